@@ -1,0 +1,39 @@
+"""Time as an argument: whatever waits or measures takes a `Clock`, so that tests may own time."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A monotonic clock that can also be waited on."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary origin; never goes backwards."""
+        ...
+
+    def wait(self, waiter: Waiter, timeout_seconds: float | None) -> bool:
+        """Blocks until `waiter` is set (True) or the time is over (False)."""
+        ...
+
+
+class Waiter(Protocol):
+    """What a clock can wait for: `threading.Event` fits."""
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+    def set(self) -> None: ...
+
+
+class SystemClock:
+    """The machine's own monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, waiter: Waiter, timeout_seconds: float | None) -> bool:
+        return waiter.wait(timeout_seconds)
+
+
+SYSTEM_CLOCK = SystemClock()

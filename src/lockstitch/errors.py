@@ -1,0 +1,82 @@
+"""Every exception that a user of Lockstitch can meet.
+
+    LockstitchError (RuntimeError)
+    ├── NotInitializedError           used before init_rpc or after shutdown
+    ├── RpcError                      a call could not be made or answered
+    │   ├── RpcTimeoutError           … in time                        (also TimeoutError)
+    │   ├── PeerDiedError             … because a worker is gone       (also ConnectionError)
+    │   ├── SerializationError        … because something cannot cross the wire
+    │   └── RemoteError               the callee raised what cannot be rebuilt here
+    ├── RRefError                     a remote reference was misused
+    │   └── OwnerDiedError            … its owner is gone              (also ConnectionError)
+    ├── DistAutogradError             a backward pass over several workers failed
+    └── ProtocolError                 the two ends disagree
+        ├── LocalProtocolError        our side broke the rules (a bug here)
+        └── RemoteProtocolError       the peer's side did
+
+All derive from `RuntimeError`, so that `except RuntimeError` of a program written for
+`torch.distributed.rpc` goes on working. A callee's own exception is re-raised as *itself*; these
+classes are for what happens on the road.
+"""
+
+from __future__ import annotations
+
+
+class LockstitchError(RuntimeError):
+    """Base of all errors that this library raises on its own account."""
+
+
+class NotInitializedError(LockstitchError):
+    """The worker was used before `init_rpc` or after `shutdown`."""
+
+
+class RpcError(LockstitchError):
+    """A call could not be made, or not be answered."""
+
+
+class RpcTimeoutError(RpcError, TimeoutError):
+    """No answer within the timeout."""
+
+
+class PeerDiedError(RpcError, ConnectionError):
+    """A worker is gone; `worker` names it and `cause` says how that was seen."""
+
+    def __init__(self, worker: str, cause: str = "its connection closed") -> None:
+        super().__init__(f"worker {worker!r} died: {cause}")
+        self.worker = worker
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[type[PeerDiedError], tuple[str, str]]:
+        return type(self), (self.worker, self.cause)
+
+
+class SerializationError(RpcError):
+    """An argument, a result or a function cannot cross the wire."""
+
+
+class RemoteError(RpcError):
+    """The callee raised an exception that cannot be rebuilt on this side; the text tells all."""
+
+
+class RRefError(LockstitchError):
+    """A remote reference was used in a way that its state does not allow."""
+
+
+class OwnerDiedError(RRefError, ConnectionError):
+    """The worker that owns a reference's value is gone, and the value with it."""
+
+
+class DistAutogradError(LockstitchError):
+    """A backward pass over several workers failed."""
+
+
+class ProtocolError(LockstitchError):
+    """The two ends of a connection disagree."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own side tried to break the protocol."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer's side broke the protocol."""

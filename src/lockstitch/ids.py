@@ -1,0 +1,97 @@
+"""Identifiers: who a worker is, and how anything it creates is named all over the job.
+
+Every identifier names its creator by *rank and generation*. A generation counts how often a rank
+has been (re)started, so an identifier of an earlier life never meets one of a later life, although
+counters start again at zero. Ids are values: hashable, ordered, printable, without any I/O.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# A context id is one integer, because programs keep it, print it and send it as such:
+#   rank · 2^48  +  generation · 2^36  +  counter
+_RANK_SHIFT = 48
+_GENERATION_SHIFT = 36
+MAX_GENERATION = (1 << (_RANK_SHIFT - _GENERATION_SHIFT)) - 1
+_COUNTER_MASK = (1 << _GENERATION_SHIFT) - 1
+
+
+class WorkerId(NamedTuple):
+    """One life of one rank."""
+
+    rank: int
+    generation: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (generation {self.generation})"
+
+
+class GlobalId(NamedTuple):
+    """The name of a reference, a fork, a stitch or a backward pass, unique in the whole job."""
+
+    rank: int
+    generation: int
+    counter: int
+
+    @property
+    def worker(self) -> WorkerId:
+        """The worker that created the id."""
+        return WorkerId(self.rank, self.generation)
+
+    def __str__(self) -> str:
+        return f"GloballyUniqueId(created_on={self.rank}, local_id={self.counter})"
+
+
+class IdSource:
+    """Hands out the `GlobalId`s of one worker, starting at `start`; safe to call from any thread."""
+
+    def __init__(self, worker: WorkerId, start: int = 0) -> None:
+        self._rank, self._generation = worker
+        self._counter = itertools.count(start)
+
+    def __call__(self) -> GlobalId:
+        # next() on itertools.count is one C call, hence atomic.
+        return GlobalId(self._rank, self._generation, next(self._counter))
+
+
+def context_id(worker: WorkerId, counter: int) -> int:
+    """Packs a context's name into the integer that programs see."""
+    return (
+        (worker.rank << _RANK_SHIFT)
+        | (worker.generation << _GENERATION_SHIFT)
+        | (counter & _COUNTER_MASK)
+    )
+
+
+def context_owner(identifier: int) -> WorkerId:
+    """The worker that opened the context `identifier`."""
+    return WorkerId(identifier >> _RANK_SHIFT, (identifier >> _GENERATION_SHIFT) & MAX_GENERATION)
+
+
+def greatest_context_id(rank: int) -> int:
+    """The last context id that `rank` could ever hand out."""
+    return (rank << _RANK_SHIFT) + (1 << _RANK_SHIFT) - 1
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WorkerInfo:
+    """A worker's name and rank (`id`), as `get_worker_info` returns it.
+
+    `generation` tells two lives of the same rank apart; it takes no part in equality, since
+    programs compare infos that they built themselves.
+    """
+
+    name: str
+    id: int
+    generation: int = field(default=0, compare=False)
+
+    @property
+    def worker(self) -> WorkerId:
+        """The identity of this life of the worker."""
+        return WorkerId(self.id, self.generation)
+
+    def __repr__(self) -> str:
+        return f"WorkerInfo(id={self.id}, name={self.name})"

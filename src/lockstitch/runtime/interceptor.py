@@ -1,0 +1,40 @@
+"""The seam through which a higher floor sees every message that carries user values.
+
+Distributed autograd is the one that plugs in: it sews a *stitch* onto each message whose tensors
+want gradients, and runs user functions under the caller's context. The runtime knows no more of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from lockstitch.ids import WorkerId
+    from lockstitch.wire.messages import Stitch
+
+
+class Interceptor(Protocol):
+    """What the agent calls on the road of a message."""
+
+    def is_active(self) -> bool:
+        """Whether the current thread is inside a context: the one question on the fast path."""
+        ...
+
+    def outgoing(self, to: WorkerId, items: Sequence[torch.Tensor | memoryview | None]) -> Stitch | None:
+        """Called on the sending thread, inside the context, just before a message leaves.
+        Records the send; returns the stitch to travel with it (None outside a context)."""
+        ...
+
+    def incoming(self, sender: WorkerId, stitch: Stitch, items: list[torch.Tensor | memoryview | None]) -> None:
+        """Called on the receiving thread before the payload is unpickled. Replaces in `items` the
+        tensors named by the stitch with ones whose graph begins at the receive."""
+        ...
+
+    def scope(self, stitch: Stitch) -> AbstractContextManager[None]:
+        """Runs the code within under the message's context."""
+        ...

@@ -1,0 +1,108 @@
+"""The seam to the outside: streams of bytes between two workers, and waiting for many of them.
+
+Everything above sees only these four protocols; `stream` (unix and TCP sockets) and `memory` (the
+twin for tests) implement them. A connection knows no messages: it carries what `send` is given,
+in order, or fails. The one liberty the twin takes is to treat each `send` as one frame, which it may
+drop, delay or repeat on purpose.
+
+*One sender and one receiver at a time*: callers hold a lock per direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Pollable(Protocol):
+    """Something a `Poller` can watch: a connection or a listener."""
+
+    def close(self) -> None:
+        """Ends it; harmless when repeated. A receiver blocked in it returns 0."""
+        ...
+
+
+class Connection(Pollable, Protocol):
+    """An ordered stream of bytes to one worker."""
+
+    @property
+    def peer(self) -> str:
+        """The other end's address, for messages to people."""
+        ...
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Sends all of `buffers`, blocking while the peer is slow.
+
+        Raises `ConnectionError` when the peer is gone. An interrupt (Ctrl-C) arriving meanwhile is
+        raised only when the stream is whole again: either everything went out, or the connection
+        is closed.
+        """
+        ...
+
+    def receive_into(self, view: memoryview, counts: list[int], timeout_seconds: float | None) -> None:
+        """Waits for bytes, puts at most `len(view)` of them into `view`, appends their number.
+
+        Appends 0 at the end of the stream. `timeout_seconds` None waits for ever, 0 not at all.
+        Raises `BlockingIOError` when the time is over and nothing came, `ConnectionError` when the
+        peer vanished. The number is *appended*, in the same C call that took the bytes, so that an
+        interrupt can never come between them and desynchronise the stream.
+        """
+        ...
+
+
+class Listener(Pollable, Protocol):
+    """Accepts connections at `address`."""
+
+    @property
+    def address(self) -> str: ...
+
+    def accept(self) -> Connection | None:
+        """One waiting connection, or None when there is none (it never blocks)."""
+        ...
+
+
+class Poller(Protocol):
+    """Waits for any of many pollables to have something to read. Each is watched *once* per arm."""
+
+    def add(self, pollable: Pollable) -> None:
+        """Begins to watch, unarmed."""
+        ...
+
+    def arm(self, pollable: Pollable) -> None:
+        """Asks to be told once when `pollable` has something to read (at once if it has now)."""
+        ...
+
+    def remove(self, pollable: Pollable) -> None:
+        """Forgets it; harmless when unknown."""
+        ...
+
+    def wait(self, timeout_seconds: float | None) -> Sequence[Pollable]:
+        """Blocks until something armed is readable, `wake` is called, or the time is over.
+        What is returned is disarmed. Only one thread waits at a time."""
+        ...
+
+    def wake(self) -> None:
+        """Makes the current, or else the next, `wait` return."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """Makes listeners, connections and pollers of one kind."""
+
+    def listen(self, address: str | None = None) -> Listener:
+        """Listens at `address`, or at a fresh one of the transport's choice."""
+        ...
+
+    def connect(self, address: str, timeout_seconds: float) -> Connection:
+        """Connects to a listener; `ConnectionError` or `TimeoutError` says why not."""
+        ...
+
+    def poller(self) -> Poller: ...
+
+    def close(self) -> None:
+        """Removes whatever listening left behind (socket files, directories)."""
+        ...
