@@ -1,0 +1,62 @@
+# Each target prepares what it needs: a virtual environment of the project's own in .venv, filled
+# with pip. The first call takes minutes, later ones nothing.
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+# The first Python that is new enough; `make PYTHON=… <target>` chooses another.
+PYTHON ?= $(firstword $(foreach python, python3 python3.13 python3.12 python3.11 python3.10, \
+	$(shell $(python) -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+	&& echo $(python))))
+VENV := .venv
+BIN := $(VENV)/bin
+IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
+
+DEMO = examples/digits/train.py
+TESTS = tests
+
+.PHONY: help demo test test-all lint format bench docs clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(VENV)/installed-demo  ## train a split model on handwritten digits; compare with plain PyTorch
+	$(IN_VENV) lockstitch run -n 3 $(DEMO)
+
+test: $(VENV)/installed-dev  ## the quick suite, warnings as errors
+	$(IN_VENV) python -m pytest -m "not slow" $(TESTS)
+
+test-all: $(VENV)/installed-dev  ## the whole suite, with the thorough profile of the property tests
+	$(IN_VENV) HYPOTHESIS_PROFILE=thorough python -m pytest $(TESTS)
+
+lint: $(VENV)/installed-dev  ## style, types, floors
+	$(IN_VENV) ruff check
+	$(IN_VENV) ruff format --check
+	$(IN_VENV) mypy
+	$(IN_VENV) lint-imports
+
+format: $(VENV)/installed-dev  ## let ruff repair what it can
+	$(IN_VENV) ruff check --fix
+	$(IN_VENV) ruff format
+
+bench: $(VENV)/installed-demo  ## figures, each beside the incumbent's in the same run
+	$(IN_VENV) python -m benchmarks
+
+docs: $(VENV)/installed-demo $(VENV)/installed-docs  ## the site, into docs/_build/html
+	$(IN_VENV) sphinx-build -W --keep-going -b html docs docs/_build/html
+
+clean:  ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist docs/_build out .pytest_cache .mypy_cache .ruff_cache \
+		.import_linter_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# A stamp per set of extras: pip runs again only when the requirements changed.
+$(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing lockstitch[$*] into $(VENV) (minutes the first time) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.10 with the venv module was found." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,46 @@
+"""What holds for every test: one thread for arithmetic, a profile for hypothesis, no leftovers.
+
+A test that leaves a thread, a child process, a socket, a pipe, a worker or a reference behind
+fails, and says which. Whatever ends by itself soon after the test (a thread on its way out, a value
+that waits for the garbage collector) is given a moment first.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read once, when torch is first imported
+
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+import torch
+
+from tests.leaks import Inventory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+torch.set_num_threads(1)
+
+hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    before = Inventory.take()
+    yield
+    left = before.wait_until_nothing_new(timeout_seconds=5)
+    if left:
+        pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what needs a GPU where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,47 @@
+"""The tests mirror the sources: who looks for the tests of a file knows where they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "src" / "lockstitch"
+UNIT_TESTS = ROOT / "tests" / "unit"
+
+# Files without a test file of their own, each with the reason.
+EXCEPTIONS = {
+    "__main__.py": "two lines; run by tests/processes/test_run_command.py",
+    "errors.py": "declarations",
+    "runtime/interceptor.py": "a protocol",
+    "transport/base.py": "protocols; what implements them is tested",
+    "wire/messages.py": "declarations; the codec's tests send each of them",
+}
+
+
+def sources_with_logic() -> list[str]:
+    files = (path.relative_to(SOURCES) for path in SOURCES.rglob("*.py"))
+    return sorted(str(file) for file in files if file.name != "__init__.py")
+
+
+@pytest.mark.parametrize("source", [s for s in sources_with_logic() if s not in EXCEPTIONS])
+def test_each_source_file_has_its_test_file(source: str) -> None:
+    path = Path(source)
+    assert (UNIT_TESTS / path.parent / f"test_{path.name}").is_file(), (
+        f"write tests/unit/{path.parent}/test_{path.name}, or give a reason in EXCEPTIONS"
+    )
+
+
+def test_exceptions_are_files_that_exist() -> None:
+    assert [name for name in EXCEPTIONS if not (SOURCES / name).is_file()] == []
+
+
+def test_packages_only_map_and_reexport() -> None:
+    guilty = [
+        str(path.relative_to(SOURCES))
+        for path in SOURCES.rglob("__init__.py")
+        if re.search(r"^(async )?(def|class) ", path.read_text(), re.MULTILINE)
+    ]
+    assert guilty == []
