@@ -1,0 +1,410 @@
+"""Messages ⇄ frames.
+
+    ┌ header, 16 bytes ┬ fields (marshal) ┬ small tensors ┬ bulk: large stream, large tensors ┐
+    │ u32 inline length│                  │               │                                   │
+    │ u8 kind, u8 flags│ ── inline length bytes ────────► │ ── bulk length bytes ───────────► │
+    │ u16 0, u64 bulk  │                                  │                                   │
+
+The fields of a message are plain values, so `marshal` reads and writes them in one C call; ids
+travel as tuples and become ids again by the annotations of the message class. A payload adds its
+encoding, its stream and the headers of its items. Items of at most `INLINE_BYTES` travel inside the
+frame, the others behind it, straight from and into their own memory.
+
+Nothing here does I/O: the decoder is given bytes, or told where bytes are to be put.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import struct
+import sys
+import types
+import typing
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from lockstitch.errors import LocalProtocolError, RemoteProtocolError
+from lockstitch.ids import GlobalId, WorkerId
+from lockstitch.wire.messages import KINDS, Message, Payload, Stitch
+from lockstitch.wire.tensors import Incoming, Memory, describe, find_shared, finish, nbytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+HEADER: Final = struct.Struct("<IBBHQ")
+INLINE_BYTES: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """What a frame may hold; what exceeds it is refused before memory is allocated for it."""
+
+    inline_bytes: int = 256 << 20
+    bulk_bytes: int = 1 << 40
+    items: int = 1 << 20
+
+
+DEFAULT_LIMITS: Final = FrameLimits()
+
+
+# ---------------------------------------------------------------- fields
+
+
+def _plain(value: Any) -> Any:
+    """Tuples of ids, and ids, as exact tuples, which marshal demands."""
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _restorer(annotation: Any) -> Callable[[Any], Any] | None:
+    """What turns a plain value back into a value of the annotated type; None where it is one."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in (GlobalId, WorkerId):
+        return annotation._make  # type: ignore[no-any-return]
+    if annotation is Stitch:
+        return _restore_stitch
+    if origin in (typing.Union, types.UnionType):
+        inner = [_restorer(argument) for argument in arguments if argument is not type(None)]
+        restore = next((each for each in inner if each is not None), None)
+        return None if restore is None else lambda value: None if value is None else restore(value)
+    if origin is tuple and arguments:
+        if arguments[-1] is Ellipsis:
+            each = _restorer(arguments[0])
+            return None if each is None else lambda value: tuple(map(each, value))
+        parts = [_restorer(argument) for argument in arguments]
+        if any(parts):
+            return lambda value: tuple(
+                entry if part is None else part(entry)
+                for part, entry in zip(parts, value, strict=True)
+            )
+    return None
+
+
+def _restore_stitch(value: tuple[Any, ...]) -> Stitch:
+    context, message, tensors, workers = value
+    return Stitch(
+        context,
+        None if message is None else GlobalId._make(message),
+        tensors,
+        tuple(map(WorkerId._make, workers)),
+    )
+
+
+class _Layout:
+    """How the fields of one message class are written and read."""
+
+    def __init__(self, cls: type[Message]) -> None:
+        hints = typing.get_type_hints(cls, vars(sys.modules[cls.__module__]))
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        self.has_body = names[-1:] == ["body"]
+        plain_names = names[:-1] if self.has_body else names
+        self.stitch = plain_names.index("stitch") if "stitch" in plain_names else None
+        self.count = len(plain_names)
+        self._get = attrgetter(*plain_names) if plain_names else lambda _message: ()
+        self._single = len(plain_names) == 1
+        self._restorers = [
+            (place, restore)
+            for place, name in enumerate(plain_names)
+            if (restore := _restorer(hints[name])) is not None
+        ]
+        self._flat = not self._restorers or (
+            self.stitch is not None and len(self._restorers) == 1
+        )
+
+    def values(self, message: Message) -> tuple[Any, ...]:
+        values: tuple[Any, ...] = (self._get(message),) if self._single else self._get(message)
+        if self._flat and (self.stitch is None or values[self.stitch] is None):
+            return values
+        return tuple(map(_plain, values))
+
+    def restore(self, values: list[Any]) -> None:
+        for place, restore in self._restorers:
+            if values[place] is not None:
+                values[place] = restore(values[place])
+
+
+_LAYOUTS: Final[dict[type[Message], _Layout]] = {}
+
+
+def _layout(cls: type[Message]) -> _Layout:
+    layout = _LAYOUTS.get(cls)
+    if layout is None:
+        layout = _LAYOUTS[cls] = _Layout(cls)
+    return layout
+
+
+# ---------------------------------------------------------------- encoding
+
+
+def encode(message: Message, limits: FrameLimits = DEFAULT_LIMITS) -> list[Any]:
+    """The frame of `message` as buffers to be sent in order (one, where it is small).
+
+    Raises `LocalProtocolError` where it exceeds `limits`.
+    """
+    cls = type(message)
+    layout = _layout(cls)
+    values = layout.values(message)
+    if not layout.has_body:
+        inline = marshal.dumps(values)
+        return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0) + inline]
+    encoding, stream, items = message.body  # type: ignore[attr-defined]
+    if not items and len(stream) <= INLINE_BYTES:
+        inline = marshal.dumps((*values, encoding, stream, ()))
+        return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0) + inline]
+    return _encode_items(cls.KIND, values, encoding, stream, items, limits)
+
+
+def _encode_items(
+    kind: int,
+    values: tuple[Any, ...],
+    encoding: int,
+    stream: Any,
+    items: Sequence[Any],
+    limits: FrameLimits,
+) -> list[Any]:
+    memories: list[Memory] = []
+    shared = find_shared(items) if len(items) > 1 else {}
+    headers = tuple(
+        _describe_item(item, memories, shared, index) for index, item in enumerate(items)
+    )
+    bulk: list[Any] = []
+    bulk_length = 0
+    if len(stream) > INLINE_BYTES:
+        bulk.append(stream)
+        bulk_length = len(stream)
+        stream = bulk_length
+    small = []
+    for memory in memories:
+        if memory.nbytes <= INLINE_BYTES:
+            small.append(memory.copy())
+        else:
+            bulk.append(memory.view())
+            bulk_length += memory.nbytes
+    inline = b"".join((marshal.dumps((*values, encoding, stream, headers)), *small))
+    if len(inline) > limits.inline_bytes or bulk_length > limits.bulk_bytes:
+        raise LocalProtocolError(
+            f"a message of {len(inline) + bulk_length:,} bytes exceeds what a frame may hold "
+            f"({limits.inline_bytes:,} bytes inline, {limits.bulk_bytes:,} in bulk): send less "
+            "at a time"
+        )
+    if len(items) > limits.items:
+        raise LocalProtocolError(
+            f"a message of {len(items):,} tensors exceeds the limit of {limits.items:,}"
+        )
+    return [HEADER.pack(len(inline), kind, 0, 0, bulk_length) + inline, *bulk]
+
+
+def _describe_item(
+    item: Any, memories: list[Memory], shared: dict[int, tuple[int, int, int]], index: int
+) -> Any:
+    if item is None:
+        return None
+    if isinstance(item, torch.Tensor):
+        return describe(item, memories, shared, index)
+    view = item.cast("B") if item.format != "B" or item.ndim != 1 else item
+    memories.append(_BufferMemory(view))
+    return view.nbytes
+
+
+class _BufferMemory(Memory):
+    """The memory of an out-of-band buffer, which Python's buffer protocol keeps in place."""
+
+    __slots__ = ()
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__(0, view.nbytes, view)
+
+    def copy(self) -> bytes:
+        return bytes(typing.cast("memoryview", self.keep))
+
+    def view(self) -> memoryview:
+        return typing.cast("memoryview", self.keep)
+
+
+# ---------------------------------------------------------------- decoding
+
+
+class IncomingFrame:
+    """A frame whose inline part has arrived; `targets` is where its bulk is to be put, in order."""
+
+    __slots__ = ("_encoding", "_headers", "_items", "_kind", "_stream", "_values", "targets")
+
+    def __init__(self, kind: int, inline: memoryview, address: int, bulk_length: int, limits: FrameLimits) -> None:
+        cls = KINDS.get(kind)
+        if cls is None:
+            raise RemoteProtocolError(f"unknown kind of message: {kind}")
+        try:
+            loaded = marshal.loads(inline)
+        except (ValueError, EOFError, TypeError) as error:
+            raise RemoteProtocolError(f"the fields of a {cls.__name__} are not readable") from error
+        layout = _layout(cls)
+        expected = layout.count + 3 if layout.has_body else layout.count
+        if type(loaded) is not tuple or len(loaded) != expected:
+            raise RemoteProtocolError(f"a {cls.__name__} has not the fields that it should have")
+        self._kind = cls
+        self._values = list(loaded[: layout.count])
+        try:
+            layout.restore(self._values)
+        except (TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"a field of a {cls.__name__} has a wrong form") from error
+        self.targets: list[memoryview] = []
+        if layout.has_body:
+            self._encoding, self._stream, self._headers = loaded[-3:]
+            self._allocate(inline, address, bulk_length, limits)
+
+    def _allocate(self, inline: memoryview, address: int, bulk_length: int, limits: FrameLimits) -> None:
+        headers = self._headers
+        if not headers and type(self._stream) is bytes:
+            self._items: Sequence[Any] = ()
+            return
+        if len(headers) > limits.items:
+            raise RemoteProtocolError(f"a frame with {len(headers):,} tensors exceeds the limit")
+        sizes = [size for header in headers for size in nbytes_of(header)]
+        announced = sum(size for size in sizes if size > INLINE_BYTES)
+        if type(self._stream) is int:
+            announced += self._stream
+        if announced != bulk_length:
+            raise RemoteProtocolError("a frame's bulk is not as long as its tensors need")
+        if type(self._stream) is int:
+            stream = memoryview(bytearray(self._stream))
+            self.targets.append(stream)
+            self._stream = stream
+        incoming = Incoming()
+        for header in headers:
+            incoming.allocate(header)
+        offset = len(inline) - sum(size for size in sizes if size <= INLINE_BYTES)
+        for memory, size in zip(incoming.memories, sizes, strict=True):
+            if memory.nbytes != size or offset < 0:
+                raise RemoteProtocolError("a tensor's header and its size disagree")
+            if size > INLINE_BYTES:
+                self.targets.append(memory.view())
+            elif size:
+                ctypes.memmove(memory.address, address + offset, size)
+                offset += size
+        self._items = incoming.items
+
+    def message(self) -> Message:
+        """The message; call it when all `targets` are filled."""
+        cls = self._kind
+        layout = _LAYOUTS[cls]
+        if not layout.has_body:
+            return cls(*self._values)
+        items = self._items
+        if items:
+            stitch = self._values[layout.stitch] if layout.stitch is not None else None
+            stitched = stitch.tensors if stitch is not None else ()
+            items = [
+                finish(header, item, as_leaf=index not in stitched)
+                for index, (header, item) in enumerate(zip(self._headers, items, strict=True))
+            ]
+        return cls(*self._values, Payload(self._encoding, self._stream, items))
+
+
+class FrameDecoder:
+    """Cuts one stream of bytes into messages; knows at any time where the next bytes belong.
+
+    Use: put bytes into `space()`, say how many with `fed(n)`, then take messages from `next()`
+    until it returns None.
+    """
+
+    def __init__(self, limits: FrameLimits = DEFAULT_LIMITS, capacity: int = 128 * 1024) -> None:
+        self._limits = limits
+        self._capacity = capacity
+        self._start = 0
+        self._end = 0
+        self._frame: IncomingFrame | None = None
+        self._filled = 0
+        self._target = 0
+        self._allocate(capacity)
+
+    def _allocate(self, capacity: int) -> None:
+        # A tensor's memory, because it is aligned and its address known.
+        self._buffer = torch.empty(capacity, dtype=torch.uint8)
+        self._address = self._buffer.data_ptr()
+        self._view = memoryview(self._buffer.numpy())
+
+    def space(self) -> memoryview:
+        """Where the next bytes of the stream are to be put; never empty."""
+        frame = self._frame
+        if frame is not None and self._target < len(frame.targets):
+            return frame.targets[self._target][self._filled :]
+        return self._view[self._end :]
+
+    def fed(self, count: int) -> None:
+        """`count` bytes were put into what `space` returned."""
+        frame = self._frame
+        if frame is not None and self._target < len(frame.targets):
+            self._filled += count
+            if self._filled == len(frame.targets[self._target]):
+                self._target += 1
+                self._filled = 0
+        else:
+            self._end += count
+
+    def next(self) -> Message | None:
+        """The next whole message, or None until more bytes are fed.
+
+        Raises `RemoteProtocolError` when the bytes are no frames; the stream is then lost.
+        """
+        if self._frame is not None:
+            return self._next_in_bulk()
+        start = self._start
+        available = self._end - start
+        if available < 16:
+            self._make_room(16)
+            return None
+        inline_length, kind, flags, _, bulk_length = HEADER.unpack_from(self._view, start)
+        if flags or inline_length > self._limits.inline_bytes or bulk_length > self._limits.bulk_bytes:
+            raise RemoteProtocolError(
+                f"a frame announces {inline_length + bulk_length:,} bytes, more than is allowed, "
+                "or flags that are unknown here"
+            )
+        whole = 16 + inline_length
+        if available < whole:
+            self._make_room(whole)
+            return None
+        inline = self._view[start + 16 : start + whole]
+        frame = IncomingFrame(kind, inline, self._address + start + 16, bulk_length, self._limits)
+        self._start = start + whole
+        if self._start == self._end:
+            self._start = self._end = 0
+        if frame.targets:
+            self._frame, self._target, self._filled = frame, 0, 0
+            return self._next_in_bulk()
+        return frame.message()
+
+    def has_buffered(self) -> bool:
+        """Whether bytes are at hand that `next` has not looked at."""
+        return self._end > self._start and self._frame is None
+
+    def _next_in_bulk(self) -> Message | None:
+        frame = self._frame
+        assert frame is not None
+        # What the buffer already holds of the bulk is copied; the rest is received in place.
+        while self._target < len(frame.targets) and self._end > self._start:
+            target = frame.targets[self._target][self._filled :]
+            count = min(len(target), self._end - self._start)
+            target[:count] = self._view[self._start : self._start + count]
+            self._start += count
+            self.fed(count)
+        if self._start == self._end:
+            self._start = self._end = 0
+        if self._target < len(frame.targets):
+            return None
+        self._frame = None
+        return frame.message()
+
+    def _make_room(self, whole: int) -> None:
+        """Makes sure that a frame of `whole` inline bytes fits behind `start`."""
+        if self._start + whole <= len(self._view):
+            if self._end < len(self._view):
+                return
+        rest = bytes(self._view[self._start : self._end])
+        wanted = max(self._capacity, whole)
+        if len(self._view) != wanted:
+            self._allocate(wanted)
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)

@@ -1,0 +1,313 @@
+"""Python values ⇄ `Payload`s. Tensors and large buffers are lifted out and never pickled.
+
+Four encodings, the cheapest that fits: nothing at all for None, one lifted tensor alone, `marshal`
+for flat tuples and lists of exactly plain values and tensors, and pickle protocol 5 for the rest.
+In a pickle stream a lifted item stands as an out-of-band buffer, so the unpickler is simply handed
+the received tensors as its buffers. Closures, which pickle refuses, go by `cloudpickle`.
+
+Higher floors teach the pickler their own types through a `PicklingRegistry`.
+"""
+
+from __future__ import annotations
+
+import io
+import marshal
+import pickle
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import cloudpickle
+import torch
+
+from lockstitch.errors import LockstitchError, RemoteProtocolError, SerializationError
+from lockstitch.wire.messages import Payload
+from lockstitch.wire.tensors import is_liftable
+
+if TYPE_CHECKING:
+    from lockstitch.ids import WorkerId
+
+T = TypeVar("T")
+Item = torch.Tensor | memoryview | None
+
+NOTHING: Final = 0
+ONE_TENSOR: Final = 1
+MARSHAL: Final = 2
+PICKLE: Final = 3
+
+_SCALARS: Final = frozenset({int, float, bool, type(None), complex})
+_STRINGS: Final = frozenset({str, bytes})
+_TENSORS: Final = frozenset({torch.Tensor})
+_PLAIN: Final = _SCALARS | _STRINGS
+_FLAT: Final = _PLAIN | _TENSORS
+_SEQUENCES: Final = frozenset({tuple, list})
+_LIFTED_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+# Above this, `bytes` go out of band; it is also where the C pickler stops copying them.
+_LARGE_BYTES: Final = 64 * 1024
+
+
+class PickleSession:
+    """One value being pickled: collects what is lifted out."""
+
+    __slots__ = ("items", "sealed", "to")
+
+    def __init__(self, to: WorkerId | None) -> None:
+        self.to = to
+        self.items: list[Item] = []
+        self.sealed: set[int] = set()
+        """Ids of parameters that belong to a pickled module and so stay leaves."""
+
+
+class UnpickleSession:
+    """One value being unpickled; `received` collects what must be confirmed before it is used."""
+
+    __slots__ = ("received", "sender")
+
+    def __init__(self, sender: WorkerId | None) -> None:
+        self.sender = sender
+        self.received: list[Any] = []
+
+
+Reduce = Callable[[Any, PickleSession], tuple[Any, ...]]
+Rebuild = Callable[..., Any]
+
+
+class PicklingRegistry:
+    """How instances of certain types cross the wire, by exact type; one registry per worker."""
+
+    def __init__(self) -> None:
+        self.reducers: dict[type, tuple[str, Reduce]] = {}
+        self.rebuilders: dict[str, Rebuild] = {}
+
+    def register(
+        self,
+        cls: type[T],
+        reduce: Callable[[T, PickleSession], tuple[Any, ...]],
+        rebuild: Callable[..., T],
+    ) -> None:
+        """Instances of exactly `cls` cross as `reduce(instance, session)`, and arrive as
+        `rebuild(session, *state)`."""
+        tag = cls.__qualname__
+        if tag in self.rebuilders:
+            raise ValueError(f"a type named {tag!r} is registered already")
+        self.reducers[cls] = (tag, reduce)
+        self.rebuilders[tag] = rebuild
+
+
+# ---------------------------------------------------------------- packing
+
+
+def pack(value: object, registry: PicklingRegistry, to: WorkerId | None = None) -> tuple[Payload, set[int]]:
+    """Encodes `value`. Also returns the ids of lifted parameters that must stay leaves (see
+    `PickleSession.sealed`).
+
+    Raises `SerializationError` where something in it cannot cross the wire.
+    """
+    cls = type(value)
+    if value is None:
+        return Payload(NOTHING, b"", ()), set()
+    if cls is torch.Tensor and is_liftable(cast("torch.Tensor", value)):
+        return Payload(ONE_TENSOR, b"", (cast("torch.Tensor", value),)), set()
+    if cls in _SEQUENCES:
+        payload = _pack_flat(cast("Sequence[object]", value))
+        if payload is not None:
+            return payload, set()
+    elif cls in _SCALARS:
+        return Payload(MARSHAL, marshal.dumps(value), ()), set()
+    return _pack_pickle(value, registry, to)
+
+
+def _pack_flat(values: Sequence[object]) -> Payload | None:
+    types = set(map(type, values))
+    if not types <= _FLAT:
+        return None
+    if types & _STRINGS and any(
+        type(value) in _STRINGS and len(cast("bytes", value)) >= _LARGE_BYTES for value in values
+    ):
+        return None
+    if torch.Tensor not in types:
+        return Payload(MARSHAL, marshal.dumps(values), ())
+    items = [value for value in values if type(value) is torch.Tensor]
+    if not all(map(is_liftable, items)) or len(set(map(id, items))) < len(items):
+        return None  # pickle's memo keeps one tensor that is named twice one tensor
+    marked = [... if type(value) is torch.Tensor else value for value in values]
+    return Payload(MARSHAL, marshal.dumps(tuple(marked) if type(values) is tuple else marked), items)
+
+
+def _pack_pickle(
+    value: object, registry: PicklingRegistry, to: WorkerId | None
+) -> tuple[Payload, set[int]]:
+    try:
+        return _run_pickler(_Pickler, value, registry, to)
+    except (pickle.PicklingError, AttributeError, TypeError, ModuleNotFoundError) as first:
+        # Functions and classes that no module holds: cloudpickle sends them by value.
+        try:
+            return _run_pickler(_ClosurePickler, value, registry, to)
+        except LockstitchError:
+            raise
+        except (pickle.PicklingError, AttributeError, TypeError) as second:
+            raise SerializationError(f"cannot send {_shorten(value)}: {second}") from first
+
+
+def _run_pickler(
+    pickler_class: type[_Pickler] | type[_ClosurePickler],
+    value: object,
+    registry: PicklingRegistry,
+    to: WorkerId | None,
+) -> tuple[Payload, set[int]]:
+    session = PickleSession(to)
+    chunks: list[bytes] = []
+    buffers: list[pickle.PickleBuffer] = []
+    pickler = pickler_class(SimpleNamespace(write=chunks.append), 5, buffer_callback=buffers.append)
+    lifted: dict[int, torch.Tensor] = {}
+    pickler.prepare(session, registry, lifted)
+    pickler.dump(value)
+    for buffer in buffers:
+        tensor = lifted.get(id(buffer))
+        session.items.append(tensor if tensor is not None else buffer.raw())
+    stream = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return Payload(PICKLE, stream, session.items), session.sealed
+
+
+def take(item: T) -> T:
+    """What a pickle stream calls on a lifted item."""
+    return item
+
+
+def rebuild(tag: str, *state: object) -> Any:
+    """Stands in a pickle stream for a registered type; the unpickler puts its own in its place."""
+    raise SerializationError(f"a {tag} of Lockstitch can only be unpickled by a worker")
+
+
+class _Reducing:
+    """What both picklers do with an object before they look at it themselves."""
+
+    __slots__ = ()
+
+    def prepare(
+        self,
+        session: PickleSession,
+        registry: PicklingRegistry,
+        lifted: dict[int, torch.Tensor],
+    ) -> None:
+        self.session = session
+        self.reducers = registry.reducers
+        self.lifted = lifted
+
+    def reduce_own(self, obj: object) -> Any:
+        """The reduction of tensors and registered types; NotImplemented for all others."""
+        cls = type(obj)
+        if cls in _LIFTED_TYPES:
+            if not is_liftable(cast("torch.Tensor", obj)):
+                return NotImplemented
+            # A writable placeholder: a read-only one would be wrapped by the unpickler.
+            buffer = pickle.PickleBuffer(bytearray())
+            self.lifted[id(buffer)] = cast("torch.Tensor", obj)
+            return take, (buffer,)
+        entry = self.reducers.get(cls)
+        if entry is not None:
+            tag, reduce = entry
+            return rebuild, (tag, *reduce(obj, self.session))
+        if isinstance(obj, torch.nn.Module):
+            self.session.sealed.update(map(id, obj.parameters()))
+        return NotImplemented
+
+
+class _Pickler(_Reducing, pickle.Pickler):
+    def reducer_override(self, obj: object) -> Any:
+        return self.reduce_own(obj)
+
+
+class _ClosurePickler(_Reducing, cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: object) -> Any:
+        reduced = self.reduce_own(obj)
+        return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + " …"
+
+
+# ---------------------------------------------------------------- unpacking
+
+
+def unpack(
+    payload: Payload, registry: PicklingRegistry, session: UnpickleSession | None = None
+) -> Any:
+    """Decodes a payload.
+
+    Raises `SerializationError` where it names something that does not exist on this side.
+    """
+    encoding, stream, items = payload
+    if encoding == NOTHING:
+        return None
+    if encoding == ONE_TENSOR:
+        return items[0]
+    if encoding == MARSHAL:
+        value = marshal.loads(stream)
+        if not items:
+            return value
+        source = iter(items)
+        filled = [next(source) if entry is ... else entry for entry in value]
+        return filled if type(value) is list else tuple(filled)
+    if encoding != PICKLE:
+        raise RemoteProtocolError(f"unknown encoding {encoding} of a payload")
+    unpickler = _Unpickler(_open(stream), buffers=items)
+    unpickler.prepare(session or UnpickleSession(None), registry)
+    try:
+        return unpickler.load()
+    except (ImportError, AttributeError) as error:
+        raise SerializationError(
+            f"{type(error).__name__}: {error}. The RPC pickler does not serialize the code of "
+            "functions and classes that a module holds: make sure that the same module defines "
+            "them on caller and callee"
+        ) from error
+
+
+class _Unpickler(pickle.Unpickler):
+    def prepare(self, session: UnpickleSession, registry: PicklingRegistry) -> None:
+        self._session = session
+        self._rebuilders = registry.rebuilders
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "rebuild" and module == __name__:
+            return self._rebuild
+        return super().find_class(module, name)
+
+    def _rebuild(self, tag: str, *state: object) -> Any:
+        rebuilder = self._rebuilders.get(tag)
+        if rebuilder is None:
+            raise SerializationError(f"nothing here knows how to receive a {tag}")
+        return rebuilder(self._session, *state)
+
+
+def _open(stream: bytes | memoryview) -> Any:
+    # BytesIO shares `bytes` with us, but would copy a memoryview.
+    return io.BytesIO(stream) if isinstance(stream, bytes) else _MemoryFile(stream)
+
+
+class _MemoryFile:
+    """A large stream as a file, of which the unpickler reads each value straight into its place."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        self._position = 0
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self._memory) if size < 0 else self._position + size
+        data = bytes(self._memory[self._position : end])
+        self._position += len(data)
+        return data
+
+    def readinto(self, target: memoryview) -> int:
+        piece = self._memory[self._position : self._position + len(target)]
+        target[: len(piece)] = piece
+        self._position += len(piece)
+        return len(piece)
+
+    def readline(self) -> bytes:
+        rest = bytes(self._memory[self._position :])
+        line = rest[: rest.find(b"\n") + 1 or len(rest)]
+        self._position += len(line)
+        return line

@@ -1,0 +1,289 @@
+"""Tensors as headers and raw memory: what crosses the wire instead of a pickled tensor.
+
+A *header* is a tuple of plain values from which the receiver allocates a tensor of the same dtype,
+shape and strides; the tensor's bytes follow, by whatever channel is cheapest. Only the part of a
+storage that the tensor views is sent. Tensors of one message that share a storage share one
+afterwards as well. Conjugate and negative bits are resolved: the values are the same.
+
+    strided, contiguous   (code, shape)
+    strided, else         (code, shape, stride, offset, span)     offset and span in elements
+    shares a storage      (code, shape, stride, offset, item)     … with that earlier item
+    sparse                (code, shape, components)               components: headers of their own
+
+`code` holds the dtype's number, then flags.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from lockstitch.errors import RemoteProtocolError, SerializationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Header = tuple[Any, ...]
+
+# The order is part of the protocol: append only.
+_DTYPE_NAMES: Final = (
+    "float32 float64 float16 bfloat16 uint8 int8 int16 int32 int64 bool complex64 complex128 "
+    "complex32 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz uint16 uint32 uint64 "
+    "float8_e8m0fnu"
+).split()
+_DTYPES: Final = [getattr(torch, name, None) for name in _DTYPE_NAMES]
+_CODE_OF: Final = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype is not None}
+_ITEM_SIZE: Final = [0 if dtype is None else dtype.itemsize for dtype in _DTYPES]
+
+_DTYPE_BITS = 0xFF
+REQUIRES_GRAD = 0x100
+PARAMETER = 0x200
+STRIDED = 0x400
+SHARED = 0x800
+SPARSE = 0x1000
+
+_SPARSE_PARTS: Final[dict[torch.layout, tuple[str, str]]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+_LAYOUTS: Final = list(_SPARSE_PARTS)
+
+# A view that uses less than half of a storage larger than this is sent as a compact copy.
+_COMPACT_ABOVE_BYTES = 8 * 1024
+_COMPACT_FACTOR = 2
+
+
+def is_liftable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can cross as header and memory; others are left to their own pickling."""
+    if tensor.is_meta:
+        raise SerializationError(
+            "a tensor on the meta device has no data to send; materialise it first (to_empty)"
+        )
+    return tensor.dtype in _CODE_OF and (
+        tensor.layout is torch.strided or tensor.layout in _SPARSE_PARTS
+    )
+
+
+class Memory:
+    """The bytes of one strided tensor or buffer, and what keeps them alive."""
+
+    __slots__ = ("address", "keep", "nbytes")
+
+    def __init__(self, address: int, nbytes: int, keep: object) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.keep = keep
+
+    def copy(self) -> bytes:
+        """The bytes, copied: for small tensors, which travel inside the frame."""
+        return ctypes.string_at(self.address, self.nbytes)
+
+    def view(self) -> memoryview:
+        """The bytes in place, writable: for large tensors, sent from and received into memory."""
+        if not self.nbytes:
+            return memoryview(b"")
+        window = (ctypes.c_char * self.nbytes).from_address(self.address)
+        window.keep = self.keep  # type: ignore[attr-defined]
+        return memoryview(window).cast("B")
+
+
+def describe(
+    tensor: torch.Tensor, memories: list[Memory], seen: dict[int, tuple[int, int, int]], index: int
+) -> Header:
+    """Makes the header of `tensor`, item number `index`, and appends the memory that goes with it.
+
+    `seen` maps storages of this message to (item, lowest byte, byte after the highest) of the
+    memory that is sent of them; see `share`.
+    """
+    code = _CODE_OF[tensor.dtype]
+    if tensor.requires_grad:
+        code |= REQUIRES_GRAD
+    if type(tensor) is torch.nn.Parameter:
+        code |= PARAMETER
+    if tensor.layout is not torch.strided:
+        return _describe_sparse(tensor.detach(), code, memories)
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.device.type != "cpu":
+        tensor = tensor.detach().cpu()
+    shape = tuple(tensor.shape)
+    size = _ITEM_SIZE[code & _DTYPE_BITS]
+    if seen:
+        shared = seen.get(tensor.untyped_storage().data_ptr())
+        if shared is not None:
+            return _describe_shared(tensor, code, shared, memories, index)
+    if tensor.is_contiguous():
+        memories.append(Memory(tensor.data_ptr(), tensor.numel() * size, tensor))
+        return (code, shape)
+    span = _span(shape, tensor.stride())
+    if span * size > _COMPACT_ABOVE_BYTES and span >= tensor.numel() * _COMPACT_FACTOR:
+        tensor = tensor.detach().contiguous()
+        memories.append(Memory(tensor.data_ptr(), tensor.numel() * size, tensor))
+        return (code, shape)
+    memories.append(Memory(tensor.data_ptr(), span * size, tensor))
+    return (code | STRIDED, shape, tensor.stride(), 0, span)
+
+
+def find_shared(tensors: Sequence[object]) -> dict[int, tuple[int, int, int]]:
+    """Storages that several of the tensors view: address → (first item, lowest, highest + 1)."""
+    extents: dict[int, tuple[int, int, int, int]] = {}
+    for index, tensor in enumerate(tensors):
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or tensor.layout is not torch.strided
+            or not tensor.numel()
+            or tensor.device.type != "cpu"
+            or tensor.is_conj()
+            or tensor.is_neg()
+        ):
+            continue
+        low = tensor.data_ptr()
+        high = low + _span(tensor.shape, tensor.stride()) * tensor.element_size()
+        key = tensor.untyped_storage().data_ptr()
+        item, lowest, highest, count = extents.get(key, (index, low, high, 0))
+        extents[key] = (item, min(low, lowest), max(high, highest), count + 1)
+    return {
+        key: (item, low, high) for key, (item, low, high, count) in extents.items() if count > 1
+    }
+
+
+def _describe_shared(
+    tensor: torch.Tensor,
+    code: int,
+    shared: tuple[int, int, int],
+    memories: list[Memory],
+    index: int,
+) -> Header:
+    item, low, high = shared
+    offset = tensor.data_ptr() - low  # in bytes: the tensors may differ in dtype
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    if item == index:
+        memories.append(Memory(low, high - low, tensor))
+        return (code | STRIDED | SHARED, shape, stride, offset, high - low)
+    return (code | SHARED, shape, stride, offset, item)
+
+
+def _describe_sparse(tensor: torch.Tensor, code: int, memories: list[Memory]) -> Header:
+    layout = tensor.layout
+    values = tensor._values() if layout is torch.sparse_coo else tensor.values()
+    parts = [getattr(tensor, name)() for name in _SPARSE_PARTS[layout] if name != "_values"]
+    coalesced = layout is torch.sparse_coo and tensor.is_coalesced()
+    components = tuple(
+        describe(part.detach().contiguous(), memories, {}, -1) for part in (*parts, values)
+    )
+    return (code | SPARSE, tuple(tensor.shape), _LAYOUTS.index(layout), coalesced, components)
+
+
+def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """How many elements lie between the first and the last that a tensor views, both included."""
+    span = 1
+    for size, step in zip(shape, stride, strict=True):
+        if size == 0:
+            return 0
+        span += (size - 1) * step
+    return span
+
+
+# ---------------------------------------------------------------- the receiver's side
+
+
+class Incoming:
+    """Allocates the items of one message from their headers; `memories` is then to be filled."""
+
+    __slots__ = ("_bases", "items", "memories")
+
+    def __init__(self) -> None:
+        self.items: list[torch.Tensor | memoryview | None] = []
+        self.memories: list[Memory] = []
+        self._bases: dict[int, torch.Tensor] = {}
+
+    def allocate(self, header: Header | int | None) -> None:
+        """Appends the item that `header` describes: a tensor, a buffer of that many bytes, or None."""
+        if header is None:
+            self.items.append(None)
+        elif type(header) is int:
+            buffer = torch.empty(header, dtype=torch.uint8)
+            memory = Memory(buffer.data_ptr(), header, buffer)
+            self.memories.append(memory)
+            self.items.append(memory.view() if header else memoryview(bytearray()))
+        else:
+            try:
+                self.items.append(self._tensor(header))
+            except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
+                raise RemoteProtocolError(f"a tensor header makes no sense: {header!r}") from error
+
+    def _tensor(self, header: Header) -> torch.Tensor:
+        code, shape = header[0], header[1]
+        index = code & _DTYPE_BITS
+        dtype = _DTYPES[index]
+        if code & SPARSE:
+            return self._sparse(header)
+        if not code & (STRIDED | SHARED):
+            tensor = torch.empty(shape, dtype=dtype)
+            self.memories.append(Memory(tensor.data_ptr(), tensor.nbytes, tensor))
+            return tensor
+        stride, offset, extent = header[2:]
+        if not code & SHARED:
+            tensor = torch.empty(extent, dtype=dtype)
+            self.memories.append(Memory(tensor.data_ptr(), tensor.nbytes, tensor))
+            return tensor.as_strided(shape, stride, offset)
+        if code & STRIDED:  # the first of those that share a storage
+            base = torch.empty(extent, dtype=torch.uint8)
+            self.memories.append(Memory(base.data_ptr(), extent, base))
+            self._bases[len(self.items)] = base
+        else:
+            base = self._bases[extent]
+        tensor = torch.empty(0, dtype=dtype)
+        size = _ITEM_SIZE[index]
+        return tensor.set_(base.untyped_storage(), offset // size, shape, stride)
+
+    def _sparse(self, header: Header) -> torch.Tensor:
+        _, shape, layout_index, coalesced, components = header
+        parts = [self._tensor(component) for component in components]
+        layout = _LAYOUTS[layout_index]
+        # The parts' memory is filled after this: nothing here may look at values.
+        if layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(
+                *parts, shape, is_coalesced=coalesced, check_invariants=False
+            )
+        return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=False)
+
+
+def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:
+    """Restores what is no property of the memory: `requires_grad`, and being a Parameter.
+
+    With `as_leaf` False the tensor is about to be stitched onto the graph and stays plain.
+    """
+    if type(header) is not tuple:
+        return item
+    code = header[0]
+    if as_leaf and code & (PARAMETER | REQUIRES_GRAD):
+        if code & PARAMETER:
+            return torch.nn.Parameter(item, requires_grad=bool(code & REQUIRES_GRAD))
+        item.requires_grad_(True)
+    return item
+
+
+def nbytes_of(header: Header | int | None) -> list[int]:
+    """The sizes of the memories that go with a header, in order."""
+    if header is None:
+        return []
+    if type(header) is int:
+        return [header]
+    code = header[0]
+    if code & SPARSE:
+        return [size for component in header[4] for size in nbytes_of(component)]
+    if code & SHARED:
+        return [header[4]] if code & STRIDED else []
+    count = 1
+    if code & STRIDED:
+        count = header[4]
+    else:
+        for size in header[1]:
+            count *= size
+    return [count * _ITEM_SIZE[code & _DTYPE_BITS]]
