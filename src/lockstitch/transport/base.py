@@ -2,16 +2,18 @@
 
 Everything above sees only these four protocols; `stream` (unix and TCP sockets) and `memory` (the
 twin for tests) implement them. A connection knows no messages: it carries what `send` is given,
-in order, or fails. The one liberty the twin takes is to treat each `send` as one frame, which it may
-drop, delay or repeat on purpose.
+in order, or fails. The one liberty the twin takes is to treat each `send` as one frame, which it
+may drop, delay or repeat on purpose.
 
 *One sender and one receiver at a time*: callers hold a lock per direction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Buffer = bytes | bytearray | memoryview
 
@@ -36,12 +38,14 @@ class Connection(Pollable, Protocol):
         """Sends all of `buffers`, blocking while the peer is slow.
 
         Raises `ConnectionError` when the peer is gone. An interrupt (Ctrl-C) arriving meanwhile is
-        raised only when the stream is whole again: either everything went out, or the connection
-        is closed.
+        raised only when the stream is whole: either everything went out, or nothing of it (the
+        interrupt might as well have come before the call), or the connection is closed.
         """
         ...
 
-    def receive_into(self, view: memoryview, counts: list[int], timeout_seconds: float | None) -> None:
+    def receive_into(
+        self, view: memoryview, counts: list[int], timeout_seconds: float | None
+    ) -> None:
         """Waits for bytes, puts at most `len(view)` of them into `view`, appends their number.
 
         Appends 0 at the end of the stream. `timeout_seconds` None waits for ever, 0 not at all.

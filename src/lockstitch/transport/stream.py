@@ -1,0 +1,260 @@
+"""Streams over sockets: what unix and TCP connections have in common.
+
+The sockets block: a thread that waits for one peer sits in `recv`, the shortest way there is. Two
+things need care.
+
+*Closing.* A descriptor that is closed while a thread is inside a call on it may be given to another
+file at once, and the call would then hit that one. So `close` only shuts the stream down, which
+wakes whoever is inside, and the last one out (receiver, sender or poller) gives the descriptor back.
+
+*Interrupts.* A Ctrl-C may be raised between any two bytecodes, also between `recv` and the storing
+of its result. Hence `counts.extend(map(recv_into, (view,)))`: call and storing are one C call, into
+a list that outlives the interrupt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+from lockstitch.transport.forks import abandon_in_child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockstitch.transport.base import Buffer
+
+_MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
+# Arguments for `map`, which wants an iterable for each parameter.
+_WHOLE_VIEW = (0,)
+_DONT_WAIT = (socket.MSG_DONTWAIT,)
+_NO_ANCILLARY: tuple[tuple[()]] = ((),)
+# A peer's death is an exception for the sender, also where a program gave SIGPIPE its default back.
+_NO_SIGNAL = (getattr(socket, "MSG_NOSIGNAL", 0),)
+
+
+class SocketEnd:
+    """A socket whose descriptor is given back only when nobody is inside any more."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._closed = False
+        self._watchers = 0
+        # Reentrant, because a destructor may close while this very thread is closing.
+        self._closing = threading.RLock()
+        abandon_in_child(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this side has closed it."""
+        return self._closed
+
+    def close(self) -> None:
+        """Ends it; harmless when repeated. Wakes whoever is inside."""
+        with self._closing:
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._leave()
+
+    def abandon(self) -> None:
+        """Closes a forked child's copy, leaving the stream to the parent."""
+        self._closed = True
+        self._socket.close()
+
+    def watch(self) -> int:
+        """The descriptor for a poller, kept until `unwatch`; -1 when it is gone already."""
+        with self._closing:
+            self._watchers += 1
+            return self._socket.fileno()
+
+    def unwatch(self) -> None:
+        """The poller has let go of the descriptor."""
+        with self._closing:
+            self._watchers -= 1
+            if self._closed:
+                self._leave()
+
+    def _is_in_use(self) -> bool:
+        return self._watchers > 0
+
+    def _leave(self) -> None:
+        with self._closing:
+            if not self._is_in_use():
+                self._socket.close()
+
+
+class StreamConnection(SocketEnd):
+    """A connected stream socket as a `Connection`.
+
+    `is_own_process` says that both ends are known to be in this process.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, *, is_own_process: bool = False) -> None:
+        super().__init__(sock)
+        sock.setblocking(True)  # whatever socket.setdefaulttimeout says
+        self.peer = peer
+        self.is_own_process = is_own_process
+        self._receiving = False
+        self._sending = False
+        self._timeout_in_force: float | None = None
+        self._recv_into = sock.recv_into
+        self._send = sock.send
+        self._sendmsg = sock.sendmsg
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<StreamConnection to {self.peer!r} · {state}>"
+
+    def receive_into(
+        self, view: memoryview, counts: list[int], timeout_seconds: float | None
+    ) -> None:
+        """Waits for bytes; see `Connection.receive_into`.
+
+        A signal whose handler returns makes the waiting start anew.
+        """
+        # Order matters: announce first, then look whether it is closed; `close` does the reverse.
+        self._receiving = True
+        try:
+            if self._closed:
+                counts.append(0)
+            elif timeout_seconds == 0:
+                counts.extend(map(self._recv_into, (view,), _WHOLE_VIEW, _DONT_WAIT))
+            else:
+                # setsockopt is dear beside the rest, so it is called only for another value.
+                if timeout_seconds != self._timeout_in_force:
+                    set_timeout(self._socket, socket.SO_RCVTIMEO, timeout_seconds)
+                    self._timeout_in_force = timeout_seconds
+                counts.extend(map(self._recv_into, (view,)))
+        except (BlockingIOError, ConnectionError):
+            raise
+        except OSError as error:
+            raise _as_connection_error(error, self.peer) from error
+        finally:
+            self._receiving = False
+            if self._closed:
+                self._leave()
+
+    def spin(self, attempt: Callable[[Callable[..., int]], bool]) -> bool:
+        """Lends `attempt` the socket's `recv_into` while the descriptor is sure to stay."""
+        self._receiving = True
+        try:
+            return not self._closed and attempt(self._recv_into)
+        finally:
+            self._receiving = False
+            if self._closed:
+                self._leave()
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Sends all of `buffers`; see `Connection.send`.
+
+        When an interrupt comes after a part has left, the rest is still sent before it is raised; a
+        second interrupt gives up and closes the connection.
+        """
+        self._sending = True
+        sent: list[int] = []
+        try:
+            if self._closed:
+                raise BrokenPipeError(f"the connection to {self.peer} is closed")
+            if len(buffers) == 1:
+                sent.extend(map(self._send, buffers, _NO_SIGNAL))
+            elif len(buffers) <= _MOST_BUFFERS:
+                sent.extend(map(self._sendmsg, (buffers,), _NO_ANCILLARY, _NO_SIGNAL))
+            if sum(sent) != sum(map(_size, buffers)):
+                self._send_rest(buffers, sent)
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise _as_connection_error(error, self.peer) from error
+            if sent and not self._closed:
+                self._keep_whole(buffers, sent)
+            raise
+        finally:
+            self._sending = False
+            if self._closed:
+                self._leave()
+
+    def _send_rest(self, buffers: Sequence[Buffer], sent: list[int]) -> None:
+        while rest := _unsent(buffers, sum(sent)):
+            sent.extend(map(self._sendmsg, (rest[:_MOST_BUFFERS],), _NO_ANCILLARY, _NO_SIGNAL))
+
+    def _keep_whole(self, buffers: Sequence[Buffer], sent: list[int]) -> None:
+        """After an interrupt: half a message would make all that follows unreadable."""
+        try:
+            self._send_rest(buffers, sent)
+        except OSError:
+            self.close()  # the interrupt is what the caller hears of
+        except BaseException:
+            self.close()
+            raise
+
+    def _is_in_use(self) -> bool:
+        return self._receiving or self._sending or super()._is_in_use()
+
+
+class StreamListener(SocketEnd):
+    """A listening socket as a `Listener`; `greet` turns what it accepts into a connection."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        greet: Callable[[socket.socket], StreamConnection],
+    ) -> None:
+        super().__init__(sock)
+        sock.setblocking(False)
+        self.address = address
+        self._greet = greet
+
+    def __repr__(self) -> str:
+        return f"<StreamListener at {self.address!r} · {'closed' if self._closed else 'open'}>"
+
+    def accept(self) -> StreamConnection | None:
+        """One waiting connection, or None; strangers are turned away without a word."""
+        with self._closing:  # accepting never blocks, so a lock does for keeping the descriptor
+            while not self._closed:
+                try:
+                    sock, _ = self._socket.accept()
+                except BlockingIOError:
+                    return None
+                except ConnectionAbortedError:
+                    continue
+                try:
+                    return self._greet(sock)
+                except OSError:
+                    sock.close()
+            return None
+
+
+def set_timeout(sock: socket.socket, option: int, timeout_seconds: float | None) -> None:
+    """Sets SO_RCVTIMEO or SO_SNDTIMEO; None is for ever, which the kernel calls 0."""
+    # Rounded up, so that a small rest does not become 0.
+    microseconds = 0 if timeout_seconds is None else max(1, math.ceil(timeout_seconds * 1e6))
+    value = struct.pack("@ll", *divmod(microseconds, 1_000_000))
+    sock.setsockopt(socket.SOL_SOCKET, option, value)
+
+
+def _size(buffer: Buffer) -> int:
+    # len() of a memoryview counts items.
+    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+
+
+def _unsent(buffers: Sequence[Buffer], count: int) -> list[memoryview]:
+    """What remains of `buffers` after the first `count` bytes."""
+    rest = []
+    for buffer in buffers:
+        size = _size(buffer)
+        if count < size:
+            rest.append(memoryview(buffer).cast("B")[count:])
+        count = max(0, count - size)
+    return rest
+
+
+def _as_connection_error(error: OSError, peer: str) -> ConnectionError:
+    if isinstance(error, ConnectionError):
+        return error
+    return ConnectionError(f"the connection to {peer} failed: {error}")
