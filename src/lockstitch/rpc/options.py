@@ -1,0 +1,131 @@
+"""What `init_rpc` can be told about the road: timeout, rendezvous, threads, devices.
+
+The class names are the incumbent's, since programs construct them; the road is ours.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+import torch
+
+from lockstitch.rpc.constants import (
+    DEFAULT_INIT_METHOD,
+    DEFAULT_NUM_WORKER_THREADS,
+    DEFAULT_RPC_TIMEOUT_SEC,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Device = int | str | torch.device
+    DeviceMap = Mapping[Device, Device]
+
+
+class RpcBackendOptions:
+    """Options that every backend has; the base of all others. Attributes may be changed until
+    `init_rpc` reads them.
+
+    `rpc_timeout`: default timeout of a call in seconds, 0 for none. `init_method`: URL of the
+    rendezvous, as for `torch.distributed.init_process_group`. Raises `TypeError` for other types.
+    """
+
+    rpc_timeout: float
+    init_method: str
+
+    def __init__(
+        self,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = DEFAULT_INIT_METHOD,
+    ) -> None:
+        self._check("rpc_timeout", rpc_timeout, Real)
+        self._check("init_method", init_method, str)
+        self.rpc_timeout = float(rpc_timeout)
+        self.init_method = init_method
+
+    def _check(self, name: str, value: object, kind: type) -> None:
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"{type(self).__name__}(): incompatible constructor arguments: {name} must be "
+                f"a {kind.__name__}, not {value!r}"
+            )
+
+
+class TensorPipeRpcBackendOptions(RpcBackendOptions):
+    """Options of the default backend.
+
+    `num_worker_threads`: threads that run functions called by others (16); the pool grows beyond
+    while they wait for calls of their own. `device_maps`: for each callee's name, which device of
+    ours becomes which of its. `devices`: CUDA devices that tensors are received on; by default
+    those named in maps. `_transports` and `_channels` are accepted from ported programs and
+    ignored: the road chooses by itself.
+    """
+
+    num_worker_threads: int
+    device_maps: dict[str, dict[torch.device, torch.device]]
+    devices: list[torch.device]
+
+    def __init__(
+        self,
+        *,
+        num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = DEFAULT_INIT_METHOD,
+        device_maps: Mapping[str, DeviceMap] | None = None,
+        devices: Sequence[Device] | None = None,
+        _transports: Sequence[str] | None = None,
+        _channels: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(rpc_timeout, init_method)
+        self._check("num_worker_threads", num_worker_threads, Integral)
+        self.num_worker_threads = num_worker_threads
+        self.device_maps = {to: _to_device_map(map_) for to, map_ in (device_maps or {}).items()}
+        self.devices = _to_cuda_devices(devices or ())
+
+    def set_device_map(self, to: str, device_map: DeviceMap) -> None:
+        """Adds to the device map for the callee named `to`. Raises `ValueError` unless the whole
+        map stays one-to-one."""
+        known = self.device_maps.get(to, {})
+        for source, target in _to_device_map(device_map).items():
+            if known.get(source, target) != target:
+                raise ValueError(
+                    "`set_device_map` only supports 1-to-1 mapping, "
+                    f"trying to map {source} to {target} and {known[source]}"
+                )
+        self.device_maps[to] = _to_device_map({**known, **_to_device_map(device_map)})
+
+    def set_devices(self, devices: Sequence[Device]) -> None:
+        """Names the local CUDA devices in use. Raises `ValueError` for any other kind."""
+        self.devices = _to_cuda_devices(devices)
+
+
+def _to_device(device: Device) -> torch.device:
+    # A bare number means a CUDA device, whether or not this machine has one.
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+
+def _to_device_map(device_map: DeviceMap) -> dict[torch.device, torch.device]:
+    result: dict[torch.device, torch.device] = {}
+    reverse: dict[torch.device, torch.device] = {}
+    for key, value in device_map.items():
+        source, target = _to_device(key), _to_device(value)
+        if target in reverse:
+            raise ValueError(
+                "`device_map` only supports 1-to-1 mapping, "
+                f"trying to map {source} and {reverse[target]} to {target}"
+            )
+        result[source] = target
+        reverse[target] = source
+    return result
+
+
+def _to_cuda_devices(devices: Iterable[Device]) -> list[torch.device]:
+    result = [_to_device(device) for device in devices]
+    for device in result:
+        if device.type != "cuda":
+            raise ValueError(
+                "`set_devices` expect a list of CUDA devices, "
+                f"but got device type {device.type}."
+            )
+    return result

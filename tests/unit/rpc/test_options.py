@@ -1,0 +1,77 @@
+"""Options are checked where they are given, in the incumbent's words."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+
+from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+
+
+def test_defaults() -> None:
+    options = TensorPipeRpcBackendOptions()
+    assert options.rpc_timeout == 60.0
+    assert options.init_method == "env://"
+    assert options.num_worker_threads == 16
+    assert options.device_maps == {}
+    assert options.devices == []
+
+
+def test_attributes_may_be_changed() -> None:
+    options = TensorPipeRpcBackendOptions(init_method="file:///a")
+    options.init_method += "b"
+    options.rpc_timeout = 3
+    assert (options.init_method, options.rpc_timeout) == ("file:///ab", 3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rpc_timeout": timedelta()}, {"init_method": 3}, {"num_worker_threads": "many"}],
+)
+def test_wrong_types_are_refused(wrong) -> None:
+    with pytest.raises(TypeError, match="incompatible constructor arguments"):
+        TensorPipeRpcBackendOptions(**wrong)
+
+
+def test_what_the_incumbent_chooses_by_hand_is_accepted_and_ignored() -> None:
+    TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"])
+
+
+class OwnOptions(RpcBackendOptions):
+    def __init__(self, init_method: str) -> None:
+        RpcBackendOptions.__init__(self)
+        self.init_method = init_method
+
+
+def test_programs_may_derive_their_own_options() -> None:
+    assert OwnOptions("file:///a").rpc_timeout == 60.0
+
+
+def test_device_maps_are_read_as_devices_and_grow() -> None:
+    options = TensorPipeRpcBackendOptions(device_maps={"w1": {0: "cuda:1"}})
+    options.set_device_map("w1", {"cuda:1": 0})
+    options.set_device_map("w2", {torch.device("cpu"): "cpu"})
+    assert options.device_maps == {
+        "w1": {
+            torch.device("cuda:0"): torch.device("cuda:1"),
+            torch.device("cuda:1"): torch.device("cuda:0"),
+        },
+        "w2": {torch.device("cpu"): torch.device("cpu")},
+    }
+
+
+@pytest.mark.parametrize("second", [{0: 2}, {1: 1}, {2: 3, 4: 3}])
+def test_a_device_map_stays_one_to_one(second) -> None:
+    options = TensorPipeRpcBackendOptions(device_maps={"w1": {0: 1}})
+    with pytest.raises(ValueError, match="only supports 1-to-1 mapping"):
+        options.set_device_map("w1", second)
+    assert options.device_maps["w1"] == {torch.device("cuda:0"): torch.device("cuda:1")}
+
+
+def test_devices_are_cuda_devices() -> None:
+    options = TensorPipeRpcBackendOptions(devices=[0, "cuda:1"])
+    assert options.devices == [torch.device("cuda:0"), torch.device("cuda:1")]
+    with pytest.raises(ValueError, match="expect a list of CUDA devices"):
+        options.set_devices(["cpu"])
