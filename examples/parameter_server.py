@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import nn, optim
 
 import lockstitch.autograd as dist_autograd
-import lockstitch.rpc as rpc
+from lockstitch import rpc
 from lockstitch.optim import DistributedOptimizer
 
 BATCH = 32

@@ -13,7 +13,7 @@ import torch
 from torch import optim
 
 import lockstitch.autograd as dist_autograd
-import lockstitch.rpc as rpc
+from lockstitch import rpc
 from lockstitch.optim import DistributedOptimizer
 
 LEARNING_RATE = 0.05
