@@ -5,7 +5,7 @@ things need care.
 
 *Closing.* A descriptor that is closed while a thread is inside a call on it may be given to another
 file at once, and the call would then hit that one. So `close` only shuts the stream down, which
-wakes whoever is inside, and the last one out (receiver, sender or poller) gives the descriptor back.
+wakes whoever is inside, and the last one out (receiver, sender, poller) gives the descriptor back.
 
 *Interrupts.* A Ctrl-C may be raised between any two bytecodes, also between `recv` and the storing
 of its result. Hence `counts.extend(map(recv_into, (view,)))`: call and storing are one C call, into

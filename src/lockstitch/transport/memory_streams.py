@@ -1,0 +1,295 @@
+"""Streams inside one process: queues of bytes that behave as sockets do.
+
+Reads are partial, a slow reader holds its writer up, an ended stream is read to its end, and time
+is the given clock's. A frame that is still on its way (delayed, held back) needs no thread to bring
+it: it lies in the pipe with the time at which it is due, and whoever waits for the pipe waits until
+then.
+
+Events here are only hints to look again: clear, look, wait. What is true stands under the locks.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import itertools
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockstitch.clock import Clock
+    from lockstitch.transport.base import Buffer, Pollable
+
+
+class Pipe:
+    """One direction of a connection."""
+
+    def __init__(self, clock: Clock, capacity_bytes: int) -> None:
+        self._clock = clock
+        self._capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._arrived: deque[memoryview] = deque()
+        self._arrived_bytes = 0
+        self._due: list[tuple[float, int, bytes]] = []  # a heap: when, order of sending, frame
+        self._held: list[tuple[int, bytes]] = []  # behind how many further frames, frame
+        self._order = itertools.count()
+        self._ended = False
+        self._room = threading.Event()
+        self._watchers: set[threading.Event] = set()
+
+    def put(self, frame: bytes, after_seconds: float = 0.0, behind: int = 0) -> None:
+        """Sends a frame; it arrives after that time, or behind that many later frames.
+
+        Blocks while too much lies unread. Raises `BrokenPipeError` when the pipe has ended.
+        """
+        while not self._try_put(frame, after_seconds, behind):
+            self._clock.wait(self._room, None)
+
+    def take(self, view: memoryview) -> int | None:
+        """Moves bytes into `view`; 0 at the end of the stream, None when there are none yet."""
+        with self._lock:
+            self._bring_what_is_due()
+            if not self._arrived:
+                return 0 if self._ended else None
+            first = self._arrived[0]
+            count = min(len(view), len(first))
+            view[:count] = first[:count]
+            if count < len(first):
+                self._arrived[0] = first[count:]
+            else:
+                self._arrived.popleft()
+            self._arrived_bytes -= count
+            self._room.set()
+            return count
+
+    def readable_at(self) -> float | None:
+        """When there is something to read, as far as is known now."""
+        with self._lock:
+            if self._arrived or self._ended:
+                return self._clock.now()
+            return self._due[0][0] if self._due else None
+
+    def end(self) -> None:
+        """Ends the stream. What has arrived can still be read; what is on its way is lost."""
+        with self._lock:
+            self._ended = True
+            self._due.clear()
+            self._held.clear()
+            self._room.set()
+            self._tell_watchers()
+
+    def watch(self, changed: threading.Event) -> None:
+        """Has `changed` set whenever something comes, or is on its way, or the stream ends."""
+        with self._lock:
+            self._watchers.add(changed)
+
+    def unwatch(self, changed: threading.Event) -> None:
+        with self._lock:
+            self._watchers.discard(changed)
+
+    def _try_put(self, frame: bytes, after_seconds: float, behind: int) -> bool:
+        with self._lock:
+            if self._ended:
+                raise BrokenPipeError(errno.EPIPE, "the connection is closed")
+            if self._arrived_bytes >= self._capacity_bytes:
+                self._room.clear()
+                return False
+            if behind:
+                self._held.append((behind, frame))
+                return True
+            self._send(frame, after_seconds)
+            held, self._held = self._held, []
+            for remaining, late in held:
+                if remaining == 1:
+                    self._send(late, after_seconds)
+                else:
+                    self._held.append((remaining - 1, late))
+            return True
+
+    def _send(self, frame: bytes, after_seconds: float) -> None:
+        if after_seconds > 0:
+            due = self._clock.now() + after_seconds
+            heapq.heappush(self._due, (due, next(self._order), frame))
+        else:
+            self._bring_what_is_due()
+            self._bring(frame)
+        self._tell_watchers()
+
+    def _bring_what_is_due(self) -> None:
+        now = self._clock.now()
+        while self._due and self._due[0][0] <= now:
+            self._bring(heapq.heappop(self._due)[2])
+
+    def _bring(self, frame: bytes) -> None:
+        if frame:
+            self._arrived.append(memoryview(frame))
+            self._arrived_bytes += len(frame)
+
+    def _tell_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher.set()
+
+
+class MemoryEnd(Protocol):
+    """What a `MemoryPoller` can watch."""
+
+    def close(self) -> None: ...
+
+    def readable_at(self) -> float | None:
+        """When there is something to read, as far as is known now."""
+        ...
+
+    def watch(self, changed: threading.Event) -> None:
+        """Has `changed` set whenever `readable_at` may answer differently."""
+        ...
+
+    def unwatch(self, changed: threading.Event) -> None: ...
+
+
+class MemoryConnection:
+    """One end of a pair of pipes as a `Connection`.
+
+    `carry` takes each frame that this end sends, and puts it into the outgoing pipe or does not.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        peer: str,
+        pipes: tuple[Pipe, Pipe],
+        carry: Callable[[bytes, Pipe], None],
+    ) -> None:
+        self._clock = clock
+        self.peer = peer
+        self._incoming, self._outgoing = pipes
+        self._carry = carry
+        self._changed = threading.Event()
+        self._incoming.watch(self._changed)
+
+    def __repr__(self) -> str:
+        return f"<MemoryConnection to {self.peer!r}>"
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Sends `buffers` as one frame; `ConnectionError` when either end is closed."""
+        self._carry(b"".join(buffers), self._outgoing)
+
+    def receive_into(
+        self, view: memoryview, counts: list[int], timeout_seconds: float | None
+    ) -> None:
+        """Waits for bytes; see `Connection.receive_into`."""
+        deadline = None if timeout_seconds is None else self._clock.now() + timeout_seconds
+        while True:
+            self._changed.clear()
+            count = self._incoming.take(view)
+            if count is not None:
+                counts.append(count)
+                return
+            if deadline is not None and self._clock.now() >= deadline:
+                raise BlockingIOError(errno.EAGAIN, "nothing has come")
+            rest = _until_first(self._clock, deadline, self._incoming.readable_at())
+            self._clock.wait(self._changed, rest)
+
+    def close(self) -> None:
+        """Ends both directions; harmless when repeated."""
+        self._incoming.end()
+        self._outgoing.end()
+
+    def readable_at(self) -> float | None:
+        return self._incoming.readable_at()
+
+    def watch(self, changed: threading.Event) -> None:
+        self._incoming.watch(changed)
+
+    def unwatch(self, changed: threading.Event) -> None:
+        self._incoming.unwatch(changed)
+
+
+class MemoryPoller:
+    """A `Poller` over connections and listeners of a memory network."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._changed = threading.Event()
+        self._lock = threading.Lock()
+        self._armed: dict[Pollable, bool] = {}  # every watched one
+        self._is_woken = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<MemoryPoller · {len(self._armed)} watched>"
+
+    def add(self, pollable: Pollable) -> None:
+        """Begins to watch, unarmed."""
+        with self._lock:
+            self._armed.setdefault(pollable, False)
+        _memory_end(pollable).watch(self._changed)
+
+    def arm(self, pollable: Pollable) -> None:
+        """Asks to be told once when it is readable; nothing happens if it has been removed."""
+        with self._lock:
+            if pollable in self._armed:
+                self._armed[pollable] = True
+        self._changed.set()
+
+    def remove(self, pollable: Pollable) -> None:
+        """Forgets it; harmless when unknown."""
+        with self._lock:
+            self._armed.pop(pollable, None)
+        _memory_end(pollable).unwatch(self._changed)
+
+    def wait(self, timeout_seconds: float | None) -> Sequence[Pollable]:
+        """Blocks until something armed is readable, `wake` is called, or the time is over."""
+        deadline = None if timeout_seconds is None else self._clock.now() + timeout_seconds
+        while True:
+            self._changed.clear()
+            ready, next_due = self._look()
+            is_over = deadline is not None and self._clock.now() >= deadline
+            if ready or self._take_wake() or is_over:
+                return ready
+            self._clock.wait(self._changed, _until_first(self._clock, deadline, next_due))
+
+    def wake(self) -> None:
+        """Makes the current, or else the next, `wait` return."""
+        self._is_woken = True
+        self._changed.set()
+
+    def close(self) -> None:
+        """Ends it, and a `wait` in progress."""
+        self._closed = True
+        for pollable in list(self._armed):
+            self.remove(pollable)
+        self.wake()
+
+    def _take_wake(self) -> bool:
+        was_woken, self._is_woken = self._is_woken, False
+        return was_woken or self._closed
+
+    def _look(self) -> tuple[list[Pollable], float | None]:
+        """Disarms and returns what is readable; else says when something may become so."""
+        with self._lock:
+            now = self._clock.now()
+            ready = []
+            next_due = None
+            for pollable in [each for each, is_armed in self._armed.items() if is_armed]:
+                at = _memory_end(pollable).readable_at()
+                if at is not None and at <= now:
+                    ready.append(pollable)
+                    self._armed[pollable] = False
+                elif at is not None:
+                    next_due = at if next_due is None else min(next_due, at)
+            return ready, next_due
+
+
+def _until_first(clock: Clock, *moments: float | None) -> float | None:
+    """Seconds until the first of the moments that are known; None when none is."""
+    known = [moment for moment in moments if moment is not None]
+    return max(0.0, min(known) - clock.now()) if known else None
+
+
+def _memory_end(pollable: Pollable) -> MemoryEnd:
+    if not hasattr(pollable, "readable_at"):
+        raise TypeError(f"{pollable!r} is not in memory")
+    return pollable  # type: ignore[return-value]
