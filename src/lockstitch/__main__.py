@@ -1,0 +1,8 @@
+"""`python -m lockstitch` is the command `lockstitch`."""
+
+from __future__ import annotations
+
+from lockstitch.launch.cli import main
+
+if __name__ == "__main__":
+    main()

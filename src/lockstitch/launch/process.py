@@ -1,0 +1,144 @@
+"""One worker as a process of this machine: what it is told, how it starts, how it is ended.
+
+Each worker leads a session of its own. So a Ctrl-C at the terminal reaches the launcher alone,
+which passes it on once, and a signal to a worker reaches what the worker started too (the processes
+of a `DataLoader`, say). What survives its parent is adopted by the launcher, and a worker whose
+launcher vanishes is killed by the kernel: whichever end goes first, nothing stays behind. (Adoption
+and the kernel's help exist on Linux only.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+# Loaded here, since between fork and exec a child should do as little as possible.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class WorkerProcess:
+    """The process of worker `rank`, started at once; its output waits in two pipes."""
+
+    def __init__(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.rank = rank
+        launcher = os.getpid()
+        self._popen = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            preexec_fn=lambda: _die_with(launcher),
+        )
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        self.stdout = self._popen.stdout
+        self.stderr = self._popen.stderr
+
+    def __repr__(self) -> str:
+        state = "runs" if self.exit_code is None else describe_exit(self.exit_code)
+        return f"<WorkerProcess {self.rank} · pid {self.pid} · {state}>"
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; the negative number of a signal that ended it."""
+        return self._popen.returncode
+
+    def note_end(self, wait_status: int) -> int:
+        """Takes in what `os.waitpid` said of this process; returns the exit code."""
+        self._popen.returncode = code = os.waitstatus_to_exitcode(wait_status)
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the worker and what it started."""
+        with suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(self.pid, number)
+
+
+def worker_environment(
+    rank: int, world_size: int, master_port: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that `init_method="env://"` reads, on top of the launcher's own.
+
+    The workers share this machine's cores, so each gets its part of them for arithmetic, unless
+    OMP_NUM_THREADS says otherwise; and what they print is not held back.
+    """
+    threads = max(1, _usable_cores() // world_size)
+    defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    place = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": world_size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": master_port,
+    }
+    return {**defaults, **inherited, **{name: str(value) for name, value in place.items()}}
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def describe_exit(code: int) -> str:
+    """`exit code 3`, or `killed by SIGSEGV`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has a number but no name
+        return f"killed by signal {-code}"
+
+
+def exit_status(code: int) -> int:
+    """What a shell would report for a process that ended so: 128 + n for signal n."""
+    return code if code >= 0 else 128 - code
+
+
+def adopt_orphans() -> None:
+    """From now on processes that lose their parent become children of this one."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def child_pids() -> list[int]:
+    """The children of this process, adopted ones included; empty where the system does not tell."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for children in lists for pid in children.read_text().split()]
+
+
+def _die_with(launcher: int) -> None:
+    """Runs in the child before its program: asks to be killed when the launcher ends."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it ended before we asked
+            os._exit(1)
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,86 @@
+"""When to stop, and how firmly.
+
+Ending is a ladder of signals, a grace period apart: SIGINT, so that workers may clean up as after a
+Ctrl-C of their own, then SIGTERM, then SIGKILL, which nothing survives. A ladder may begin higher
+up, later, or be hurried; it never goes down. Time is asked of a clock, so that tests own it.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockstitch.clock import Clock
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What the launcher itself takes as the wish to stop."""
+
+_RUNGS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+_KILL_AGAIN_SECONDS = 0.1
+
+
+class Ladder:
+    """Says which signal is due; at rest until it begins."""
+
+    def __init__(self, grace_seconds: float, clock: Clock) -> None:
+        self.grace_seconds = grace_seconds
+        self._clock = clock
+        self._rungs = _RUNGS
+        self._next_at: float | None = None
+        self.is_climbing = False
+        """Whether any signal has been due yet."""
+
+    def begin(self, first: signal.Signals, after_seconds: float) -> None:
+        """Plans `first` for then, and what is stronger for later; no effect once begun."""
+        if self._next_at is None:
+            self._rungs = _RUNGS[_RUNGS.index(first) :]
+            self._next_at = self._clock.now() + after_seconds
+
+    def hurry(self) -> None:
+        """Makes the next signal due at once."""
+        if self._next_at is not None:
+            self._next_at = self._clock.now()
+
+    def seconds_to_next(self) -> float | None:
+        """How long to wait for the next signal; None if none is planned."""
+        return None if self._next_at is None else max(0.0, self._next_at - self._clock.now())
+
+    def due(self) -> signal.Signals | None:
+        """The signal to send now, if its time has come; asked again, the next is a period away."""
+        if self.seconds_to_next() != 0:
+            return None
+        self.is_climbing = True
+        now, *stronger = self._rungs
+        # The last rung is repeated: the end of one process may bring to light another, orphaned.
+        self._rungs = tuple(stronger) or (signal.SIGKILL,)
+        wait = self.grace_seconds if stronger else _KILL_AGAIN_SECONDS
+        self._next_at = self._clock.now() + wait
+        return now
+
+
+@contextmanager
+def announced_signals() -> Iterator[socket.socket]:
+    """Within it, children's ends and the wish to stop interrupt nothing: their numbers arrive as
+    bytes on the socket that is returned, one a signal."""
+    numbers = (signal.SIGCHLD, *STOP_SIGNALS)
+    inbox, outbox = socket.socketpair()
+    with inbox, outbox:
+        inbox.setblocking(False)
+        outbox.setblocking(False)
+        previous_handlers = [signal.signal(number, _announced_elsewhere) for number in numbers]
+        previous_outbox = signal.set_wakeup_fd(outbox.fileno(), warn_on_full_buffer=False)
+        try:
+            yield inbox
+        finally:
+            signal.set_wakeup_fd(previous_outbox)
+            for number, handler in zip(numbers, previous_handlers, strict=True):
+                signal.signal(number, handler)
+
+
+def _announced_elsewhere(number: int, frame: object) -> None:
+    """Without a handler Python would not write to the socket."""

@@ -1,0 +1,348 @@
+"""`lockstitch run`, as a person uses it: real processes, real signals, a real terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMAND = (sys.executable, "-m", "lockstitch")
+
+READY_THEN_WAITS = """
+    import os, signal
+    try:
+        print("ready", flush=True)
+        signal.pause()
+    finally:
+        print("cleaned up", os.environ["RANK"], flush=True)
+"""
+
+
+class Launch(Protocol):
+    def __call__(self, script: str, *options: str, n: int = 2) -> subprocess.Popen[str]: ...
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A mark in the environment of everything that the test starts."""
+    mark = f"{request.node.name}-{os.getpid()}"
+    monkeypatch.setenv("TOKEN_OF_TEST", mark)
+    return mark
+
+
+@pytest.fixture
+def launch(tmp_path: Path, token: str) -> Iterator[Launch]:
+    """Starts the command on a script in a process group of its own, as a shell would."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(script: str, *options: str, n: int = 2) -> subprocess.Popen[str]:
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(script))
+        process = subprocess.Popen(
+            [*COMMAND, "run", "-n", str(n), *options, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+    assert processes_marked(token) == []
+
+
+def processes_marked(token: str) -> list[int]:
+    """The processes anywhere on this machine that inherited the mark, but for this one."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = f"TOKEN_OF_TEST={token}\0" in (folder / "environ").read_text()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if marked and int(folder.name) != os.getpid():
+            found.append(int(folder.name))
+    return found
+
+
+def wait_until_ready(process: subprocess.Popen[str], workers: int = 2) -> None:
+    assert process.stdout is not None
+    ready = 0
+    while ready < workers:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        ready += "ready" in line
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
+    """Status, lines of stdout sorted (workers take turns as they like), stderr."""
+    out, err = process.communicate(timeout=50)
+    return process.returncode, sorted(out.splitlines()), err
+
+
+# ------------------------------------------------------------------ what a worker is told
+
+
+def test_each_worker_finds_its_place_in_the_environment(launch: Launch) -> None:
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+    status, lines, _ = finish(
+        launch(f"import json, os; print(json.dumps([os.environ[n] for n in {names}]))", n=3)
+    )
+    places = [json.loads(line.partition(" ")[2]) for line in lines]
+    assert status == 0
+    assert [place[:5] for place in places] == [
+        [str(r), "3", str(r), "3", "127.0.0.1"] for r in range(3)
+    ]
+    assert len({place[5] for place in places}) == 1
+
+
+def test_output_is_marked_and_stdout_and_stderr_stay_apart(launch: Launch) -> None:
+    _, lines, err = finish(
+        launch("import os, sys; print('out'); print('err', file=sys.stderr); print('end', end='')")
+    )
+    assert lines == ["[w0] end", "[w0] out", "[w1] end", "[w1] out"]
+    assert sorted(err.splitlines()) == ["[w0] err", "[w1] err"]
+
+
+def test_workers_do_not_read_the_launchers_stdin(launch: Launch) -> None:
+    process = launch("import sys; print(repr(sys.stdin.read()))")
+    assert finish(process)[1] == ["[w0] ''", "[w1] ''"]
+
+
+def test_arguments_after_the_script_are_the_scripts_own(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; print(sys.argv[1:])")
+    options = ["-n", "5", "--help", "--", "-m"]
+    done = subprocess.run(
+        [*COMMAND, "run", "-n", "1", "script.py", *options],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"[w0] {options}\n"
+
+
+def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    done = subprocess.run(
+        [*COMMAND, "run", "-n", "1", "-m", "program", "--fast"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "[w0] __main__ ['--fast']\n"
+
+
+# ------------------------------------------------------------------ failures
+
+
+def test_first_failure_is_repeated_last_and_is_the_exit_status(launch: Launch) -> None:
+    process = launch(
+        """
+        import os, signal, sys
+        if os.environ["RANK"] == "1":
+            def broken(): raise ValueError("no such digit")
+            try:
+                broken()
+            except ValueError:
+                import traceback; traceback.print_exc()
+                sys.exit(7)
+        signal.pause()
+        """,
+        n=3,
+    )
+    status, _, err = finish(process)
+    report = err[err.index("worker 1 failed first: exit code 7") :]
+    assert status == 7
+    assert "Traceback (most recent call last):" in report
+    assert "ValueError: no such digit" in report
+    assert "failed too" not in report
+
+
+def test_worker_that_spoke_its_last_word_first_failed_first(launch: Launch, tmp_path: Path) -> None:
+    """Worker 0 fails but is slow to end; worker 1 sees that, fails in turn, and ends at once."""
+    sign = tmp_path / "sign"
+    os.mkfifo(sign)
+    process = launch(
+        f"""
+        import os, sys, threading
+        if os.environ["RANK"] == "0":
+            print("the cause", file=sys.stderr, flush=True)
+            open({str(sign)!r}, "w").close()
+            threading.Event().wait(0.2)
+            os._exit(3)
+        open({str(sign)!r}).close()
+        threading.Event().wait(0.1)
+        print("my peer died", file=sys.stderr, flush=True)
+        os._exit(4)
+        """
+    )
+    status, _, err = finish(process)
+    assert status == 3
+    assert "worker 0 failed first: exit code 3" in err
+    assert "worker 1 failed too: exit code 4" in err
+
+
+def test_worker_killed_by_a_signal_gives_the_status_a_shell_would_give(launch: Launch) -> None:
+    status, _, err = finish(launch("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", n=1))
+    assert status == 128 + signal.SIGSEGV
+    assert "worker 0 failed first: killed by SIGSEGV" in err
+
+
+# ------------------------------------------------------------------ ends
+
+
+def test_ctrl_c_lets_workers_clean_up_and_leaves_nothing(launch: Launch, token: str) -> None:
+    process = launch(READY_THEN_WAITS)
+    wait_until_ready(process)
+    os.killpg(process.pid, signal.SIGINT)
+    status, lines, _ = finish(process)
+    assert status == 130
+    assert lines == ["[w0] cleaned up 0", "[w1] cleaned up 1"]
+    assert processes_marked(token) == []
+
+
+def test_worker_deaf_to_signals_is_killed_after_the_grace_period(launch: Launch) -> None:
+    process = launch(
+        """
+        import signal
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+        """,
+        "--grace=0.1",
+    )
+    wait_until_ready(process)
+    os.killpg(process.pid, signal.SIGINT)
+    assert finish(process)[0] == 130
+
+
+def test_second_ctrl_c_does_not_wait_for_the_grace_period(launch: Launch) -> None:
+    process = launch(
+        """
+        import signal
+        def deaf(number, frame): print("ready", flush=True)
+        signal.signal(signal.SIGINT, deaf)
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+        """,
+        "--grace=1000",
+    )
+    wait_until_ready(process)
+    os.killpg(process.pid, signal.SIGINT)
+    wait_until_ready(process)
+    os.killpg(process.pid, signal.SIGINT)
+    assert finish(process)[0] == 130
+
+
+def test_sigterm_to_the_launcher_ends_the_workers(launch: Launch) -> None:
+    process = launch(READY_THEN_WAITS)
+    wait_until_ready(process)
+    process.terminate()
+    assert finish(process)[0] == 143
+
+
+def test_workers_die_with_a_killed_launcher(launch: Launch, token: str) -> None:
+    process = launch(READY_THEN_WAITS)
+    wait_until_ready(process)
+    workers = [os.pidfd_open(pid) for pid in processes_marked(token) if pid != process.pid]
+    process.kill()
+    for worker in workers:
+        ended, _, _ = select.select([worker], [], [], 50)
+        os.close(worker)
+        assert ended
+    assert len(workers) == 2
+
+
+def test_what_a_worker_started_and_left_behind_is_ended_too(launch: Launch, token: str) -> None:
+    process = launch(
+        """
+        import subprocess, sys
+        subprocess.Popen(
+            [sys.executable, "-c", "import signal; signal.pause()"],
+            start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        """,
+        "--grace=0.1",
+    )
+    assert finish(process)[0] == 0
+    assert processes_marked(token) == []
+
+
+def test_reader_that_goes_away_ends_the_job(launch: Launch) -> None:
+    process = launch("while True: print('ready', flush=True)")
+    wait_until_ready(process)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=50) == 1
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()
+
+
+# ------------------------------------------------------------------ at a terminal
+
+
+def test_ctrl_c_typed_at_a_terminal(tmp_path: Path, token: str) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(READY_THEN_WAITS))
+    keyboard, terminal = pty.openpty()
+    take_terminal = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+        "os.execv(sys.executable, [sys.executable, '-m', 'lockstitch', *sys.argv[1:]])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", take_terminal, "run", "-n", "2", str(tmp_path / "script.py")],
+        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+    )  # fmt: skip
+    os.close(terminal)
+    with open(keyboard, "r+b", buffering=0) as person:
+        seen = b""
+        while seen.count(b"ready") < 2:
+            seen += person.read(1 << 12)
+        person.write(b"\x03")
+        while seen.count(b"cleaned up") < 2:
+            seen += person.read(1 << 12)
+        assert process.wait(timeout=50) == 130
+    assert b"\x1b[" in seen  # marks are coloured here
+    assert processes_marked(token) == []
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "-n", "2"], "Missing argument"),
+        (["run", "-n", "0", __file__], "-n"),
+        (["run", "-n", "many", __file__], "-n"),
+        (["run", __file__], "-n"),
+        (["run", "-n", "2", "no_such_script.py"], "there is no file 'no_such_script.py'"),
+        (["run", "-n", "2", "--no-such-option", __file__], "--no-such-option"),
+        (["walk"], "walk"),
+    ],
+)
+def test_bad_input_is_refused_with_a_reason(arguments: list[str], message: str) -> None:
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_version_is_the_installed_one() -> None:
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"lockstitch {metadata.version('lockstitch')}\n"

@@ -1,0 +1,88 @@
+"""The ladder of signals, at a clock that the test moves; and signals as bytes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from dataclasses import dataclass
+
+from lockstitch.launch.stopping import Ladder, announced_signals
+
+
+@dataclass
+class Time:
+    """A clock that stands still unless told."""
+
+    seconds: float = 100.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def wait(self, waiter: object, timeout_seconds: float | None) -> bool:
+        raise AssertionError("a ladder does not wait")
+
+
+def test_ladder_at_rest_asks_for_nothing() -> None:
+    ladder = Ladder(5, Time())
+    ladder.hurry()
+    assert ladder.seconds_to_next() is None
+    assert ladder.due() is None
+    assert not ladder.is_climbing
+
+
+def test_each_signal_is_due_once_and_the_next_a_grace_period_later() -> None:
+    time = Time()
+    ladder = Ladder(5, time)
+    ladder.begin(signal.SIGINT, after_seconds=0)
+    assert (ladder.due(), ladder.due()) == (signal.SIGINT, None)
+    assert ladder.seconds_to_next() == 5
+    time.seconds += 5
+    assert (ladder.due(), ladder.due()) == (signal.SIGTERM, None)
+    time.seconds += 5
+    assert ladder.due() == signal.SIGKILL
+
+
+def test_last_rung_is_repeated_soon() -> None:
+    time = Time()
+    ladder = Ladder(5, time)
+    ladder.begin(signal.SIGKILL, after_seconds=0)
+    assert ladder.due() == signal.SIGKILL
+    time.seconds += 0.1
+    assert ladder.due() == signal.SIGKILL
+
+
+def test_beginning_later_waits_and_is_not_yet_climbing() -> None:
+    time = Time()
+    ladder = Ladder(5, time)
+    ladder.begin(signal.SIGTERM, after_seconds=0.5)
+    assert ladder.due() is None
+    assert not ladder.is_climbing
+    time.seconds += 0.5
+    assert ladder.due() == signal.SIGTERM
+    assert ladder.is_climbing
+
+
+def test_beginning_again_changes_nothing() -> None:
+    ladder = Ladder(5, Time())
+    ladder.begin(signal.SIGTERM, after_seconds=2)
+    ladder.begin(signal.SIGINT, after_seconds=0)
+    assert ladder.seconds_to_next() == 2
+
+
+def test_hurried_ladder_climbs_at_once() -> None:
+    ladder = Ladder(5, Time())
+    ladder.begin(signal.SIGINT, after_seconds=0)
+    ladder.due()
+    ladder.hurry()
+    assert ladder.due() == signal.SIGTERM
+
+
+def test_signals_arrive_as_bytes_and_interrupt_nothing() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with announced_signals() as inbox:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        select.select([inbox], [], [], 10)
+        assert set(inbox.recv(64)) == {signal.SIGINT, signal.SIGTERM}
+    assert signal.getsignal(signal.SIGINT) is before
