@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lockstitch.transport.stream import StreamConnection
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockstitch.transport.base import Connection
 
 _LONGEST_SPIN_SECONDS = 50e-6
@@ -29,7 +30,7 @@ _LONGEST_LOOK_SECONDS = 25e-6
 _TOLERATED_FAILURES = 3
 _SHORTEST_PAUSE_SECONDS = 1e-3
 _LONGEST_PAUSE_SECONDS = 64e-3
-_YIELD_CPU: Callable[[], object] = getattr(os, "sched_yield", bool)
+_YIELD_CPU = getattr(os, "sched_yield", bool)
 
 
 class _Turn:
