@@ -21,6 +21,7 @@ import struct
 import sys
 import types
 import typing
+from collections import deque
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -306,18 +307,24 @@ class IncomingFrame:
 class FrameDecoder:
     """Cuts one stream of bytes into messages; knows at any time where the next bytes belong.
 
-    Use: put bytes into `space()`, say how many with `fed(n)`, then take messages from `next()`
-    until it returns None.
+    Use: let a receiver put bytes into `space()` and append their number to `counts`, then call
+    `absorb()`; whole messages are then found in `messages`, oldest first.
+
+    An interrupt (Ctrl-C) may strike between any two calls of functions. So that no byte and no
+    message is ever lost, a count stays in `counts` until the very statement that adds it up, and a
+    message stays in `messages` until its reader removes it.
     """
 
     def __init__(self, limits: FrameLimits = DEFAULT_LIMITS, capacity: int = 128 * 1024) -> None:
+        self.counts: list[int] = []
+        self.messages: deque[Message] = deque()
         self._limits = limits
         self._capacity = capacity
         self._start = 0
         self._end = 0
         self._frame: IncomingFrame | None = None
-        self._filled = 0
         self._target = 0
+        self._filled = 0
         self._allocate(capacity)
 
     def _allocate(self, capacity: int) -> None:
@@ -329,35 +336,38 @@ class FrameDecoder:
     def space(self) -> memoryview:
         """Where the next bytes of the stream are to be put; never empty."""
         frame = self._frame
-        if frame is not None and self._target < len(frame.targets):
+        if frame is not None:
             return frame.targets[self._target][self._filled :]
         return self._view[self._end :]
 
-    def fed(self, count: int) -> None:
-        """`count` bytes were put into what `space` returned."""
-        frame = self._frame
-        if frame is not None and self._target < len(frame.targets):
-            self._filled += count
-            if self._filled == len(frame.targets[self._target]):
-                self._target += 1
-                self._filled = 0
-        else:
-            self._end += count
-
-    def next(self) -> Message | None:
-        """The next whole message, or None until more bytes are fed.
+    def absorb(self) -> None:
+        """Takes note of the bytes counted in `counts`; appends to `messages` what is complete.
 
         Raises `RemoteProtocolError` when the bytes are no frames; the stream is then lost.
         """
+        # Between reading a count and deleting it stands no call, hence no interrupt.
         if self._frame is not None:
-            return self._next_in_bulk()
+            while self.counts:
+                self._filled += self.counts[0]
+                del self.counts[0]
+            self._finish_bulk()
+        else:
+            while self.counts:
+                self._end += self.counts[0]
+                del self.counts[0]
+        while self._frame is None and self._next():
+            pass
+
+    def _next(self) -> bool:
+        """Takes one frame's inline part from the buffer; False when it is not complete."""
         start = self._start
         available = self._end - start
         if available < 16:
             self._make_room(16)
-            return None
+            return False
         inline_length, kind, flags, _, bulk_length = HEADER.unpack_from(self._view, start)
-        if flags or inline_length > self._limits.inline_bytes or bulk_length > self._limits.bulk_bytes:
+        limits = self._limits
+        if flags or inline_length > limits.inline_bytes or bulk_length > limits.bulk_bytes:
             raise RemoteProtocolError(
                 f"a frame announces {inline_length + bulk_length:,} bytes, more than is allowed, "
                 "or flags that are unknown here"
@@ -365,46 +375,57 @@ class FrameDecoder:
         whole = 16 + inline_length
         if available < whole:
             self._make_room(whole)
-            return None
+            return False
         inline = self._view[start + 16 : start + whole]
-        frame = IncomingFrame(kind, inline, self._address + start + 16, bulk_length, self._limits)
-        self._start = start + whole
-        if self._start == self._end:
-            self._start = self._end = 0
+        frame = IncomingFrame(kind, inline, self._address + start + 16, bulk_length, limits)
         if frame.targets:
-            self._frame, self._target, self._filled = frame, 0, 0
-            return self._next_in_bulk()
-        return frame.message()
+            self._target = self._filled = 0
+            self._frame = frame
+            self._start = start + whole
+            self._copy_bulk()
+        else:
+            self.messages.append(frame.message())
+            self._start = start + whole
+        return True
 
-    def has_buffered(self) -> bool:
-        """Whether bytes are at hand that `next` has not looked at."""
-        return self._end > self._start and self._frame is None
-
-    def _next_in_bulk(self) -> Message | None:
+    def _copy_bulk(self) -> None:
+        """Moves what the buffer already holds of the bulk; the rest will be received in place."""
         frame = self._frame
         assert frame is not None
-        # What the buffer already holds of the bulk is copied; the rest is received in place.
-        while self._target < len(frame.targets) and self._end > self._start:
+        while self._end > self._start:
             target = frame.targets[self._target][self._filled :]
             count = min(len(target), self._end - self._start)
             target[:count] = self._view[self._start : self._start + count]
+            self._filled += count
             self._start += count
-            self.fed(count)
-        if self._start == self._end:
-            self._start = self._end = 0
-        if self._target < len(frame.targets):
-            return None
-        self._frame = None
-        return frame.message()
+            if self._finish_bulk():
+                return
+        self._start = self._end = 0
+
+    def _finish_bulk(self) -> bool:
+        """Goes on to the next target that is not full; True when there is none and the message is
+        complete."""
+        frame = self._frame
+        assert frame is not None
+        while self._filled >= len(frame.targets[self._target]):
+            if self._target + 1 == len(frame.targets):
+                self.messages.append(frame.message())
+                self._frame = None
+                return True
+            self._filled = 0
+            self._target += 1
+        return False
 
     def _make_room(self, whole: int) -> None:
-        """Makes sure that a frame of `whole` inline bytes fits behind `start`."""
-        if self._start + whole <= len(self._view):
-            if self._end < len(self._view):
-                return
+        """Sees to it that a frame of `whole` bytes that begins at `start` will fit the buffer."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        if self._start + whole <= len(self._view) and self._end < len(self._view):
+            return
         rest = bytes(self._view[self._start : self._end])
         wanted = max(self._capacity, whole)
         if len(self._view) != wanted:
             self._allocate(wanted)
         self._view[: len(rest)] = rest
-        self._start, self._end = 0, len(rest)
+        self._end = len(rest)
+        self._start = 0

@@ -96,7 +96,10 @@ class Call(Message):
 @kind(2)
 @dataclass(frozen=True, slots=True)
 class RemoteCall(Message):
-    """Like `Call`, but the owner keeps the value under `reference`, used by the caller's `fork`."""
+    """Like `Call`, but the owner keeps the value under `reference`, used by the caller's `fork`.
+
+    `serial` is the number of the caller's claim to `fork`, as in `ForkRequest`.
+    """
 
     request: int
     function: int
@@ -105,17 +108,19 @@ class RemoteCall(Message):
     stitch: Stitch | None
     reference: GlobalId
     fork: GlobalId
+    serial: int
     body: Payload
 
 
 @kind(3)
 @dataclass(frozen=True, slots=True)
 class Fetch(Message):
-    """Reply with the value of `reference` once it exists."""
+    """Reply with the value of `reference` once it exists. Claims `fork` too, as `ForkRequest` does."""
 
     request: int
     reference: GlobalId
     fork: GlobalId
+    serial: int
     timeout: float | None
     stitch: Stitch | None
 
@@ -178,10 +183,14 @@ class Leave(Message):
 @kind(16)
 @dataclass(frozen=True, slots=True)
 class ForkRequest(Message):
-    """User → owner: I hold `fork` of `reference`, made for me by the fork `parent`."""
+    """User → owner: I hold `fork` of `reference`; count it and answer `ForkAccept`.
+
+    `serial` numbers the claims of one user, in the order in which it makes them.
+    """
 
     reference: GlobalId
     fork: GlobalId
+    serial: int
 
 
 @kind(17)
@@ -195,7 +204,7 @@ class ForkAccept(Message):
 @kind(18)
 @dataclass(frozen=True, slots=True)
 class ChildAccept(Message):
-    """Child, or owner → parent: the owner counts `fork`, so its parent may go (G2)."""
+    """Child, or owner → parent: `fork` is counted, so its parent may go (G2); answer `ChildNoted`."""
 
     fork: GlobalId
 
@@ -203,9 +212,14 @@ class ChildAccept(Message):
 @kind(19)
 @dataclass(frozen=True, slots=True)
 class ForksDeleted(Message):
-    """User → owner: these forks are gone (G1), as pairs (reference, fork); answered by `DeletionsNoted`."""
+    """User → owner: these forks are gone (G1), as pairs (reference, fork); answer `DeletionsNoted`.
+
+    All claims of the user with a serial below `floor` are over and done: one that still comes in
+    was sent before, and is a repetition or too late.
+    """
 
     batch: int
+    floor: int
     forks: tuple[tuple[GlobalId, GlobalId], ...]
 
 
@@ -215,6 +229,14 @@ class DeletionsNoted(Message):
     """Owner → user: the deletions of `batch` are noted and need not be sent again."""
 
     batch: int
+
+
+@kind(21)
+@dataclass(frozen=True, slots=True)
+class ChildNoted(Message):
+    """Parent → child, or owner: the acceptance of `fork` is noted and need not be sent again."""
+
+    fork: GlobalId
 
 
 # ---------------------------------------------------------------- distributed autograd

@@ -109,7 +109,7 @@ def pack(value: object, registry: PicklingRegistry, to: WorkerId | None = None) 
     if cls is torch.Tensor and is_liftable(cast("torch.Tensor", value)):
         return Payload(ONE_TENSOR, b"", (cast("torch.Tensor", value),)), set()
     if cls in _SEQUENCES:
-        payload = _pack_flat(cast("Sequence[object]", value))
+        payload = pack_flat(cast("Sequence[object]", value))
         if payload is not None:
             return payload, set()
     elif cls in _SCALARS:
@@ -117,7 +117,9 @@ def pack(value: object, registry: PicklingRegistry, to: WorkerId | None = None) 
     return _pack_pickle(value, registry, to)
 
 
-def _pack_flat(values: Sequence[object]) -> Payload | None:
+def pack_flat(values: Sequence[object]) -> Payload | None:
+    """Encodes a tuple or list of exactly plain values and tensors by `marshal`; None if it is not
+    one."""
     types = set(map(type, values))
     if not types <= _FLAT:
         return None

@@ -1,0 +1,581 @@
+"""The agent of a worker: makes its calls, sends its messages, serves its peers.
+
+    call_sync / call_async ─► Channel ─► wire ─► transport ⇢ IncomingConnection ─► Invocation
+                                                                     Reply ◄────────┘
+
+The agent knows its peers by a `Directory`, connects to them on first use, and keeps one channel to
+each. References and distributed autograd plug in from above: by handlers for their messages, by
+servers for their requests, and by the `Interceptor`.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import torch
+
+from lockstitch.errors import (
+    LockstitchError,
+    NotInitializedError,
+    PeerDiedError,
+    RemoteProtocolError,
+    RpcError,
+)
+from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.runtime import remote_errors
+from lockstitch.runtime.channel import Channel, StreamChannel
+from lockstitch.runtime.crew import Crew
+from lockstitch.runtime.functions import BY_VALUE
+from lockstitch.runtime.incoming import Acceptor, IncomingConnection, Requests, RequestsFromSelf
+from lockstitch.runtime.inherited import remaining_deadline
+from lockstitch.runtime.loopback import Loopback
+from lockstitch.runtime.pending import Future, Pending
+from lockstitch.runtime.timer import Deadlines, Timer
+from lockstitch.wire.frames import DEFAULT_LIMITS, FrameDecoder, FrameLimits, encode
+from lockstitch.wire.messages import Call, Failure, Hello, Leave, Message, Payload, Reply, Welcome
+from lockstitch.wire.pickling import PICKLE, PicklingRegistry, UnpickleSession, pack, pack_flat, unpack
+
+if TYPE_CHECKING:
+    from lockstitch.clock import Clock
+    from lockstitch.runtime.interceptor import Interceptor
+    from lockstitch.runtime.invocation import Invocation
+    from lockstitch.transport.base import Connection, Transport
+    from lockstitch.wire.messages import Stitch
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+MakeCall = Callable[[int, int, "bytes | None", "float | None", "Stitch | None", Payload], Message]
+"""Builds a request from its number, the function's number and definition, the timeout that travels,
+the stitch and the body."""
+
+PROTOCOL: Final = 1
+UNSET_TIMEOUT: Final = -1.0
+"""Stands for the default timeout in force."""
+
+_CONNECT_SECONDS: Final = 30.0
+_PYTHON: Final = platform.python_version()
+_TORCH: Final = str(torch.__version__)
+
+
+class Directory(Protocol):
+    """Who the workers are, and where."""
+
+    def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
+        """The worker of that name, rank or identity, or None."""
+        ...
+
+    def members(self) -> Sequence[WorkerInfo]:
+        """All that are known now."""
+        ...
+
+    def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
+        """A fresh connection to a worker. Raises `ConnectionError` or `TimeoutError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """`num_threads`: how many user functions run at once; `default_timeout`: in seconds, 0 for
+    none."""
+
+    num_threads: int = 16
+    default_timeout: float = 60.0
+    limits: FrameLimits = DEFAULT_LIMITS
+
+
+class Served:
+    """The requests being served now, parked ones too."""
+
+    def __init__(self) -> None:
+        self._now: set[Invocation] = set()
+        self.finished = 0
+
+    def begin(self, invocation: Invocation) -> None:
+        self._now.add(invocation)
+
+    def end(self, invocation: Invocation) -> None:
+        self._now.discard(invocation)
+        self.finished += 1
+
+    def __len__(self) -> int:
+        return len(self._now)
+
+    def list(self) -> list[Invocation]:
+        """A copy."""
+        return list(self._now)
+
+
+class Agent:
+    """See the module."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        directory: Directory,
+        transport: Transport,
+        clock: Clock,
+        pickling: PicklingRegistry,
+        options: AgentOptions,
+        enter: Callable[[], None],
+    ) -> None:
+        self.info = info
+        self.id = info.worker
+        self.clock = clock
+        self.options = options
+        self.limits = options.limits
+        self.default_timeout = options.default_timeout
+        self.interceptor: Interceptor | None = None
+        self.handlers: dict[type[Message], Callable[[WorkerId, Any], None]] = {}
+        self.servers: dict[type[Message], Callable[[Invocation], None]] = {}
+        self.served = Served()
+        self.failures: list[str] = []
+        self.nobody = WorkerInfo("(not greeted)", -1)
+        self._pickling = pickling
+        self._directory = directory
+        self._channels: dict[WorkerId, Channel] = {}
+        self._callers: dict[WorkerId, IncomingConnection] = {}
+        self._connecting = threading.Lock()
+        self._lost: dict[WorkerId, PeerDiedError] = {}
+        self._on_lost: list[Callable[[WorkerId, PeerDiedError], None]] = []
+        self._on_close: list[Callable[[], None]] = []
+        self._acceptors: list[Acceptor] = []
+        self._closed = False
+        self._poller = transport.poller()
+        self.timer = Timer(clock, info.name, self.report)
+        self.deadlines = Deadlines(self.timer, clock, self._sweep)
+        self.crew = Crew(info.name, options.num_threads, self._poller, enter, self.report)
+        self.handlers[Leave] = self._note_leave
+        self._channels[self.id] = Loopback(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Agent {self.info.name!r} · {len(self._channels) - 1} peers · "
+            f"{self.outstanding} calls pending · {len(self.served)} served>"
+        )
+
+    @property
+    def outstanding(self) -> int:
+        """How many requests of ours have no answer yet."""
+        return sum(channel.outstanding for channel in list(self._channels.values()))
+
+    # ------------------------------------------------------------ peers
+
+    def accept_at(self, listener: Any) -> None:
+        """Lets callers in at `listener`; call it before the listener's address is published."""
+        self._acceptors.append(Acceptor(self, listener))
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self.crew.start()
+
+    def resolve(self, to: str | int | WorkerInfo) -> WorkerInfo:
+        """The worker meant by a name, a rank or an info. Raises `RpcError` for an unknown one."""
+        if isinstance(to, WorkerInfo):
+            key: str | int = to.id
+        elif isinstance(to, (str, int)) and not isinstance(to, bool):
+            key = to
+        else:
+            raise ValueError(f"a worker is named by str, int or WorkerInfo, not by {to!r}")
+        found = self._directory.find(key)
+        if found is None:
+            known = ", ".join(repr(member.name) for member in self._directory.members())
+            raise RpcError(f"could not find destination {key!r}: the workers are {known}")
+        return found
+
+    def info_of(self, worker: WorkerId) -> WorkerInfo:
+        """Name and rank of a worker by its identity."""
+        return self._directory.find(worker) or WorkerInfo(str(worker), worker.rank, worker.generation)
+
+    def members(self) -> Sequence[WorkerInfo]:
+        """All workers that are known now."""
+        return self._directory.members()
+
+    def channel(self, to: WorkerId) -> Channel:
+        """The channel to a worker; connects on first use. Raises `PeerDiedError`."""
+        channel = self._channels.get(to)
+        if channel is not None:
+            return channel
+        if self._closed:
+            raise NotInitializedError("RPC has not been initialized: this worker has shut down")
+        lost = self._lost.get(to)
+        if lost is not None:
+            raise PeerDiedError(lost.worker, lost.cause)
+        with self._connecting:
+            channel = self._channels.get(to)
+            if channel is None:
+                channel = self._channels[to] = self._connect(to)
+        return channel
+
+    def _connect(self, to: WorkerId) -> Channel:
+        info = self.info_of(to)
+        try:
+            connection = self._directory.connect(info, _CONNECT_SECONDS)
+            decoder = FrameDecoder(self.limits)
+
+            connection.send(encode(Hello(PROTOCOL, _PYTHON, _TORCH, self.info.name, self.id)))
+            while not decoder.messages:
+                connection.receive_into(decoder.space(), decoder.counts, _CONNECT_SECONDS)
+                if 0 in decoder.counts:
+                    raise ConnectionResetError("it closed the connection before any greeting")
+                decoder.absorb()
+        except (ConnectionError, TimeoutError, BlockingIOError) as error:
+            died = PeerDiedError(info.name, f"it cannot be reached ({error})")
+            died.__cause__ = error
+            self.peer_lost(info, died)
+            raise died from error
+        answer = decoder.messages.popleft()
+        if not isinstance(answer, Welcome):
+            raise RemoteProtocolError(f"{info.name!r} answered a greeting with {answer!r}")
+        if answer.refusal:
+            raise RpcError(f"worker {info.name!r} refused the connection: {answer.refusal}")
+        if answer.worker != to:
+            died = PeerDiedError(info.name, f"another worker has taken its place: {answer.worker}")
+            self.peer_lost(info, died)
+            raise died
+        return StreamChannel(self, info, connection, decoder)
+
+    def welcome(self, hello: Hello) -> tuple[WorkerInfo, Welcome]:
+        """Decides on a caller's greeting."""
+        refusal = ""
+        if hello.protocol != PROTOCOL:
+            refusal = f"it speaks protocol {hello.protocol}, this worker {PROTOCOL}"
+        elif hello.python.split(".")[:2] != _PYTHON.split(".")[:2]:
+            refusal = f"it runs Python {hello.python}, this worker {_PYTHON}: values would not match"
+        elif hello.torch.split(".")[:2] != _TORCH.split(".")[:2]:
+            refusal = f"it runs torch {hello.torch}, this worker {_TORCH}"
+        info = WorkerInfo(hello.name, *hello.worker)
+        return info, Welcome(refusal, self.info.name, self.id)
+
+    def note_caller(self, caller: IncomingConnection) -> None:
+        """A peer has connected."""
+        self._callers[caller.peer.worker] = caller
+
+    def requests_from(self, peer: WorkerInfo, channel: object) -> Requests:
+        """The receiving end for requests to oneself."""
+        return RequestsFromSelf(self, peer, channel)
+
+    def receive_from_self(self, message: Message, requests: Requests) -> None:
+        """A message to oneself has arrived."""
+        invocation = requests.invocation(message)
+        if invocation is not None:
+            self.crew.submit(invocation.serve)
+        else:
+            self.handlers[type(message)](self.id, message)
+
+    # ------------------------------------------------------------ losing peers
+
+    def caller_lost(self, caller: IncomingConnection, cause: BaseException) -> None:
+        """The connection on which a peer called us has ended."""
+        peer = caller.peer
+        if self._callers.get(peer.worker) is caller:
+            del self._callers[peer.worker]
+            self.peer_lost(peer, PeerDiedError(peer.name, str(cause)))
+        elif isinstance(cause, LockstitchError):
+            self.report(cause)
+
+    def peer_lost(self, peer: WorkerInfo, error: PeerDiedError) -> None:
+        """A peer is gone: what waits for it fails. Told to everybody who asked, once for a life."""
+        if self._closed or self._lost.setdefault(peer.worker, error) is not error:
+            return
+        channel = self._channels.pop(peer.worker, None)
+        if channel is not None:
+            channel.fail_all(error)
+            channel.close()
+        for callback in self._on_lost:
+            self.crew.spawn(lambda callback=callback: callback(peer.worker, error))  # type: ignore[misc]
+
+    def _note_leave(self, sender: WorkerId, message: Leave) -> None:
+        caller = self._callers.get(sender)
+        name = caller.peer.name if caller is not None else str(sender)
+        self.peer_lost(WorkerInfo(name, *sender), PeerDiedError(name, "it has shut down"))
+
+    def is_lost(self, worker: WorkerId) -> bool:
+        """Whether that worker is known to be gone."""
+        return worker in self._lost
+
+    def on_peer_lost(self, callback: Callable[[WorkerId, PeerDiedError], None]) -> None:
+        """Calls `callback(worker, error)`, on a thread of the crew, when a peer is lost."""
+        self._on_lost.append(callback)
+
+    # ------------------------------------------------------------ plugging in
+
+    def handle(self, cls: type[M], handler: Callable[[WorkerId, M], None]) -> None:
+        """Has control messages of a class handled by `handler(sender, message)` on the thread that
+        reads them: it must be short, not block, and run no user code."""
+        self.handlers[cls] = handler
+
+    def serve(self, cls: type[Message], server: Callable[[Invocation], None]) -> None:
+        """Has requests of a class served by `server(invocation)`, which may run user code."""
+        self.servers[cls] = server
+
+    def spawn(self, task: Callable[[], None]) -> None:
+        """Runs `task` on a thread of the crew, never behind user functions."""
+        self.crew.spawn(task)
+
+    def blocked(self) -> Any:
+        """A context manager around waits: others may read and run meanwhile."""
+        return self.crew.blocked()
+
+    def call_later(self, seconds: float, task: Callable[[], None]) -> None:
+        """Runs a short `task` on the timer's thread after `seconds` of the worker's clock."""
+        self.timer.call_later(seconds, task)
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Runs `callback` when the worker closes, while its connections still stand."""
+        self._on_close.append(callback)
+
+    def note(self, event: str, detail: str) -> None:
+        """Keeps a line about something that went wrong and that nobody waits for."""
+        self.failures.append(f"{event}: {detail}")
+        del self.failures[:-100]
+
+    def report(self, error: BaseException) -> None:
+        """An error that no caller can be told: printed, and kept for `statistics`."""
+        self.note("error", repr(error))
+        if not self._closed:
+            sys.excepthook(type(error), error, error.__traceback__)
+
+    # ------------------------------------------------------------ values
+
+    def pack(self, value: object) -> Payload:
+        """A payload that `unpack` of any worker reads."""
+        return pack(value, self._pickling)[0]
+
+    def unpack(self, payload: Payload) -> Any:
+        """The value of a payload made by `pack`."""
+        return unpack(payload, self._pickling)
+
+    def close_up(self, value: object, to: WorkerId) -> tuple[Payload, Stitch | None]:
+        """Packs a value for `to`, stitched where this thread is inside an autograd context."""
+        payload, sealed = pack(value, self._pickling, to)
+        return payload, self._stitch(payload.items, sealed, to)
+
+    def _stitch(self, items: Sequence[Any], sealed: set[int], to: WorkerId) -> Stitch | None:
+        interceptor = self.interceptor
+        if interceptor is None or not interceptor.is_active():
+            return None
+        if sealed:
+            items = [None if id(item) in sealed else item for item in items]
+        return interceptor.outgoing(to, items)
+
+    def open(
+        self,
+        body: Payload,
+        stitch: Stitch | None,
+        sender: WorkerId,
+        session: UnpickleSession | None = None,
+    ) -> Any:
+        """Reads a payload; tensors that the stitch names begin a graph here."""
+        if stitch is not None and self.interceptor is not None:
+            items = list(body.items)
+            self.interceptor.incoming(sender, stitch, items)
+            body = Payload(body.encoding, body.stream, items)
+        return unpack(body, self._pickling, session or UnpickleSession(sender))
+
+    # ------------------------------------------------------------ requests
+
+    def send(self, to: WorkerId, message: Message) -> None:
+        """Sends a control message. Raises `PeerDiedError` when that worker is gone."""
+        self.channel(to).transmit(message)
+
+    def call(
+        self,
+        to: WorkerId,
+        function: Callable[..., T],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: float = UNSET_TIMEOUT,
+    ) -> T:
+        """Runs `function(*args, **kwargs)` on a worker and returns its value; see `rpc_sync`."""
+        channel = self.channel(to)
+        pending, travels = self._pending(timeout, None)
+        number = self._send_call(channel, pending, travels, function, args, kwargs)
+        try:
+            channel.wait(pending)
+        finally:
+            channel.abandon(number)
+        return self.result(pending, to)  # type: ignore[no-any-return]
+
+    def call_async(
+        self,
+        to: WorkerId,
+        function: Callable[..., T],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: float = UNSET_TIMEOUT,
+        make: MakeCall = Call,
+    ) -> Future[T]:
+        """Like `call`, at once; see `rpc_async`. `make` may build another request with a call's
+        fields."""
+        channel = self.channel(to)
+        future: Future[T] = Future()
+        pending, travels = self._pending(timeout, future)
+        future.wait_with(lambda: channel.wait(pending))
+        self._send_call(channel, pending, travels, function, args, kwargs, make)
+        channel.arm_for_futures()
+        return future
+
+    def request(
+        self,
+        to: WorkerId,
+        build: Callable[[int, float | None], Message],
+        timeout: float = UNSET_TIMEOUT,
+    ) -> Future[Any]:
+        """Sends the request that `build(number, timeout that travels)` makes; its answer completes
+        the future."""
+        channel = self.channel(to)
+        future: Future[Any] = Future()
+        pending, travels = self._pending(timeout, future)
+        future.wait_with(lambda: channel.wait(pending))
+        channel.request(pending, lambda number: build(number, travels))
+        channel.arm_for_futures()
+        return future
+
+    def _pending(self, timeout: float, future: Future[Any] | None) -> tuple[Pending, float | None]:
+        """A pending answer, and the timeout that travels with the request: one that a user gave."""
+        given = timeout if timeout > 0 else None
+        seconds = given if timeout >= 0 else (self.default_timeout or None)
+        inherited = remaining_deadline()
+        if seconds is None and inherited is None:
+            return Pending(None, None, future), None
+        now = self.clock.now()
+        if inherited is not None and (seconds is None or inherited - now < seconds):
+            seconds = given = max(inherited - now, 0.0)
+        assert seconds is not None
+        return Pending(now + seconds, seconds, future), given
+
+    def _send_call(
+        self,
+        channel: Channel,
+        pending: Pending,
+        timeout: float | None,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        make: MakeCall = Call,
+    ) -> int:
+        functions = channel.functions
+        number, definition = functions.define(function)
+        body, sealed = self.pack_call(function, number, args, kwargs, channel.peer.worker)
+        stitch = self._stitch(body.items, sealed, channel.peer.worker)
+        if definition is None:
+            return channel.request(
+                pending, lambda request: make(request, number, None, timeout, stitch, body)
+            )
+        with functions.defining:  # the definition must leave before any use of its number
+            number, definition = functions.define(function)
+            request = channel.request(
+                pending, lambda request: make(request, number, definition, timeout, stitch, body)
+            )
+            functions.mark_sent(function, number)
+        return request
+
+    def pack_call(
+        self,
+        function: Callable[..., Any],
+        number: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        to: WorkerId,
+    ) -> tuple[Payload, set[int]]:
+        """The body of a call: arguments alone, with keywords, or with the function itself."""
+        if number == BY_VALUE:
+            return pack((function, args, kwargs or {}), self._pickling, to)
+        if not kwargs:
+            flat = pack_flat(args)
+            if flat is not None:
+                return flat, set()
+        return pack((args, kwargs or {}), self._pickling, to)
+
+    # ------------------------------------------------------------ answers
+
+    def result(self, pending: Pending, peer: WorkerId) -> Any:
+        """The value of a finished request; raises its exception."""
+        if pending.error is not None:
+            raise pending.error
+        answer = pending.answer
+        assert isinstance(answer, (Reply, Failure))
+        if isinstance(answer, Failure):
+            raise remote_errors.from_payload(answer.body)
+        return self.open(answer.body, answer.stitch, peer)
+
+    def complete_future(self, pending: Pending, answer: Message, peer: WorkerId) -> None:
+        """Completes a future: at once where that is cheap, else on the crew."""
+        future = pending.future
+        assert future is not None
+        if (
+            isinstance(answer, Reply)
+            and answer.body.encoding != PICKLE
+            and answer.stitch is None
+            and not future.has_callbacks
+        ):
+            self._settle(pending, answer, peer)
+        else:
+            self.crew.spawn(lambda: self._settle(pending, answer, peer))
+
+    def _settle(self, pending: Pending, answer: Message, peer: WorkerId) -> None:
+        future = pending.future
+        assert future is not None
+        pending.answer = answer
+        try:
+            value = self.result(pending, peer)
+        except Exception as error:  # noqa: BLE001 - raised where the user waits
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+        pending.finish(answer, None)
+
+    def fail_pending(self, pending: Pending, error: BaseException) -> None:
+        """A request ends in an error of this side."""
+        if pending.future is None:
+            pending.finish(None, error)
+            return
+        future = pending.future
+
+        def fail() -> None:
+            future.set_exception(error)  # type: ignore[arg-type]
+            pending.finish(None, error)
+
+        if future.has_callbacks and not self._closed:
+            self.crew.spawn(fail)
+        else:
+            fail()
+
+    def _sweep(self, now: float) -> float | None:
+        deadlines = [channel.sweep(now) for channel in list(self._channels.values())]
+        return min((each for each in deadlines if each is not None), default=None)
+
+    # ------------------------------------------------------------ the end
+
+    def close(self, timeout_seconds: float = 5.0) -> list[str]:
+        """Leaves: tells the peers, ends what waits, closes connections and threads. Returns the names
+        of threads that still run user code when the time is over."""
+        if self._closed:
+            return []
+        for callback in self._on_close:
+            callback()
+        for channel in list(self._channels.values()):
+            if isinstance(channel, StreamChannel):
+                try:
+                    channel.transmit(Leave(self.id))
+                except (ConnectionError, LockstitchError):
+                    continue  # it has left before
+        self._closed = True
+        gone = PeerDiedError(self.info.name, "this worker has shut down")
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for channel in list(self._channels.values()):
+            channel.fail_all(gone)
+            channel.close()
+        for caller in list(self._callers.values()):
+            caller.close()
+        self.timer.close()
+        remaining = self.crew.close(timeout_seconds)
+        self._poller.close()
+        return remaining

@@ -1,0 +1,280 @@
+"""The connection on which we call a peer: our requests go out, its replies come in, nothing else.
+
+So the thread that waits for a reply may read the connection itself, and gets its own answer without
+anybody being woken. `_reading` is the right to read. Who finds it taken sleeps as a follower; whoever
+gives it back wakes one follower, or, where only futures wait, arms the connection for the crew's
+leader. *Follower: publish yourself, then try the lock. Leader: release, then look for followers.*
+A thread that waits here never runs anybody's function.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.errors import PeerDiedError, RemoteProtocolError, RpcTimeoutError
+from lockstitch.runtime.functions import OutgoingFunctions
+from lockstitch.runtime.pending import Pending
+from lockstitch.transport.spin import Spinner
+from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.messages import Failure, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.ids import WorkerInfo
+    from lockstitch.runtime.agent import Agent
+    from lockstitch.transport.base import Connection
+    from lockstitch.wire.messages import Message
+
+# A reader blocks for at most this long before it looks at its deadline: always the same number,
+# since changing a socket's timeout costs as much as sending a message.
+_READ_SECONDS = 1.0
+
+
+class Channel:
+    """Requests to one worker that wait for their answers; subclasses know how messages travel."""
+
+    def __init__(self, agent: Agent, peer: WorkerInfo) -> None:
+        self.agent = agent
+        self.peer = peer
+        self.functions = OutgoingFunctions()
+        self.error: PeerDiedError | None = None
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Pending] = {}
+
+    @property
+    def outstanding(self) -> int:
+        """How many requests have no answer yet."""
+        return len(self._pending)
+
+    def transmit(self, message: Message) -> None:
+        """Sends a message. Raises `PeerDiedError`."""
+        raise NotImplementedError
+
+    def request(self, pending: Pending, build: Callable[[int], Message]) -> int:
+        """Sends the request that `build` makes of its number; `pending` gets the answer."""
+        number = next(self._numbers)
+        self._pending[number] = pending
+        try:
+            if self.error is not None:
+                raise self.error
+            self.transmit(build(number))
+        except BaseException:
+            self._pending.pop(number, None)
+            raise
+        if pending.deadline is not None:
+            self.agent.deadlines.announce(pending.deadline)
+        return number
+
+    def wait(self, pending: Pending) -> None:
+        """Blocks until `pending` is done."""
+        lock = pending.prepare_to_sleep()
+        if not pending.done:
+            with self.agent.crew.blocked():
+                lock.acquire()
+
+    def abandon(self, number: int) -> None:
+        """Nobody wants this answer any more."""
+        self._pending.pop(number, None)
+
+    def deliver(self, message: Message) -> None:
+        """Takes an answer to whoever waits for it. One that nobody waits for is late, and dropped."""
+        if type(message) is not Reply and type(message) is not Failure:
+            raise RemoteProtocolError(f"a {type(message).__name__} came where replies belong")
+        pending = self._pending.pop(message.request, None)
+        if pending is None or pending.done:
+            return
+        if pending.future is None:
+            pending.finish(message, None)
+        else:
+            self.agent.complete_future(pending, message, self.peer.worker)
+
+    def sweep(self, now: float) -> float | None:
+        """Ends the requests whose time is over; returns the earliest deadline that remains."""
+        earliest: float | None = None
+        for number, pending in list(self._pending.items()):
+            deadline = pending.deadline
+            if deadline is None:
+                continue
+            if deadline <= now:
+                self.expire(number, pending)
+            elif earliest is None or deadline < earliest:
+                earliest = deadline
+        return earliest
+
+    def expire(self, number: int, pending: Pending) -> None:
+        """The time of this request is over."""
+        if self._pending.pop(number, None) is not None:
+            milliseconds = round((pending.timeout or 0.0) * 1000)
+            self.agent.fail_pending(
+                pending,
+                RpcTimeoutError(
+                    f"RPC ran for more than set timeout ({milliseconds} ms) and will now be marked "
+                    f"with an error: worker {self.peer.name!r} did not answer in time"
+                ),
+            )
+
+    def fail_all(self, error: PeerDiedError) -> None:
+        """The peer will answer nothing any more."""
+        self.error = error
+        while self._pending:
+            _, pending = self._pending.popitem()
+            self.agent.fail_pending(pending, error)
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class StreamChannel(Channel):
+    """A channel over a connection."""
+
+    def __init__(self, agent: Agent, peer: WorkerInfo, connection: Connection, decoder: FrameDecoder) -> None:
+        super().__init__(agent, peer)
+        self.connection = connection
+        self.decoder = decoder
+        self._send_lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._followers: deque[Pending] = deque()
+        self._armed = False
+        self._spinner = Spinner()
+        agent.crew.watch(connection, self)
+
+    def __repr__(self) -> str:
+        return f"<StreamChannel to {self.peer.name!r} · {self.outstanding} outstanding>"
+
+    def transmit(self, message: Message) -> None:
+        buffers = encode(message, self.agent.limits)
+        try:
+            with self._send_lock:
+                self.connection.send(buffers)
+        except ConnectionError as error:
+            raise self._lost(error) from error
+
+    def wait(self, pending: Pending) -> None:
+        crew = self.agent.crew
+        if crew.is_member():
+            with crew.blocked():
+                self._wait(pending)
+        else:
+            self._wait(pending)
+
+    def _wait(self, pending: Pending) -> None:
+        reading, followers = self._reading, self._followers
+        try:
+            while not pending.done:
+                if reading.acquire(blocking=False):
+                    try:
+                        self._read_until(pending)
+                    finally:
+                        reading.release()
+                    continue
+                lock = pending.prepare_to_sleep()
+                followers.append(pending)
+                try:
+                    if not pending.done and reading.locked():
+                        lock.acquire()
+                finally:
+                    followers.remove(pending)
+        finally:
+            if followers or self._pending:
+                self._call_successor()
+
+    def _call_successor(self) -> None:
+        """Sees to it that somebody reads, after the reading was given back."""
+        for follower in tuple(self._followers):
+            if not follower.done:
+                follower.wake()
+                return
+        self.arm_for_futures()
+
+    def arm_for_futures(self) -> None:
+        """Lets the crew's leader read, where answers are awaited by nobody but futures."""
+        if self._pending and not self._armed and not self._reading.locked():
+            self._armed = True
+            self.agent.crew.arm(self.connection)
+
+    def _read_until(self, pending: Pending) -> None:
+        decoder = self.decoder
+        if self._take(pending):
+            return
+        if not decoder.counts and self._spinner.receive(
+            self.connection, decoder.space(), decoder.counts
+        ):
+            if self._receive_and_take(pending, None):
+                return
+        while not pending.done:
+            seconds = _READ_SECONDS
+            if pending.deadline is not None:
+                remaining = pending.deadline - self.agent.clock.now()
+                if remaining <= 0:
+                    self._expire(pending)
+                    return
+                seconds = min(seconds, remaining)
+            try:
+                if self._receive_and_take(pending, seconds):
+                    return
+            except BlockingIOError:
+                continue
+
+    def _receive_and_take(self, pending: Pending, seconds: float | None) -> bool:
+        try:
+            decoder = self.decoder
+            if not decoder.counts:  # an interrupted reader may have left some
+                self.connection.receive_into(decoder.space(), decoder.counts, seconds)
+            if 0 in decoder.counts:
+                raise ConnectionResetError("it closed the connection")
+            decoder.absorb()
+            return self._take(pending)
+        except (ConnectionError, RemoteProtocolError) as error:
+            self._lost(error)
+            return True
+
+    def _take(self, pending: Pending) -> bool:
+        messages = self.decoder.messages
+        while messages:
+            self.deliver(messages[0])
+            messages.popleft()
+        return pending.done
+
+    def _expire(self, pending: Pending) -> None:
+        for number, other in list(self._pending.items()):
+            if other is pending:
+                self.expire(number, pending)
+
+    def _lost(self, cause: BaseException) -> PeerDiedError:
+        if self.error is None:
+            error = PeerDiedError(self.peer.name, str(cause))
+            error.__cause__ = cause
+            self.fail_all(error)
+            self.close()
+            self.agent.peer_lost(self.peer, error)
+        assert self.error is not None
+        return self.error
+
+    # ------------------------------------------------------------ as a source of the crew
+
+    def serve(self) -> None:
+        """The crew's leader reads the answers of futures."""
+        self._armed = False
+        if self._reading.acquire(blocking=False):
+            try:
+                nobody = Pending(None, None, None)
+                while not nobody.done:
+                    if self._receive_and_take(nobody, 0):
+                        break
+            except BlockingIOError:
+                pass
+            finally:
+                self._reading.release()
+            if self.error is None:
+                self._call_successor()
+
+    def leave(self) -> None:
+        """The leader never leaves in the middle of `serve`."""
+
+    def close(self) -> None:
+        self.agent.crew.forget(self.connection)
+        self.connection.close()

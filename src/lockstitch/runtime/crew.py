@@ -1,0 +1,396 @@
+"""The threads of one worker: one *leads* and reads, the others *follow* and run user functions.
+
+There is no queue between reading and running. The thread that has read a call runs it itself, and
+passes the lead on first, so that somebody goes on reading (leader/followers). Waking a follower costs
+as much as a quick function, so a function known to be quick is run *under* the lead. The lead then
+lies open as a token that can be taken away by one atomic pop: by a monitor when the function takes
+over a millisecond after all, or by the running thread itself before it waits for something.
+
+At most `limit` user functions run at once; further calls wait in a backlog. A thread that waits for
+another worker inside one of our own waits (`blocked`) does not count, so nested calls of any depth
+cannot starve. Control messages and the engine's tasks never queue behind user functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lockstitch.transport.base import Pollable, Poller
+
+_MONITOR_TICK_SECONDS = 0.001
+_MONITOR_REST_TICKS = 20
+_IDLE_SECONDS = 10.0
+
+
+class Source(Protocol):
+    """Something that the leader reads from, one leader at a time."""
+
+    def serve(self) -> None:
+        """Handles what can be read now, and stops when `Crew.run_…` says that the lead is gone.
+        Otherwise it has armed itself in the poller again, or is closed."""
+        ...
+
+    def leave(self) -> None:
+        """The leader goes: arm in the poller, or `Crew.revisit` if something is left to handle."""
+        ...
+
+
+class _Place:
+    """Where one idle thread sleeps until it is given a task."""
+
+    __slots__ = ("lock", "task")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.task: Callable[[], None] | None = None
+
+
+class _Member(threading.local):
+    """What a thread knows of itself; `crew` is None on threads of others."""
+
+    crew: Crew | None = None
+    leads = False
+    counted = False
+    token: list[Source] | None = None
+    after: list[Callable[[], None]] | None = None
+
+
+_member = _Member()
+
+
+class Crew:
+    """See the module. `enter` runs first on every thread (it sets the current worker)."""
+
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        poller: Poller,
+        enter: Callable[[], None],
+        report: Callable[[BaseException], None],
+    ) -> None:
+        self._name = name
+        self._limit = limit
+        self._poller = poller
+        self._sources: dict[Pollable, Source] = {}
+        self._enter = enter
+        self._report = report
+        self._lock = threading.Lock()
+        self._running = 0
+        self._threads: set[threading.Thread] = set()
+        self._started = 0
+        self._idle: list[_Place] = []
+        self._backlog: deque[Callable[[], None]] = deque()
+        self._revisit: deque[Source] = deque()
+        self._token: list[Source] = []
+        self._serial = 0
+        self._monitor_rests = True
+        self._monitor_wake = threading.Event()
+        self._monitor: threading.Thread | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------ what others ask of it
+
+    def start(self) -> None:
+        """Begins to read."""
+        self._assign(self._lead)
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Runs a user's call on a thread of the crew, or puts it into the backlog."""
+        with self._lock:
+            if self._running >= self._limit:
+                self._backlog.append(call)
+                return
+            self._running += 1
+        self._assign(lambda: self._run_counted(call))
+
+    def spawn(self, task: Callable[[], None]) -> None:
+        """Runs `task` now on a thread of the crew, whatever else runs. The leader, when it handles
+        a message, runs it itself directly afterwards."""
+        after = _member.after
+        if after is not None and _member.crew is self:
+            after.append(task)
+        else:
+            self._assign(lambda: self._guard(task))
+
+    @contextlib.contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Around a wait: others may read and run meanwhile."""
+        if _member.crew is not self:
+            yield
+            return
+        self.yield_lead()
+        counted = _member.counted
+        if counted:
+            self._stop_counting()
+        try:
+            yield
+        finally:
+            if counted:
+                with self._lock:
+                    self._running += 1
+
+    def yield_lead(self) -> None:
+        """Gives the lead away, if this thread runs a function under it."""
+        member = _member
+        token, member.token = member.token, None
+        if member.after:
+            self._assign_all(member.after)
+        if token:
+            try:
+                source = token.pop()
+            except IndexError:
+                return  # the monitor was quicker
+            self._pass_on(source)
+
+    def is_member(self) -> bool:
+        """Whether the current thread belongs to this crew."""
+        return _member.crew is self
+
+    @property
+    def running(self) -> int:
+        """How many user functions run now, those that wait for others left out."""
+        return self._running
+
+    @property
+    def threads(self) -> int:
+        """How many threads there are now."""
+        return len(self._threads)
+
+    @property
+    def backlog(self) -> int:
+        """How many calls wait for a thread."""
+        return len(self._backlog)
+
+    def close(self, timeout_seconds: float) -> list[str]:
+        """Ends all threads that are idle or reading, and waits for the others. Returns the names
+        of those that still run user code when the time is over."""
+        self._closed = True
+        self._poller.wake()
+        self._monitor_wake.set()
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._backlog.clear()
+        for place in idle:
+            place.lock.release()
+        deadline = time.monotonic() + timeout_seconds
+        threads = [*self._threads, *([self._monitor] if self._monitor else [])]
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return [thread.name for thread in threads if thread.is_alive()]
+
+    # ------------------------------------------------------------ for sources
+
+    def watch(self, pollable: Pollable, source: Source) -> None:
+        """From now on the leader serves `source` when `pollable` is armed and has something."""
+        self._sources[pollable] = source
+        self._poller.add(pollable)
+
+    def arm(self, pollable: Pollable) -> None:
+        """See `Poller.arm`."""
+        self._poller.arm(pollable)
+
+    def forget(self, pollable: Pollable) -> None:
+        """Watches it no more."""
+        self._poller.remove(pollable)
+        self._sources.pop(pollable, None)
+
+    def revisit(self, source: Source) -> None:
+        """The next leader serves `source` before it waits for anything."""
+        self._revisit.append(source)
+
+    def handle_under_lead(self, source: Source, handler: Callable[[], None]) -> bool:
+        """Runs a handler of control messages, then the tasks that it spawned: the last of them in
+        this thread, since often it is the only one. True: this thread still leads."""
+        member = _member
+        member.after = after = []
+        try:
+            leads = self.run_under_lead(source, handler)
+            while after:
+                task = after.pop()
+                self._assign_all(after)
+                if leads:
+                    leads = self.run_under_lead(source, task)
+                else:
+                    self._guard(task)
+        finally:
+            member.after = None
+        return leads
+
+    def run_under_lead(self, source: Source, task: Callable[[], None]) -> bool:
+        """Runs `task` in the leading thread, with the lead open to be taken. True: it still leads."""
+        token = [source]
+        self._serial += 1
+        _member.token = self._token = token
+        if self._monitor_rests:
+            self._rouse_monitor()
+        self._guard(task)
+        _member.token = None
+        try:
+            token.pop()
+        except IndexError:
+            _member.leads = False
+            return False
+        return True
+
+    def _assign_all(self, tasks: list[Callable[[], None]]) -> None:
+        while tasks:
+            task = tasks.pop()
+            self._assign(lambda task=task: self._guard(task))  # type: ignore[misc]
+
+    def run_apart(self, source: Source, call: Callable[[], None]) -> bool:
+        """Runs a user's call in the leading thread after passing the lead on (False), or puts it
+        into the backlog when as many run as may (True: it still leads)."""
+        with self._lock:
+            if self._running >= self._limit:
+                self._backlog.append(call)
+                return True
+            self._running += 1
+        _member.leads = False
+        self._pass_on(source)
+        self._run_counted(call)
+        return False
+
+    # ------------------------------------------------------------ threads
+
+    def _assign(self, task: Callable[[], None]) -> None:
+        with self._lock:
+            if self._idle:
+                place = self._idle.pop()
+            else:
+                place = None
+                self._started += 1
+                thread = threading.Thread(
+                    target=self._work,
+                    args=(task,),
+                    name=f"{self._name}-{self._started}",
+                    daemon=True,
+                )
+                self._threads.add(thread)
+        if place is None:
+            thread.start()
+        else:
+            place.task = task
+            place.lock.release()
+
+    def _work(self, task: Callable[[], None] | None) -> None:
+        self._enter()
+        _member.crew = self
+        place = _Place()
+        while task is not None:
+            task()
+            place.task = None
+            with self._lock:
+                if self._closed:
+                    break
+                self._idle.append(place)
+            task = self._await_task(place)
+        with self._lock:
+            self._threads.discard(threading.current_thread())
+
+    def _await_task(self, place: _Place) -> Callable[[], None] | None:
+        if not place.lock.acquire(timeout=_IDLE_SECONDS):
+            with self._lock:
+                if place in self._idle:
+                    self._idle.remove(place)
+                    return None  # nobody needs this thread
+            place.lock.acquire()
+        return place.task
+
+    def _guard(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except Exception as error:  # noqa: BLE001 - a task that fails must not end the thread
+            self._report(error)
+
+    # ------------------------------------------------------------ user calls
+
+    def _run_counted(self, call: Callable[[], None] | None) -> None:
+        """Runs `call` and then whatever waits in the backlog; the thread is counted already."""
+        while call is not None:
+            _member.counted = True
+            self._guard(call)
+            _member.counted = False
+            with self._lock:
+                if self._backlog and self._running <= self._limit:
+                    call = self._backlog.popleft()
+                else:
+                    call = None
+                    self._running -= 1
+
+    def _stop_counting(self) -> None:
+        """The current thread begins to wait: lets the next call of the backlog begin."""
+        with self._lock:
+            if self._backlog and self._running <= self._limit:
+                following = self._backlog.popleft()
+            else:
+                following = None
+                self._running -= 1
+        if following is not None:
+            self._assign(lambda: self._run_counted(following))
+
+    # ------------------------------------------------------------ leading
+
+    def _lead(self) -> None:
+        poller, revisit, member = self._poller, self._revisit, _member
+        member.leads = True
+        while not self._closed:
+            while revisit:
+                source = revisit.popleft()
+                try:
+                    source.serve()
+                except Exception as error:  # noqa: BLE001 - one broken source must not end the reading
+                    self._report(error)
+                if not member.leads:
+                    return
+            for pollable in poller.wait(None):
+                source = self._sources.get(pollable)
+                if source is not None:
+                    revisit.append(source)
+
+    def _pass_on(self, source: Source) -> None:
+        source.leave()
+        self._assign(self._lead)
+
+    # ------------------------------------------------------------ the monitor
+
+    def _rouse_monitor(self) -> None:
+        self._monitor_rests = False
+        if self._monitor is None:
+            self._monitor = threading.Thread(
+                target=self._watch, name=f"{self._name}-monitor", daemon=True
+            )
+            self._monitor.start()
+        self._monitor_wake.set()
+
+    def _watch(self) -> None:
+        """Takes the lead from a thread that has run one function under it for a whole tick."""
+        seen, quiet = -1, 0
+        while not self._closed:
+            time.sleep(_MONITOR_TICK_SECONDS)
+            serial = self._serial
+            if serial != seen:
+                seen, quiet = serial, 0
+                continue
+            quiet += 1
+            if self._token:
+                try:
+                    source = self._token.pop()
+                except IndexError:
+                    continue
+                self._pass_on(source)
+            elif quiet >= _MONITOR_REST_TICKS:
+                self._monitor_wake.clear()
+                self._monitor_rests = True
+                if self._serial == seen:
+                    self._monitor_wake.wait()
+                self._monitor_rests = False

@@ -1,0 +1,126 @@
+"""How functions are named on the wire.
+
+A function that a module holds travels as "module:qualified name", once per connection; from then on
+a small number stands for it. Everything else that can be called (closures, bound methods, partial
+objects, instances) travels by value, together with the arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import types
+from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch.errors import SerializationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BY_VALUE: Final = 0
+"""The number of a function that travels with its arguments."""
+
+_MAX_INTERNED: Final = 4096
+# Where builtins live that do not say it themselves.
+_HOMES_OF_BUILTINS: Final = (
+    "torch",
+    "torch.nn.functional",
+    "torch._C._nn",
+    "builtins",
+    "operator",
+    "math",
+)
+_NAMED_TYPES: Final = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    type,
+)
+
+
+def qualified_name(function: Callable[..., Any]) -> str | None:
+    """"module:qualname" under which this very object can be found again, or None."""
+    if not isinstance(function, _NAMED_TYPES):
+        return None
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module is not None and "<" not in name and _find(module, name) is function:
+        return f"{module}:{name}"
+    if isinstance(function, types.BuiltinFunctionType):
+        for home in _HOMES_OF_BUILTINS:
+            if _find(home, function.__name__) is function:
+                return f"{home}:{function.__name__}"
+    return None
+
+
+def _find(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def resolve(qualified: str) -> Callable[..., Any]:
+    """The function of that name here; imports its module when needed.
+
+    Raises `SerializationError` when there is none.
+    """
+    module, _, name = qualified.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise SerializationError(
+            f"{type(error).__name__}: {error}. The RPC pickler does not serialize the code of "
+            "functions and classes that a module holds: make sure that the same module defines "
+            "them on caller and callee"
+        ) from error
+    if not callable(found):
+        raise SerializationError(f"{qualified} is no function on the callee")
+    return found  # type: ignore[no-any-return]
+
+
+class OutgoingFunctions:
+    """The numbers that one connection's receiver knows. A definition is sent while holding
+    `defining`, since it must leave before any use of its number."""
+
+    def __init__(self) -> None:
+        self.sent: dict[Callable[..., Any], int] = {}
+        self.defining = threading.Lock()
+
+    def define(self, function: Callable[..., Any]) -> tuple[int, bytes | None]:
+        """The number for `function` and, until `mark_sent`, the definition that must go with it."""
+        try:
+            number = self.sent.get(function)
+        except TypeError:  # not hashable, hence not held by any module
+            return BY_VALUE, None
+        if number is not None:
+            return number, None
+        qualified = qualified_name(function)
+        if qualified is None:
+            return BY_VALUE, None
+        if len(self.sent) >= _MAX_INTERNED:
+            return -1, qualified.encode()
+        return len(self.sent) + 1, qualified.encode()
+
+    def mark_sent(self, function: Callable[..., Any], number: int) -> None:
+        """The definition has left: from now on the number alone will do."""
+        if number > 0:
+            self.sent[function] = number
+
+
+class KnownFunction:
+    """A function that a peer has named; `streak` counts how often in a row it was quick."""
+
+    __slots__ = ("function", "qualified", "streak")
+
+    def __init__(self, qualified: str) -> None:
+        self.qualified = qualified
+        self.function: Callable[..., Any] | None = None
+        self.streak = 0
+
+    def resolved(self) -> Callable[..., Any]:
+        """The function itself; the first use may import its module."""
+        if self.function is None:
+            self.function = resolve(self.qualified)
+        return self.function

@@ -1,0 +1,197 @@
+"""The connection on which a peer calls us: its requests and control messages come in, our replies go
+out. Only the crew's leader reads it.
+
+Who runs what: a control message is handled by the leader. A call of a function that was quick
+`QUICK_STREAK` times in a row is run by the leader too, under the lead; any other is run by the same
+thread after it has passed the lead on. See `runtime.crew`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from lockstitch.errors import LockstitchError, RemoteProtocolError
+from lockstitch.runtime.functions import BY_VALUE, KnownFunction
+from lockstitch.runtime.invocation import Invocation
+from lockstitch.transport.spin import Spinner
+from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.messages import Call, Hello, RemoteCall
+
+if TYPE_CHECKING:
+    from lockstitch.ids import WorkerInfo
+    from lockstitch.runtime.agent import Agent
+    from lockstitch.transport.base import Connection, Listener
+    from lockstitch.wire.messages import Message
+
+QUICK_STREAK: Final = 8
+
+
+class Requests:
+    """The receiving end for one peer's requests: the functions it has named, and where replies go."""
+
+    def __init__(self, agent: Agent, peer: WorkerInfo) -> None:
+        self.agent = agent
+        self.peer = peer
+        self._functions: dict[int, KnownFunction] = {}
+        self._kinds: dict[type[Message], KnownFunction] = {}
+
+    def reply(self, message: Message) -> None:
+        """Sends the answer to a request. Raises `ConnectionError` when the peer is gone."""
+        raise NotImplementedError
+
+    def invocation(self, message: Message) -> Invocation | None:
+        """The request in `message`, ready to be served; None if it is no request."""
+        cls = type(message)
+        if cls is Call or cls is RemoteCall:
+            known = self._function(message.function, message.definition)  # type: ignore[attr-defined]
+        elif cls in self.agent.servers:
+            known = self._kinds.get(cls)
+            if known is None:
+                known = self._kinds[cls] = KnownFunction(cls.__name__)
+        else:
+            return None
+        return Invocation(self.agent, self, message, known)
+
+    def _function(self, number: int, definition: bytes | None) -> KnownFunction:
+        if definition is not None:
+            known = KnownFunction(definition.decode())
+            if number > 0:
+                self._functions[number] = known
+            return known
+        if number == BY_VALUE:
+            return KnownFunction("")
+        known = self._functions.get(number)  # type: ignore[assignment]
+        if known is None:
+            raise RemoteProtocolError(f"{self.peer.name!r} calls a function that it never named")
+        return known
+
+
+class RequestsFromSelf(Requests):
+    """Requests to oneself: replies go straight back to the loopback channel."""
+
+    def __init__(self, agent: Agent, peer: WorkerInfo, channel: object) -> None:
+        super().__init__(agent, peer)
+        self._channel = channel
+
+    def reply(self, message: Message) -> None:
+        self._channel.send(message)  # type: ignore[attr-defined]
+
+
+class IncomingConnection(Requests):
+    """Requests over a connection; a source of the crew."""
+
+    def __init__(self, agent: Agent, connection: Connection) -> None:
+        super().__init__(agent, agent.nobody)
+        self.connection = connection
+        self._decoder = FrameDecoder(agent.limits)
+        self._spinner = Spinner()
+        self._send_lock = threading.Lock()
+        self._greeted = False
+        self._closed = False
+        agent.crew.watch(connection, self)
+
+    def __repr__(self) -> str:
+        return f"<IncomingConnection from {self.peer.name!r}>"
+
+    def reply(self, message: Message) -> None:
+        buffers = encode(message, self.agent.limits)
+        with self._send_lock:
+            self.connection.send(buffers)
+
+    def serve(self) -> None:
+        """Handles what has arrived, in order, until the lead is passed on or nothing is left."""
+        messages = self._decoder.messages
+        try:
+            while True:
+                while messages:
+                    if not self._dispatch(messages.popleft()):
+                        return
+                if not self._receive():
+                    break
+        except BlockingIOError:
+            pass
+        except (ConnectionError, LockstitchError) as error:
+            self._lost(error)
+            return
+        self.agent.crew.arm(self.connection)
+
+    def leave(self) -> None:
+        if self._decoder.messages:
+            self.agent.crew.revisit(self)
+        else:
+            self.agent.crew.arm(self.connection)
+
+    def _receive(self) -> bool:
+        decoder = self._decoder
+        # A peer that waits for this answer will soon call again.
+        self._spinner.receive(self.connection, decoder.space(), decoder.counts)
+        if not decoder.counts:
+            self.connection.receive_into(decoder.space(), decoder.counts, 0)
+        if 0 in decoder.counts:
+            raise ConnectionResetError("it closed the connection")
+        decoder.absorb()
+        return True
+
+    def _dispatch(self, message: Message) -> bool:
+        """Has one message handled; True while this thread leads."""
+        agent = self.agent
+        if not self._greeted:
+            self._greet(message)
+            return True
+        invocation = self.invocation(message)
+        if invocation is not None:
+            if invocation.known.streak >= QUICK_STREAK:
+                return agent.crew.run_under_lead(self, invocation.serve)
+            return agent.crew.run_apart(self, invocation.serve)
+        handler = agent.handlers.get(type(message))
+        if handler is None:
+            raise RemoteProtocolError(f"a {type(message).__name__} came where requests belong")
+        sender = self.peer.worker
+        return agent.crew.handle_under_lead(self, lambda: handler(sender, message))
+
+    def _greet(self, message: Message) -> None:
+        if type(message) is not Hello:
+            raise RemoteProtocolError(f"{message!r} came before any greeting")
+        self._greeted = True
+        self.peer, answer = self.agent.welcome(message)
+        self.reply(answer)
+        if answer.refusal:
+            raise RemoteProtocolError(answer.refusal)
+        self.agent.note_caller(self)
+
+    def _lost(self, cause: BaseException) -> None:
+        self.close()
+        self.agent.caller_lost(self, cause)
+
+    def close(self) -> None:
+        """Ends it; harmless when repeated."""
+        self.agent.crew.forget(self.connection)
+        self.connection.close()
+
+
+class Acceptor:
+    """Lets callers in; a source of the crew."""
+
+    def __init__(self, agent: Agent, listener: Listener) -> None:
+        self._agent = agent
+        self._listener = listener
+        agent.crew.watch(listener, self)
+        agent.crew.arm(listener)
+
+    def serve(self) -> None:
+        """Accepts all who wait."""
+        while True:
+            connection = self._listener.accept()
+            if connection is None:
+                break
+            self._agent.crew.arm(IncomingConnection(self._agent, connection).connection)
+        self._agent.crew.arm(self._listener)
+
+    def leave(self) -> None:
+        """The leader never leaves in the middle of `serve`."""
+
+    def close(self) -> None:
+        """Lets nobody in any more."""
+        self._agent.crew.forget(self._listener)
+        self._listener.close()

@@ -1,0 +1,245 @@
+"""One request being served: unpickled, run under the caller's context, answered.
+
+A request is *parked*, and holds no thread, while references among its arguments wait for their
+owner's confirmation, and while the future of an `async_execution` function is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from lockstitch.errors import LockstitchError, SerializationError
+from lockstitch.runtime import remote_errors
+from lockstitch.runtime.inherited import inherited_deadline
+from lockstitch.wire.messages import Failure, Payload, Reply
+from lockstitch.wire.pickling import PICKLE, UnpickleSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from lockstitch.ids import WorkerId
+    from lockstitch.runtime.agent import Agent
+    from lockstitch.runtime.functions import KnownFunction
+    from lockstitch.runtime.incoming import Requests
+    from lockstitch.wire.messages import Message, Stitch
+
+QUICK_SECONDS: Final = 100e-6
+
+Then = "Callable[[Any, BaseException | None], None]"
+
+
+class Deferred:
+    """What a function may return to say: the answer is what this future will hold."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: torch.futures.Future[Any]) -> None:
+        self.future = future
+
+
+class Invocation:
+    """See the module. Exactly one of `reply` and `fail` is called in the end."""
+
+    __slots__ = ("_requests", "agent", "caller", "expires", "known", "message", "stitch")
+
+    def __init__(
+        self, agent: Agent, requests: Requests, message: Message, known: KnownFunction
+    ) -> None:
+        self.agent = agent
+        self._requests = requests
+        self.message = message
+        self.known = known
+        self.caller: WorkerId = requests.peer.worker
+        self.stitch: Stitch | None = message.stitch  # type: ignore[attr-defined]
+        timeout: float | None = message.timeout  # type: ignore[attr-defined]
+        self.expires = None if timeout is None else agent.clock.now() + timeout
+
+    def __repr__(self) -> str:
+        what = self.known.qualified or "a function by value"
+        return f"<Invocation of {what} for {self._requests.peer.name!r}>"
+
+    # ------------------------------------------------------------ serving
+
+    def serve(self) -> None:
+        """Serves the request on this thread, and notes whether that was quick."""
+        if self.expires is not None and self.agent.clock.now() >= self.expires:
+            return  # the caller has given up
+        started = time.perf_counter()
+        server = self.agent.servers.get(type(self.message))
+        try:
+            if server is None:
+                self.run(self.answer)
+            else:
+                server(self)
+        except Exception as error:  # noqa: BLE001 - raised where the caller waits
+            self.fail(error)
+        if time.perf_counter() - started < QUICK_SECONDS:
+            self.known.streak += 1
+        else:
+            self.known.streak = 0
+
+    def run(self, then: Callable[[Any, BaseException | None], None]) -> None:
+        """Runs the user's function and then `then(value, error)`, sooner or later, on some thread
+        of the crew, within `scope`."""
+        self.agent.served.begin(self)
+        session = UnpickleSession(self.caller)
+        try:
+            function, args, kwargs = self.arguments(session)
+        except Exception as error:  # noqa: BLE001 - raised where the caller waits
+            self._conclude(then, None, error)
+            return
+        unconfirmed = [each for each in session.received if not each.is_confirmed()]
+        if unconfirmed:
+            self._park(unconfirmed, lambda: self._execute(function, args, kwargs, then))
+        else:
+            self._execute(function, args, kwargs, then)
+
+    def arguments(
+        self, session: UnpickleSession | None = None
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """The function and its arguments; received tensors are stitched onto the graph."""
+        message = self.message
+        body: Payload = message.body  # type: ignore[attr-defined]
+        value = self.agent.open(body, self.stitch, self.caller, session)
+        if message.function == 0:  # type: ignore[attr-defined]
+            function, args, kwargs = value
+            return function, args, kwargs
+        function = self.known.resolved()
+        if body.encoding == PICKLE:
+            args, kwargs = value
+            return function, args, kwargs
+        return function, value, {}
+
+    def _park(self, unconfirmed: list[Any], resume: Callable[[], None]) -> None:
+        lock = threading.Lock()
+        remaining = len(unconfirmed)
+
+        def confirmed(error: BaseException | None = None) -> None:
+            nonlocal remaining
+            with lock:
+                remaining -= 1
+                last = remaining == 0
+            if last:
+                self.agent.crew.submit(resume)
+
+        for each in unconfirmed:
+            each.when_confirmed(confirmed)
+
+    def _execute(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        then: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        try:
+            with self.scope():
+                value = function(*args, **kwargs)
+                if hasattr(function, "_wrapped_async_rpc_function"):
+                    value = _deferred(value)
+        except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+            if not isinstance(error, LockstitchError):
+                _print_error(error, self.agent.info.name)
+            self._conclude(then, None, error)
+            return
+        if type(value) is Deferred:
+            # Not `then`: the answer must keep its exception's type.
+            value.future.add_done_callback(lambda future: self._settle(future, then))
+        else:
+            self._conclude(then, value, None)
+
+    def _settle(
+        self,
+        future: torch.futures.Future[Any],
+        then: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        try:
+            value, error = future.value(), None
+        except Exception as raised:  # noqa: BLE001 - raised where the caller waits
+            value, error = None, raised
+        if isinstance(value, BaseException):
+            value, error = None, value  # type: ignore[assignment]
+        self.agent.crew.spawn(lambda: self._conclude(then, value, error))
+
+    def _conclude(
+        self,
+        then: Callable[[Any, BaseException | None], None],
+        value: Any,
+        error: BaseException | None,
+    ) -> None:
+        try:
+            with self.scope():
+                then(value, error)
+        finally:
+            self.agent.served.end(self)
+
+    def scope(self) -> AbstractContextManager[None]:
+        """The caller's autograd context, and what remains of the timeout that its user gave."""
+        stitch, interceptor = self.stitch, self.agent.interceptor
+        if stitch is None or interceptor is None:
+            return _UNBOUNDED if self.expires is None else inherited_deadline(self.expires)
+        if self.expires is None:
+            return interceptor.scope(stitch)
+        stack = contextlib.ExitStack()
+        stack.enter_context(interceptor.scope(stitch))
+        stack.enter_context(inherited_deadline(self.expires))
+        return stack
+
+    # ------------------------------------------------------------ answering
+
+    def answer(self, value: Any, error: BaseException | None) -> None:
+        """`reply` or `fail`."""
+        if error is None:
+            self.reply(value)
+        else:
+            self.fail(error)
+
+    def reply(self, value: Any) -> None:
+        """Answers with `value`; call it within `scope`. A value that cannot cross fails the call."""
+        number: int = self.message.request  # type: ignore[attr-defined]
+        try:
+            body, stitch = self.agent.close_up(value, self.caller)
+            self._send(Reply(number, stitch, body))
+        except ConnectionError:
+            self.agent.note("reply.undeliverable", repr(self))
+        except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Answers with an exception."""
+        number: int = self.message.request  # type: ignore[attr-defined]
+        described = remote_errors.describe(error, self.agent.info.name)
+        try:
+            self._send(Failure(number, Payload(PICKLE, pickle.dumps(described, 5), ())))
+        except ConnectionError:
+            self.agent.note("reply.undeliverable", repr(self))
+
+    def _send(self, message: Message) -> None:
+        self._requests.reply(message)
+
+
+_UNBOUNDED: Final[AbstractContextManager[None]] = contextlib.nullcontext()
+
+
+def _deferred(value: Any) -> Deferred:
+    if not isinstance(value, torch._C.Future):
+        raise RuntimeError(
+            "Functions decorated with @rpc.async_function must return a torch.futures.Future object,"
+            f" but got {value!r} of type {type(value)}"
+        )
+    return Deferred(value)
+
+
+def _print_error(error: BaseException, worker: str) -> None:
+    """Also the callee's operator should see it: nobody may be waiting for the answer."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    print(f"On worker {worker!r}:\n{text}", file=sys.stderr)

@@ -1,0 +1,111 @@
+"""Calls that wait for their answer, and the future that `rpc_async` returns.
+
+A `Pending` is what an answer completes. A thread that waits for it either reads the connection
+itself or sleeps on a lock; see `Channel.wait`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from lockstitch.wire.messages import Message
+
+T = TypeVar("T")
+
+
+class Pending:
+    """One request without an answer yet."""
+
+    __slots__ = ("answer", "deadline", "done", "error", "future", "lock", "timeout")
+
+    def __init__(self, deadline: float | None, timeout: float | None, future: Future[Any] | None) -> None:
+        self.deadline = deadline
+        self.timeout = timeout
+        self.future = future
+        self.answer: Message | None = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.lock: threading.Lock | None = None
+
+    def finish(self, answer: Message | None, error: BaseException | None) -> None:
+        """Completes it. Whoever waits is woken; what it then finds it decodes itself."""
+        self.answer = answer
+        self.error = error
+        self.done = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes the thread that waits, if one does."""
+        lock = self.lock
+        if lock is not None:
+            try:
+                lock.release()
+            except RuntimeError:
+                pass  # it is awake already
+
+    def prepare_to_sleep(self) -> threading.Lock:
+        """A lock that `wake` releases. Look at `done` once more before sleeping on it."""
+        lock = threading.Lock()
+        lock.acquire()
+        self.lock = lock
+        return lock
+
+
+class Future(torch.futures.Future[T]):
+    """The result of an asynchronous call: a `torch.futures.Future` that can also be awaited, and
+    whose `wait` ends at Ctrl-C.
+
+    It is completed by whoever reads the answer. An exception keeps its type.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wait: Callable[[], None] | None = None
+        self.has_callbacks = False
+
+    def wait_with(self, wait: Callable[[], None]) -> None:
+        """Has `wait` block by calling `wait()`, which may read the answer itself."""
+        self._wait = wait
+
+    def wait(self) -> T:
+        """Blocks until the result is there; returns it, or raises the call's exception."""
+        if not self.done():
+            if self._wait is not None:
+                self._wait()
+            if not self.done():
+                self._sleep()
+        return super().wait()
+
+    def _sleep(self) -> None:
+        # torch's own wait would hold back Ctrl-C until the result is there.
+        done = threading.Event()
+        super().add_done_callback(lambda _future: done.set())
+        done.wait()
+
+    def then(self, callback: Callable[[torch.futures.Future[T]], Any]) -> torch.futures.Future[Any]:
+        """As `torch.futures.Future.then`."""
+        self.has_callbacks = True
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
+        """As `torch.futures.Future.add_done_callback`."""
+        self.has_callbacks = True
+        super().add_done_callback(callback)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def wake(_future: object) -> None:
+            loop.call_soon_threadsafe(lambda: None if ready.done() else ready.set_result(None))
+
+        self.add_done_callback(wake)
+        yield from ready
+        return super().wait()

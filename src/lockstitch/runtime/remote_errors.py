@@ -1,0 +1,80 @@
+"""Exceptions on their way from callee to caller.
+
+The exception itself crosses if it can be rebuilt: the caller gets its own type, with the remote
+traceback as `__cause__` and a note naming the worker. What cannot be rebuilt arrives as
+`RemoteError` and tells everything as text.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import TYPE_CHECKING
+
+import cloudpickle
+
+from lockstitch.errors import RemoteError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from lockstitch.wire.messages import Payload
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - not raised: it stands as the cause of another
+    """The traceback on the callee, shown as the cause of the exception that is raised here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+def describe(error: BaseException, worker: str) -> tuple[str, str, str, str, bytes | None]:
+    """The plain values that `rebuild` needs: worker, type, text, traceback, the pickled exception."""
+    # Frames of this library above the user's function say nothing to the user.
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    kind = type(error)
+    pickled = None
+    if isinstance(error, Exception):
+        try:
+            pickled = _dumps(error)
+        except Exception:  # noqa: BLE001 - whatever a __reduce__ may raise: then it goes as text
+            pickled = None
+    name = kind.__qualname__
+    return worker, name, str(error), text, pickled
+
+
+def _dumps(error: Exception) -> bytes:
+    try:
+        return pickle.dumps(error, 5)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return cloudpickle.dumps(error, 5)  # type: ignore[no-any-return]
+
+
+def rebuild(described: tuple[str, str, str, str, bytes | None]) -> BaseException:
+    """The exception to raise at the caller."""
+    worker, kind, message, text, pickled = described
+    error: BaseException | None = None
+    reason = ""
+    if pickled is not None:
+        try:
+            error = pickle.loads(pickled)
+        except Exception as problem:  # noqa: BLE001 - constructors of exceptions raise anything
+            reason = f"Exception was not rebuilt here ({type(problem).__name__}: {problem}). "
+    if isinstance(error, Exception):
+        error.__cause__ = RemoteTraceback(text)
+        if hasattr(error, "add_note"):
+            error.add_note(f"raised on worker {worker!r}")
+        return error
+    return RemoteError(
+        f"{reason}Original exception on remote side was {kind}: {message}\n"
+        f"On worker {worker!r}:\n{text}"
+    )
+
+
+def from_payload(payload: Payload) -> BaseException:
+    """Reads the body of a `Failure`."""
+    if len(payload.items) or not payload.stream:
+        raise RemoteProtocolError("the body of a failure is not readable")
+    return rebuild(pickle.loads(payload.stream))

@@ -1,0 +1,103 @@
+"""Deadlines and delayed work: one thread that sleeps until the earliest time it knows.
+
+There is no timer per call. Delayed tasks are few and kept in a heap; the deadlines of outstanding
+calls are not: whoever owns them is asked to look through them (`Sweep`), at the earliest deadline it
+named last.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.clock import Clock
+
+
+class Timer:
+    """Runs short tasks at given times of a `Clock`. The thread starts with the first task."""
+
+    def __init__(self, clock: Clock, name: str, report: Callable[[BaseException], None]) -> None:
+        self._clock = clock
+        self._name = name
+        self._report = report
+        self._lock = threading.Lock()
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._changed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def call_later(self, seconds: float, task: Callable[[], None]) -> None:
+        """Runs `task` on the timer's thread once `seconds` have passed."""
+        with self._lock:
+            if self._closed:
+                return
+            when = self._clock.now() + seconds
+            heapq.heappush(self._heap, (when, next(self._order), task))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"{self._name}-timer", daemon=True
+                )
+                self._thread.start()
+            elif self._heap[0][0] == when:
+                self._changed.set()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                self._changed.clear()
+                now = self._clock.now()
+                due = []
+                while self._heap and self._heap[0][0] <= now:
+                    due.append(heapq.heappop(self._heap)[2])
+                pause = self._heap[0][0] - now if self._heap else None
+            if due:
+                for task in due:
+                    try:
+                        task()
+                    except Exception as error:  # noqa: BLE001 - reported as an event
+                        self._report(error)
+            else:
+                self._clock.wait(self._changed, pause)
+
+    def close(self) -> None:
+        """Ends the thread; tasks not yet due are dropped."""
+        with self._lock:
+            self._closed = True
+            self._heap.clear()
+            thread = self._thread
+        self._changed.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+
+class Deadlines:
+    """Calls `sweep(now)` when the earliest announced deadline has come; `sweep` returns the next."""
+
+    def __init__(self, timer: Timer, clock: Clock, sweep: Callable[[float], float | None]) -> None:
+        self._timer = timer
+        self._clock = clock
+        self._sweep = sweep
+        self._next = float("inf")
+
+    def announce(self, deadline: float) -> None:
+        """There is something to be looked at when `deadline` (of the clock) comes."""
+        if deadline < self._next:
+            self._next = deadline
+            self._timer.call_later(max(0.0, deadline - self._clock.now()), self._look)
+
+    def _look(self) -> None:
+        now = self._clock.now()
+        if now < self._next:
+            return  # a later announcement will come; this one was overtaken by an earlier one
+        self._next = float("inf")
+        following = self._sweep(now)
+        if following is not None:
+            self.announce(following)

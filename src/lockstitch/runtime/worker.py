@@ -1,0 +1,137 @@
+"""A worker: one participant of the job, with everything that it owns.
+
+Module functions such as `rpc_sync` look up `current_worker()`: the worker whose thread this is, or
+one made active by `Worker.active()`, or else the process's own. So several workers can live in one
+process, and a cluster of five is a test without ports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lockstitch.clock import SYSTEM_CLOCK, Clock
+from lockstitch.errors import NotInitializedError
+from lockstitch.runtime.agent import Agent, AgentOptions, Directory
+from lockstitch.wire.pickling import PicklingRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.transport.base import Transport
+
+S = TypeVar("S")
+
+_active: ContextVar[Worker | None] = ContextVar("lockstitch_worker", default=None)
+
+
+class Process:
+    """The process's own worker, the one that `init_rpc` makes."""
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+        os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        """A forked child begins without a worker: its parent's threads and peers are not its own."""
+        worker, self.worker = self.worker, None
+        _active.set(None)
+        for each in (worker, *list(_alive)):
+            if each is not None:
+                each.abandoned = True
+
+
+_alive: weakref.WeakSet[Worker] = weakref.WeakSet()
+PROCESS = Process()
+
+
+class Worker:
+    """See the module. `start` it when all services are plugged in, `close` it in the end."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        directory: Directory,
+        transport: Transport,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        options: AgentOptions | None = None,
+    ) -> None:
+        self.info = info
+        self.clock = clock
+        self.pickling = PicklingRegistry()
+        self.abandoned = False
+        self._services: dict[type[Any], object] = {}
+        self.agent = Agent(
+            info, directory, transport, clock, self.pickling, options or AgentOptions(), self._enter
+        )
+        _alive.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.info.name!r} · rank {self.info.id} · {self.agent!r}>"
+
+    @property
+    def id(self) -> WorkerId:
+        """Rank and generation."""
+        return self.info.worker
+
+    @property
+    def name(self) -> str:
+        """The name under which others call this worker."""
+        return self.info.name
+
+    def plug(self, service: object) -> None:
+        """Adds a service, to be found by its type."""
+        self._services[type(service)] = service
+
+    def service(self, cls: type[S]) -> S:
+        """The service of that type. Raises `LookupError` when none is plugged in."""
+        for known in (cls, *self._services):
+            service = self._services.get(known)
+            if service is not None and (known is cls or issubclass(known, cls)):
+                return service  # type: ignore[return-value]
+        raise LookupError(f"worker {self.name!r} has no {cls.__name__}")
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Within, `current_worker()` is this worker."""
+        token = _active.set(self)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+    def _enter(self) -> None:
+        _active.set(self)  # for the whole life of a thread of the crew
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self.agent.start()
+
+    def close(self, timeout_seconds: float = 5.0) -> list[str]:
+        """Leaves; harmless when repeated. See `Agent.close`."""
+        remaining = self.agent.close(timeout_seconds)
+        _alive.discard(self)
+        if PROCESS.worker is self:
+            PROCESS.worker = None
+        return remaining
+
+
+def current_worker() -> Worker:
+    """The worker that the calling code belongs to. Raises `NotInitializedError`."""
+    worker = _active.get() or PROCESS.worker
+    if worker is None:
+        raise NotInitializedError(
+            "RPC has not been initialized. Call init_rpc before anything else, and nothing after "
+            "shutdown."
+        )
+    return worker
+
+
+def has_current_worker() -> bool:
+    """Whether `current_worker` would return one."""
+    return (_active.get() or PROCESS.worker) is not None
