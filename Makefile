@@ -22,7 +22,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: $(VENV)/installed-demo  ## train a split model on handwritten digits; compare with plain PyTorch
-	$(IN_VENV) lockstitch run -n 3 $(DEMO)
+	$(IN_VENV) python $(DEMO)
 
 test: $(VENV)/installed-dev  ## the quick suite, warnings as errors
 	$(IN_VENV) python -m pytest -m "not slow" $(TESTS)

@@ -1,0 +1,72 @@
+"""Every Python block in the README and in docs/ is a program that runs.
+
+A block is run as `python` would, or, below a line `<!-- workers: 2 -->`, as `lockstitch run -n 2`
+would. What is no whole program stands in a block of another kind (diff, text).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(
+    r"(?:^<!-- workers: (?P<workers>\d+) -->\n\n?)?^```python\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    place: str
+    code: str
+    workers: int
+
+    def command(self, script: Path) -> list[str]:
+        run = ["-m", "lockstitch", "run", "-n", str(self.workers)] if self.workers else []
+        return [sys.executable, "-W", "error", *run, str(script)]
+
+
+def snippets() -> list[Snippet]:
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start("code")) + 1
+            place = f"{page.relative_to(ROOT)}:{line}"
+            found.append(Snippet(place, match["code"], int(match["workers"] or 0)))
+    return found
+
+
+@pytest.mark.parametrize("snippet", snippets(), ids=lambda snippet: snippet.place)
+def test_snippet_runs(snippet: Snippet, tmp_path: Path) -> None:
+    script = tmp_path / "snippet.py"
+    script.write_text(snippet.code)
+    done = subprocess.run(
+        snippet.command(script),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, f"{snippet.place}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_each_python_block_is_found() -> None:
+    fences = sum(page.read_text().count("```python") for page in PAGES)
+    assert len(snippets()) == fences
