@@ -1,14 +1,14 @@
 """One worker and its calls.
 
-    worker.py         Worker: one participant and the services plugged into it; current_worker()
-    agent.py          Agent: makes calls, sends messages, knows the peers
-    channel.py        the connection that we call a peer on: requests out, replies in
-    incoming.py       the connection that a peer calls us on: requests in, replies out
-    crew.py           the threads: one leads (reads), the others run user functions
-    invocation.py     one request being served
-    functions.py      how functions are named on the wire
-    pending.py        calls that wait for their answer; Future
-    timer.py          deadlines and delayed work
-    remote_errors.py  exceptions on their way back to the caller
-    interceptor.py    the seam for distributed autograd
+worker.py         Worker: one participant and the services plugged into it; current_worker()
+agent.py          Agent: makes calls, sends messages, knows the peers
+channel.py        the connection that we call a peer on: requests out, replies in
+incoming.py       the connection that a peer calls us on: requests in, replies out
+crew.py           the threads: one leads (reads), the others run user functions
+invocation.py     one request being served
+functions.py      how functions are named on the wire
+pending.py        calls that wait for their answer; Future
+timer.py          deadlines and delayed work
+remote_errors.py  exceptions on their way back to the caller
+interceptor.py    the seam for distributed autograd
 """

@@ -10,41 +10,39 @@ servers for their requests, and by the `Interceptor`.
 
 from __future__ import annotations
 
-import platform
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import torch
-
-from lockstitch.errors import (
-    LockstitchError,
-    NotInitializedError,
-    PeerDiedError,
-    RemoteProtocolError,
-    RpcError,
-)
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime import remote_errors
-from lockstitch.runtime.channel import Channel, StreamChannel
 from lockstitch.runtime.crew import Crew
 from lockstitch.runtime.functions import BY_VALUE
-from lockstitch.runtime.incoming import Acceptor, IncomingConnection, Requests, RequestsFromSelf
+from lockstitch.runtime.incoming import Acceptor, Requests, RequestsFromSelf
 from lockstitch.runtime.inherited import remaining_deadline
 from lockstitch.runtime.loopback import Loopback
+from lockstitch.runtime.peers import Peers
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.runtime.timer import Deadlines, Timer
-from lockstitch.wire.frames import DEFAULT_LIMITS, FrameDecoder, FrameLimits, encode
-from lockstitch.wire.messages import Call, Failure, Hello, Leave, Message, Payload, Reply, Welcome
-from lockstitch.wire.pickling import PICKLE, PicklingRegistry, UnpickleSession, pack, pack_flat, unpack
+from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
+from lockstitch.wire.messages import Call, Failure, Leave, Message, Payload, Reply
+from lockstitch.wire.pickling import (
+    PICKLE,
+    UnpickleSession,
+    pack,
+    pack_flat,
+    unpack,
+)
 
 if TYPE_CHECKING:
-    from lockstitch.clock import Clock
+    from lockstitch.errors import PeerDiedError
+    from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.invocation import Invocation
-    from lockstitch.transport.base import Connection, Transport
+    from lockstitch.runtime.peers import Directory
+    from lockstitch.runtime.worker import Worker
+    from lockstitch.transport.base import Listener, Transport
     from lockstitch.wire.messages import Stitch
 
 T = TypeVar("T")
@@ -54,29 +52,8 @@ MakeCall = Callable[[int, int, "bytes | None", "float | None", "Stitch | None", 
 """Builds a request from its number, the function's number and definition, the timeout that travels,
 the stitch and the body."""
 
-PROTOCOL: Final = 1
 UNSET_TIMEOUT: Final = -1.0
 """Stands for the default timeout in force."""
-
-_CONNECT_SECONDS: Final = 30.0
-_PYTHON: Final = platform.python_version()
-_TORCH: Final = str(torch.__version__)
-
-
-class Directory(Protocol):
-    """Who the workers are, and where."""
-
-    def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
-        """The worker of that name, rank or identity, or None."""
-        ...
-
-    def members(self) -> Sequence[WorkerInfo]:
-        """All that are known now."""
-        ...
-
-    def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
-        """A fresh connection to a worker. Raises `ConnectionError` or `TimeoutError`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +92,11 @@ class Agent:
     """See the module."""
 
     def __init__(
-        self,
-        info: WorkerInfo,
-        directory: Directory,
-        transport: Transport,
-        clock: Clock,
-        pickling: PicklingRegistry,
-        options: AgentOptions,
-        enter: Callable[[], None],
+        self, worker: Worker, directory: Directory, transport: Transport, options: AgentOptions
     ) -> None:
-        self.info = info
-        self.id = info.worker
-        self.clock = clock
+        self.info = worker.info
+        self.id = worker.info.worker
+        self.clock = worker.clock
         self.options = options
         self.limits = options.limits
         self.default_timeout = options.default_timeout
@@ -136,37 +106,34 @@ class Agent:
         self.served = Served()
         self.failures: list[str] = []
         self.nobody = WorkerInfo("(not greeted)", -1)
-        self._pickling = pickling
-        self._directory = directory
-        self._channels: dict[WorkerId, Channel] = {}
-        self._callers: dict[WorkerId, IncomingConnection] = {}
-        self._connecting = threading.Lock()
-        self._lost: dict[WorkerId, PeerDiedError] = {}
-        self._on_lost: list[Callable[[WorkerId, PeerDiedError], None]] = []
+        self._pickling = worker.pickling
         self._on_close: list[Callable[[], None]] = []
         self._acceptors: list[Acceptor] = []
         self._closed = False
+        self.peers = Peers(self, directory)
         self._poller = transport.poller()
-        self.timer = Timer(clock, info.name, self.report)
-        self.deadlines = Deadlines(self.timer, clock, self._sweep)
-        self.crew = Crew(info.name, options.num_threads, self._poller, enter, self.report)
-        self.handlers[Leave] = self._note_leave
-        self._channels[self.id] = Loopback(self)
+        self.timer = Timer(self.clock, self.info.name, self.report)
+        self.deadlines = Deadlines(self.timer, self.clock, self._sweep)
+        self.crew = Crew(
+            self.info.name, options.num_threads, self._poller, worker.adopt_thread, self.report
+        )
+        self.handlers[Leave] = self.peers.note_leave
+        self.peers.add(self.id, Loopback(self))
 
     def __repr__(self) -> str:
         return (
-            f"<Agent {self.info.name!r} · {len(self._channels) - 1} peers · "
+            f"<Agent {self.info.name!r} · {len(self.peers.channels()) - 1} peers · "
             f"{self.outstanding} calls pending · {len(self.served)} served>"
         )
 
     @property
     def outstanding(self) -> int:
         """How many requests of ours have no answer yet."""
-        return sum(channel.outstanding for channel in list(self._channels.values()))
+        return sum(channel.outstanding for channel in self.peers.channels())
 
     # ------------------------------------------------------------ peers
 
-    def accept_at(self, listener: Any) -> None:
+    def accept_at(self, listener: Listener) -> None:
         """Lets callers in at `listener`; call it before the listener's address is published."""
         self._acceptors.append(Acceptor(self, listener))
 
@@ -175,88 +142,22 @@ class Agent:
         self.crew.start()
 
     def resolve(self, to: str | int | WorkerInfo) -> WorkerInfo:
-        """The worker meant by a name, a rank or an info. Raises `RpcError` for an unknown one."""
-        if isinstance(to, WorkerInfo):
-            key: str | int = to.id
-        elif isinstance(to, (str, int)) and not isinstance(to, bool):
-            key = to
-        else:
-            raise ValueError(f"a worker is named by str, int or WorkerInfo, not by {to!r}")
-        found = self._directory.find(key)
-        if found is None:
-            known = ", ".join(repr(member.name) for member in self._directory.members())
-            raise RpcError(f"could not find destination {key!r}: the workers are {known}")
-        return found
+        """See `Peers.resolve`."""
+        return self.peers.resolve(to)
 
     def info_of(self, worker: WorkerId) -> WorkerInfo:
-        """Name and rank of a worker by its identity."""
-        return self._directory.find(worker) or WorkerInfo(str(worker), worker.rank, worker.generation)
+        """See `Peers.info_of`."""
+        return self.peers.info_of(worker)
 
     def members(self) -> Sequence[WorkerInfo]:
         """All workers that are known now."""
-        return self._directory.members()
+        return self.peers.members()
 
-    def channel(self, to: WorkerId) -> Channel:
-        """The channel to a worker; connects on first use. Raises `PeerDiedError`."""
-        channel = self._channels.get(to)
-        if channel is not None:
-            return channel
-        if self._closed:
-            raise NotInitializedError("RPC has not been initialized: this worker has shut down")
-        lost = self._lost.get(to)
-        if lost is not None:
-            raise PeerDiedError(lost.worker, lost.cause)
-        with self._connecting:
-            channel = self._channels.get(to)
-            if channel is None:
-                channel = self._channels[to] = self._connect(to)
-        return channel
+    def on_peer_lost(self, callback: Callable[[WorkerId, PeerDiedError], None]) -> None:
+        """Calls `callback(worker, error)`, on a thread of the crew, when a peer is lost."""
+        self.peers.on_lost(callback)
 
-    def _connect(self, to: WorkerId) -> Channel:
-        info = self.info_of(to)
-        try:
-            connection = self._directory.connect(info, _CONNECT_SECONDS)
-            decoder = FrameDecoder(self.limits)
-
-            connection.send(encode(Hello(PROTOCOL, _PYTHON, _TORCH, self.info.name, self.id)))
-            while not decoder.messages:
-                connection.receive_into(decoder.space(), decoder.counts, _CONNECT_SECONDS)
-                if 0 in decoder.counts:
-                    raise ConnectionResetError("it closed the connection before any greeting")
-                decoder.absorb()
-        except (ConnectionError, TimeoutError, BlockingIOError) as error:
-            died = PeerDiedError(info.name, f"it cannot be reached ({error})")
-            died.__cause__ = error
-            self.peer_lost(info, died)
-            raise died from error
-        answer = decoder.messages.popleft()
-        if not isinstance(answer, Welcome):
-            raise RemoteProtocolError(f"{info.name!r} answered a greeting with {answer!r}")
-        if answer.refusal:
-            raise RpcError(f"worker {info.name!r} refused the connection: {answer.refusal}")
-        if answer.worker != to:
-            died = PeerDiedError(info.name, f"another worker has taken its place: {answer.worker}")
-            self.peer_lost(info, died)
-            raise died
-        return StreamChannel(self, info, connection, decoder)
-
-    def welcome(self, hello: Hello) -> tuple[WorkerInfo, Welcome]:
-        """Decides on a caller's greeting."""
-        refusal = ""
-        if hello.protocol != PROTOCOL:
-            refusal = f"it speaks protocol {hello.protocol}, this worker {PROTOCOL}"
-        elif hello.python.split(".")[:2] != _PYTHON.split(".")[:2]:
-            refusal = f"it runs Python {hello.python}, this worker {_PYTHON}: values would not match"
-        elif hello.torch.split(".")[:2] != _TORCH.split(".")[:2]:
-            refusal = f"it runs torch {hello.torch}, this worker {_TORCH}"
-        info = WorkerInfo(hello.name, *hello.worker)
-        return info, Welcome(refusal, self.info.name, self.id)
-
-    def note_caller(self, caller: IncomingConnection) -> None:
-        """A peer has connected."""
-        self._callers[caller.peer.worker] = caller
-
-    def requests_from(self, peer: WorkerInfo, channel: object) -> Requests:
+    def requests_from(self, peer: WorkerInfo, channel: Loopback) -> Requests:
         """The receiving end for requests to oneself."""
         return RequestsFromSelf(self, peer, channel)
 
@@ -267,41 +168,6 @@ class Agent:
             self.crew.submit(invocation.serve)
         else:
             self.handlers[type(message)](self.id, message)
-
-    # ------------------------------------------------------------ losing peers
-
-    def caller_lost(self, caller: IncomingConnection, cause: BaseException) -> None:
-        """The connection on which a peer called us has ended."""
-        peer = caller.peer
-        if self._callers.get(peer.worker) is caller:
-            del self._callers[peer.worker]
-            self.peer_lost(peer, PeerDiedError(peer.name, str(cause)))
-        elif isinstance(cause, LockstitchError):
-            self.report(cause)
-
-    def peer_lost(self, peer: WorkerInfo, error: PeerDiedError) -> None:
-        """A peer is gone: what waits for it fails. Told to everybody who asked, once for a life."""
-        if self._closed or self._lost.setdefault(peer.worker, error) is not error:
-            return
-        channel = self._channels.pop(peer.worker, None)
-        if channel is not None:
-            channel.fail_all(error)
-            channel.close()
-        for callback in self._on_lost:
-            self.crew.spawn(lambda callback=callback: callback(peer.worker, error))  # type: ignore[misc]
-
-    def _note_leave(self, sender: WorkerId, message: Leave) -> None:
-        caller = self._callers.get(sender)
-        name = caller.peer.name if caller is not None else str(sender)
-        self.peer_lost(WorkerInfo(name, *sender), PeerDiedError(name, "it has shut down"))
-
-    def is_lost(self, worker: WorkerId) -> bool:
-        """Whether that worker is known to be gone."""
-        return worker in self._lost
-
-    def on_peer_lost(self, callback: Callable[[WorkerId, PeerDiedError], None]) -> None:
-        """Calls `callback(worker, error)`, on a thread of the crew, when a peer is lost."""
-        self._on_lost.append(callback)
 
     # ------------------------------------------------------------ plugging in
 
@@ -382,7 +248,7 @@ class Agent:
 
     def send(self, to: WorkerId, message: Message) -> None:
         """Sends a control message. Raises `PeerDiedError` when that worker is gone."""
-        self.channel(to).transmit(message)
+        self.peers.channel(to).transmit(message)
 
     def call(
         self,
@@ -393,14 +259,15 @@ class Agent:
         timeout: float = UNSET_TIMEOUT,
     ) -> T:
         """Runs `function(*args, **kwargs)` on a worker and returns its value; see `rpc_sync`."""
-        channel = self.channel(to)
-        pending, travels = self._pending(timeout, None)
-        number = self._send_call(channel, pending, travels, function, args, kwargs)
+        channel = self.peers.channel(to)
+        pending = self._pending(timeout, None)
+        number = self._send_call(channel, pending, function, args, kwargs)
         try:
             channel.wait(pending)
         finally:
             channel.abandon(number)
-        return self.result(pending, to)  # type: ignore[no-any-return]
+        value: T = self.result(pending, to)
+        return value
 
     def call_async(
         self,
@@ -413,11 +280,11 @@ class Agent:
     ) -> Future[T]:
         """Like `call`, at once; see `rpc_async`. `make` may build another request with a call's
         fields."""
-        channel = self.channel(to)
+        channel = self.peers.channel(to)
         future: Future[T] = Future()
-        pending, travels = self._pending(timeout, future)
+        pending = self._pending(timeout, future)
         future.wait_with(lambda: channel.wait(pending))
-        self._send_call(channel, pending, travels, function, args, kwargs, make)
+        self._send_call(channel, pending, function, args, kwargs, make)
         channel.arm_for_futures()
         return future
 
@@ -429,32 +296,30 @@ class Agent:
     ) -> Future[Any]:
         """Sends the request that `build(number, timeout that travels)` makes; its answer completes
         the future."""
-        channel = self.channel(to)
+        channel = self.peers.channel(to)
         future: Future[Any] = Future()
-        pending, travels = self._pending(timeout, future)
+        pending = self._pending(timeout, future)
         future.wait_with(lambda: channel.wait(pending))
-        channel.request(pending, lambda number: build(number, travels))
+        channel.request(pending, lambda number: build(number, pending.travels))
         channel.arm_for_futures()
         return future
 
-    def _pending(self, timeout: float, future: Future[Any] | None) -> tuple[Pending, float | None]:
-        """A pending answer, and the timeout that travels with the request: one that a user gave."""
+    def _pending(self, timeout: float, future: Future[Any] | None) -> Pending:
         given = timeout if timeout > 0 else None
         seconds = given if timeout >= 0 else (self.default_timeout or None)
         inherited = remaining_deadline()
         if seconds is None and inherited is None:
-            return Pending(None, None, future), None
+            return Pending(None, None, future)
         now = self.clock.now()
         if inherited is not None and (seconds is None or inherited - now < seconds):
             seconds = given = max(inherited - now, 0.0)
         assert seconds is not None
-        return Pending(now + seconds, seconds, future), given
+        return Pending(now + seconds, seconds, future, travels=given)
 
     def _send_call(
         self,
         channel: Channel,
         pending: Pending,
-        timeout: float | None,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
@@ -466,12 +331,13 @@ class Agent:
         stitch = self._stitch(body.items, sealed, channel.peer.worker)
         if definition is None:
             return channel.request(
-                pending, lambda request: make(request, number, None, timeout, stitch, body)
+                pending, lambda request: make(request, number, None, pending.travels, stitch, body)
             )
         with functions.defining:  # the definition must leave before any use of its number
             number, definition = functions.define(function)
             request = channel.request(
-                pending, lambda request: make(request, number, definition, timeout, stitch, body)
+                pending,
+                lambda request: make(request, number, definition, pending.travels, stitch, body),
             )
             functions.mark_sent(function, number)
         return request
@@ -539,7 +405,7 @@ class Agent:
         future = pending.future
 
         def fail() -> None:
-            future.set_exception(error)  # type: ignore[arg-type]
+            future.set_exception(error)
             pending.finish(None, error)
 
         if future.has_callbacks and not self._closed:
@@ -548,33 +414,25 @@ class Agent:
             fail()
 
     def _sweep(self, now: float) -> float | None:
-        deadlines = [channel.sweep(now) for channel in list(self._channels.values())]
+        deadlines = [channel.sweep(now) for channel in self.peers.channels()]
         return min((each for each in deadlines if each is not None), default=None)
 
     # ------------------------------------------------------------ the end
 
     def close(self, timeout_seconds: float = 5.0) -> list[str]:
-        """Leaves: tells the peers, ends what waits, closes connections and threads. Returns the names
-        of threads that still run user code when the time is over."""
+        """Leaves: tells the peers, ends what waits, closes connections and threads.
+
+        Returns the names of threads that still run user code when the time is over.
+        """
         if self._closed:
             return []
         for callback in self._on_close:
             callback()
-        for channel in list(self._channels.values()):
-            if isinstance(channel, StreamChannel):
-                try:
-                    channel.transmit(Leave(self.id))
-                except (ConnectionError, LockstitchError):
-                    continue  # it has left before
+        self.peers.leave()
         self._closed = True
-        gone = PeerDiedError(self.info.name, "this worker has shut down")
         for acceptor in self._acceptors:
             acceptor.close()
-        for channel in list(self._channels.values()):
-            channel.fail_all(gone)
-            channel.close()
-        for caller in list(self._callers.values()):
-            caller.close()
+        self.peers.close()
         self.timer.close()
         remaining = self.crew.close(timeout_seconds)
         self._poller.close()

@@ -1,7 +1,7 @@
 """The connection on which we call a peer: our requests go out, its replies come in, nothing else.
 
 So the thread that waits for a reply may read the connection itself, and gets its own answer without
-anybody being woken. `_reading` is the right to read. Who finds it taken sleeps as a follower; whoever
+anybody being woken. `_reading` is the right to read. Who finds it taken sleeps as a follower; who
 gives it back wakes one follower, or, where only futures wait, arms the connection for the crew's
 leader. *Follower: publish yourself, then try the lock. Leader: release, then look for followers.*
 A thread that waits here never runs anybody's function.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstitch.errors import PeerDiedError, RemoteProtocolError, RpcTimeoutError
 from lockstitch.runtime.functions import OutgoingFunctions
@@ -76,12 +76,15 @@ class Channel:
             with self.agent.crew.blocked():
                 lock.acquire()
 
+    def arm_for_futures(self) -> None:
+        """Sees to it that answers are read although no thread waits for them."""
+
     def abandon(self, number: int) -> None:
         """Nobody wants this answer any more."""
         self._pending.pop(number, None)
 
     def deliver(self, message: Message) -> None:
-        """Takes an answer to whoever waits for it. One that nobody waits for is late, and dropped."""
+        """Takes an answer to whoever waits for it; a late one is dropped."""
         if type(message) is not Reply and type(message) is not Failure:
             raise RemoteProtocolError(f"a {type(message).__name__} came where replies belong")
         pending = self._pending.pop(message.request, None)
@@ -131,7 +134,9 @@ class Channel:
 class StreamChannel(Channel):
     """A channel over a connection."""
 
-    def __init__(self, agent: Agent, peer: WorkerInfo, connection: Connection, decoder: FrameDecoder) -> None:
+    def __init__(
+        self, agent: Agent, peer: WorkerInfo, connection: Connection, decoder: FrameDecoder
+    ) -> None:
         super().__init__(agent, peer)
         self.connection = connection
         self.decoder = decoder
@@ -174,7 +179,7 @@ class StreamChannel(Channel):
                 lock = pending.prepare_to_sleep()
                 followers.append(pending)
                 try:
-                    if not pending.done and reading.locked():
+                    if reading.locked() and not pending.done:
                         lock.acquire()
                 finally:
                     followers.remove(pending)
@@ -191,7 +196,7 @@ class StreamChannel(Channel):
         self.arm_for_futures()
 
     def arm_for_futures(self) -> None:
-        """Lets the crew's leader read, where answers are awaited by nobody but futures."""
+        """Lets the crew's leader read, where nobody else does."""
         if self._pending and not self._armed and not self._reading.locked():
             self._armed = True
             self.agent.crew.arm(self.connection)
@@ -200,11 +205,10 @@ class StreamChannel(Channel):
         decoder = self.decoder
         if self._take(pending):
             return
-        if not decoder.counts and self._spinner.receive(
-            self.connection, decoder.space(), decoder.counts
-        ):
-            if self._receive_and_take(pending, None):
-                return
+        if not decoder.counts:
+            self._spinner.receive(self.connection, decoder.space(), decoder.counts)
+        if decoder.counts and self._receive_and_take(pending, None):
+            return
         while not pending.done:
             seconds = _READ_SECONDS
             if pending.deadline is not None:
@@ -250,7 +254,7 @@ class StreamChannel(Channel):
             error.__cause__ = cause
             self.fail_all(error)
             self.close()
-            self.agent.peer_lost(self.peer, error)
+            self.agent.peers.lose(self.peer, error)
         assert self.error is not None
         return self.error
 

@@ -1,8 +1,8 @@
 """The threads of one worker: one *leads* and reads, the others *follow* and run user functions.
 
 There is no queue between reading and running. The thread that has read a call runs it itself, and
-passes the lead on first, so that somebody goes on reading (leader/followers). Waking a follower costs
-as much as a quick function, so a function known to be quick is run *under* the lead. The lead then
+passes the lead on first, so that somebody goes on reading (leader/followers). Waking a follower is
+as dear as a quick function, so a function known to be quick is run *under* the lead. The lead then
 lies open as a token that can be taken away by one atomic pop: by a monitor when the function takes
 over a millisecond after all, or by the running thread itself before it waits for something.
 
@@ -94,6 +94,7 @@ class Crew:
         self._serial = 0
         self._monitor_rests = True
         self._monitor_wake = threading.Event()
+        self._monitor_stop = threading.Event()
         self._monitor: threading.Thread | None = None
         self._closed = False
 
@@ -175,6 +176,7 @@ class Crew:
         of those that still run user code when the time is over."""
         self._closed = True
         self._poller.wake()
+        self._monitor_stop.set()
         self._monitor_wake.set()
         with self._lock:
             idle, self._idle = self._idle, []
@@ -212,7 +214,8 @@ class Crew:
         """Runs a handler of control messages, then the tasks that it spawned: the last of them in
         this thread, since often it is the only one. True: this thread still leads."""
         member = _member
-        member.after = after = []
+        after: list[Callable[[], None]] = []
+        member.after = after
         try:
             leads = self.run_under_lead(source, handler)
             while after:
@@ -227,7 +230,7 @@ class Crew:
         return leads
 
     def run_under_lead(self, source: Source, task: Callable[[], None]) -> bool:
-        """Runs `task` in the leading thread, with the lead open to be taken. True: it still leads."""
+        """Runs `task` in the leading thread, the lead open to be taken. True: it still leads."""
         token = [source]
         self._serial += 1
         _member.token = self._token = token
@@ -353,9 +356,9 @@ class Crew:
                 if not member.leads:
                     return
             for pollable in poller.wait(None):
-                source = self._sources.get(pollable)
-                if source is not None:
-                    revisit.append(source)
+                ready = self._sources.get(pollable)
+                if ready is not None:
+                    revisit.append(ready)
 
     def _pass_on(self, source: Source) -> None:
         source.leave()
@@ -376,7 +379,7 @@ class Crew:
         """Takes the lead from a thread that has run one function under it for a whole tick."""
         seen, quiet = -1, 0
         while not self._closed:
-            time.sleep(_MONITOR_TICK_SECONDS)
+            self._monitor_stop.wait(_MONITOR_TICK_SECONDS)
             serial = self._serial
             if serial != seen:
                 seen, quiet = serial, 0

@@ -39,7 +39,7 @@ _NAMED_TYPES: Final = (
 
 
 def qualified_name(function: Callable[..., Any]) -> str | None:
-    """"module:qualname" under which this very object can be found again, or None."""
+    """The name `module:qualname` under which this very object can be found again, or None."""
     if not isinstance(function, _NAMED_TYPES):
         return None
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")

@@ -1,5 +1,5 @@
-"""The connection on which a peer calls us: its requests and control messages come in, our replies go
-out. Only the crew's leader reads it.
+"""The connection on which a peer calls us: its requests and control messages come in, our replies
+go out. Only the crew's leader reads it.
 
 Who runs what: a control message is handled by the leader. A call of a function that was quick
 `QUICK_STREAK` times in a row is run by the leader too, under the lead; any other is run by the same
@@ -21,6 +21,7 @@ from lockstitch.wire.messages import Call, Hello, RemoteCall
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.agent import Agent
+    from lockstitch.runtime.loopback import Loopback
     from lockstitch.transport.base import Connection, Listener
     from lockstitch.wire.messages import Message
 
@@ -28,7 +29,7 @@ QUICK_STREAK: Final = 8
 
 
 class Requests:
-    """The receiving end for one peer's requests: the functions it has named, and where replies go."""
+    """The receiving end for a peer's requests: the functions it has named, where replies go."""
 
     def __init__(self, agent: Agent, peer: WorkerInfo) -> None:
         self.agent = agent
@@ -46,9 +47,7 @@ class Requests:
         if cls is Call or cls is RemoteCall:
             known = self._function(message.function, message.definition)  # type: ignore[attr-defined]
         elif cls in self.agent.servers:
-            known = self._kinds.get(cls)
-            if known is None:
-                known = self._kinds[cls] = KnownFunction(cls.__name__)
+            known = self._kinds.setdefault(cls, KnownFunction(cls.__name__))
         else:
             return None
         return Invocation(self.agent, self, message, known)
@@ -61,21 +60,20 @@ class Requests:
             return known
         if number == BY_VALUE:
             return KnownFunction("")
-        known = self._functions.get(number)  # type: ignore[assignment]
-        if known is None:
+        if number not in self._functions:
             raise RemoteProtocolError(f"{self.peer.name!r} calls a function that it never named")
-        return known
+        return self._functions[number]
 
 
 class RequestsFromSelf(Requests):
     """Requests to oneself: replies go straight back to the loopback channel."""
 
-    def __init__(self, agent: Agent, peer: WorkerInfo, channel: object) -> None:
+    def __init__(self, agent: Agent, peer: WorkerInfo, channel: Loopback) -> None:
         super().__init__(agent, peer)
         self._channel = channel
 
     def reply(self, message: Message) -> None:
-        self._channel.send(message)  # type: ignore[attr-defined]
+        self._channel.send(message)
 
 
 class IncomingConnection(Requests):
@@ -154,15 +152,15 @@ class IncomingConnection(Requests):
         if type(message) is not Hello:
             raise RemoteProtocolError(f"{message!r} came before any greeting")
         self._greeted = True
-        self.peer, answer = self.agent.welcome(message)
+        self.peer, answer = self.agent.peers.welcome(message)
         self.reply(answer)
         if answer.refusal:
             raise RemoteProtocolError(answer.refusal)
-        self.agent.note_caller(self)
+        self.agent.peers.note_caller(self)
 
     def _lost(self, cause: BaseException) -> None:
         self.close()
-        self.agent.caller_lost(self, cause)
+        self.agent.peers.caller_lost(self, cause)
 
     def close(self) -> None:
         """Ends it; harmless when repeated."""

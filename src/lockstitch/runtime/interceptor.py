@@ -6,13 +6,11 @@ want gradients, and runs user functions under the caller's context. The runtime 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
+    from contextlib import AbstractContextManager
 
     from lockstitch.ids import WorkerId
     from lockstitch.wire.messages import Stitch
@@ -25,12 +23,12 @@ class Interceptor(Protocol):
         """Whether the current thread is inside a context: the one question on the fast path."""
         ...
 
-    def outgoing(self, to: WorkerId, items: Sequence[torch.Tensor | memoryview | None]) -> Stitch | None:
+    def outgoing(self, to: WorkerId, items: Sequence[Any]) -> Stitch | None:
         """Called on the sending thread, inside the context, just before a message leaves.
         Records the send; returns the stitch to travel with it (None outside a context)."""
         ...
 
-    def incoming(self, sender: WorkerId, stitch: Stitch, items: list[torch.Tensor | memoryview | None]) -> None:
+    def incoming(self, sender: WorkerId, stitch: Stitch, items: list[Any]) -> None:
         """Called on the receiving thread before the payload is unpickled. Replaces in `items` the
         tensors named by the stitch with ones whose graph begins at the receive."""
         ...

@@ -12,18 +12,18 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
-from lockstitch.errors import LockstitchError, SerializationError
+from lockstitch.errors import LockstitchError
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
 from lockstitch.wire.messages import Failure, Payload, Reply
 from lockstitch.wire.pickling import PICKLE, UnpickleSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from lockstitch.ids import WorkerId
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from lockstitch.wire.messages import Message, Stitch
 
 QUICK_SECONDS: Final = 100e-6
-
-Then = "Callable[[Any, BaseException | None], None]"
 
 
 class Deferred:
@@ -123,7 +121,7 @@ class Invocation:
         lock = threading.Lock()
         remaining = len(unconfirmed)
 
-        def confirmed(error: BaseException | None = None) -> None:
+        def confirmed(_error: BaseException | None = None) -> None:
             nonlocal remaining
             with lock:
                 remaining -= 1
@@ -167,7 +165,7 @@ class Invocation:
         except Exception as raised:  # noqa: BLE001 - raised where the caller waits
             value, error = None, raised
         if isinstance(value, BaseException):
-            value, error = None, value  # type: ignore[assignment]
+            value, error = None, value
         self.agent.crew.spawn(lambda: self._conclude(then, value, error))
 
     def _conclude(
@@ -189,10 +187,7 @@ class Invocation:
             return _UNBOUNDED if self.expires is None else inherited_deadline(self.expires)
         if self.expires is None:
             return interceptor.scope(stitch)
-        stack = contextlib.ExitStack()
-        stack.enter_context(interceptor.scope(stitch))
-        stack.enter_context(inherited_deadline(self.expires))
-        return stack
+        return _both(interceptor.scope(stitch), inherited_deadline(self.expires))
 
     # ------------------------------------------------------------ answering
 
@@ -204,7 +199,7 @@ class Invocation:
             self.fail(error)
 
     def reply(self, value: Any) -> None:
-        """Answers with `value`; call it within `scope`. A value that cannot cross fails the call."""
+        """Answers with `value`, within `scope`. A value that cannot cross fails the call."""
         number: int = self.message.request  # type: ignore[attr-defined]
         try:
             body, stitch = self.agent.close_up(value, self.caller)
@@ -230,13 +225,21 @@ class Invocation:
 _UNBOUNDED: Final[AbstractContextManager[None]] = contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def _both(
+    outer: AbstractContextManager[None], inner: AbstractContextManager[None]
+) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
 def _deferred(value: Any) -> Deferred:
     if not isinstance(value, torch._C.Future):
         raise RuntimeError(
-            "Functions decorated with @rpc.async_function must return a torch.futures.Future object,"
-            f" but got {value!r} of type {type(value)}"
+            "Functions decorated with @rpc.async_function must return a torch.futures.Future "
+            f"object, but got {value!r} of type {type(value)}"
         )
-    return Deferred(value)
+    return Deferred(cast("torch.futures.Future[Any]", value))
 
 
 def _print_error(error: BaseException, worker: str) -> None:

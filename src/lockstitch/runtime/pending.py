@@ -7,6 +7,7 @@ itself or sleeps on a lock; see `Channel.wait`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,14 +22,22 @@ T = TypeVar("T")
 
 
 class Pending:
-    """One request without an answer yet."""
+    """One request without an answer yet. `deadline` is a time of the worker's clock, `timeout` the
+    seconds that led to it; `travels` is the timeout to be sent along, because a user gave it."""
 
-    __slots__ = ("answer", "deadline", "done", "error", "future", "lock", "timeout")
+    __slots__ = ("answer", "deadline", "done", "error", "future", "lock", "timeout", "travels")
 
-    def __init__(self, deadline: float | None, timeout: float | None, future: Future[Any] | None) -> None:
+    def __init__(
+        self,
+        deadline: float | None,
+        timeout: float | None,
+        future: Future[Any] | None,
+        travels: float | None = None,
+    ) -> None:
         self.deadline = deadline
         self.timeout = timeout
         self.future = future
+        self.travels = travels
         self.answer: Message | None = None
         self.error: BaseException | None = None
         self.done = False
@@ -45,10 +54,8 @@ class Pending:
         """Wakes the thread that waits, if one does."""
         lock = self.lock
         if lock is not None:
-            try:
+            with contextlib.suppress(RuntimeError):  # it is awake already
                 lock.release()
-            except RuntimeError:
-                pass  # it is awake already
 
     def prepare_to_sleep(self) -> threading.Lock:
         """A lock that `wake` releases. Look at `done` once more before sleeping on it."""

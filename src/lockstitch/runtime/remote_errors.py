@@ -31,8 +31,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - not raised: it stands as the c
 
 
 def describe(error: BaseException, worker: str) -> tuple[str, str, str, str, bytes | None]:
-    """The plain values that `rebuild` needs: worker, type, text, traceback, the pickled exception."""
-    # Frames of this library above the user's function say nothing to the user.
+    """What `rebuild` needs: worker, type, text, traceback, the pickled exception."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     kind = type(error)
     pickled = None

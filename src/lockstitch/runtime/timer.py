@@ -1,8 +1,8 @@
 """Deadlines and delayed work: one thread that sleeps until the earliest time it knows.
 
 There is no timer per call. Delayed tasks are few and kept in a heap; the deadlines of outstanding
-calls are not: whoever owns them is asked to look through them (`Sweep`), at the earliest deadline it
-named last.
+calls are not: whoever owns them is asked to look through them (`Deadlines`) when the earliest
+deadline that was announced has come.
 """
 
 from __future__ import annotations
@@ -58,14 +58,16 @@ class Timer:
                 while self._heap and self._heap[0][0] <= now:
                     due.append(heapq.heappop(self._heap)[2])
                 pause = self._heap[0][0] - now if self._heap else None
-            if due:
-                for task in due:
-                    try:
-                        task()
-                    except Exception as error:  # noqa: BLE001 - reported as an event
-                        self._report(error)
-            else:
+            for task in due:
+                self._run_task(task)
+            if not due:
                 self._clock.wait(self._changed, pause)
+
+    def _run_task(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except Exception as error:  # noqa: BLE001 - reported; the thread must live on
+            self._report(error)
 
     def close(self) -> None:
         """Ends the thread; tasks not yet due are dropped."""
@@ -79,7 +81,7 @@ class Timer:
 
 
 class Deadlines:
-    """Calls `sweep(now)` when the earliest announced deadline has come; `sweep` returns the next."""
+    """Calls `sweep(now)` when the earliest announced deadline has come; it returns the next."""
 
     def __init__(self, timer: Timer, clock: Clock, sweep: Callable[[float], float | None]) -> None:
         self._timer = timer

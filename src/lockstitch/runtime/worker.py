@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.errors import NotInitializedError
-from lockstitch.runtime.agent import Agent, AgentOptions, Directory
+from lockstitch.runtime.agent import Agent, AgentOptions
 from lockstitch.wire.pickling import PicklingRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.runtime.peers import Directory
     from lockstitch.transport.base import Transport
 
 S = TypeVar("S")
@@ -37,7 +38,7 @@ class Process:
         os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
-        """A forked child begins without a worker: its parent's threads and peers are not its own."""
+        """A forked child begins without a worker: its parent's threads are not its own."""
         worker, self.worker = self.worker, None
         _active.set(None)
         for each in (worker, *list(_alive)):
@@ -66,9 +67,7 @@ class Worker:
         self.pickling = PicklingRegistry()
         self.abandoned = False
         self._services: dict[type[Any], object] = {}
-        self.agent = Agent(
-            info, directory, transport, clock, self.pickling, options or AgentOptions(), self._enter
-        )
+        self.agent = Agent(self, directory, transport, options or AgentOptions())
         _alive.add(self)
 
     def __repr__(self) -> str:
@@ -105,8 +104,9 @@ class Worker:
         finally:
             _active.reset(token)
 
-    def _enter(self) -> None:
-        _active.set(self)  # for the whole life of a thread of the crew
+    def adopt_thread(self) -> None:
+        """Makes this the current worker of the calling thread, for good: it is one of our crew."""
+        _active.set(self)
 
     def start(self) -> None:
         """Begins to serve."""

@@ -111,9 +111,7 @@ class _Layout:
             for place, name in enumerate(plain_names)
             if (restore := _restorer(hints[name])) is not None
         ]
-        self._flat = not self._restorers or (
-            self.stitch is not None and len(self._restorers) == 1
-        )
+        self._flat = not self._restorers or (self.stitch is not None and len(self._restorers) == 1)
 
     def values(self, message: Message) -> tuple[Any, ...]:
         values: tuple[Any, ...] = (self._get(message),) if self._single else self._get(message)
@@ -233,7 +231,9 @@ class IncomingFrame:
 
     __slots__ = ("_encoding", "_headers", "_items", "_kind", "_stream", "_values", "targets")
 
-    def __init__(self, kind: int, inline: memoryview, address: int, bulk_length: int, limits: FrameLimits) -> None:
+    def __init__(
+        self, kind: int, inline: memoryview, address: int, bulk_length: int, limits: FrameLimits
+    ) -> None:
         cls = KINDS.get(kind)
         if cls is None:
             raise RemoteProtocolError(f"unknown kind of message: {kind}")
@@ -256,7 +256,9 @@ class IncomingFrame:
             self._encoding, self._stream, self._headers = loaded[-3:]
             self._allocate(inline, address, bulk_length, limits)
 
-    def _allocate(self, inline: memoryview, address: int, bulk_length: int, limits: FrameLimits) -> None:
+    def _allocate(
+        self, inline: memoryview, address: int, bulk_length: int, limits: FrameLimits
+    ) -> None:
         headers = self._headers
         if not headers and type(self._stream) is bytes:
             self._items: Sequence[Any] = ()
@@ -301,7 +303,7 @@ class IncomingFrame:
                 finish(header, item, as_leaf=index not in stitched)
                 for index, (header, item) in enumerate(zip(self._headers, items, strict=True))
             ]
-        return cls(*self._values, Payload(self._encoding, self._stream, items))
+        return cls(*self._values, Payload(self._encoding, self._stream, items))  # type: ignore[call-arg]
 
 
 class FrameDecoder:
@@ -331,7 +333,7 @@ class FrameDecoder:
         # A tensor's memory, because it is aligned and its address known.
         self._buffer = torch.empty(capacity, dtype=torch.uint8)
         self._address = self._buffer.data_ptr()
-        self._view = memoryview(self._buffer.numpy())
+        self._view = memoryview(self._buffer.numpy())  # type: ignore[arg-type]
 
     def space(self) -> memoryview:
         """Where the next bytes of the stream are to be put; never empty."""

@@ -11,7 +11,7 @@ Kinds are numbers of the protocol: never reuse one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from lockstitch.ids import GlobalId, WorkerId
 
@@ -50,7 +50,8 @@ class Payload(NamedTuple):
     """Values on their way: a stream of bytes, and what was lifted out of it.
 
     `items` are tensors and out-of-band buffers (`memoryview`s) in the order in which they were met;
-    the stream refers to them by that order. `encoding` says how the stream was made (`wire.pickling`).
+    the stream refers to them by that order. `encoding` says how the stream was made (see
+    `wire.pickling`).
     """
 
     encoding: int
@@ -162,7 +163,7 @@ class Hello(Message):
 @kind(9)
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
-    """The listener's answer to `Hello`; `refusal` is empty, or says why the caller may not come in."""
+    """The listener's answer to `Hello`; `refusal` says why the caller may not come in, if so."""
 
     refusal: str
     name: str
@@ -240,6 +241,10 @@ class ChildNoted(Message):
 
 
 # ---------------------------------------------------------------- distributed autograd
+#
+# All but the first belong to one backward pass, named by `backward_pass`, whose creator is its
+# initiator. Those that may reach a worker first also say how the pass is run: `retain_graph`, and
+# `fast` (PyTorch's note) or smart.
 
 
 @kind(32)
@@ -253,11 +258,116 @@ class ReleaseContext(Message):
 @kind(33)
 @dataclass(frozen=True, slots=True)
 class Gradient(Message):
-    """The gradients of the tensors that crossed as stitch `message`, in their order; `body` decodes
-    to a tuple with None where there is none, and to None as a whole for a *null token*."""
+    """Receiver → sender of the stitch `message`: the gradients of the tensors that crossed, as the
+    items of `body` in their order, None where there is none. No items at all make a *null token*:
+    no gradient will come. `emitted` and `consumed` are a report that rides along (see `Report`)."""
 
     context: int
     backward_pass: GlobalId
-    initiator: WorkerId
+    retain_graph: bool
+    fast: bool
     message: GlobalId
+    emitted: tuple[GlobalId, ...]
+    consumed: tuple[GlobalId, ...]
     body: Payload
+
+
+@kind(34)
+@dataclass(frozen=True, slots=True)
+class Report(Message):
+    """Participant → initiator: gradients of these stitches were emitted and consumed, and what the
+    consumption gave to leaves is stored."""
+
+    context: int
+    backward_pass: GlobalId
+    emitted: tuple[GlobalId, ...]
+    consumed: tuple[GlobalId, ...]
+
+
+@kind(35)
+@dataclass(frozen=True, slots=True)
+class NeedParts(Message):
+    """Participant → initiator: I cannot go on without knowing which stitches take part."""
+
+    context: int
+    backward_pass: GlobalId
+
+
+@kind(36)
+@dataclass(frozen=True, slots=True)
+class AskReach(Message):
+    """Initiator → all: answer with your `Reach`."""
+
+    context: int
+    backward_pass: GlobalId
+    retain_graph: bool
+    fast: bool
+
+
+@kind(37)
+@dataclass(frozen=True, slots=True)
+class Reach(Message):
+    """Worker → initiator: which tensors received here lie below those sent from here; the two
+    fields are those of `autograd.discovery.Reach`."""
+
+    context: int
+    backward_pass: GlobalId
+    received: tuple[tuple[GlobalId, int], ...]
+    sent: tuple[tuple[GlobalId | None, tuple[bytes, ...]], ...]
+
+
+@kind(38)
+@dataclass(frozen=True, slots=True)
+class Parts(Message):
+    """Initiator → all: of what you sent, these tensors of these stitches take part, no others."""
+
+    context: int
+    backward_pass: GlobalId
+    retain_graph: bool
+    fast: bool
+    parts: tuple[tuple[GlobalId, tuple[int, ...]], ...]
+
+
+@kind(39)
+@dataclass(frozen=True, slots=True)
+class BackwardFailed(Message):
+    """Participant → initiator: my part ended in the exception that `body` describes; `text` is what
+    it says, in case that the exception cannot be rebuilt."""
+
+    context: int
+    backward_pass: GlobalId
+    text: str
+    body: Payload
+
+
+@kind(40)
+@dataclass(frozen=True, slots=True)
+class Abort(Message):
+    """Initiator → all: the pass has failed, free whatever waits for it."""
+
+    context: int
+    backward_pass: GlobalId
+
+
+@kind(41)
+@dataclass(frozen=True, slots=True)
+class AskStanding(Message):
+    """Initiator → all: answer with your `Standing`, for wave number `wave` (fast passes only)."""
+
+    context: int
+    backward_pass: GlobalId
+    wave: int
+
+
+@kind(42)
+@dataclass(frozen=True, slots=True)
+class Standing(Message):
+    """Worker → initiator: where I stand; the fields are those of `autograd.termination.Standing`."""
+
+    context: int
+    backward_pass: GlobalId
+    wave: int
+    sent: int
+    received: int
+    is_active: bool
+    waiting: tuple[GlobalId, ...]

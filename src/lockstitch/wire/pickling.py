@@ -97,7 +97,9 @@ class PicklingRegistry:
 # ---------------------------------------------------------------- packing
 
 
-def pack(value: object, registry: PicklingRegistry, to: WorkerId | None = None) -> tuple[Payload, set[int]]:
+def pack(
+    value: object, registry: PicklingRegistry, to: WorkerId | None = None
+) -> tuple[Payload, set[int]]:
     """Encodes `value`. Also returns the ids of lifted parameters that must stay leaves (see
     `PickleSession.sealed`).
 
@@ -113,7 +115,7 @@ def pack(value: object, registry: PicklingRegistry, to: WorkerId | None = None) 
         if payload is not None:
             return payload, set()
     elif cls in _SCALARS:
-        return Payload(MARSHAL, marshal.dumps(value), ()), set()
+        return Payload(MARSHAL, marshal.dumps(cast("int", value)), ()), set()
     return _pack_pickle(value, registry, to)
 
 
@@ -128,12 +130,14 @@ def pack_flat(values: Sequence[object]) -> Payload | None:
     ):
         return None
     if torch.Tensor not in types:
-        return Payload(MARSHAL, marshal.dumps(values), ())
+        return Payload(MARSHAL, marshal.dumps(cast("list[int]", values)), ())
     items = [value for value in values if type(value) is torch.Tensor]
     if not all(map(is_liftable, items)) or len(set(map(id, items))) < len(items):
         return None  # pickle's memo keeps one tensor that is named twice one tensor
-    marked = [... if type(value) is torch.Tensor else value for value in values]
-    return Payload(MARSHAL, marshal.dumps(tuple(marked) if type(values) is tuple else marked), items)
+    marked: Any = [... if type(value) is torch.Tensor else value for value in values]
+    if type(values) is tuple:
+        marked = tuple(marked)
+    return Payload(MARSHAL, marshal.dumps(marked), items)
 
 
 def _pack_pickle(
@@ -176,7 +180,7 @@ def take(item: T) -> T:
     return item
 
 
-def rebuild(tag: str, *state: object) -> Any:
+def rebuild(tag: str, *_state: object) -> Any:
     """Stands in a pickle stream for a registered type; the unpickler puts its own in its place."""
     raise SerializationError(f"a {tag} of Lockstitch can only be unpickled by a worker")
 
@@ -184,7 +188,9 @@ def rebuild(tag: str, *state: object) -> Any:
 class _Reducing:
     """What both picklers do with an object before they look at it themselves."""
 
-    __slots__ = ()
+    session: PickleSession
+    reducers: dict[type, tuple[str, Reduce]]
+    lifted: dict[int, torch.Tensor]
 
     def prepare(
         self,

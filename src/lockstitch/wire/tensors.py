@@ -203,10 +203,10 @@ class Incoming:
         self._bases: dict[int, torch.Tensor] = {}
 
     def allocate(self, header: Header | int | None) -> None:
-        """Appends the item that `header` describes: a tensor, a buffer of that many bytes, or None."""
+        """Appends the item of that header: a tensor, a buffer of so many bytes, or None."""
         if header is None:
             self.items.append(None)
-        elif type(header) is int:
+        elif isinstance(header, int):
             buffer = torch.empty(header, dtype=torch.uint8)
             memory = Memory(buffer.data_ptr(), header, buffer)
             self.memories.append(memory)
@@ -248,10 +248,14 @@ class Incoming:
         layout = _LAYOUTS[layout_index]
         # The parts' memory is filled after this: nothing here may look at values.
         if layout is torch.sparse_coo:
+            indices, values = parts
             return torch.sparse_coo_tensor(
-                *parts, shape, is_coalesced=coalesced, check_invariants=False
+                indices, values, shape, is_coalesced=coalesced, check_invariants=False
             )
-        return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=False)
+        compressed, plain, values = parts
+        return torch.sparse_compressed_tensor(
+            compressed, plain, values, shape, layout=layout, check_invariants=False
+        )
 
 
 def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:
@@ -259,7 +263,7 @@ def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:
 
     With `as_leaf` False the tensor is about to be stitched onto the graph and stays plain.
     """
-    if type(header) is not tuple:
+    if not isinstance(header, tuple):
         return item
     code = header[0]
     if as_leaf and code & (PARAMETER | REQUIRES_GRAD):
@@ -273,7 +277,7 @@ def nbytes_of(header: Header | int | None) -> list[int]:
     """The sizes of the memories that go with a header, in order."""
     if header is None:
         return []
-    if type(header) is int:
+    if isinstance(header, int):
         return [header]
     code = header[0]
     if code & SPARSE:

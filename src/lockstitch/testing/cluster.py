@@ -1,0 +1,128 @@
+"""Several workers in one process: a whole cluster without ports, inside one test.
+
+    with LocalCluster(3, faults=Faults().drop(ForkAccept, nth=1)) as cluster:
+        with cluster["worker0"].active():
+            rref = rpc.remote("worker1", make_model)
+
+The workers are real: the same agents, references and backward passes as between processes, over the
+in-memory transport. Time may be a `ManualClock`, mishaps are scripted by `Faults`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lockstitch.autograd.service import AutogradService
+from lockstitch.rref.service import ReferenceService
+
+from lockstitch.clock import SYSTEM_CLOCK, Clock
+from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.runtime.worker import Worker
+from lockstitch.transport.memory import MemoryNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from lockstitch.runtime.agent import AgentOptions
+    from lockstitch.testing.faults import Faults
+    from lockstitch.transport.base import Connection, Transport
+
+T = TypeVar("T")
+
+
+class LocalDirectory:
+    """Who is in a `LocalCluster`; each member connects by its own transport."""
+
+    def __init__(self, members: list[WorkerInfo], addresses: dict[str, str]) -> None:
+        self._members = members
+        self._addresses = addresses
+        self.transport: Transport | None = None
+
+    def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
+        """By name, rank or identity."""
+        for member in self._members:
+            if key in (member.name, member.id) or key == member.worker:
+                return member
+        return None
+
+    def members(self) -> Sequence[WorkerInfo]:
+        """All of them."""
+        return self._members
+
+    def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
+        """A fresh connection to a member."""
+        assert self.transport is not None
+        return self.transport.connect(self._addresses[peer.name], timeout_seconds)
+
+
+class LocalCluster:
+    """A context manager of workers named worker0, worker1, … (or as `names` says).
+
+    `faults` scripts mishaps, `clock` may be a `ManualClock`, `options` are those of every agent.
+    """
+
+    def __init__(
+        self,
+        size: int | Sequence[str] = 2,
+        *,
+        faults: Faults | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        options: AgentOptions | None = None,
+    ) -> None:
+        self.names = [f"worker{rank}" for rank in range(size)] if isinstance(size, int) else [*size]
+        self.clock = clock
+        self.network = MemoryNetwork(clock, faults)
+        self._options = options
+        self._workers: dict[str, Worker] = {}
+
+    def __enter__(self) -> LocalCluster:
+        infos = [WorkerInfo(name, rank) for rank, name in enumerate(self.names)]
+        addresses: dict[str, str] = {}
+        for info in infos:
+            self._workers[info.name] = self._make(info, infos, addresses)
+        for worker in self._workers.values():
+            worker.start()
+        return self
+
+    def _make(self, info: WorkerInfo, infos: list[WorkerInfo], addresses: dict[str, str]) -> Worker:
+        directory = LocalDirectory(infos, addresses)
+        transport = directory.transport = self.network.transport(info.name)
+        worker = Worker(info, directory, transport, clock=self.clock, options=self._options)
+        listener = transport.listen()
+        addresses[info.name] = listener.address
+        worker.agent.accept_at(listener)
+        worker.plug(ReferenceService(worker))
+        worker.plug(AutogradService(worker))
+        return worker
+
+    def __exit__(self, *_exception: object) -> None:
+        for worker in self._workers.values():
+            worker.close()
+
+    def __getitem__(self, name: str | int) -> Worker:
+        return self._workers[self.names[name] if isinstance(name, int) else name]
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def run(self, name: str | int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Runs `function` in this thread as code of that worker."""
+        with self[name].active():
+            return function(*args, **kwargs)
+
+    def kill(self, name: str) -> None:
+        """The worker dies, as its peers see it."""
+        self.network.kill(name)
+
+    @contextlib.contextmanager
+    def partition(self, one: str, other: str) -> Iterator[None]:
+        """Within, frames between the two are lost."""
+        self.network.partition(one, other)
+        try:
+            yield
+        finally:
+            self.network.heal(one, other)
