@@ -1,0 +1,214 @@
+"""What the tables of `rref.lifetime` are told (events), and what they answer (instructions).
+
+All are values. Events say what happened on this worker, what arrived from another one, or what time
+it is; instructions say what the service must do, in order. `reference` names the value, `fork` one
+hold of one user on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.wire.messages import Message
+
+DIRECT = -1
+"""The serial of a fork that its owner made itself: it is counted and never claimed."""
+
+
+# ---------------------------------------------------------------- events for both sides
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A control message came in."""
+
+    sender: WorkerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """That life of a worker is over; nothing more will come from it."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """It is `now` (seconds of any clock that does not go back)."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A fork made for another worker never left, or can no longer arrive."""
+
+    reference: GlobalId
+    fork: GlobalId
+
+
+# ---------------------------------------------------------------- events for the owner
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The owner itself puts a fork for `holder` into a message (None: it is not known for whom)."""
+
+    reference: GlobalId
+    fork: GlobalId
+    holder: WorkerId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A `RemoteCall` came in: `user` wants a value made, and holds `fork` of it."""
+
+    user: WorkerId
+    reference: GlobalId
+    fork: GlobalId
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A `Fetch` came in: `user` holds `fork` and wants the value."""
+
+    user: WorkerId
+    reference: GlobalId
+    fork: GlobalId
+    serial: int
+
+
+# ---------------------------------------------------------------- events for a user
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """`remote()` was called: a `RemoteCall` is about to claim `fork` at `owner`."""
+
+    reference: GlobalId
+    fork: GlobalId
+    owner: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The owner answered a request that named `fork`, hence counts it."""
+
+    fork: GlobalId
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The `RemoteCall` that claims `fork` failed or timed out: the owner may know of it or not."""
+
+    fork: GlobalId
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message brought `fork`, which `parent` made for us."""
+
+    reference: GlobalId
+    fork: GlobalId
+    owner: WorkerId
+    parent: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class CameHome:
+    """A message brought the owner a fork of its own reference, made by the user `parent`."""
+
+    fork: GlobalId
+    parent: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The user's fork `parent` was put into a message for `to`, as the new fork `child`."""
+
+    parent: GlobalId
+    child: GlobalId
+    to: WorkerId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The program let go of these forks."""
+
+    forks: tuple[GlobalId, ...]
+
+
+# ---------------------------------------------------------------- instructions
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control message."""
+
+    to: WorkerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Owner: somebody counts on the value of `reference` now: hold it (or a place for it)."""
+
+    reference: GlobalId
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Owner: nobody counts on the value any more: let it go."""
+
+    reference: GlobalId
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Owner: run the function of the `RemoteCall` just told; without this it came too late."""
+
+    reference: GlobalId
+
+
+@dataclass(frozen=True, slots=True)
+class Barren:
+    """Owner: the worker that wanted the value made died before its call came: none will come."""
+
+    reference: GlobalId
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """User: the owner counts `fork`: whatever waited for that may start."""
+
+    fork: GlobalId
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """User: the owner of `fork` died, and the value with it."""
+
+    fork: GlobalId
+
+
+OwnerEvent = Arrived | WorkerLost | Tick | Withdrawn | Shared | Called | Asked
+UserEvent = (
+    Arrived
+    | WorkerLost
+    | Tick
+    | Withdrawn
+    | Created
+    | Settled
+    | Abandoned
+    | Received
+    | CameHome
+    | Forked
+    | Dropped
+)
+OwnerInstruction = Send | Keep | Free | Begin | Barren
+UserInstruction = Send | Confirm | Orphan

@@ -1,0 +1,63 @@
+"""Control messages that still want their answer, and when each is to be sent again.
+
+A message is sent once by whoever puts it in; from the next tick on it is repeated after one second,
+then two, four … up to thirty, until it is settled. Time is a number given with each tick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from lockstitch.ids import WorkerId
+    from lockstitch.rref.events import Send
+
+FIRST_RETRY_SECONDS: Final = 1.0
+LAST_RETRY_SECONDS: Final = 30.0
+
+
+@dataclass(slots=True)
+class _Letter:
+    send: Send
+    pause: float = FIRST_RETRY_SECONDS
+    due: float | None = None
+    """None until the first tick after it was put in."""
+
+
+class Outbox:
+    """Unanswered messages by a key of the caller's choice."""
+
+    def __init__(self) -> None:
+        self._letters: dict[Hashable, _Letter] = {}
+
+    def __len__(self) -> int:
+        return len(self._letters)
+
+    def put(self, key: Hashable, send: Send) -> Send:
+        """Repeats `send` until `settle(key)`; returns it, for the first sending."""
+        self._letters[key] = _Letter(send)
+        return send
+
+    def settle(self, key: Hashable) -> bool:
+        """The answer is there, or wanted no more. False if nothing waited under `key`."""
+        return self._letters.pop(key, None) is not None
+
+    def forget(self, worker: WorkerId) -> None:
+        """Nothing need be sent to `worker` any more."""
+        for key in [key for key, letter in self._letters.items() if letter.send.to == worker]:
+            del self._letters[key]
+
+    def tick(self, now: float) -> list[Send]:
+        """What is to be sent again now."""
+        again: list[Send] = []
+        for letter in self._letters.values():
+            if letter.due is None:
+                letter.due = now + letter.pause
+            elif letter.due <= now:
+                letter.pause = min(2 * letter.pause, LAST_RETRY_SECONDS)
+                letter.due = now + letter.pause
+                again.append(letter.send)
+        return again
