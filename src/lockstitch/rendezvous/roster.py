@@ -1,0 +1,149 @@
+"""The table of members: who they are and where to reach them. No I/O here.
+
+A member is published as JSON, never as a pickle: the store is open to strangers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from lockstitch.errors import RemoteProtocolError
+from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One worker as the others need to know it.
+
+    `addresses` are where it listens, the best first; `host` is its `host_identity`.
+    """
+
+    info: WorkerInfo
+    addresses: tuple[str, ...]
+    host: str
+
+    @property
+    def id(self) -> WorkerId:
+        """Which life of which rank this is."""
+        return self.info.worker
+
+    def encode(self) -> str:
+        """As published in the store."""
+        return json.dumps(
+            {
+                "name": self.info.name,
+                "rank": self.info.id,
+                "generation": self.info.generation,
+                "addresses": self.addresses,
+                "host": self.host,
+            }
+        )
+
+    @classmethod
+    def decode(cls, text: bytes) -> Member:
+        """The reverse; `RemoteProtocolError` when it is not a member's entry."""
+        try:
+            entry = json.loads(text)
+            info = WorkerInfo(str(entry["name"]), int(entry["rank"]), int(entry["generation"]))
+            addresses = tuple(map(str, entry["addresses"]))
+            host = str(entry["host"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RemoteProtocolError(f"the store holds no worker's entry: {text!r}") from error
+        if info.id < 0 or not 0 <= info.generation <= MAX_GENERATION:
+            raise RemoteProtocolError(f"the store holds an impossible worker: {text!r}")
+        return cls(info, addresses, host)
+
+
+class Table:
+    """Members by name, rank and `WorkerId`; a later life of a rank takes the earlier's place."""
+
+    def __init__(self, members: Iterable[Member] = ()) -> None:
+        self._by_name: dict[str, Member] = {}
+        self._by_rank: dict[int, Member] = {}
+        for member in members:
+            self.add(member)
+
+    def add(self, member: Member) -> None:
+        """Enters `member` instead of whoever had its name or its rank."""
+        for former in (self._by_name.get(member.info.name), self._by_rank.get(member.info.id)):
+            if former is not None:
+                self.remove(former)
+        self._by_name[member.info.name] = member
+        self._by_rank[member.info.id] = member
+
+    def remove(self, member: Member) -> None:
+        """Strikes out exactly this life of the member; harmless when repeated."""
+        if self._by_rank.get(member.info.id) == member:
+            del self._by_rank[member.info.id]
+            del self._by_name[member.info.name]
+
+    def find(self, who: str | int | WorkerId) -> Member | None:
+        """The member of that name, rank or id."""
+        if isinstance(who, str):
+            return self._by_name.get(who)
+        if isinstance(who, WorkerId):
+            member = self._by_rank.get(who.rank)
+            return member if member is not None and member.id == who else None
+        return self._by_rank.get(who)
+
+    def members(self) -> list[Member]:
+        """All, by rank."""
+        return [self._by_rank[rank] for rank in sorted(self._by_rank)]
+
+
+class Roster(Protocol):
+    """The group as one of its members sees it; safe to use from any thread."""
+
+    @property
+    def me(self) -> WorkerInfo:
+        """Who this worker is."""
+        ...
+
+    def find(self, who: str | int | WorkerId) -> Member | None:
+        """The member of that name, rank or id; None when there is none.
+
+        In a dynamic group it asks the store about those it does not know.
+        """
+        ...
+
+    def forget(self, member: Member) -> None:
+        """`member` seems to be gone: the next `find` shall ask the store anew."""
+        ...
+
+    def evict(self, member: Member) -> None:
+        """`member` is dead and cannot leave by itself: its name and rank are free for another."""
+        ...
+
+    def members(self) -> list[Member]:
+        """All members, by rank; in a dynamic group as the store has them now."""
+        ...
+
+    def leave(self) -> None:
+        """Strikes this worker out; harmless when repeated.
+
+        Best while the store still stands, that is before the last meeting of a shutdown: where it
+        is gone, nothing is raised, but torch complains on stderr.
+        """
+        ...
+
+
+def check_names_are_unique(members: Iterable[Member]) -> None:
+    """Raises RuntimeError when two members have the same name."""
+    ranks: dict[str, int] = {}
+    for member in members:
+        name, rank = member.info.name, member.info.id
+        if ranks.setdefault(name, rank) != rank:
+            raise RuntimeError(name_is_taken(name, ranks[name], rank))
+
+
+def name_is_taken(name: str, one: int, other: int) -> str:
+    """What to say of two ranks with the same name."""
+    return (
+        f"RPC worker name {name} is not unique. Workers {one} and {other} share it; "
+        "give each worker a name of its own."
+    )

@@ -1,0 +1,88 @@
+"""A group of `world_size` ranks that come together, stay, and may meet again on the same store.
+
+- `meetings/<rank>`: how often this rank has come; its generation
+- `meeting/<n>/<rank>`: a member's entry for the nth meeting
+
+Each rank publishes its entry and waits for those of the others, one request each. Meetings are
+numbered by each rank for itself: the nth initialisation of one rank meets the nth of all others, so
+entries of an earlier life are never mistaken for those of this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
+from lockstitch.rendezvous.roster import Member, Table, check_names_are_unique
+from lockstitch.rendezvous.store import missing_keys, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed.distributed_c10d import Store
+
+
+class StaticRoster:
+    """The `Roster` of a static group: read once, then fixed."""
+
+    def __init__(self, me: WorkerInfo, table: Table, withdraw: Callable[[], None]) -> None:
+        self._me = me
+        self._table = table
+        self._withdraw = withdraw
+        self._has_left = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<StaticRoster of {self._me.name!r} · {len(self.members())} members>"
+
+    @property
+    def me(self) -> WorkerInfo:
+        return self._me
+
+    def find(self, who: str | int | WorkerId) -> Member | None:
+        return self._table.find(who)
+
+    def forget(self, member: Member) -> None:
+        """Nothing: nobody takes a static member's place."""
+
+    def evict(self, member: Member) -> None:
+        """Nothing, likewise."""
+
+    def members(self) -> list[Member]:
+        return self._table.members()
+
+    def leave(self) -> None:
+        if self._has_left.acquire(blocking=False):
+            with contextlib.suppress(RuntimeError):  # the store may have gone with rank 0
+                self._withdraw()
+
+
+def meet(
+    store: Store,
+    me: Callable[[int], Member],
+    rank: int,
+    world_size: int,
+    timeout_seconds: float,
+) -> tuple[Member, Table]:
+    """Publishes this rank's entry, `me(generation)`; returns it and all when all are there.
+
+    Raises RuntimeError when ranks are missing after the timeout, or when two have the same name.
+    """
+    meeting = store.add(f"meetings/{rank}", 1) - 1
+    member = me(meeting & MAX_GENERATION)
+    keys = [f"meeting/{meeting}/{each}" for each in range(world_size)]
+    store.set(keys[rank], member.encode())
+    if missing := missing_keys(store, keys, timeout_seconds):
+        # As if it had never come, so that the ranks can try again.
+        store.delete_key(keys[rank])
+        store.add(f"meetings/{rank}", -1)
+        ranks = [each for each, key in enumerate(keys) if key in missing]
+        raise RuntimeError(
+            f"rank {rank} waited {timeout_seconds} s for {world_size} ranks to join, but ranks "
+            f"{ranks} did not come, or gave up. (It is meeting number {meeting + 1} on this "
+            "store; all ranks must have met as often.)"
+        )
+    members = [Member.decode(entry) for entry in read_all(store, keys)]
+    check_names_are_unique(members)
+    return member, Table(members)

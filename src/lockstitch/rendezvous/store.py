@@ -1,0 +1,99 @@
+"""The key-value store through which workers find each other: torch's own, under our own prefix.
+
+**Not authenticated**: whoever reaches the store can read and write it. It serves discovery only.
+
+A file store is opened without a number of users, for with one it deletes its file when the last of
+them is gone, while a process group or our own next life may be about to use it.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode, urlsplit
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PREFIX = "lockstitch"
+# torch's word for "any number".
+_ANY = -1
+
+
+def open_store(
+    init_method: str | Store,
+    rank: int,
+    world_size: int | None,
+    timeout_seconds: float = 300.0,
+) -> Store:
+    """Opens the store that `init_method` names, or takes the given one.
+
+    `env://`, `tcp://host:port` and `file://path` go through `torch.distributed.rendezvous`, whose
+    ValueErrors ("rank parameter missing", "environment variable RANK expected, but not set") pass
+    unchanged. With `tcp://` and `env://` rank 0 hosts the store for as long as it keeps it.
+    `world_size` None or 0 means a group that ranks join and leave; `rank` -1 means "not given".
+    `timeout_seconds` is for reaching the store and for reading what should be there.
+    """
+    timeout = timedelta(seconds=timeout_seconds)
+    if isinstance(init_method, Store):
+        store = init_method
+    else:
+        url = _with_members(init_method, rank, world_size)
+        store, _, _ = next(rendezvous(url, timeout=timeout))
+        store.set_timeout(timeout)
+    return PrefixStore(_PREFIX, store)
+
+
+def missing_keys(store: Store, keys: Sequence[str], timeout_seconds: float) -> list[str]:
+    """Waits until all `keys` are set; returns those that are not when the time is over."""
+    if _wait(store, keys, timeout_seconds):
+        return []
+    return [key for key in keys if not store.check([key])]
+
+
+def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
+    """The values of `keys`, all of which are set, in one request."""
+    return list(store.multi_get(list(keys))) if keys else []
+
+
+def _wait(store: Store, keys: Sequence[str], timeout_seconds: float) -> bool:
+    # A store waits inside C++, does not let Ctrl-C through and lets nobody else use it meanwhile. So
+    # a thread waits, with a client of its own, and we wait for the thread. After an interrupt it is
+    # left to its own timeout.
+    outcome: list[bool] = []
+    is_over = threading.Event()
+    client = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+
+    def wait() -> None:
+        try:
+            client.wait(list(keys), timedelta(seconds=timeout_seconds))
+            outcome.append(True)
+        except RuntimeError:  # of several types; whether it was the time, the caller looks
+            outcome.append(False)
+        finally:
+            is_over.set()
+
+    thread = threading.Thread(target=wait, name="lockstitch-rendezvous", daemon=True)
+    thread.start()
+    is_over.wait()
+    thread.join()
+    return bool(outcome) and outcome[0]
+
+
+def _with_members(url: str, rank: int, world_size: int | None) -> str:
+    """Adds rank and number of ranks to the URL, as `torch.distributed.rendezvous` does.
+
+    We do it because its public form cannot say "any number of ranks".
+    """
+    parts = urlsplit(url)
+    members = {}
+    if rank >= 0:
+        members["rank"] = rank
+    if parts.scheme != "env" or world_size:
+        members["world_size"] = world_size if world_size and parts.scheme != "file" else _ANY
+    query = "&".join(filter(None, (parts.query, urlencode(members))))
+    return parts._replace(query=query).geturl()
