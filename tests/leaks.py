@@ -1,6 +1,7 @@
-"""What this process holds at a moment: threads, child processes, sockets and pipes.
+"""What this process holds at a moment: threads, child processes, sockets and pipes, workers.
 
-Threads are asked of Python, the rest is read from /proc where there is one. Two inventories
+Threads are asked of Python, descriptors and children read from /proc where there is one. A worker
+that was not closed keeps references and contexts alive, and says so itself. Two inventories
 compared say what a test left behind.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ class Inventory:
 
     @classmethod
     def take(cls) -> Inventory:
-        return cls(_threads() | _children() | _descriptors())
+        return cls(_threads() | _children() | _descriptors() | _workers())
 
     def wait_until_nothing_new(self, timeout_seconds: float) -> list[str]:
         """The names of what is held now and was not then, once there is none or time is over."""
@@ -79,6 +81,13 @@ def _descriptors() -> dict[object, str]:
         if target.startswith(_TALKING) and int(name) != tracker:
             held["descriptor", int(name), target] = f"descriptor {name} -> {target}"
     return held
+
+
+def _workers() -> dict[object, str]:
+    # Looked up only if a test imported it, so that tests of small parts stay independent of it.
+    module = sys.modules.get("lockstitch.runtime.worker")
+    alive = list(getattr(module, "_alive", ()))
+    return {("worker", id(worker)): f"not closed: {worker!r}" for worker in alive}
 
 
 def _names(folder: Path) -> list[str]:
