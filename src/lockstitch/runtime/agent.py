@@ -308,13 +308,13 @@ class Agent:
         given = timeout if timeout > 0 else None
         seconds = given if timeout >= 0 else (self.default_timeout or None)
         inherited = remaining_deadline()
-        if seconds is None and inherited is None:
-            return Pending(None, None, future)
         now = self.clock.now()
+        if seconds is None and inherited is None:
+            return Pending(None, None, future, since=now)
         if inherited is not None and (seconds is None or inherited - now < seconds):
             seconds = given = max(inherited - now, 0.0)
         assert seconds is not None
-        return Pending(now + seconds, seconds, future, travels=given)
+        return Pending(now + seconds, seconds, future, since=now, travels=given)
 
     def _send_call(
         self,
@@ -325,6 +325,7 @@ class Agent:
         kwargs: dict[str, Any] | None,
         make: MakeCall = Call,
     ) -> int:
+        pending.what = function
         functions = channel.functions
         number, definition = functions.define(function)
         body, sealed = self.pack_call(function, number, args, kwargs, channel.peer.worker)

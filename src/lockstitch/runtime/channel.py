@@ -50,6 +50,10 @@ class Channel:
         """How many requests have no answer yet."""
         return len(self._pending)
 
+    def pending(self) -> list[Pending]:
+        """The requests without an answer."""
+        return list(self._pending.values())
+
     def transmit(self, message: Message) -> None:
         """Sends a message. Raises `PeerDiedError`."""
         raise NotImplementedError

@@ -47,7 +47,17 @@ class Deferred:
 class Invocation:
     """See the module. Exactly one of `reply` and `fail` is called in the end."""
 
-    __slots__ = ("_requests", "agent", "caller", "expires", "known", "message", "stitch")
+    __slots__ = (
+        "_requests",
+        "agent",
+        "caller",
+        "expires",
+        "known",
+        "message",
+        "since",
+        "stitch",
+        "thread",
+    )
 
     def __init__(
         self, agent: Agent, requests: Requests, message: Message, known: KnownFunction
@@ -59,11 +69,22 @@ class Invocation:
         self.caller: WorkerId = requests.peer.worker
         self.stitch: Stitch | None = message.stitch  # type: ignore[attr-defined]
         timeout: float | None = message.timeout  # type: ignore[attr-defined]
-        self.expires = None if timeout is None else agent.clock.now() + timeout
+        self.since = agent.clock.now()
+        self.expires = None if timeout is None else self.since + timeout
+        self.thread: int | None = None
 
     def __repr__(self) -> str:
-        what = self.known.qualified or "a function by value"
-        return f"<Invocation of {what} for {self._requests.peer.name!r}>"
+        return f"<Invocation of {self.what} for {self.caller_name!r}>"
+
+    @property
+    def what(self) -> str:
+        """The function's name."""
+        return self.known.qualified or "a function by value"
+
+    @property
+    def caller_name(self) -> str:
+        """The caller's name."""
+        return self._requests.peer.name
 
     # ------------------------------------------------------------ serving
 
@@ -139,6 +160,7 @@ class Invocation:
         kwargs: dict[str, Any],
         then: Callable[[Any, BaseException | None], None],
     ) -> None:
+        self.thread = threading.get_ident()
         try:
             with self.scope():
                 value = function(*args, **kwargs)
@@ -149,6 +171,7 @@ class Invocation:
                 _print_error(error, self.agent.info.name)
             self._conclude(then, None, error)
             return
+        self.thread = None
         if type(value) is Deferred:
             # Not `then`: the answer must keep its exception's type.
             value.future.add_done_callback(lambda future: self._settle(future, then))

@@ -23,21 +23,36 @@ T = TypeVar("T")
 
 class Pending:
     """One request without an answer yet. `deadline` is a time of the worker's clock, `timeout` the
-    seconds that led to it; `travels` is the timeout to be sent along, because a user gave it."""
+    seconds that led to it; `travels` is the timeout to be sent along, because a user gave it.
+    `what` is the function called, or else a word, and `since` the time of the call."""
 
-    __slots__ = ("answer", "deadline", "done", "error", "future", "lock", "timeout", "travels")
+    __slots__ = (
+        "answer",
+        "deadline",
+        "done",
+        "error",
+        "future",
+        "lock",
+        "since",
+        "timeout",
+        "travels",
+        "what",
+    )
 
     def __init__(
         self,
         deadline: float | None,
         timeout: float | None,
         future: Future[Any] | None,
+        since: float = 0.0,
         travels: float | None = None,
     ) -> None:
         self.deadline = deadline
         self.timeout = timeout
         self.future = future
         self.travels = travels
+        self.since = since
+        self.what: object = None
         self.answer: Message | None = None
         self.error: BaseException | None = None
         self.done = False

@@ -95,6 +95,10 @@ class Worker:
                 return service  # type: ignore[return-value]
         raise LookupError(f"worker {self.name!r} has no {cls.__name__}")
 
+    def services(self) -> list[object]:
+        """All services that are plugged in."""
+        return list(self._services.values())
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Within, `current_worker()` is this worker."""

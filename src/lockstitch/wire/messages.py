@@ -116,7 +116,7 @@ class RemoteCall(Message):
 @kind(3)
 @dataclass(frozen=True, slots=True)
 class Fetch(Message):
-    """Reply with the value of `reference` once it exists. Claims `fork` too, as `ForkRequest` does."""
+    """Reply with the value of `reference` once it exists. Claims `fork`, as `ForkRequest` does."""
 
     request: int
     reference: GlobalId
@@ -178,6 +178,29 @@ class Leave(Message):
     worker: WorkerId
 
 
+# ---------------------------------------------------------------- looking inside
+
+
+@kind(12)
+@dataclass(frozen=True, slots=True)
+class AskWaits(Message):
+    """What do you wait for? Answered by `TellWaits` with the same `question`."""
+
+    question: GlobalId
+
+
+@kind(13)
+@dataclass(frozen=True, slots=True)
+class TellWaits(Message):
+    """The sender waits for these; the fields are those of `runtime.waits.WorkerWaits`."""
+
+    question: GlobalId
+    name: str
+    calls: tuple[tuple[str, str, float], ...]
+    serving: tuple[tuple[str, str, float, str], ...]
+    others: tuple[str, ...]
+
+
 # ---------------------------------------------------------------- references (see rref.lifetime)
 
 
@@ -205,7 +228,7 @@ class ForkAccept(Message):
 @kind(18)
 @dataclass(frozen=True, slots=True)
 class ChildAccept(Message):
-    """Child, or owner → parent: `fork` is counted, so its parent may go (G2); answer `ChildNoted`."""
+    """Child, or owner → parent: `fork` is counted, its parent may go (G2); answer `ChildNoted`."""
 
     fork: GlobalId
 
@@ -213,7 +236,7 @@ class ChildAccept(Message):
 @kind(19)
 @dataclass(frozen=True, slots=True)
 class ForksDeleted(Message):
-    """User → owner: these forks are gone (G1), as pairs (reference, fork); answer `DeletionsNoted`.
+    """User → owner: these forks are gone (G1), pairs (reference, fork); answer `DeletionsNoted`.
 
     All claims of the user with a serial below `floor` are over and done: one that still comes in
     was sent before, and is a repetition or too late.
@@ -371,3 +394,27 @@ class Standing(Message):
     received: int
     is_active: bool
     waiting: tuple[GlobalId, ...]
+
+
+# ---------------------------------------------------------------- meetings of all (see rpc.meetings)
+
+
+@kind(48)
+@dataclass(frozen=True, slots=True)
+class Brought(Message):
+    """Follower → leader: the worker `name` has come to rest, after `activity` requests sent and
+    served in all."""
+
+    meeting: str
+    name: str
+    activity: int
+
+
+@kind(49)
+@dataclass(frozen=True, slots=True)
+class Announced(Message):
+    """Leader → followers: all have come; these are their names and what they brought."""
+
+    meeting: str
+    names: tuple[str, ...]
+    activities: tuple[int, ...]

@@ -1,0 +1,157 @@
+"""What every worker waits for, told by one call or one signal: the way out of "it hangs".
+
+    print(lockstitch.explain_waits())          kill -USR1 PID
+
+Questions and answers are control messages, handled by the threads that read, so they get through
+where every other thread of a worker is blocked. A worker that does not answer is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.errors import LockstitchError
+from lockstitch.ids import IdSource, WorkerId
+from lockstitch.runtime.waits import WorkerWaits, look
+from lockstitch.runtime.worker import Worker, current_worker
+from lockstitch.wire.messages import AskWaits, TellWaits
+
+if TYPE_CHECKING:
+    from lockstitch.ids import GlobalId
+
+
+class _Question:
+    """One question to all workers, and what has been answered."""
+
+    def __init__(self, asked: dict[WorkerId, str]) -> None:
+        self._lock = threading.Lock()
+        self._asked = asked
+        self.answers: list[WorkerWaits] = []
+        self.complete = threading.Event()
+
+    def answer(self, worker: WorkerId, waits: WorkerWaits) -> None:
+        with self._lock:
+            if self._asked.pop(worker, None) is not None:
+                self.answers.append(waits)
+            if not self._asked:
+                self.complete.set()
+
+    def silent(self) -> list[str]:
+        with self._lock:
+            return sorted(self._asked.values())
+
+
+class WaitReports:
+    """The service that asks and answers; plugged into every worker by `init_rpc`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._ids = IdSource(worker.id)
+        self._questions: dict[GlobalId, _Question] = {}
+        worker.agent.handle(AskWaits, self._tell)
+        worker.agent.handle(TellWaits, self._note)
+
+    def ask(self, timeout_seconds: float = 2.0) -> tuple[list[WorkerWaits], list[str]]:
+        """What each worker waits for, by rank, and the names of those that did not answer."""
+        agent = self._worker.agent
+        others = {info.worker: info.name for info in agent.members() if info.worker != agent.id}
+        identifier, question = self._ids(), _Question(others.copy())
+        self._questions[identifier] = question
+        try:
+            for worker in others:
+                with contextlib.suppress(LockstitchError):  # then it counts as silent
+                    agent.send(worker, AskWaits(identifier))
+            if others:
+                with agent.blocked():
+                    question.complete.wait(timeout_seconds)
+        finally:
+            del self._questions[identifier]
+        ranks = {info.name: info.id for info in agent.members()}
+        answers = sorted(
+            [look(self._worker), *question.answers], key=lambda each: ranks.get(each.name, -1)
+        )
+        return answers, question.silent()
+
+    def _tell(self, sender: WorkerId, message: AskWaits) -> None:
+        def tell() -> None:
+            waits = look(self._worker)
+            self._worker.agent.send(
+                sender,
+                TellWaits(message.question, waits.name, waits.calls, waits.serving, waits.others),
+            )
+
+        self._worker.agent.spawn(tell)
+
+    def _note(self, sender: WorkerId, message: TellWaits) -> None:
+        question = self._questions.get(message.question)
+        if question is not None:
+            question.answer(
+                sender, WorkerWaits(message.name, message.calls, message.serving, message.others)
+            )
+
+
+def explain_waits(timeout_seconds: float = 2.0) -> str:
+    """Says what every worker waits for: calls, functions being run, references, backward passes.
+
+    Workers get `timeout_seconds` to answer. Raises `NotInitializedError` before `init_rpc`.
+    """
+    answers, silent = current_worker().service(WaitReports).ask(timeout_seconds)
+    lines: list[str] = []
+    for waits in answers:
+        lines.append(f"{waits.name}: {'waits' if waits else 'waits for nothing'}")
+        lines += [
+            f"  called {function} on {to}, {seconds:.1f} s ago: no answer yet"
+            for to, function, seconds in waits.calls
+        ]
+        lines += [
+            f"  serves {function} for {caller}, since {seconds:.1f} s: {where}"
+            for caller, function, seconds, where in waits.serving
+        ]
+        lines += [f"  {line}" for line in waits.others]
+    lines += [f"{name}: did not answer within {timeout_seconds} s" for name in silent]
+    return "\n".join(lines)
+
+
+class WaitSignal:
+    """While installed, a signal makes this process print what every worker waits for.
+
+    Nothing is installed outside the main thread, or where the program has its own handler.
+    """
+
+    def __init__(self, worker: Worker, number: int | None = None) -> None:
+        self._worker = worker
+        self._number = number if number is not None else getattr(signal, "SIGUSR1", None)
+        self._installed = False
+
+    def install(self) -> None:
+        """Begins to listen."""
+        if (
+            self._number is not None
+            and threading.current_thread() is threading.main_thread()
+            and signal.getsignal(self._number) is signal.SIG_DFL
+        ):
+            signal.signal(self._number, self._react)
+            self._installed = True
+
+    def remove(self) -> None:
+        """Restores what was before, unless the program has put in its own handler since."""
+        if (
+            self._installed
+            and self._number is not None
+            and threading.current_thread() is threading.main_thread()
+            and signal.getsignal(self._number) == self._react
+        ):
+            signal.signal(self._number, signal.SIG_DFL)
+        self._installed = False
+
+    def _react(self, _number: int, _frame: Any) -> None:
+        # Another thread, because this one may hold any lock right now.
+        threading.Thread(target=self._print, name="lockstitch-waits", daemon=True).start()
+
+    def _print(self) -> None:
+        with self._worker.active():
+            print(explain_waits(), file=sys.stderr, flush=True)

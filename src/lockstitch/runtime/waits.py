@@ -1,0 +1,83 @@
+"""What one worker waits for now: its calls without an answer, the requests that it serves and where
+their functions are, and whatever else its services wait for. A hang can thus be explained."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from lockstitch.runtime.invocation import Invocation
+    from lockstitch.runtime.worker import Worker
+
+_LIBRARY = str(Path(__file__).resolve().parents[1]) + os.sep
+
+
+@runtime_checkable
+class Waits(Protocol):
+    """A service that waits for something of its own."""
+
+    def describe_waits(self) -> list[str]:
+        """A line for each thing waited for; called at any time, from any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWaits:
+    """`calls`: (to whom, function, seconds since); `serving`: (caller, function, seconds since,
+    where it is or why it is parked); `others`: lines of the services."""
+
+    name: str
+    calls: tuple[tuple[str, str, float], ...]
+    serving: tuple[tuple[str, str, float, str], ...]
+    others: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.calls or self.serving or self.others)
+
+
+def look(worker: Worker) -> WorkerWaits:
+    """What `worker` waits for at this moment."""
+    agent, now = worker.agent, worker.clock.now()
+    calls = tuple(
+        (channel.peer.name, _name(pending.what), round(now - pending.since, 3))
+        for channel in agent.peers.channels()
+        for pending in channel.pending()
+    )
+    frames = sys._current_frames()
+    serving = tuple(
+        (each.caller_name, each.what, round(now - each.since, 3), _where(each, frames))
+        for each in agent.served.list()
+    )
+    others = tuple(
+        line
+        for service in worker.services()
+        if isinstance(service, Waits)
+        for line in service.describe_waits()
+    )
+    return WorkerWaits(worker.name, calls, serving, others)
+
+
+def _name(what: object) -> str:
+    module, name = getattr(what, "__module__", None), getattr(what, "__qualname__", None)
+    if name is None:
+        return str(what)
+    return f"{module}:{name}" if module else str(name)
+
+
+def _where(invocation: Invocation, frames: dict[int, FrameType]) -> str:
+    """The innermost line of the user's own code that the request's thread is in."""
+    thread = invocation.thread
+    frame = frames.get(thread) if thread is not None else None
+    if frame is None:
+        return "parked: it waits for a future or for references to be confirmed"
+    stack = traceback.extract_stack(frame)
+    own = [entry for entry in stack if not entry.filename.startswith(_LIBRARY)]
+    entry = (own or stack)[-1]
+    return f"{entry.filename}:{entry.lineno} in {entry.name}"
