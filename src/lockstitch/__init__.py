@@ -1,0 +1,30 @@
+"""Lockstitch: one program spans many workers, and one backward pass runs over all of them.
+
+    rpc          calls and remote references          ← torch.distributed.rpc
+    autograd     one backward pass over all workers   ← torch.distributed.autograd
+    optim        DistributedOptimizer                 ← torch.distributed.optim
+    testing      clusters in one process, mishaps by script, proofs of equality
+    launch       `lockstitch run -n 4 train.py`
+    observe      what every worker waits for: explain_waits()
+
+`ARCHITECTURE.md` has the map of the whole house.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstitch.observe import explain_waits
+
+__all__ = ["__version__", "explain_waits"]
+
+__version__ = "0.1.0.dev0"
+
+
+def __getattr__(name: str) -> Any:
+    # The launcher imports this package too, and has no use for torch.
+    if name == "explain_waits":
+        return import_module("lockstitch.observe").explain_waits
+    raise AttributeError(f"module 'lockstitch' has no attribute {name!r}")
