@@ -32,7 +32,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description="Learn handwritten digits in three processes.")
     parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path, default=Path("learning-curve.png"))
+    parser.add_argument("--picture", type=Path, default=Path("out/learning-curve.png"))
     return parser.parse_args()
 
 
@@ -77,6 +77,7 @@ def run_trainer(arguments, report):
 
     difference = Difference.between(split, whole)
     report.show_digits(test, split.guesses)
+    arguments.picture.parent.mkdir(parents=True, exist_ok=True)
     draw_picture(arguments.picture, split, whole, test)
     return report.show_comparison(split, whole, difference, arguments.picture)
 

@@ -1,0 +1,71 @@
+"""Every example runs as its docstring says, and what it prints is what it promises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOCKSTITCH_RUN = ["lockstitch", "run", "-n"]
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def run_example(name: str, workers: int, *arguments: str, launcher=LOCKSTITCH_RUN) -> str:
+    """What the workers say, all together; they must end well and complain of nothing."""
+    command = [sys.executable, "-m", *launcher, str(workers), f"examples/{name}.py", *arguments]
+    job = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert "Warning" not in job.stderr
+    return job.stdout
+
+
+def numbers(pattern: str, output: str) -> list[float]:
+    return [float(number) for number in re.findall(pattern + r"\s+([\d.e+-]+)", output)]
+
+
+@pytest.mark.parametrize("launcher", [LOCKSTITCH_RUN, TORCHRUN], ids=["lockstitch", "torchrun"])
+def test_two_tensors_take_a_step_where_they_live(launcher):
+    output = run_example("two_tensors", 2, launcher=launcher)
+
+    assert output.count("all ones: True") == 2
+    assert numbers("a fall of", output) == [0.9, 0.9]
+
+
+def test_two_trainers_train_one_parameter_server_at_once():
+    output = run_example("parameter_server", 3, "4")
+
+    for trainer in ("trainer1", "trainer2"):
+        losses = numbers(rf"{trainer}: epoch\s+\d+\s+loss", output)
+        assert len(losses) == 4
+        assert losses[-1] < losses[0] / 2
+    assert numbers("server:", output)[0] > 85  # per cent; guessing gives 10
+
+
+def test_language_model_learns_while_its_halves_live_apart():
+    output = run_example("rnn_language_model", 2, "60")
+
+    perplexities = numbers("perplexity", output)
+    assert perplexities == sorted(perplexities, reverse=True)
+    assert perplexities[-1] < 250  # of a vocabulary of 1,000
+    assert "it says: the " in output
+
+
+def test_learner_answers_all_actors_at_once_and_learns_from_them():
+    rewards = numbers("reward", run_example("actor_learner", 3, "8"))
+
+    assert len(rewards) == 8
+    assert rewards[-1] > 1.5 * rewards[0]
+
+
+def test_pipeline_of_three_stages_equals_the_model_in_one_process():
+    output = run_example("pipeline", 3, "8")
+
+    losses = numbers(r"step\s+\d+\s+loss", output)
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
+    assert losses == numbers("in one process", output)
+    assert max(numbers("difference of gradients", output)) < 1e-12
