@@ -8,6 +8,7 @@ counters start again at zero. Ids are values: hashable, ordered, printable, with
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ _RANK_SHIFT = 48
 _GENERATION_SHIFT = 36
 MAX_GENERATION = (1 << (_RANK_SHIFT - _GENERATION_SHIFT)) - 1
 _COUNTER_MASK = (1 << _GENERATION_SHIFT) - 1
+
+_NAME = re.compile("[A-Za-z0-9_:-]*")
+_NAME_LIMIT = 128
 
 
 class WorkerId(NamedTuple):
@@ -81,12 +85,23 @@ class WorkerInfo:
     """A worker's name and rank (`id`), as `get_worker_info` returns it.
 
     `generation` tells two lives of the same rank apart; it takes no part in equality, since
-    programs compare infos that they built themselves.
+    programs compare infos that they built themselves. Raises `RuntimeError` for a name that is empty,
+    has 128 characters or more, or others than letters, digits, `_`, `:` and `-`.
     """
 
     name: str
     id: int
     generation: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise RuntimeError("Worker name must be non-empty")
+        if not _NAME.fullmatch(self.name):
+            raise RuntimeError(f"Worker name must match {_NAME.pattern}, but got {self.name!r}")
+        if len(self.name) >= _NAME_LIMIT:
+            raise RuntimeError(
+                f"Worker name must be shorter than {_NAME_LIMIT} characters, but got {self.name!r}"
+            )
 
     @property
     def worker(self) -> WorkerId:

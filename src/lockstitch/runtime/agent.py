@@ -52,6 +52,10 @@ MakeCall = Callable[[int, int, "bytes | None", "float | None", "Stitch | None", 
 """Builds a request from its number, the function's number and definition, the timeout that travels,
 the stitch and the body."""
 
+SendFilter = Callable[[WorkerId, Message, "Callable[[Message], None]"], None]
+"""Called with receiver, message and the function that sends it: may do so now, later, or never, or
+raise a `ConnectionError`. For injected faults; sees requests and control messages, not answers."""
+
 UNSET_TIMEOUT: Final = -1.0
 """Stands for the default timeout in force."""
 
@@ -64,6 +68,9 @@ class AgentOptions:
     num_threads: int = 16
     default_timeout: float = 60.0
     limits: FrameLimits = DEFAULT_LIMITS
+    interned_functions: int = 4096
+    """How many functions each connection remembers by number; with 0 every call spells its function
+    out, so that any message may be lost or delayed without harm to those behind it."""
 
 
 class Served:
@@ -101,11 +108,12 @@ class Agent:
         self.limits = options.limits
         self.default_timeout = options.default_timeout
         self.interceptor: Interceptor | None = None
+        self.send_filter: SendFilter | None = None
         self.handlers: dict[type[Message], Callable[[WorkerId, Any], None]] = {}
         self.servers: dict[type[Message], Callable[[Invocation], None]] = {}
         self.served = Served()
         self.failures: list[str] = []
-        self.nobody = WorkerInfo("(not greeted)", -1)
+        self.nobody = WorkerInfo("not-greeted", -1)
         self._pickling = worker.pickling
         self._on_close: list[Callable[[], None]] = []
         self._acceptors: list[Acceptor] = []
@@ -130,6 +138,15 @@ class Agent:
     def outstanding(self) -> int:
         """How many requests of ours have no answer yet."""
         return sum(channel.outstanding for channel in self.peers.channels())
+
+    @property
+    def activity(self) -> int:
+        """How many requests were sent and served so far; it only grows."""
+        return self.served.finished + sum(each.requested for each in self.peers.channels())
+
+    def is_at_rest(self) -> bool:
+        """Whether no request is unanswered or being served, and no thread of the crew is busy."""
+        return not self.outstanding and not self.served and self.crew.is_resting
 
     # ------------------------------------------------------------ peers
 
@@ -248,7 +265,7 @@ class Agent:
 
     def send(self, to: WorkerId, message: Message) -> None:
         """Sends a control message. Raises `PeerDiedError` when that worker is gone."""
-        self.peers.channel(to).transmit(message)
+        self.peers.channel(to).post(message)
 
     def call(
         self,
@@ -280,13 +297,13 @@ class Agent:
     ) -> Future[T]:
         """Like `call`, at once; see `rpc_async`. `make` may build another request with a call's
         fields."""
-        channel = self.peers.channel(to)
         future: Future[T] = Future()
         pending = self._pending(timeout, future)
-        future.wait_with(lambda: channel.wait(pending))
-        self._send_call(channel, pending, function, args, kwargs, make)
-        channel.arm_for_futures()
-        return future
+
+        def send(channel: Channel) -> None:
+            self._send_call(channel, pending, function, args, kwargs, make)
+
+        return self._begin(to, pending, future, send)
 
     def request(
         self,
@@ -296,12 +313,27 @@ class Agent:
     ) -> Future[Any]:
         """Sends the request that `build(number, timeout that travels)` makes; its answer completes
         the future."""
-        channel = self.peers.channel(to)
         future: Future[Any] = Future()
         pending = self._pending(timeout, future)
-        future.wait_with(lambda: channel.wait(pending))
-        channel.request(pending, lambda number: build(number, pending.travels))
-        channel.arm_for_futures()
+
+        def send(channel: Channel) -> None:
+            channel.request(pending, lambda number: build(number, pending.travels))
+
+        return self._begin(to, pending, future, send)
+
+    def _begin(
+        self, to: WorkerId, pending: Pending, future: Future[T], send: Callable[[Channel], None]
+    ) -> Future[T]:
+        """Sends a request whose answer completes `future`. What cannot be packed raises here; what
+        cannot be sent fails the future, as if it had been lost a moment later."""
+        try:
+            channel = self.peers.channel(to)
+            future.wait_with(lambda: channel.wait(pending))
+            send(channel)
+            channel.arm_for_futures()
+        except ConnectionError as error:
+            if not pending.done:
+                self.fail_pending(pending, error)
         return future
 
     def _pending(self, timeout: float, future: Future[Any] | None) -> Pending:

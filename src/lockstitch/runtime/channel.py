@@ -40,7 +40,8 @@ class Channel:
     def __init__(self, agent: Agent, peer: WorkerInfo) -> None:
         self.agent = agent
         self.peer = peer
-        self.functions = OutgoingFunctions()
+        self.functions = OutgoingFunctions(agent.options.interned_functions)
+        self.requested = 0
         self.error: PeerDiedError | None = None
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
@@ -58,14 +59,22 @@ class Channel:
         """Sends a message. Raises `PeerDiedError`."""
         raise NotImplementedError
 
+    def post(self, message: Message) -> None:
+        """Sends a message, unless the agent's `send_filter` does otherwise with it."""
+        send_filter = self.agent.send_filter
+        if send_filter is None:
+            self.transmit(message)
+        else:
+            send_filter(self.peer.worker, message, self.transmit)
+
     def request(self, pending: Pending, build: Callable[[int], Message]) -> int:
         """Sends the request that `build` makes of its number; `pending` gets the answer."""
-        number = next(self._numbers)
+        number = self.requested = next(self._numbers)
         self._pending[number] = pending
         try:
             if self.error is not None:
                 raise self.error
-            self.transmit(build(number))
+            self.post(build(number))
         except BaseException:
             self._pending.pop(number, None)
             raise

@@ -167,6 +167,12 @@ class Crew:
         return len(self._threads)
 
     @property
+    def is_resting(self) -> bool:
+        """Whether nobody does anything: no thread but the one that reads is awake."""
+        with self._lock:
+            return len(self._threads) - len(self._idle) <= 1 and not self._backlog
+
+    @property
     def backlog(self) -> int:
         """How many calls wait for a thread."""
         return len(self._backlog)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 BY_VALUE: Final = 0
 """The number of a function that travels with its arguments."""
 
-_MAX_INTERNED: Final = 4096
 # Where builtins live that do not say it themselves.
 _HOMES_OF_BUILTINS: Final = (
     "torch",
@@ -82,9 +81,11 @@ def resolve(qualified: str) -> Callable[..., Any]:
 
 class OutgoingFunctions:
     """The numbers that one connection's receiver knows. A definition is sent while holding
-    `defining`, since it must leave before any use of its number."""
+    `defining`, since it must leave before any use of its number. After `limit` of them, and for all
+    others, the definition goes along each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self.sent: dict[Callable[..., Any], int] = {}
         self.defining = threading.Lock()
 
@@ -99,7 +100,7 @@ class OutgoingFunctions:
         qualified = qualified_name(function)
         if qualified is None:
             return BY_VALUE, None
-        if len(self.sent) >= _MAX_INTERNED:
+        if len(self.sent) >= self._limit:
             return -1, qualified.encode()
         return len(self.sent) + 1, qualified.encode()
 

@@ -81,7 +81,7 @@ class Peers:
 
     def info_of(self, worker: WorkerId) -> WorkerInfo:
         """Name and rank of a worker by its identity."""
-        return self._directory.find(worker) or WorkerInfo(str(worker), *worker)
+        return self._directory.find(worker) or WorkerInfo(f"rank{worker.rank}:life{worker.generation}", *worker)
 
     def members(self) -> Sequence[WorkerInfo]:
         """All workers that are known now."""

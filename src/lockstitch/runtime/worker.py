@@ -19,7 +19,7 @@ from lockstitch.runtime.agent import Agent, AgentOptions
 from lockstitch.wire.pickling import PicklingRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.runtime.peers import Directory
@@ -94,6 +94,10 @@ class Worker:
             if service is not None and (known is cls or issubclass(known, cls)):
                 return service  # type: ignore[return-value]
         raise LookupError(f"worker {self.name!r} has no {cls.__name__}")
+
+    def obtain(self, cls: type[S], make: Callable[[], S]) -> S:
+        """The service of exactly that type, plugged in now if it is the first time."""
+        return self._services.setdefault(cls, make())  # type: ignore[return-value]
 
     def services(self) -> list[object]:
         """All services that are plugged in."""
