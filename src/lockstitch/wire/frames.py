@@ -1,9 +1,10 @@
 """Messages ⇄ frames.
 
-    ┌ header, 16 bytes ┬ fields (marshal) ┬ small tensors ┬ bulk: large stream, large tensors ┐
+    ┌ header, 20 bytes ┬ fields (marshal) ┬ small tensors ┬ bulk: large stream, large tensors ┐
     │ u32 inline length│                  │               │                                   │
-    │ u8 kind, u8 flags│ ── inline length bytes ────────► │ ── bulk length bytes ───────────► │
-    │ u16 0, u64 bulk  │                                  │                                   │
+    │ u8 kind, u8 0    │                  │ ◄─ small ───► │                                   │
+    │ u16 0, u32 small │ ◄─ inline length bytes ────────► │ ◄─ bulk length bytes ───────────► │
+    │ u64 bulk length  │                                  │                                   │
 
 The fields of a message are plain values, so `marshal` reads and writes them in one C call; ids
 travel as tuples and become ids again by the annotations of the message class. A payload adds its
@@ -15,7 +16,6 @@ Nothing here does I/O: the decoder is given bytes, or told where bytes are to be
 
 from __future__ import annotations
 
-import ctypes
 import marshal
 import struct
 import sys
@@ -30,14 +30,15 @@ import torch
 
 from lockstitch.errors import LocalProtocolError, RemoteProtocolError
 from lockstitch.ids import GlobalId, WorkerId
+from lockstitch.wire.arrivals import Arrivals, finish
 from lockstitch.wire.messages import KINDS, Message, Payload, Stitch
-from lockstitch.wire.tensors import Incoming, Memory, describe, find_shared, finish, nbytes_of
+from lockstitch.wire.tensors import DTYPE_BITS, INLINE_BYTES, Memory, describe, find_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-HEADER: Final = struct.Struct("<IBBHQ")
-INLINE_BYTES: Final = 16 * 1024
+HEADER: Final = struct.Struct("<IBBHIQ")
+_HEADER_BYTES: Final = HEADER.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +149,11 @@ def encode(message: Message, limits: FrameLimits = DEFAULT_LIMITS) -> list[Any]:
     values = layout.values(message)
     if not layout.has_body:
         inline = marshal.dumps(values)
-        return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0) + inline]
+        return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0, 0) + inline]
     encoding, stream, items = message.body  # type: ignore[attr-defined]
     if not items and len(stream) <= INLINE_BYTES:
         inline = marshal.dumps((*values, encoding, stream, ()))
-        return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0) + inline]
+        return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0, 0) + inline]
     return _encode_items(cls.KIND, values, encoding, stream, items, limits)
 
 
@@ -182,7 +183,8 @@ def _encode_items(
         else:
             bulk.append(memory.view())
             bulk_length += memory.nbytes
-    inline = b"".join((marshal.dumps((*values, encoding, stream, headers)), *small))
+    small_bytes = b"".join(small)
+    inline = marshal.dumps((*values, encoding, stream, headers)) + small_bytes
     if len(inline) > limits.inline_bytes or bulk_length > limits.bulk_bytes:
         raise LocalProtocolError(
             f"a message of {len(inline) + bulk_length:,} bytes exceeds what a frame may hold "
@@ -193,7 +195,8 @@ def _encode_items(
         raise LocalProtocolError(
             f"a message of {len(items):,} tensors exceeds the limit of {limits.items:,}"
         )
-    return [HEADER.pack(len(inline), kind, 0, 0, bulk_length) + inline, *bulk]
+    header = HEADER.pack(len(inline), kind, 0, 0, len(small_bytes), bulk_length)
+    return [header + inline, *bulk]
 
 
 def _describe_item(
@@ -229,11 +232,9 @@ class _BufferMemory(Memory):
 class IncomingFrame:
     """A frame whose inline part has arrived; `targets` is where its bulk is to be put, in order."""
 
-    __slots__ = ("_encoding", "_headers", "_items", "_kind", "_stream", "_values", "targets")
+    __slots__ = ("_body", "_headers", "_items", "_kind", "_values", "targets")
 
-    def __init__(
-        self, kind: int, inline: memoryview, address: int, bulk_length: int, limits: FrameLimits
-    ) -> None:
+    def __init__(self, kind: int, inline: memoryview, most_items: int, arrivals: Arrivals) -> None:
         cls = KINDS.get(kind)
         if cls is None:
             raise RemoteProtocolError(f"unknown kind of message: {kind}")
@@ -242,8 +243,7 @@ class IncomingFrame:
         except (ValueError, EOFError, TypeError) as error:
             raise RemoteProtocolError(f"the fields of a {cls.__name__} are not readable") from error
         layout = _layout(cls)
-        expected = layout.count + 3 if layout.has_body else layout.count
-        if type(loaded) is not tuple or len(loaded) != expected:
+        if type(loaded) is not tuple or len(loaded) != layout.count + 3 * layout.has_body:
             raise RemoteProtocolError(f"a {cls.__name__} has not the fields that it should have")
         self._kind = cls
         self._values = list(loaded[: layout.count])
@@ -251,43 +251,23 @@ class IncomingFrame:
             layout.restore(self._values)
         except (TypeError, ValueError) as error:
             raise RemoteProtocolError(f"a field of a {cls.__name__} has a wrong form") from error
-        self.targets: list[memoryview] = []
+        self.targets: Sequence[memoryview] = ()
         if layout.has_body:
-            self._encoding, self._stream, self._headers = loaded[-3:]
-            self._allocate(inline, address, bulk_length, limits)
+            self._take_body(loaded[-3:], most_items, arrivals)
+        arrivals.check_complete()
 
-    def _allocate(
-        self, inline: memoryview, address: int, bulk_length: int, limits: FrameLimits
-    ) -> None:
-        headers = self._headers
-        if not headers and type(self._stream) is bytes:
-            self._items: Sequence[Any] = ()
-            return
-        if len(headers) > limits.items:
+    def _take_body(self, body: tuple[Any, ...], most_items: int, arrivals: Arrivals) -> None:
+        encoding, stream, headers = body
+        if len(headers) > most_items:
             raise RemoteProtocolError(f"a frame with {len(headers):,} tensors exceeds the limit")
-        sizes = [size for header in headers for size in nbytes_of(header)]
-        announced = sum(size for size in sizes if size > INLINE_BYTES)
-        if type(self._stream) is int:
-            announced += self._stream
-        if announced != bulk_length:
-            raise RemoteProtocolError("a frame's bulk is not as long as its tensors need")
-        if type(self._stream) is int:
-            stream = memoryview(bytearray(self._stream))
-            self.targets.append(stream)
-            self._stream = stream
-        incoming = Incoming()
+        if type(stream) is int:
+            stream = arrivals.add_stream(stream)
         for header in headers:
-            incoming.allocate(header)
-        offset = len(inline) - sum(size for size in sizes if size <= INLINE_BYTES)
-        for memory, size in zip(incoming.memories, sizes, strict=True):
-            if memory.nbytes != size or offset < 0:
-                raise RemoteProtocolError("a tensor's header and its size disagree")
-            if size > INLINE_BYTES:
-                self.targets.append(memory.view())
-            elif size:
-                ctypes.memmove(memory.address, address + offset, size)
-                offset += size
-        self._items = incoming.items
+            arrivals.add(header)
+        self._body = (encoding, stream)
+        self._headers = headers
+        self._items = arrivals.items
+        self.targets = arrivals.targets
 
     def message(self) -> Message:
         """The message; call it when all `targets` are filled."""
@@ -299,11 +279,10 @@ class IncomingFrame:
         if items:
             stitch = self._values[layout.stitch] if layout.stitch is not None else None
             stitched = stitch.tensors if stitch is not None else ()
-            items = [
-                finish(header, item, as_leaf=index not in stitched)
-                for index, (header, item) in enumerate(zip(self._headers, items, strict=True))
-            ]
-        return cls(*self._values, Payload(self._encoding, self._stream, items))  # type: ignore[call-arg]
+            for index, header in enumerate(self._headers):
+                if type(header) is tuple and header[0] > DTYPE_BITS:
+                    items[index] = finish(header, items[index], as_leaf=index not in stitched)
+        return cls(*self._values, Payload(*self._body, items))  # type: ignore[call-arg]
 
 
 class FrameDecoder:
@@ -364,22 +343,28 @@ class FrameDecoder:
         """Takes one frame's inline part from the buffer; False when it is not complete."""
         start = self._start
         available = self._end - start
-        if available < 16:
-            self._make_room(16)
+        if available < _HEADER_BYTES:
+            self._make_room(_HEADER_BYTES)
             return False
-        inline_length, kind, flags, _, bulk_length = HEADER.unpack_from(self._view, start)
+        inline_length, kind, flags, _, small, bulk_length = HEADER.unpack_from(self._view, start)
         limits = self._limits
         if flags or inline_length > limits.inline_bytes or bulk_length > limits.bulk_bytes:
             raise RemoteProtocolError(
                 f"a frame announces {inline_length + bulk_length:,} bytes, more than is allowed, "
                 "or flags that are unknown here"
             )
-        whole = 16 + inline_length
+        whole = _HEADER_BYTES + inline_length
         if available < whole:
             self._make_room(whole)
             return False
-        inline = self._view[start + 16 : start + whole]
-        frame = IncomingFrame(kind, inline, self._address + start + 16, bulk_length, limits)
+        if small > inline_length:
+            raise RemoteProtocolError("a frame's small tensors are longer than the frame")
+        frame = IncomingFrame(
+            kind,
+            self._view[start + _HEADER_BYTES : start + whole],
+            limits.items,
+            Arrivals(self._address + start + whole - small, small, bulk_length),
+        )
         if frame.targets:
             self._target = self._filled = 0
             self._frame = frame

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lockstitch.errors import RemoteProtocolError, SerializationError
+from lockstitch.errors import SerializationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +33,14 @@ _DTYPE_NAMES: Final = (
     "complex32 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz uint16 uint32 uint64 "
     "float8_e8m0fnu"
 ).split()
-_DTYPES: Final = [getattr(torch, name, None) for name in _DTYPE_NAMES]
-_CODE_OF: Final = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype is not None}
-_ITEM_SIZE: Final = [0 if dtype is None else dtype.itemsize for dtype in _DTYPES]
+DTYPES: Final = [getattr(torch, name, None) for name in _DTYPE_NAMES]
+_CODE_OF: Final = {dtype: code for code, dtype in enumerate(DTYPES) if dtype is not None}
+ITEM_SIZE: Final = [0 if dtype is None else dtype.itemsize for dtype in DTYPES]
 
-_DTYPE_BITS = 0xFF
+INLINE_BYTES: Final = 16 * 1024
+"""Memories of at most this size travel inside the frame, larger ones behind it."""
+
+DTYPE_BITS = 0xFF
 REQUIRES_GRAD = 0x100
 PARAMETER = 0x200
 STRIDED = 0x400
@@ -51,7 +54,7 @@ _SPARSE_PARTS: Final[dict[torch.layout, tuple[str, str]]] = {
     torch.sparse_bsr: ("crow_indices", "col_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
-_LAYOUTS: Final = list(_SPARSE_PARTS)
+LAYOUTS: Final = list(_SPARSE_PARTS)
 
 # A view that uses less than half of a storage larger than this is sent as a compact copy.
 _COMPACT_ABOVE_BYTES = 8 * 1024
@@ -112,7 +115,7 @@ def describe(
     if tensor.device.type != "cpu":
         tensor = tensor.detach().cpu()
     shape = tuple(tensor.shape)
-    size = _ITEM_SIZE[code & _DTYPE_BITS]
+    size = ITEM_SIZE[code & DTYPE_BITS]
     if seen:
         shared = seen.get(tensor.untyped_storage().data_ptr())
         if shared is not None:
@@ -176,7 +179,7 @@ def _describe_sparse(tensor: torch.Tensor, code: int, memories: list[Memory]) ->
     components = tuple(
         describe(part.detach().contiguous(), memories, {}, -1) for part in (*parts, values)
     )
-    return (code | SPARSE, tuple(tensor.shape), _LAYOUTS.index(layout), coalesced, components)
+    return (code | SPARSE, tuple(tensor.shape), LAYOUTS.index(layout), coalesced, components)
 
 
 def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
@@ -187,107 +190,3 @@ def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
             return 0
         span += (size - 1) * step
     return span
-
-
-# ---------------------------------------------------------------- the receiver's side
-
-
-class Incoming:
-    """Allocates the items of one message from their headers; `memories` is then to be filled."""
-
-    __slots__ = ("_bases", "items", "memories")
-
-    def __init__(self) -> None:
-        self.items: list[torch.Tensor | memoryview | None] = []
-        self.memories: list[Memory] = []
-        self._bases: dict[int, torch.Tensor] = {}
-
-    def allocate(self, header: Header | int | None) -> None:
-        """Appends the item of that header: a tensor, a buffer of so many bytes, or None."""
-        if header is None:
-            self.items.append(None)
-        elif isinstance(header, int):
-            buffer = torch.empty(header, dtype=torch.uint8)
-            memory = Memory(buffer.data_ptr(), header, buffer)
-            self.memories.append(memory)
-            self.items.append(memory.view() if header else memoryview(bytearray()))
-        else:
-            try:
-                self.items.append(self._tensor(header))
-            except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
-                raise RemoteProtocolError(f"a tensor header makes no sense: {header!r}") from error
-
-    def _tensor(self, header: Header) -> torch.Tensor:
-        code, shape = header[0], header[1]
-        index = code & _DTYPE_BITS
-        dtype = _DTYPES[index]
-        if code & SPARSE:
-            return self._sparse(header)
-        if not code & (STRIDED | SHARED):
-            tensor = torch.empty(shape, dtype=dtype)
-            self.memories.append(Memory(tensor.data_ptr(), tensor.nbytes, tensor))
-            return tensor
-        stride, offset, extent = header[2:]
-        if not code & SHARED:
-            tensor = torch.empty(extent, dtype=dtype)
-            self.memories.append(Memory(tensor.data_ptr(), tensor.nbytes, tensor))
-            return tensor.as_strided(shape, stride, offset)
-        if code & STRIDED:  # the first of those that share a storage
-            base = torch.empty(extent, dtype=torch.uint8)
-            self.memories.append(Memory(base.data_ptr(), extent, base))
-            self._bases[len(self.items)] = base
-        else:
-            base = self._bases[extent]
-        tensor = torch.empty(0, dtype=dtype)
-        size = _ITEM_SIZE[index]
-        return tensor.set_(base.untyped_storage(), offset // size, shape, stride)
-
-    def _sparse(self, header: Header) -> torch.Tensor:
-        _, shape, layout_index, coalesced, components = header
-        parts = [self._tensor(component) for component in components]
-        layout = _LAYOUTS[layout_index]
-        # The parts' memory is filled after this: nothing here may look at values.
-        if layout is torch.sparse_coo:
-            indices, values = parts
-            return torch.sparse_coo_tensor(
-                indices, values, shape, is_coalesced=coalesced, check_invariants=False
-            )
-        compressed, plain, values = parts
-        return torch.sparse_compressed_tensor(
-            compressed, plain, values, shape, layout=layout, check_invariants=False
-        )
-
-
-def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:
-    """Restores what is no property of the memory: `requires_grad`, and being a Parameter.
-
-    With `as_leaf` False the tensor is about to be stitched onto the graph and stays plain.
-    """
-    if not isinstance(header, tuple):
-        return item
-    code = header[0]
-    if as_leaf and code & (PARAMETER | REQUIRES_GRAD):
-        if code & PARAMETER:
-            return torch.nn.Parameter(item, requires_grad=bool(code & REQUIRES_GRAD))
-        item.requires_grad_(True)
-    return item
-
-
-def nbytes_of(header: Header | int | None) -> list[int]:
-    """The sizes of the memories that go with a header, in order."""
-    if header is None:
-        return []
-    if isinstance(header, int):
-        return [header]
-    code = header[0]
-    if code & SPARSE:
-        return [size for component in header[4] for size in nbytes_of(component)]
-    if code & SHARED:
-        return [header[4]] if code & STRIDED else []
-    count = 1
-    if code & STRIDED:
-        count = header[4]
-    else:
-        for size in header[1]:
-            count *= size
-    return [count * _ITEM_SIZE[code & _DTYPE_BITS]]

@@ -1,0 +1,170 @@
+"""Tensors arriving: allocated from their headers, filled from the frame or behind it.
+
+Small memories lie in the frame itself, one behind the other, and are copied out at once; a large
+one becomes a target, into which the stream is then received in place. What is announced is checked
+against the frame's lengths before memory is allocated for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from lockstitch.errors import RemoteProtocolError
+from lockstitch.wire.tensors import (
+    DTYPE_BITS,
+    DTYPES,
+    INLINE_BYTES,
+    ITEM_SIZE,
+    LAYOUTS,
+    PARAMETER,
+    REQUIRES_GRAD,
+    SHARED,
+    SPARSE,
+    STRIDED,
+    Memory,
+)
+
+if TYPE_CHECKING:
+    from lockstitch.wire.tensors import Header
+
+# Allocating like a tensor that is at hand is quicker than from a shape.
+_MOST_PROTOTYPES: Final = 256
+_prototypes: Final[dict[tuple[int, tuple[int, ...]], torch.Tensor]] = {}
+
+
+class Arrivals:
+    """The items of one message. `address` is that of the frame's small memories, `small_length` and
+    `bulk_length` are the lengths of what lies in the frame and behind it."""
+
+    __slots__ = ("_address", "_bases", "_bulk", "_small", "items", "targets")
+
+    def __init__(self, address: int, small_length: int, bulk_length: int) -> None:
+        self.items: list[Any] = []
+        self.targets: list[memoryview] = []
+        self._address = address
+        self._small = small_length
+        self._bulk = bulk_length
+        self._bases: dict[int, torch.Tensor] | None = None
+
+    def add(self, header: Header | int | None) -> None:
+        """Appends the item of that header: a tensor, a buffer of so many bytes, or None."""
+        if header is None:
+            self.items.append(None)
+        elif isinstance(header, int):
+            self.items.append(self._buffer(header))
+        else:
+            try:
+                self.items.append(self._tensor(header))
+            except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
+                if isinstance(error, RemoteProtocolError):
+                    raise
+                raise RemoteProtocolError(f"a tensor header makes no sense: {header!r}") from error
+
+    def add_stream(self, length: int) -> memoryview:
+        """A large pickle stream, received in place."""
+        self._announce(length)
+        stream = memoryview(bytearray(length))
+        self.targets.append(stream)
+        return stream
+
+    def check_complete(self) -> None:
+        """Everything that the frame's lengths announce has been claimed."""
+        if self._small or self._bulk:
+            raise RemoteProtocolError("a frame is longer than its tensors need")
+
+    def _announce(self, size: int) -> None:
+        """Claims `size` bytes of the frame's lengths, before they are allocated."""
+        if size > INLINE_BYTES:
+            self._bulk -= size
+        else:
+            self._small -= size
+        if self._small < 0 or self._bulk < 0 or size < 0:
+            raise RemoteProtocolError("a frame is shorter than its tensors need")
+
+    def _fill(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
+        if size > INLINE_BYTES:
+            self.targets.append(Memory(tensor.data_ptr(), size, tensor).view())
+        elif size:
+            ctypes.memmove(tensor.data_ptr(), self._address, size)
+            self._address += size
+        return tensor
+
+    def _buffer(self, length: int) -> memoryview:
+        self._announce(length)
+        if not length:
+            return memoryview(bytearray())
+        buffer = self._fill(torch.empty(length, dtype=torch.uint8), length)
+        return Memory(buffer.data_ptr(), length, buffer).view()
+
+    def _tensor(self, header: Header) -> torch.Tensor:
+        code = header[0]
+        if code & SPARSE:
+            return self._sparse(header)
+        if code & SHARED:
+            return self._sharing(header)
+        if code & STRIDED:
+            _, shape, stride, offset, extent = header
+            return self._contiguous(code, (extent,)).as_strided(shape, stride, offset)
+        return self._contiguous(code, header[1])
+
+    def _contiguous(self, code: int, shape: tuple[int, ...]) -> torch.Tensor:
+        index = code & DTYPE_BITS
+        size = ITEM_SIZE[index]
+        for extent in shape:
+            size *= extent
+        self._announce(size)
+        if size > INLINE_BYTES:
+            return self._fill(torch.empty(shape, dtype=DTYPES[index]), size)
+        prototype = _prototypes.get((index, shape))
+        if prototype is None:
+            prototype = torch.empty(shape, dtype=DTYPES[index])
+            if len(_prototypes) < _MOST_PROTOTYPES:
+                _prototypes[index, shape] = prototype
+        return self._fill(torch.empty_like(prototype), size)
+
+    def _sharing(self, header: Header) -> torch.Tensor:
+        code, shape, stride, offset, extent = header
+        if self._bases is None:
+            self._bases = {}
+        if code & STRIDED:  # the first of those that share a storage: it brings the bytes
+            self._announce(extent)
+            base = self._fill(torch.empty(extent, dtype=torch.uint8), extent)
+            self._bases[len(self.items)] = base
+        else:
+            base = self._bases[extent]
+        index = code & DTYPE_BITS
+        tensor = torch.empty(0, dtype=DTYPES[index])
+        return tensor.set_(base.untyped_storage(), offset // ITEM_SIZE[index], shape, stride)
+
+    def _sparse(self, header: Header) -> torch.Tensor:
+        _, shape, layout_index, coalesced, components = header
+        parts = [self._tensor(component) for component in components]
+        layout = LAYOUTS[layout_index]
+        # Large parts are filled later: nothing here may look at values.
+        if layout is torch.sparse_coo:
+            indices, values = parts
+            return torch.sparse_coo_tensor(
+                indices, values, shape, is_coalesced=coalesced, check_invariants=False
+            )
+        compressed, plain, values = parts
+        return torch.sparse_compressed_tensor(
+            compressed, plain, values, shape, layout=layout, check_invariants=False
+        )
+
+
+def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:
+    """Restores what is no property of the memory: `requires_grad`, and being a Parameter.
+
+    With `as_leaf` False the tensor is about to be stitched onto the graph and stays plain.
+    """
+    if not isinstance(header, tuple):
+        return item
+    code = header[0]
+    if as_leaf and code & (PARAMETER | REQUIRES_GRAD):
+        if code & PARAMETER:
+            return torch.nn.Parameter(item, requires_grad=bool(code & REQUIRES_GRAD))
+        item.requires_grad_(True)
+    return item
