@@ -29,9 +29,9 @@ class Report:
         flow = Text("\n──▶\n◀──", style=ACCENT)
         boxes = []
         for name, home, process in zip(PARTS, homes, processes, strict=True):
-            layers = " · ".join(type(layer).__name__ for layer in PARTS[name]())
+            layers = ", ".join(type(layer).__name__ for layer in PARTS[name]())
             body = Text.assemble((layers, ""), "\n", (f"process {process}", "dim"))
-            title = f"[bold]{name}[/] on {home}"
+            title = f"[bold]{name}[/] · {home}"
             boxes += [Panel(body, title=title, title_align="left", border_style=ACCENT), flow]
         picture = Table.grid(padding=(0, 1))
         picture.add_row(*boxes[:-1])
