@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lockstitch.devices import stage_in
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.wire.tensors import (
     DTYPE_BITS,
@@ -23,6 +24,7 @@ from lockstitch.wire.tensors import (
     REQUIRES_GRAD,
     SHARED,
     SPARSE,
+    STAGED,
     STRIDED,
     Memory,
 )
@@ -101,6 +103,8 @@ class Arrivals:
 
     def _tensor(self, header: Header) -> torch.Tensor:
         code = header[0]
+        if code & STAGED:
+            return self._tensor(header[1])
         if code & SPARSE:
             return self._sparse(header)
         if code & SHARED:
@@ -156,13 +160,15 @@ class Arrivals:
 
 
 def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:
-    """Restores what is no property of the memory: `requires_grad`, and being a Parameter.
+    """Restores what is no property of the memory: device, `requires_grad`, being a Parameter.
 
     With `as_leaf` False the tensor is about to be stitched onto the graph and stays plain.
     """
     if not isinstance(header, tuple):
         return item
     code = header[0]
+    if code & STAGED:
+        item = stage_in(item, header[2])
     if as_leaf and code & (PARAMETER | REQUIRES_GRAD):
         if code & PARAMETER:
             return torch.nn.Parameter(item, requires_grad=bool(code & REQUIRES_GRAD))

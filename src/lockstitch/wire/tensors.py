@@ -8,7 +8,8 @@ afterwards as well. Conjugate and negative bits are resolved: the values are the
     strided, contiguous   (code, shape)
     strided, else         (code, shape, stride, offset, span)     offset and span in elements
     shares a storage      (code, shape, stride, offset, item)     … with that earlier item
-    sparse                (code, shape, components)               components: headers of their own
+    sparse                (code, shape, layout, coalesced, parts) parts: headers of their own
+    not in host memory    (code, header, device)                  header: of its copy there
 
 `code` holds the dtype's number, then flags.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lockstitch.devices import is_on_host, stage_out
 from lockstitch.errors import SerializationError
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ PARAMETER = 0x200
 STRIDED = 0x400
 SHARED = 0x800
 SPARSE = 0x1000
+STAGED = 0x2000
 
 _SPARSE_PARTS: Final[dict[torch.layout, tuple[str, str]]] = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -101,19 +104,20 @@ def describe(
     """Makes the header of `tensor`, item number `index`, and appends the memory that goes with it.
 
     `seen` maps storages of this message to (item, lowest byte, byte after the highest) of the
-    memory that is sent of them; see `share`.
+    memory that is sent of them; see `find_shared`.
     """
     code = _CODE_OF[tensor.dtype]
     if tensor.requires_grad:
         code |= REQUIRES_GRAD
     if type(tensor) is torch.nn.Parameter:
         code |= PARAMETER
+    if not is_on_host(tensor):
+        copy, device = stage_out(tensor)
+        return (code | STAGED, describe(copy, memories, {}, -1), device)
     if tensor.layout is not torch.strided:
         return _describe_sparse(tensor.detach(), code, memories)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.device.type != "cpu":
-        tensor = tensor.detach().cpu()
     shape = tuple(tensor.shape)
     size = ITEM_SIZE[code & DTYPE_BITS]
     if seen:
@@ -140,7 +144,7 @@ def find_shared(tensors: Sequence[object]) -> dict[int, tuple[int, int, int]]:
             not isinstance(tensor, torch.Tensor)
             or tensor.layout is not torch.strided
             or not tensor.numel()
-            or tensor.device.type != "cpu"
+            or not is_on_host(tensor)
             or tensor.is_conj()
             or tensor.is_neg()
         ):
