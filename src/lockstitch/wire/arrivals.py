@@ -27,6 +27,7 @@ from lockstitch.wire.tensors import (
     STAGED,
     STRIDED,
     Memory,
+    span,
 )
 
 if TYPE_CHECKING:
@@ -140,8 +141,12 @@ class Arrivals:
         else:
             base = self._bases[extent]
         index = code & DTYPE_BITS
+        start, fraction = divmod(offset, ITEM_SIZE[index])
+        # set_ would give a storage that is too small another, larger memory.
+        if fraction or (start + span(shape, stride)) * ITEM_SIZE[index] > base.numel():
+            raise ValueError("a tensor that does not lie within the storage that it shares")
         tensor = torch.empty(0, dtype=DTYPES[index])
-        return tensor.set_(base.untyped_storage(), offset // ITEM_SIZE[index], shape, stride)
+        return tensor.set_(base.untyped_storage(), start, shape, stride)
 
     def _sparse(self, header: Header) -> torch.Tensor:
         _, shape, layout_index, coalesced, components = header

@@ -62,6 +62,8 @@ LAYOUTS: Final = list(_SPARSE_PARTS)
 # A view that uses less than half of a storage larger than this is sent as a compact copy.
 _COMPACT_ABOVE_BYTES = 8 * 1024
 _COMPACT_FACTOR = 2
+# The size of the largest element.
+_ALIGNMENT = 16
 
 
 def is_liftable(tensor: torch.Tensor) -> bool:
@@ -120,20 +122,20 @@ def describe(
         tensor = tensor.detach().resolve_conj().resolve_neg()
     shape = tuple(tensor.shape)
     size = ITEM_SIZE[code & DTYPE_BITS]
-    if seen:
+    if seen and tensor.numel():
         shared = seen.get(tensor.untyped_storage().data_ptr())
         if shared is not None:
             return _describe_shared(tensor, code, shared, memories, index)
     if tensor.is_contiguous():
         memories.append(Memory(tensor.data_ptr(), tensor.numel() * size, tensor))
         return (code, shape)
-    span = _span(shape, tensor.stride())
-    if span * size > _COMPACT_ABOVE_BYTES and span >= tensor.numel() * _COMPACT_FACTOR:
+    extent = span(shape, tensor.stride())
+    if extent * size > _COMPACT_ABOVE_BYTES and extent >= tensor.numel() * _COMPACT_FACTOR:
         tensor = tensor.detach().contiguous()
         memories.append(Memory(tensor.data_ptr(), tensor.numel() * size, tensor))
         return (code, shape)
-    memories.append(Memory(tensor.data_ptr(), span * size, tensor))
-    return (code | STRIDED, shape, tensor.stride(), 0, span)
+    memories.append(Memory(tensor.data_ptr(), extent * size, tensor))
+    return (code | STRIDED, shape, tensor.stride(), 0, extent)
 
 
 def find_shared(tensors: Sequence[object]) -> dict[int, tuple[int, int, int]]:
@@ -149,9 +151,9 @@ def find_shared(tensors: Sequence[object]) -> dict[int, tuple[int, int, int]]:
             or tensor.is_neg()
         ):
             continue
-        low = tensor.data_ptr()
-        high = low + _span(tensor.shape, tensor.stride()) * tensor.element_size()
-        key = tensor.untyped_storage().data_ptr()
+        key, low = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
+        high = low + span(tensor.shape, tensor.stride()) * tensor.element_size()
+        low -= (low - key) % _ALIGNMENT  # lest an element of another dtype begin at a fraction
         item, lowest, highest, count = extents.get(key, (index, low, high, 0))
         extents[key] = (item, min(low, lowest), max(high, highest), count + 1)
     return {
@@ -186,11 +188,11 @@ def _describe_sparse(tensor: torch.Tensor, code: int, memories: list[Memory]) ->
     return (code | SPARSE, tuple(tensor.shape), LAYOUTS.index(layout), coalesced, components)
 
 
-def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
+def span(shape: Sequence[int], stride: Sequence[int]) -> int:
     """How many elements lie between the first and the last that a tensor views, both included."""
-    span = 1
+    extent = 1
     for size, step in zip(shape, stride, strict=True):
         if size == 0:
             return 0
-        span += (size - 1) * step
-    return span
+        extent += (size - 1) * step
+    return extent

@@ -1,0 +1,50 @@
+"""The whole road of a value without any I/O: packed, framed, cut into pieces, decoded, unpacked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.wire.frames import DEFAULT_LIMITS, FrameDecoder, FrameLimits, encode
+from lockstitch.wire.messages import Message, Reply
+from lockstitch.wire.pickling import PicklingRegistry, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lockstitch.wire.messages import Payload
+
+REGISTRY = PicklingRegistry()
+
+
+def frame_of(message: Message, limits: FrameLimits = DEFAULT_LIMITS) -> bytes:
+    return b"".join(encode(message, limits))
+
+
+def feed(decoder: FrameDecoder, data: bytes) -> None:
+    """Lets the decoder receive `data`, as much at a time as it has room for."""
+    rest = memoryview(data)
+    while len(rest):
+        space = decoder.space()
+        count = min(len(space), len(rest))
+        space[:count] = rest[:count]
+        decoder.counts.append(count)
+        decoder.absorb()
+        rest = rest[count:]
+
+
+def decode(pieces: Iterable[bytes], decoder: FrameDecoder | None = None) -> list[Message]:
+    decoder = decoder or FrameDecoder()
+    for piece in pieces:
+        feed(decoder, piece)
+    return list(decoder.messages)
+
+
+def cross_payload(payload: Payload) -> Payload:
+    (message,) = decode([frame_of(Reply(1, None, payload))])
+    assert isinstance(message, Reply)
+    return message.body
+
+
+def cross(value: object, registry: PicklingRegistry = REGISTRY) -> Any:
+    """What arrives when `value` is sent."""
+    return unpack(cross_payload(pack(value, registry)[0]), registry)
