@@ -61,7 +61,7 @@ def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
 
 
 def _wait(store: Store, keys: Sequence[str], timeout_seconds: float) -> bool:
-    # A store waits inside C++, does not let Ctrl-C through and lets nobody else use it meanwhile. So
+    # A store waits inside C++, lets no Ctrl-C through, and lets nobody else use it meanwhile. So
     # a thread waits, with a client of its own, and we wait for the thread. After an interrupt it is
     # left to its own timeout.
     outcome: list[bool] = []

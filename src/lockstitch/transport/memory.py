@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from lockstitch.clock import SYSTEM_CLOCK
-from lockstitch.transport.memory_streams import MemoryConnection, MemoryPoller, Pipe
+from lockstitch.transport.memory_streams import ALREADY, MemoryConnection, MemoryPoller, Pipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -251,7 +251,7 @@ class MemoryListener:
 
     def readable_at(self) -> float | None:
         with self._lock:
-            return self._network.clock.now() if self._waiting or self._closed else None
+            return ALREADY if self._waiting or self._closed else None
 
     def watch(self, changed: threading.Event) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import heapq
 import itertools
+import math
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from lockstitch.clock import Clock
     from lockstitch.transport.base import Buffer, Pollable
+
+ALREADY = -math.inf
 
 
 class Pipe:
@@ -69,7 +72,7 @@ class Pipe:
         """When there is something to read, as far as is known now."""
         with self._lock:
             if self._arrived or self._ended:
-                return self._clock.now()
+                return ALREADY
             return self._due[0][0] if self._due else None
 
     def end(self) -> None:

@@ -1,0 +1,81 @@
+"""Addresses of TCP listeners, and what is set on their connections."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from lockstitch.transport.tcp import TcpTransport
+from tests.unit.transport.streams import connected, receive_all, wait_for_connection
+
+
+def test_loopback_is_the_default():
+    listener = TcpTransport().listen()
+    assert listener.address.startswith("tcp:127.0.0.1:")
+    listener.close()
+
+
+def test_the_given_host_is_in_the_address():
+    listener = TcpTransport("localhost").listen()
+    assert listener.address.startswith("tcp:localhost:")
+    listener.close()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+def test_ipv6_hosts_stand_in_brackets():
+    transport = TcpTransport("::1")
+    try:
+        listener = transport.listen()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    assert listener.address.startswith("tcp:[::1]:")
+    near = transport.connect(listener.address, 1.0)
+    far = wait_for_connection(listener)
+    near.send([b"six"])
+    assert receive_all(far, 3) == b"six"
+    for end in (near, far, listener):
+        end.close()
+
+
+def test_a_given_port_is_listened_at():
+    transport = TcpTransport()
+    first = transport.listen()
+    with pytest.raises(OSError, match="in use"):
+        transport.listen(first.address)
+    first.close()
+
+
+def test_small_messages_are_not_held_back():
+    with connected(TcpTransport()) as ends:
+        for end in ends:
+            assert end._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_an_unknown_host_is_a_connection_error():
+    with pytest.raises(ConnectionError, match="cannot connect to tcp:no.such.host.invalid"):
+        TcpTransport().connect("tcp:no.such.host.invalid:1", 1.0)
+
+
+def test_a_host_that_does_not_answer_times_out(monkeypatch):
+    def never(address, timeout):
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", never)
+    with pytest.raises(TimeoutError, match="did not answer in 0.5 s"):
+        TcpTransport().connect("tcp:127.0.0.1:1", 0.5)
+
+
+def test_a_connection_to_itself_is_a_refusal(monkeypatch):
+    lonely = socket.socket()
+    lonely.bind(("127.0.0.1", 0))
+    lonely.connect(lonely.getsockname())  # TCP's simultaneous open
+    monkeypatch.setattr(socket, "create_connection", lambda address, timeout: lonely)
+    with pytest.raises(ConnectionRefusedError):
+        TcpTransport().connect("tcp:127.0.0.1:1", 0.5)
+
+
+@pytest.mark.parametrize("address", ["unix:/x", "tcp:host", "tcp::1", "tcp:host:port", ""])
+def test_other_addresses_are_refused(address):
+    with pytest.raises(ValueError, match="not a TCP address"):
+        TcpTransport().connect(address, 1.0)
