@@ -1,11 +1,11 @@
 """Sphinx settings: pages in Markdown, the reference from docstrings, nothing from the network."""
 
-from importlib import metadata
+import lockstitch
 
 project = "Lockstitch"
 author = "the Lockstitch contributors"
 copyright = "the Lockstitch contributors"
-release = version = metadata.version("lockstitch")
+release = version = lockstitch.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]

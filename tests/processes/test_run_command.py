@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
+
+import lockstitch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -343,6 +344,6 @@ def test_bad_input_is_refused_with_a_reason(arguments: list[str], message: str) 
     assert "Traceback" not in done.stderr
 
 
-def test_version_is_the_installed_one() -> None:
+def test_version_is_the_packages_own() -> None:
     done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"lockstitch {metadata.version('lockstitch')}\n"
+    assert done.stdout == f"lockstitch {lockstitch.__version__}\n"

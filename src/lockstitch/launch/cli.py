@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from lockstitch import __version__
 from lockstitch.launch.local import GRACE_SECONDS, run_local
 from lockstitch.launch.screen import Screen
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lockstitch {metadata.version('lockstitch')}")
+        typer.echo(f"lockstitch {__version__}")
         raise typer.Exit
 
 
