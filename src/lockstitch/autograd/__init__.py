@@ -1,0 +1,40 @@
+"""One backward pass over all workers: `context`, `backward`, `get_gradients`.
+
+A drop-in for `torch.distributed.autograd`. How it works, in the order in which one reads it:
+
+    api.py          the face; compat.py has the underscore names of the original
+    service.py      a worker's contexts and passes; routes the messages between workers
+    context.py      what one worker remembers of one forward, and its gradients
+    stitch.py       sends and receives, and the interceptor that sews them onto messages
+    graph.py        the walk that cuts a worker's graph into components
+    decisions.py    when a component runs
+    engine.py       how it runs, in torch's own engine
+    backward.py     one worker's part of one pass; distant.py speaks to the initiator
+    initiator.py    the pass as a whole, on the worker that called `backward`
+    discovery.py    SMART: which stitches take part
+    termination.py  is the pass finished, is it stuck
+    post.py         what all this asks of the rest of the house
+    torch_internals.py  the private things of torch that it stands on
+"""
+
+from __future__ import annotations
+
+from lockstitch.autograd.api import backward, context, get_gradients
+from lockstitch.autograd.compat import (
+    DistAutogradContext,
+    _current_context,
+    _get_debug_info,
+    _get_max_id,
+    _init,
+    _is_valid_context,
+    _new_context,
+    _release_context,
+    _retrieve_context,
+)
+
+__all__ = ["context", "backward", "get_gradients", "DistAutogradContext"]
+
+
+def is_available() -> bool:
+    """Always; torch's own tells whether it was built with distributed autograd."""
+    return True

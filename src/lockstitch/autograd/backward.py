@@ -1,0 +1,471 @@
+"""One backward pass, as one worker takes part in it.
+
+A pass comes to a worker with its first message. The worker then walks its graph once and waits:
+each gradient that arrives is put to its component, `decide` says what that means, and what is to be
+done is returned as a *task*. So the bookkeeping is short and may happen on a thread that reads, and
+the caller chooses where tasks run. Whoever conducts the pass as a whole hears of each run by a
+report, which rides on the last gradient that the run emits where there is one.
+
+One lock guards the state; it is never held while something is sent, run or walked.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from lockstitch.autograd.decisions import Decision, decide
+from lockstitch.autograd.discovery import find_reach
+from lockstitch.autograd.engine import ComponentRun
+from lockstitch.autograd.graph import find_components
+from lockstitch.autograd.stitch import is_receive, received_message
+from lockstitch.autograd.termination import Balance, Standing
+from lockstitch.errors import DistAutogradError
+from lockstitch.wire.messages import Gradient, Payload
+from lockstitch.wire.pickling import NOTHING
+
+if TYPE_CHECKING:
+    from lockstitch.autograd.context import DistAutogradContext
+    from lockstitch.autograd.discovery import Parts, Reach
+    from lockstitch.autograd.graph import Component, Entry
+    from lockstitch.autograd.post import Participant
+    from lockstitch.autograd.stitch import Gradients, Receive
+    from lockstitch.ids import GlobalId, WorkerId
+
+Task = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all workers must know of a pass: its name, and how it is run."""
+
+    id: GlobalId
+    retain_graph: bool
+    fast: bool
+
+    @property
+    def initiator(self) -> WorkerId:
+        """The worker that called `backward`."""
+        return self.id.worker
+
+
+class Conductor(Protocol):
+    """Who conducts the pass: the initiator itself, or what speaks to it from another worker."""
+
+    is_distant: bool
+
+    def report(
+        self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool
+    ) -> None:
+        """Gradients were emitted and consumed; what the consumed ones gave to leaves is stored."""
+        ...
+
+    def need_parts(self) -> None:
+        """A component waits to know which stitches take part; see `BackwardPass.learn_parts`."""
+        ...
+
+    def patience(self) -> float | None:
+        """How many seconds a blocking run waits before it calls `lose_patience`; None: for ever."""
+        ...
+
+    def lose_patience(self) -> None:
+        """A blocking run waits in vain: asks who takes part, or whether the pass is stuck."""
+        ...
+
+    def hand_over(self, task: Task) -> None:
+        """Has the run of the loss's roots done by the thread that called `backward`."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """This worker's part of the pass has failed."""
+        ...
+
+
+class _Phase(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    DONE = enum.auto()
+
+
+class _State:
+    """A component, and how far it is."""
+
+    __slots__ = ("arrived", "balance", "component", "phase", "settled", "task", "waits_for")
+
+    def __init__(self, component: Component) -> None:
+        self.component = component
+        self.phase = _Phase.WAITING
+        self.arrived: dict[GlobalId | None, Gradients | None] = {}
+        self.settled: set[GlobalId | None] = set()
+        self.balance = Balance()
+        self.task: Task | None = None
+        self.waits_for: Entry | None = None
+
+    @property
+    def has_roots(self) -> bool:
+        return self.component.entries[0].message is None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it runs, and does not itself wait for a gradient."""
+        if self.phase is not _Phase.RUNNING:
+            return False
+        return self.waits_for is None or self.waits_for.message in self.settled
+
+    def missing(self) -> list[GlobalId]:
+        """The stitches that it waits for, if it has begun to wait."""
+        if self.phase is _Phase.DONE or not self.settled:
+            return []
+        return [
+            entry.message
+            for entry in self.component.entries
+            if entry.message is not None and entry.message not in self.settled
+        ]
+
+
+class BackwardPass:
+    """See the module. A `Task` that a method returns may be run by any thread, at once or later."""
+
+    def __init__(
+        self,
+        worker: Participant,
+        context: DistAutogradContext,
+        terms: Terms,
+        conductor: Conductor,
+    ) -> None:
+        self.terms = terms
+        self._worker = worker
+        self._post = worker.agent
+        self._context = context
+        self._conductor = conductor
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._walking = threading.Lock()
+        self._roots: Entry | None = None
+        self._entries: list[Entry] = []
+        self._states: dict[GlobalId | None, _State] | None = None
+        self._inbox: list[Gradient] = []
+        self._parts: Parts | None = None
+        self._has_asked = False
+        self._failure: BaseException | None = None
+        self._sent = 0
+        self._received = 0
+
+    @property
+    def received(self) -> int:
+        """How many gradients have come so far."""
+        return self._received
+
+    # ------------------------------------------------------------ what comes in
+
+    def begin(self, roots: Entry, gradients: Gradients) -> Task | None:
+        """Starts the pass, on its initiator, from the loss."""
+        self._roots = roots
+        self._walk()
+        with self._lock:
+            assert self._states is not None
+            state = self._states[None]
+            state.arrived[None] = gradients
+            state.settled.add(None)
+            return self._decide(state)
+
+    def receive(self, message: Gradient) -> Task | None:
+        """A gradient, or a null token, has come back for tensors that were sent from here."""
+        with self._lock:
+            if self._failure is not None:
+                return None
+            self._received += 1
+            if self._states is not None:
+                return self._place(message)
+            self._inbox.append(message)
+            return self._open_inbox if len(self._inbox) == 1 else None
+
+    def learn_parts(self, parts: Parts) -> list[Task]:
+        """The initiator's answer: which of the tensors sent from here take part."""
+        with self._lock:
+            if self._failure is not None or self._parts is not None:
+                return []
+            self._parts = parts
+            self._changed.notify_all()
+            waiting = [
+                state
+                for state in dict.fromkeys((self._states or {}).values())
+                if state.phase is _Phase.WAITING and state.settled
+            ]
+            tasks = [self._decide(state) for state in waiting]
+        return [task for task in tasks if task is not None]
+
+    def find_reach(self) -> Reach:
+        """The answer to the initiator's question. Walks the graph."""
+        for task in self._walk():
+            self._post.spawn(task)
+        return find_reach(self._entries, received_message)
+
+    def standing(self) -> Standing:
+        """Where this worker stands; see `termination`."""
+        with self._lock:
+            states = list(dict.fromkeys((self._states or {}).values()))
+            return Standing(
+                self._sent,
+                self._received,
+                bool(self._inbox) or any(state.is_busy for state in states),
+                tuple(message for state in states for message in state.missing()),
+            )
+
+    def fail(self, error: BaseException) -> bool:
+        """Frees whatever waits; what comes from now on is ignored. False: it had ended before."""
+        with self._lock:
+            if self._failure is not None:
+                return False
+            self._failure = error
+            self._states = {}
+            self._inbox.clear()
+            self._entries = []
+            self._roots = None
+            self._changed.notify_all()
+            return True
+
+    # ------------------------------------------------------------ the walk
+
+    def _open_inbox(self) -> None:
+        """The task of a pass's first gradient: walks, then goes on with all that came meanwhile."""
+        tasks = self._walk()
+        for task in tasks[1:]:
+            self._post.spawn(task)
+        if tasks:
+            tasks[0]()
+
+    def _walk(self) -> list[Task]:
+        with self._walking:
+            if self._states is not None:
+                return []
+            sends = reversed(self._context.sends)
+            entries = [] if self._roots is None else [self._roots]
+            entries.extend(send.entry() for send in sends)
+            components = find_components(entries, is_receive)
+            with self._lock:
+                if self._failure is not None:
+                    return []
+                self._entries = entries
+                self._states = {}
+                for component in components:
+                    state = _State(component)
+                    self._states.update((entry.message, state) for entry in component.entries)
+                inbox, self._inbox = self._inbox, []
+                tasks = [self._place(message) for message in inbox]
+        return [task for task in tasks if task is not None]
+
+    # ------------------------------------------------------------ deciding (the lock is held)
+
+    def _place(self, message: Gradient) -> Task | None:
+        assert self._states is not None
+        state = self._states.get(message.message)
+        if state is None:
+            return partial(
+                self.abandon,
+                DistAutogradError(f"a gradient came for {message.message}, which was never sent"),
+            )
+        if message.message in state.settled:
+            return None  # repeated
+        state.settled.add(message.message)
+        state.arrived[message.message] = tuple(message.body.items) or None  # type: ignore[arg-type]
+        state.balance.emit(message.emitted)
+        state.balance.consume(message.consumed)
+        state.balance.consume((message.message,))
+        if state.phase is _Phase.WAITING:
+            return self._decide(state)
+        if state.phase is _Phase.RUNNING:
+            self._changed.notify_all()
+            return None
+        return partial(self._report, state)
+
+    def _decide(self, state: _State) -> Task | None:
+        decision = decide(state.component, state.arrived, self._parts, self.terms.fast)
+        if decision is Decision.RUN or decision is Decision.BLOCK:
+            state.phase = _Phase.RUNNING
+            task = partial(self._run, state, decision is Decision.BLOCK)
+            if state.has_roots:
+                task = partial(self._conductor.hand_over, task)
+            elif decision is Decision.BLOCK:
+                task = partial(self._run_in_its_own_thread, task)
+            state.task = task
+            return task
+        if decision is Decision.IDLE:
+            state.phase = _Phase.DONE
+            return partial(self._report, state)
+        if decision is Decision.ASK and not self._has_asked:
+            self._has_asked = True
+            return self._conductor.need_parts
+        return None
+
+    # ------------------------------------------------------------ running
+
+    def _run(self, state: _State, blocking: bool) -> None:
+        assert state.task is not None
+        if not self._context.runs.enter(self, state.task):
+            return  # until the last run of an earlier pass has ended
+        emission = _Emission(self, state.component, self._conductor.is_distant and not blocking)
+        run = ComponentRun(state.component, self._context, self.terms.retain_graph, emission)
+        try:
+            try:
+                if blocking:
+                    run.run_blocking(*self._take_awaited(state), partial(self._wait, state))
+                else:
+                    run.run(self._take(state))
+            finally:
+                for task in self._context.runs.leave():
+                    self._post.spawn(task)
+            self._conclude(state, emission)
+        except BaseException as error:  # noqa: BLE001 - raised by `backward`, on the initiator
+            self.abandon(error)
+
+    def _run_in_its_own_thread(self, task: Task) -> None:
+        def run() -> None:
+            with self._worker.active():
+                task()
+
+        name = f"{self._worker.name}-blocking-run"
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+    def _take(self, state: _State) -> dict[GlobalId | None, Gradients | None]:
+        with self._lock:
+            self._raise_failure()
+            arrived, state.arrived = state.arrived, {}
+            return arrived
+
+    def _take_awaited(
+        self, state: _State
+    ) -> tuple[dict[GlobalId | None, Gradients | None], list[tuple[Entry, list[int]]]]:
+        with self._lock:
+            self._raise_failure()
+            awaited = []
+            for entry in state.component.entries:
+                indices = range(len(entry.edges))
+                if entry.message in state.settled or entry.message is None:
+                    continue
+                if self._parts is not None:
+                    taking_part = self._parts.get(entry.message, ())
+                    indices = [index for index in indices if index in taking_part]
+                if indices:
+                    awaited.append((entry, list(indices)))
+            arrived, state.arrived = state.arrived, {}
+            return arrived, awaited
+
+    def _wait(self, state: _State, entry: Entry) -> Gradients | None:
+        """Blocks until it is known what comes for `entry`: gradients, or none."""
+        while not self._wait_until_settled(state, entry, self._conductor.patience()):
+            self._conductor.lose_patience()
+        return state.arrived.get(entry.message)
+
+    def _wait_until_settled(self, state: _State, entry: Entry, seconds: float | None) -> bool:
+        def is_settled() -> bool:
+            if self._failure is not None or entry.message in state.settled:
+                return True
+            return self._parts is not None and entry.message not in self._parts
+
+        with self._post.blocked(), self._changed:
+            state.waits_for = entry
+            settled = self._changed.wait_for(is_settled, seconds)
+            state.waits_for = None
+            self._raise_failure()
+        return settled
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise DistAutogradError("the backward pass has ended") from self._failure
+
+    def _conclude(self, state: _State, emission: _Emission) -> None:
+        """The run is over and its leaves are stored: reports it."""
+        outgoing = emission.remaining()
+        with self._lock:
+            self._raise_failure()
+            state.phase = _Phase.DONE
+            balance, state.balance = state.balance, Balance()
+            self._sent += len(outgoing)
+        balance.emit(receive.message for receive, _ in outgoing)
+        balance.emit(emission.emitted)
+        if outgoing and self._conductor.is_distant:
+            *outgoing, (receive, gradients) = outgoing
+            for each in outgoing:
+                self._post_gradient(*each, Balance())
+            self._post_gradient(receive, gradients, balance)
+            return
+        for each in outgoing:
+            self._post_gradient(*each, Balance())
+        self._conductor.report(balance.emitted, balance.consumed, state.has_roots)
+
+    def _report(self, state: _State) -> None:
+        """Reports what came for a component after it had run, or that does not run at all."""
+        with self._lock:
+            balance, state.balance = state.balance, Balance()
+            state.arrived.clear()
+        if not balance.is_zero:
+            self._conductor.report(balance.emitted, balance.consumed, False)
+
+    def abandon(self, error: BaseException) -> None:
+        """This worker cannot go on: frees what waits here, and tells the initiator."""
+        if self.fail(error):
+            self._conductor.fail(error)
+
+    # ------------------------------------------------------------ what goes out
+
+    def post_now(self, receive: Receive, gradients: Gradients | None) -> None:
+        """Sends gradients in the middle of a run."""
+        with self._lock:
+            self._sent += 1
+        self._post_gradient(receive, gradients, Balance())
+
+    def _post_gradient(
+        self, receive: Receive, gradients: Gradients | None, balance: Balance
+    ) -> None:
+        terms, message = self.terms, receive.message
+        self._post.send(
+            message.worker,
+            Gradient(
+                self._context.id,
+                terms.id,
+                terms.retain_graph,
+                terms.fast,
+                message,
+                balance.emitted,
+                balance.consumed,
+                Payload(NOTHING, b"", gradients or ()),
+            ),
+        )
+
+
+class _Emission:
+    """The outlet of one run. With `hold_last`, the last gradient waits for the end of the run, so
+    that it can carry the report."""
+
+    def __init__(self, backward_pass: BackwardPass, component: Component, hold_last: bool) -> None:
+        self._pass = backward_pass
+        self._receives = [node.receive for node in component.receives]
+        self._hold_last = hold_last
+        self._lock = threading.Lock()
+        self._fired: set[GlobalId] = set()
+        self._held: list[tuple[Receive, Gradients | None]] = []
+        self.emitted: list[GlobalId] = []
+
+    def emit(self, receive: Receive, gradients: Gradients) -> None:
+        """Called by the receive's node, on the engine's thread."""
+        some = gradients if any(gradient is not None for gradient in gradients) else None
+        with self._lock:
+            self._fired.add(receive.message)
+            if self._hold_last and len(self._fired) == len(self._receives):
+                self._held.append((receive, some))
+                return
+            self.emitted.append(receive.message)
+        self._pass.post_now(receive, some)
+
+    def remaining(self) -> list[tuple[Receive, Gradients | None]]:
+        """What is to be sent at the end: null tokens of receives that no gradient reached, so that
+        nobody waits for them, and what was held."""
+        nulls: list[tuple[Receive, Gradients | None]] = [
+            (receive, None) for receive in self._receives if receive.message not in self._fired
+        ]
+        return nulls + self._held

@@ -1,0 +1,96 @@
+"""Underscore names of `torch.distributed.autograd` that programs and its own tests reach for.
+
+Each is a line over a public operation, or a view of our records in the form of theirs: torch keeps
+one node per message, we keep one alias node per tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockstitch.autograd.api import service
+from lockstitch.autograd.stitch import SEND_NAME
+from lockstitch.ids import greatest_context_id
+from lockstitch.runtime.worker import current_worker
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstitch.autograd.context import DistAutogradContext, Send
+    from lockstitch.autograd.torch_internals import Node
+    from lockstitch.ids import GlobalId
+
+
+class SendView:
+    """A send as one node of torch's kind: a name, and the nodes of the tensors that were sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    def name(self) -> str:
+        return SEND_NAME
+
+    @property
+    def next_functions(self) -> tuple[tuple[Node, int], ...]:
+        return tuple(alias.next_functions[0] for alias in self._send.aliases)
+
+
+class ContextView:
+    """A context with torch's private methods."""
+
+    def __init__(self, context: DistAutogradContext) -> None:
+        self._context = context
+
+    def _context_id(self) -> int:
+        return self._context.id
+
+    def _send_functions(self) -> dict[GlobalId, SendView]:
+        return {send.message: SendView(send) for send in self._context.sends}
+
+    def _recv_functions(self) -> dict[GlobalId, Node]:
+        return dict(self._context.receives)
+
+    def _known_worker_ids(self) -> set[int]:
+        return {worker.rank for worker in self._context.receivers}
+
+    def _get_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        return self._context.gradients
+
+
+DistAutogradContext = ContextView
+
+
+def _init(_worker_id: int) -> None:
+    """Contexts need no set-up of their own here."""
+
+
+def _new_context() -> ContextView:
+    return ContextView(service().new_context())
+
+
+def _current_context() -> ContextView:
+    return ContextView(service().current_context())
+
+
+def _retrieve_context(context_id: int) -> ContextView:
+    return ContextView(service().find_context(context_id))
+
+
+def _is_valid_context(context_id: int) -> None:
+    service().find_context(context_id)
+
+
+def _release_context(context_id: int) -> None:
+    service().release_context(context_id)
+
+
+def _get_max_id() -> int:
+    return greatest_context_id(current_worker().id.rank)
+
+
+def _get_debug_info() -> dict[str, str]:
+    own = service()
+    return {
+        "num_current_backward_passes": str(own.running_passes),
+        "num_autograd_contexts": str(len(own.contexts)),
+    }

@@ -1,0 +1,262 @@
+"""A context: what one worker remembers of one forward and its backward passes.
+
+While a context is active, every message that carries tensors wanting gradients leaves a record on
+both ends: a *send* on one worker, a *receive* on the other. Backward passes follow these records and
+put the gradients of leaf tensors here, never into `.grad`. A context lives on every worker that it
+touched, under the same id, until it is released on all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+from lockstitch.autograd.graph import Entry
+from lockstitch.autograd.torch_internals import is_sole_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockstitch.autograd.backward import BackwardPass
+    from lockstitch.autograd.torch_internals import Node
+    from lockstitch.ids import GlobalId, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Tensors that left this worker: for each, the private alias node above its own node.
+
+    The alias nodes keep the graph below them alive, but no tensor. `order` counts a context's sends.
+    """
+
+    message: GlobalId
+    destination: WorkerId
+    order: int
+    aliases: tuple[Node, ...]
+
+    def entry(self) -> Entry:
+        """Where the gradients of this send enter the graph."""
+        edges = tuple(GradientEdge(*alias.next_functions[0]) for alias in self.aliases)
+        return Entry(self.message, edges, self.aliases, self.order)
+
+
+class DistAutogradContext:
+    """One worker's part of a context; made by `AutogradService`, never by users."""
+
+    def __init__(self, identifier: int, home: object) -> None:
+        self.id = identifier
+        self.home = home
+        self.is_released = False
+        self.receives: dict[GlobalId, Node] = {}
+        self.passes: dict[WorkerId, BackwardPass] = {}
+        """The latest backward pass of each initiator."""
+        self.turn = threading.Lock()
+        """Held by the initiator for a whole pass: passes of one context follow one another."""
+        self.runs = Turnstile()
+        self.failed_passes = 0
+        self._sends: dict[GlobalId, Send] = {}
+        self._receivers: set[WorkerId] = set()
+        self._workers: set[WorkerId] = set()
+        self._known_to: dict[WorkerId, set[WorkerId]] = {}
+        self._records = threading.Lock()
+        self._gradients: dict[torch.Tensor, torch.Tensor] = {}
+        self._adding = threading.Lock()
+
+    def __repr__(self) -> str:
+        state = "released" if self.is_released else f"{len(self._workers)} other workers"
+        failed = f" · {self.failed_passes} failed passes" if self.failed_passes else ""
+        return (
+            f"<DistAutogradContext {self.id} · {state} · {len(self._sends)} sends · "
+            f"{len(self.receives)} receives · {len(self._gradients)} gradients{failed}>"
+        )
+
+    # ------------------------------------------------------------ records
+
+    def add_send(self, message: GlobalId, to: WorkerId, aliases: tuple[Node, ...]) -> None:
+        """Records that tensors leave as `message`."""
+        with self._records:
+            if not self.is_released:
+                self._sends[message] = Send(message, to, len(self._sends) + 1, aliases)
+
+    def add_receive(self, message: GlobalId, node: Node) -> None:
+        """Records the node at which the graph of the tensors received as `message` begins."""
+        with self._records:
+            if not self.is_released:
+                self.receives[message] = node
+
+    @property
+    def sends(self) -> list[Send]:
+        """The sends so far, oldest first."""
+        with self._records:
+            return list(self._sends.values())
+
+    # ------------------------------------------------------------ workers
+
+    @property
+    def receivers(self) -> frozenset[WorkerId]:
+        """The workers that this one sent a message of the context to."""
+        with self._records:
+            return frozenset(self._receivers)
+
+    @property
+    def workers(self) -> frozenset[WorkerId]:
+        """All other workers known to take part in the context."""
+        with self._records:
+            return frozenset(self._workers)
+
+    def involve(self, to: WorkerId, own: WorkerId) -> tuple[WorkerId, ...]:
+        """Notes that a message goes to `to`; returns the workers that it should be told of."""
+        if to in self._receivers and len(self._known_to[to]) > len(self._workers):
+            return ()  # it knows them all, and us: the fast path, without the lock
+        with self._records:
+            known = self._known_to.setdefault(to, {to, own})
+            if to != own:
+                self._workers.add(to)
+            news = tuple(self._workers - known)
+            known.update(news)
+            self._receivers.add(to)
+        return news
+
+    def learn(self, sender: WorkerId, workers: Sequence[WorkerId], own: WorkerId) -> None:
+        """Notes that a message came from `sender`, who knows of `workers`."""
+        if not workers and sender in self._workers:
+            return
+        with self._records:
+            known = self._known_to.setdefault(sender, {sender, own})
+            for worker in (sender, *workers):
+                known.add(worker)
+                if worker != own:
+                    self._workers.add(worker)
+
+    # ------------------------------------------------------------ gradients
+
+    @property
+    def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Leaf tensor → gradient; the dictionary is a copy, the tensors are not."""
+        with self._adding:
+            return dict(self._gradients)
+
+    def add_gradients(
+        self, leaves: Sequence[GradientEdge], gradients: list[torch.Tensor | None]
+    ) -> None:
+        """Adds what arrived at `leaves`.
+
+        A gradient that is kept shares memory with no other: it is stolen where the list `gradients`
+        alone holds it, and copied otherwise. (So nothing here may name it before that is known.)
+        """
+        with self._adding, torch.no_grad():
+            for index, leaf in enumerate(leaves):
+                if gradients[index] is None:
+                    continue
+                variable = leaf.node.variable
+                if variable.requires_grad and not self.is_released:
+                    self._add(variable, gradients, index)
+
+    def _add(
+        self, variable: torch.Tensor, gradients: list[torch.Tensor | None], index: int
+    ) -> None:
+        is_ours = is_sole_owner(gradients, index)
+        gradient = gradients[index]
+        assert gradient is not None
+        stored = self._gradients.get(variable)
+        if stored is None:
+            steal = is_ours and _is_laid_out_like(gradient, variable)
+            self._gradients[variable] = gradient if steal else _copy(gradient, variable)
+        elif stored.layout is torch.strided:
+            stored.add_(gradient)
+        else:  # sparse with sparse stays sparse; torch adds sparse to dense, not dense to sparse
+            self._gradients[variable] = gradient + stored
+
+    # ------------------------------------------------------------ the end
+
+    def release(self, error: BaseException) -> None:
+        """Forgets everything; what still waits for a backward pass fails with `error`."""
+        with self._records:
+            self.is_released = True
+            passes = list(self.passes.values())
+        for each in passes:
+            each.fail(error)
+        # What is dropped goes after the locks: a graph that dies may run code of its users.
+        with self._records, self._adding:
+            dropped = (self._sends, self.receives, self.passes, self._gradients)
+            self._sends, self.receives, self.passes, self._gradients = {}, {}, {}, {}
+        del dropped
+
+
+def _is_laid_out_like(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
+    """Whether a gradient may be kept as it is: dense in memory and without overlaps."""
+    if gradient.layout is torch.strided:
+        return gradient.is_contiguous() or (
+            gradient.stride() == variable.stride() and 0 not in gradient.stride()
+        )
+    if gradient.layout is torch.sparse_coo:
+        return gradient._indices().is_contiguous() and gradient._values().is_contiguous()
+    return False
+
+
+def _copy(gradient: torch.Tensor, variable: torch.Tensor) -> torch.Tensor:
+    if gradient.layout is not torch.strided or variable.layout is not torch.strided:
+        return gradient.clone()
+    if 0 in variable.stride():
+        return gradient.clone(memory_format=torch.contiguous_format)
+    return torch.empty_like(variable, requires_grad=False).copy_(gradient)
+
+
+class Turnstile:
+    """Lets runs of one backward pass of a context through together, those of the next one later.
+
+    A receive node knows only one running pass. Passes follow one another, but a pass that failed
+    may leave a run behind which has not noticed yet.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside: object = None
+        self._count = 0
+        self._waiting: list[Callable[[], None]] = []
+
+    @property
+    def is_occupied(self) -> bool:
+        """Whether anything runs now."""
+        return self._count > 0
+
+    def enter(self, visitor: object, later: Callable[[], None]) -> bool:
+        """Lets a run of the pass `visitor` in; False: `later` is kept, for `leave` to hand out."""
+        with self._lock:
+            if self._count and self._inside is not visitor:
+                self._waiting.append(later)
+                return False
+            self._inside = visitor
+            self._count += 1
+            return True
+
+    def leave(self) -> list[Callable[[], None]]:
+        """A run has ended. Returns what may try to enter now."""
+        with self._lock:
+            self._count -= 1
+            if self._count:
+                return []
+            self._inside = None
+            waiting, self._waiting = self._waiting, []
+            return waiting
+
+
+_current: ContextVar[DistAutogradContext | None] = ContextVar("lockstitch_context", default=None)
+
+
+def current_context(home: object) -> DistAutogradContext | None:
+    """The context of `home` that this thread is inside of, if any."""
+    context = _current.get()
+    return context if context is not None and context.home is home else None
+
+
+def set_current_context(context: DistAutogradContext | None) -> DistAutogradContext | None:
+    """Makes `context` this thread's; returns what was before."""
+    before = _current.get()
+    _current.set(context)
+    return before

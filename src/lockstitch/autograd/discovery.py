@@ -1,0 +1,157 @@
+"""SMART: which stitches take part in a backward pass.
+
+FAST trusts that every recorded send takes part. SMART asks, but only when somebody needs to know:
+each worker answers with its *reach*, that is, which tensors received here lie below which tensors
+sent from here. The initiator then closes the set of stitches from the roots of the loss: a tensor
+takes part if a gradient can come to it. One question and one answer per worker, whatever the depth.
+
+Reach is exact: per tensor, not per message. It is found by one post-order pass that gives every
+node a bitmask of what lies below it. Nothing here communicates, locks or runs a node.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from lockstitch.autograd.torch_internals import AccumulateGrad, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from lockstitch.autograd.graph import Entry
+    from lockstitch.ids import GlobalId, WorkerId
+
+Tensor: TypeAlias = "tuple[GlobalId, int]"
+"""One tensor that crossed: the message's stitch, and the position among its stitched tensors."""
+
+Parts: TypeAlias = "dict[GlobalId, frozenset[int]]"
+"""The tensors that take part, by message."""
+
+
+class Reach(NamedTuple):
+    """What lies below the entries of one worker.
+
+    `received` lists the tensors received here. `sent` has, for each entry, one bitmask per tensor
+    (little-endian bytes; bit *n* stands for `received[n]`); the entry None is the loss's roots.
+    """
+
+    received: tuple[tuple[GlobalId, int], ...]
+    sent: tuple[tuple[GlobalId | None, tuple[bytes, ...]], ...]
+
+
+def find_reach(
+    entries: Sequence[Entry], received_message: Callable[[Node], GlobalId | None]
+) -> Reach:
+    """Computes the reach of `entries`; `received_message(node)` names a receive node's stitch."""
+    bits: dict[Tensor, int] = {}
+    masks: dict[Node, int] = {}
+
+    def mask_of(node: Node, index: int) -> int | None:
+        """What lies below the edge (node, index); None while that is not known yet."""
+        if node is None or type(node) is AccumulateGrad:
+            return 0
+        message = received_message(node)
+        if message is not None:
+            return 1 << bits.setdefault((message, index), len(bits))
+        return masks.get(node)
+
+    def visit(start: Node, index: int) -> int:
+        waiting = [start]
+        while mask_of(start, index) is None:
+            node = waiting[-1]
+            below = 0
+            for following, position in node.next_functions:
+                mask = mask_of(following, position)
+                if mask is None:
+                    waiting.append(following)
+                else:
+                    below |= mask
+            if waiting[-1] is node:
+                masks[waiting.pop()] = below
+        mask = mask_of(start, index)
+        assert mask is not None
+        return mask
+
+    sent = tuple(
+        (entry.message, tuple(_to_bytes(visit(edge.node, edge.output_nr)) for edge in entry.edges))
+        for entry in entries
+    )
+    return Reach(tuple(bits), sent)
+
+
+class Closure:
+    """The set of tensors that take part, growing as the workers' answers come in."""
+
+    def __init__(self, initiator: WorkerId) -> None:
+        self._initiator = initiator
+        self._reaches: dict[WorkerId, tuple[Sequence[Tensor], dict[GlobalId | None, list[int]]]] = {}
+        self._expanded: dict[WorkerId, int] = {}
+        self._unanswered: dict[WorkerId, list[Tensor]] = {}
+        self._taking_part: dict[GlobalId, set[int]] = {}
+
+    @property
+    def missing(self) -> set[WorkerId]:
+        """Workers whose reach is needed and has not come."""
+        waiting = set(self._unanswered)
+        if self._initiator not in self._reaches:
+            waiting.add(self._initiator)
+        return waiting
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the set is complete; answers that are still out cannot change it."""
+        return not self._unanswered and self._initiator in self._reaches
+
+    def add(self, worker: WorkerId, reach: Reach) -> None:
+        """Takes a worker's answer into account; a repeated one changes nothing."""
+        if worker in self._reaches:
+            return
+        sent = {
+            message: [int.from_bytes(mask, "little") for mask in masks]
+            for message, masks in reach.sent
+        }
+        self._reaches[worker] = (reach.received, sent)
+        waiting = self._unanswered.pop(worker, [])
+        if worker == self._initiator:
+            for mask in sent.get(None, []):
+                waiting.extend(self._below(worker, mask))
+        self._expand(waiting)
+
+    def parts_of(self, worker: WorkerId) -> Parts:
+        """The tensors sent by `worker` that take part."""
+        return {
+            message: frozenset(indices)
+            for message, indices in self._taking_part.items()
+            if message.worker == worker
+        }
+
+    def _expand(self, waiting: list[Tensor]) -> None:
+        while waiting:
+            tensor = waiting.pop()
+            message, index = tensor
+            self._taking_part.setdefault(message, set()).add(index)
+            sender = message.worker
+            if sender not in self._reaches:
+                self._unanswered.setdefault(sender, []).append(tensor)
+                continue
+            masks = self._reaches[sender][1].get(message)
+            if masks is not None:
+                waiting.extend(self._below(sender, masks[index]))
+
+    def _below(self, worker: WorkerId, mask: int) -> Iterator[Tensor]:
+        """The tensors received at `worker` that `mask` names and that were not met before."""
+        fresh = mask & ~self._expanded.get(worker, 0)
+        self._expanded[worker] = self._expanded.get(worker, 0) | mask
+        received = self._reaches[worker][0]
+        return (received[bit] for bit in _set_bits(fresh))
+
+
+def _set_bits(mask: int) -> Iterable[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def _to_bytes(mask: int) -> bytes:
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")

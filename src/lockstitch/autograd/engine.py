@@ -1,0 +1,164 @@
+"""Running one component with torch's own engine, each node once, on the full sum.
+
+    worker A (initiator)            worker B                        worker C
+    ────────────────────            ────────────────────            ─────────────────
+    loss
+     └─ recv y ─────── [3] ───────► send y   [1]
+                                     └─ recv z ──────── [3] ───────► send z
+                                     └─ param p  [4]                  └─ …
+                                    [5] report to A
+
+    [1] the gradients of a sent tensor arrive and become roots of the component that holds it
+    [2] with its roots complete, the component runs: one call of the engine
+    [3] a receive on the way hands its gradients to the wire at once
+    [4] what arrives at leaves is added to the context
+    [5] then, not earlier, the run is reported
+
+Where a component feeds itself through another worker (a receive above a send of the same
+component), [2] cannot wait for all roots. Then the run *blocks*: each missing root is the alias node
+of the sent tensor, with a hook that waits until the gradient is there, or known not to come.
+
+Such runs cannot deadlock if waiting nodes run last, the newest send first: the gradient of a send
+depends only on nodes created after it was sent, and every worker waits only for its newest send that
+is unfinished, so along a chain of waits creation times grow, and no chain can close. The engine
+picks among ready nodes the one with the greatest sequence number; so aliases get small numbers, in
+the order of their creation, and whatever has a number as small is lifted above them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd.grad_mode import set_multithreading_enabled
+from torch.autograd.graph import GradientEdge
+
+from lockstitch.autograd.graph import interior_nodes
+from lockstitch.autograd.stitch import ANCHOR
+from lockstitch.autograd.torch_internals import node_hooks, run_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from lockstitch.autograd.context import DistAutogradContext
+    from lockstitch.autograd.graph import Component, Entry
+    from lockstitch.autograd.stitch import Gradients, Outlet
+    from lockstitch.autograd.torch_internals import Node
+    from lockstitch.ids import GlobalId
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentRun:
+    """One component about to run: its leaves' gradients go to `context`, its receives' to `outlet`."""
+
+    component: Component
+    context: DistAutogradContext
+    retain_graph: bool
+    outlet: Outlet
+
+    def run(self, arrived: dict[GlobalId | None, Gradients | None]) -> None:
+        """Steps [2] to [4] with all roots there. Null tokens only: nothing runs.
+
+        `arrived` is emptied, so that a gradient which passes straight to a leaf can be stolen.
+        """
+        edges, gradients = self._roots(arrived)
+        if edges:
+            self._run_engine(edges, gradients)
+
+    def run_blocking(
+        self,
+        arrived: dict[GlobalId | None, Gradients | None],
+        awaited: Sequence[tuple[Entry, Iterable[int]]],
+        wait: Callable[[Entry], Gradients | None],
+    ) -> None:
+        """Steps [2] to [4] while roots are missing: `awaited` are the entries, and which of their
+        tensors; `wait(entry)` blocks until their gradients are there (None: there will be none).
+
+        It may block for long: give it a thread of its own.
+        """
+        edges, gradients = self._roots(arrived)
+        handles = []
+        _let_waiting_nodes_run_last(self.component, [entry for entry, _ in awaited])
+        try:
+            for entry, indices in awaited:
+                for index in indices:
+                    alias = entry.aliases[index]
+                    edges.append(GradientEdge(alias, 0))
+                    gradients.append(_placeholder(alias))
+                    handles.append(alias.register_prehook(_waiting_hook(entry, index, wait)))
+            # With threads of its own, the engine could wait for this one while this one waits here.
+            with set_multithreading_enabled(False):
+                self._run_engine(edges, gradients)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _roots(
+        self, arrived: dict[GlobalId | None, Gradients | None]
+    ) -> tuple[list[GradientEdge], list[torch.Tensor]]:
+        """Step [1]: the edges at which gradients are there, and the gradients."""
+        edges: list[GradientEdge] = []
+        gradients: list[torch.Tensor] = []
+        for entry in self.component.entries:
+            there = arrived.get(entry.message)
+            if there is not None:
+                for edge, gradient in zip(entry.edges, there, strict=True):
+                    if gradient is not None:
+                        edges.append(edge)
+                        gradients.append(gradient)
+        arrived.clear()
+        return edges, gradients
+
+    def _run_engine(self, edges: list[GradientEdge], gradients: list[torch.Tensor]) -> None:
+        component = self.component
+        receives = [node.receive for node in component.receives]
+        for receive in receives:
+            receive.outlet = self.outlet
+        try:
+            captured = run_engine(
+                edges, gradients, (*component.leaves, ANCHOR), self.retain_graph
+            )
+        finally:
+            for receive in receives:
+                receive.outlet = None
+        gradients.clear()
+        self.context.add_gradients(component.leaves, captured)
+        for index in component.hooked:
+            gradient = captured[index]
+            if gradient is not None:
+                # The engine runs hooks of tensors, but not those of a node that it captures.
+                for hook in node_hooks(component.leaves[index].node):
+                    hook((), (gradient,))
+
+
+def _let_waiting_nodes_run_last(component: Component, awaited: Sequence[Entry]) -> None:
+    highest = max(entry.order for entry in awaited)
+    for node in interior_nodes(component.entries):
+        number = node._sequence_nr()
+        if number <= highest:
+            node._set_sequence_nr(number + highest + 1)
+    for entry in awaited:
+        for alias in entry.aliases:
+            alias._set_sequence_nr(entry.order)
+
+
+def _placeholder(alias: Node) -> torch.Tensor:
+    """Zeros of the form of the alias's gradient, without memory of their own."""
+    form = alias._input_metadata[0]
+    return torch.zeros((), dtype=form.dtype, device=form.device).expand(tuple(form.shape))
+
+
+def _waiting_hook(
+    entry: Entry, index: int, wait: Callable[[Entry], Gradients | None]
+) -> Callable[[tuple[torch.Tensor | None, ...]], tuple[torch.Tensor | None]]:
+    def wait_for_gradient(
+        _placeholders: tuple[torch.Tensor | None, ...],
+    ) -> tuple[torch.Tensor | None]:
+        gradients = wait(entry)
+        gradient = None if gradients is None else gradients[index]
+        if gradient is not None and gradient.layout is not torch.strided:
+            gradient = gradient.to_dense()  # a hook may not change the layout of its placeholder
+        return (gradient,)
+
+    return wait_for_gradient

@@ -1,0 +1,273 @@
+"""The initiator of a backward pass: starts it, answers who takes part, and sees its end.
+
+It waits on the thread that called `backward`, and that thread runs the loss's roots. Everything else
+comes by messages: reports, until all balances are zero; questions which stitches take part; and
+failures, the first of which ends the pass on all workers.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from lockstitch.autograd.backward import BackwardPass, Task, Terms
+from lockstitch.autograd.discovery import Closure
+from lockstitch.autograd.termination import Balance, StandstillDetector
+from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError
+from lockstitch.wire.messages import Abort, AskReach, AskStanding, Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lockstitch.autograd.context import DistAutogradContext
+    from lockstitch.autograd.discovery import Reach
+    from lockstitch.autograd.graph import Entry
+    from lockstitch.autograd.post import Participant
+    from lockstitch.autograd.stitch import Gradients
+    from lockstitch.autograd.termination import Standing
+    from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.wire.messages import Message
+
+# How long somebody waits for a gradient before it asks who takes part: most come sooner, and then
+# nobody needs to know.
+PATIENCE_SECONDS = 0.0002
+
+# How long a fast pass may be silent before its initiator asks whether it is stuck; doubled after
+# each question, up to the greatest.
+_SILENCE_SECONDS = 0.1
+_LONGEST_SILENCE_SECONDS = 2.0
+
+
+class Initiator:
+    """The conductor of one pass (see `backward.Conductor`), on the worker that called `backward`."""
+
+    is_distant = False
+
+    def __init__(
+        self, worker: Participant, context: DistAutogradContext, terms: Terms
+    ) -> None:
+        self._worker = worker
+        self._post = worker.agent
+        self.context = context
+        self.terms = terms
+        self._changed = threading.Condition()
+        self._progress = 0
+        self._handed: Task | None = None
+        self._roots_ran = False
+        self._balance = Balance()
+        self._error: BaseException | None = None
+        self._needs_parts = False
+        self._closure: Closure | None = None
+        self._asked: set[WorkerId] = set()
+        self._answered: set[WorkerId] = set()
+        self._unreachable: dict[WorkerId, LockstitchError] = {}
+        self._standstill = StandstillDetector()
+        self._silence = _SILENCE_SECONDS
+        self.backward_pass = BackwardPass(worker, context, terms, self)
+
+    # ------------------------------------------------------------ on the thread that called
+
+    def run(self, roots: Entry, gradients: Gradients) -> None:
+        """Runs the pass; returns when it is finished on all workers, or raises its first error."""
+        try:
+            task = self.backward_pass.begin(roots, gradients)
+            if task is not None:
+                task()
+            while (task := self._next_task()) is not None:
+                task()
+        except BaseException as error:
+            self.fail(error)  # Ctrl-C, or a bug
+            self._end()
+            raise
+        self._end()
+        if self._error is not None:
+            raise self._error
+
+    def _end(self) -> None:
+        self.backward_pass.fail(DistAutogradError("the backward pass has ended"))
+        if self._error is not None:
+            self.context.failed_passes += 1
+            self._tell(self.context.workers | self._asked, Abort(self.context.id, self.terms.id))
+
+    def _next_task(self) -> Task | None:
+        """Waits for something to do on this thread; None when the pass has ended."""
+        with self._post.blocked(), self._changed:
+            while not self._is_over():
+                if self._handed is not None:
+                    task, self._handed = self._handed, None
+                    return task
+                timeout = self.patience() if self._needs_parts or self.terms.fast else None
+                progress = self._progress, self.backward_pass.received
+                self._changed.wait(timeout)
+                if self._is_over() or timeout is None:
+                    continue
+                if progress == (self._progress, self.backward_pass.received):
+                    return self.lose_patience
+            return None
+
+    def _is_over(self) -> bool:
+        return self._error is not None or (self._roots_ran and self._balance.is_zero)
+
+    # ------------------------------------------------------------ as the conductor
+
+    def report(
+        self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool = False
+    ) -> None:
+        """See `termination`."""
+        with self._changed:
+            self._progress += 1
+            self._balance.emit(emitted)
+            self._balance.consume(consumed)
+            self._roots_ran = self._roots_ran or roots_ran
+            if self._is_over():
+                self._changed.notify()
+
+    def need_parts(self) -> None:
+        """This worker needs to know. The caller's thread asks when gradients come in no more."""
+        with self._changed:
+            self._needs_parts = True
+            self._progress += 1
+            self._changed.notify()
+
+    def patience(self) -> float | None:
+        """See `Conductor.patience`."""
+        if self.terms.fast:
+            return self._silence
+        return PATIENCE_SECONDS if self._closure is None else None
+
+    def lose_patience(self) -> None:
+        """See `Conductor.lose_patience`."""
+        if self.terms.fast:
+            self._ask_standing()
+        else:
+            self._ask_reach()
+
+    def hand_over(self, task: Task) -> None:
+        """The roots can run."""
+        with self._changed:
+            self._progress += 1
+            self._handed = task
+            self._changed.notify()
+
+    def fail(
+        self, error: BaseException, worker: WorkerId | None = None, text: str | None = None
+    ) -> None:
+        """The pass has failed, on `worker` (default: here). The first failure counts; `text` is
+        what it says, where that is not `str(error)`."""
+        with self._changed:
+            if self._is_over():
+                return
+            rank = (worker or self._worker.id).rank
+            self._error = _as_raised(error, rank, str(error) if text is None else text)
+            self._changed.notify()
+        self.backward_pass.fail(error)
+
+    # ------------------------------------------------------------ who takes part
+
+    def serve_parts(self, worker: WorkerId) -> None:
+        """Another worker needs to know which stitches take part."""
+        with self._changed:
+            closure = self._closure
+            is_known = closure is not None and closure.is_closed
+            is_new = worker not in self._asked
+            self._asked.add(worker)
+        if is_known:
+            self._send_parts([worker])
+        elif closure is None:
+            self._ask_reach()
+        elif is_new:
+            self._ask([worker])
+
+    def _ask_reach(self) -> None:
+        with self._changed:
+            if self._closure is not None:
+                return
+            self._closure = Closure(self._worker.id)
+            self._asked |= self.context.workers | {self._worker.id}
+            asked = list(self._asked)
+        self._ask(asked)
+
+    def _ask(self, workers: Iterable[WorkerId]) -> None:
+        terms = self.terms
+        self._tell(workers, AskReach(self.context.id, terms.id, terms.retain_graph, terms.fast))
+        self._fail_if_unreachable()
+
+    def take_reach(self, worker: WorkerId, reach: Reach) -> None:
+        """A worker's answer. Closes the set as far as possible, and tells all when it is closed."""
+        with self._changed:
+            closure = self._closure
+            if closure is None or closure.is_closed:
+                return
+            closure.add(worker, reach)
+            unasked = closure.missing - self._asked
+            self._asked |= unasked
+            is_closed = closure.is_closed
+            asked = list(self._asked)
+        if is_closed:
+            self._send_parts(asked)
+        elif unasked:
+            self._ask(unasked)  # workers that this one had not heard of
+        else:
+            self._fail_if_unreachable()
+
+    def _send_parts(self, workers: Iterable[WorkerId]) -> None:
+        terms, closure = self.terms, self._closure
+        assert closure is not None
+        for worker in workers:
+            parts = tuple(
+                (message, tuple(sorted(indices)))
+                for message, indices in closure.parts_of(worker).items()
+            )
+            self._tell(
+                [worker],
+                Parts(self.context.id, terms.id, terms.retain_graph, terms.fast, parts),
+            )
+
+    def _fail_if_unreachable(self) -> None:
+        """A dead worker matters if the set cannot be closed without it."""
+        with self._changed:
+            missing = self._closure.missing if self._closure is not None else set()
+            lost = [self._unreachable[worker] for worker in missing if worker in self._unreachable]
+        if lost:
+            self.fail(lost[0])
+
+    # ------------------------------------------------------------ is a fast pass stuck?
+
+    def _ask_standing(self) -> None:
+        with self._changed:
+            self._silence = min(2 * self._silence, _LONGEST_SILENCE_SECONDS)
+            workers = self.context.workers | {self._worker.id}
+            wave = self._standstill.begin(workers)
+        self._tell(workers, AskStanding(self.context.id, self.terms.id, wave))
+
+    def take_standing(self, wave: int, worker: WorkerId, standing: Standing) -> None:
+        """A worker's answer."""
+        with self._changed:
+            waiting = self._standstill.answer(wave, worker, standing)
+        if waiting:
+            names = ", ".join(f"number {each.counter} of rank {each.rank}" for each in waiting)
+            self.fail(
+                DistAutogradError(
+                    "a backward pass in fast mode assumes that all tensors sent from a worker that "
+                    "it reaches take part, but no gradient can come for these stitches: "
+                    f"{names}. Use mode='smart'."
+                )
+            )
+
+    # ------------------------------------------------------------ telling
+
+    def _tell(self, workers: Iterable[WorkerId], message: Message) -> None:
+        for worker in workers:
+            try:
+                self._post.send(worker, message)
+            except LockstitchError as error:
+                self._unreachable[worker] = error
+
+
+def _as_raised(error: BaseException, rank: int, text: str) -> BaseException:
+    """The exception that `backward` raises for `error` of the worker `rank`."""
+    if not isinstance(error, Exception) or isinstance(error, (PeerDiedError, DistAutogradError)):
+        return error
+    raised = DistAutogradError(f"Error on Node {rank}: {text}")
+    raised.__cause__ = error
+    return raised

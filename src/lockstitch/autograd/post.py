@@ -1,0 +1,52 @@
+"""What distributed autograd asks of the rest of the house: a way to send, threads, and to be told.
+
+`runtime.Worker` and `runtime.Agent` fit; so does the post office of the tests, which delays and
+reorders what it carries.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from lockstitch.wire.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.errors import PeerDiedError
+    from lockstitch.ids import WorkerId
+    from lockstitch.runtime.interceptor import Interceptor
+
+M = TypeVar("M", bound=Message)
+
+
+class Post(Protocol):
+    """Sends control messages and runs tasks. See `runtime.Agent` for each."""
+
+    interceptor: Interceptor | None
+
+    def send(self, to: WorkerId, message: Message) -> None: ...
+
+    def handle(self, cls: type[M], handler: Callable[[WorkerId, M], None]) -> None: ...
+
+    def spawn(self, task: Callable[[], None]) -> None: ...
+
+    def blocked(self) -> AbstractContextManager[None]: ...
+
+    def on_peer_lost(self, callback: Callable[[WorkerId, PeerDiedError], None]) -> None: ...
+
+
+class Participant(Protocol):
+    """A worker, as far as distributed autograd needs one."""
+
+    @property
+    def id(self) -> WorkerId: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def agent(self) -> Post: ...
+
+    def active(self) -> AbstractContextManager[None]: ...

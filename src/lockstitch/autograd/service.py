@@ -1,0 +1,347 @@
+"""Distributed autograd of one worker: its contexts and passes, and the messages between workers.
+
+The service plugs into the worker's agent: as the interceptor that stitches messages, and as the
+handler of the messages of backward passes. Handlers only keep the books; what they cause to run, they
+hand to the agent's threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from lockstitch.autograd.backward import BackwardPass, Terms
+from lockstitch.autograd.context import (
+    DistAutogradContext,
+    current_context,
+    set_current_context,
+)
+from lockstitch.autograd.discovery import Reach
+from lockstitch.autograd.distant import DistantInitiator
+from lockstitch.autograd.graph import Entry
+from lockstitch.autograd.initiator import Initiator
+from lockstitch.autograd.stitch import Stitcher
+from lockstitch.autograd.termination import Standing
+from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError
+from lockstitch.ids import IdSource, WorkerId, context_id, context_owner
+from lockstitch.runtime import remote_errors
+from lockstitch.wire import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.autograd.post import Participant
+    from lockstitch.ids import GlobalId
+
+# How many released contexts are remembered, so that a call that was on its way when its context was
+# released does not bring the context back to life.
+_REMEMBERED_RELEASES = 4096
+
+
+class AutogradService:
+    """See the module. One per worker, made before the worker starts."""
+
+    def __init__(self, worker: Participant) -> None:
+        self._worker = worker
+        self._post = worker.agent
+        self._contexts: dict[int, DistAutogradContext] = {}
+        self._released: OrderedDict[int, None] = OrderedDict()
+        self._initiators: dict[GlobalId, Initiator] = {}
+        self._lock = threading.Lock()
+        self._context_counter = itertools.count()
+        self._pass_ids = IdSource(worker.id)
+        self._post.interceptor = Stitcher(worker.id, IdSource(worker.id), self._join, self)
+        handle = self._post.handle
+        handle(messages.ReleaseContext, self._on_release)
+        handle(messages.Gradient, self._on_gradient)
+        handle(messages.Report, self._on_report)
+        handle(messages.NeedParts, self._on_need_parts)
+        handle(messages.AskReach, self._on_ask_reach)
+        handle(messages.Reach, self._on_reach)
+        handle(messages.Parts, self._on_parts)
+        handle(messages.BackwardFailed, self._on_failed)
+        handle(messages.Abort, self._on_abort)
+        handle(messages.AskStanding, self._on_ask_standing)
+        handle(messages.Standing, self._on_standing)
+        self._post.on_peer_lost(self._on_peer_lost)
+
+    def __repr__(self) -> str:
+        return (
+            f"<AutogradService of {self._worker.name!r} · {len(self._contexts)} contexts · "
+            f"{self.running_passes} passes running>"
+        )
+
+    @property
+    def contexts(self) -> list[DistAutogradContext]:
+        """The contexts that are alive on this worker."""
+        with self._lock:
+            return list(self._contexts.values())
+
+    @property
+    def running_passes(self) -> int:
+        """How many backward passes are conducted or being run by this worker now."""
+        with self._lock:
+            conducted = {initiator.context.id for initiator in self._initiators.values()}
+            contexts = list(self._contexts.values())
+        return len(conducted | {each.id for each in contexts if each.runs.is_occupied})
+
+    # ------------------------------------------------------------ contexts
+
+    def new_context(self) -> DistAutogradContext:
+        """Opens a context and makes it the current thread's.
+
+        Raises `RuntimeError` where the thread is inside of one already.
+        """
+        current = current_context(self)
+        if current is not None:
+            raise RuntimeError(f"Already have an autograd context id for this thread: {current.id}")
+        identifier = context_id(self._worker.id, next(self._context_counter))
+        context = DistAutogradContext(identifier, self)
+        with self._lock:
+            self._contexts[identifier] = context
+        set_current_context(context)
+        return context
+
+    def find_context(self, identifier: int) -> DistAutogradContext:
+        """The context of that id. Raises `RuntimeError` where there is none, or no more."""
+        context = self._contexts.get(identifier)
+        if context is None:
+            raise RuntimeError(f"Could not find autograd context with id: {identifier}")
+        return context
+
+    def current_context(self) -> DistAutogradContext:
+        """The context that this thread is inside of. Raises `RuntimeError` outside of any."""
+        context = current_context(self)
+        if context is None:
+            raise RuntimeError(
+                "Current thread doesn't have a valid autograd context. Please wrap your code using: "
+                "`with torch.distributed.autograd.context() as context_id` to generate a valid "
+                "context"
+            )
+        return context
+
+    def release_context(self, identifier: int) -> None:
+        """Ends a context here and on all workers that it has touched; raises for an unknown one."""
+        context = self.find_context(identifier)
+        if current_context(self) is context:
+            set_current_context(None)
+        self._release(context, None)
+
+    def _release(self, context: DistAutogradContext, told_by: WorkerId | None) -> None:
+        with self._lock:
+            if self._contexts.pop(context.id, None) is None:
+                return
+            self._released[context.id] = None
+            while len(self._released) > _REMEMBERED_RELEASES:
+                self._released.popitem(last=False)
+            initiators = [each for each in self._initiators.values() if each.context is context]
+        error = DistAutogradError(
+            f"Could not find autograd context with id: {context.id}: it was released during "
+            "the backward pass"
+        )
+        for initiator in initiators:
+            initiator.fail(error)
+        context.release(error)
+        for worker in context.receivers - {told_by, self._worker.id}:
+            self._tell(worker, messages.ReleaseContext(context.id))
+
+    def _join(self, identifier: int) -> DistAutogradContext | None:
+        """The context that a message belongs to, made on first contact; None once it is released."""
+        context = self._contexts.get(identifier)
+        if context is not None:
+            return context
+        with self._lock:
+            if identifier in self._released:
+                return None
+            return self._contexts.setdefault(identifier, DistAutogradContext(identifier, self))
+
+    # ------------------------------------------------------------ backward
+
+    def backward(
+        self,
+        identifier: int,
+        roots: Sequence[torch.Tensor],
+        retain_graph: bool = False,
+        mode: str = "smart",
+    ) -> None:
+        """Runs a backward pass from `roots`, scalars of this worker; see `api.backward`."""
+        context = self.find_context(identifier)
+        entry = _roots_entry(roots)
+        gradients = tuple(torch.ones_like(root) for root in roots)
+        with self._post.blocked():
+            context.turn.acquire()
+        try:
+            terms = Terms(self._pass_ids(), retain_graph, mode == "fast")
+            initiator = Initiator(self._worker, context, terms)
+            self._register(context, initiator)
+            try:
+                initiator.run(entry, gradients)
+            finally:
+                with self._lock:
+                    del self._initiators[terms.id]
+        finally:
+            context.turn.release()
+
+    def _register(self, context: DistAutogradContext, initiator: Initiator) -> None:
+        with self._lock:
+            if context.is_released:
+                raise RuntimeError(f"Could not find autograd context with id: {context.id}")
+            self._initiators[initiator.terms.id] = initiator
+            context.passes[self._worker.id] = initiator.backward_pass
+
+    def _pass(
+        self, identifier: int, terms: Terms
+    ) -> BackwardPass | None:
+        """This worker's part of a pass, begun on first contact; None when the pass is over."""
+        context = self._contexts.get(identifier)
+        if context is None:
+            return None
+        initiator = terms.initiator
+        with self._lock:
+            latest = context.passes.get(initiator)
+            if latest is not None and latest.terms.id == terms.id:
+                return latest
+            if initiator == self._worker.id or context.is_released:
+                return None
+            if latest is not None and latest.terms.id.counter > terms.id.counter:
+                return None
+            conductor = DistantInitiator(self._worker, identifier, terms)
+            begun = BackwardPass(self._worker, context, terms, conductor)
+            context.passes[initiator] = begun
+        if latest is not None:
+            latest.fail(DistAutogradError("the next backward pass has begun"))
+        return begun
+
+    def _known_pass(self, identifier: int, backward_pass: GlobalId) -> BackwardPass | None:
+        context = self._contexts.get(identifier)
+        known = None if context is None else context.passes.get(backward_pass.worker)
+        return known if known is not None and known.terms.id == backward_pass else None
+
+    # ------------------------------------------------------------ messages of a pass
+
+    def _on_gradient(self, _sender: WorkerId, message: messages.Gradient) -> None:
+        terms = Terms(message.backward_pass, message.retain_graph, message.fast)
+        backward_pass = self._pass(message.context, terms)
+        task = None if backward_pass is None else backward_pass.receive(message)
+        if task is not None:
+            self._post.spawn(task)
+
+    def _on_report(self, _sender: WorkerId, message: messages.Report) -> None:
+        initiator = self._initiators.get(message.backward_pass)
+        if initiator is not None:
+            initiator.report(message.emitted, message.consumed)
+
+    def _on_need_parts(self, sender: WorkerId, message: messages.NeedParts) -> None:
+        initiator = self._initiators.get(message.backward_pass)
+        if initiator is not None:
+            self._post.spawn(partial(initiator.serve_parts, sender))
+
+    def _on_ask_reach(self, sender: WorkerId, message: messages.AskReach) -> None:
+        terms = Terms(message.backward_pass, message.retain_graph, message.fast)
+        backward_pass = self._pass(message.context, terms)
+
+        def answer() -> None:
+            reach = Reach((), ()) if backward_pass is None else backward_pass.find_reach()
+            self._tell(sender, messages.Reach(message.context, message.backward_pass, *reach))
+
+        self._post.spawn(answer)
+
+    def _on_reach(self, sender: WorkerId, message: messages.Reach) -> None:
+        initiator = self._initiators.get(message.backward_pass)
+        if initiator is not None:
+            reach = Reach(message.received, message.sent)
+            self._post.spawn(partial(initiator.take_reach, sender, reach))
+
+    def _on_parts(self, _sender: WorkerId, message: messages.Parts) -> None:
+        terms = Terms(message.backward_pass, message.retain_graph, message.fast)
+        backward_pass = self._pass(message.context, terms)
+        if backward_pass is not None:
+            parts = {stitch: frozenset(indices) for stitch, indices in message.parts}
+            for task in backward_pass.learn_parts(parts):
+                self._post.spawn(task)
+
+    def _on_failed(self, sender: WorkerId, message: messages.BackwardFailed) -> None:
+        initiator = self._initiators.get(message.backward_pass)
+        if initiator is not None:
+
+            def fail() -> None:
+                error = remote_errors.from_payload(message.body)
+                initiator.fail(error, sender, message.text)
+
+            self._post.spawn(fail)
+
+    def _on_abort(self, _sender: WorkerId, message: messages.Abort) -> None:
+        # Begins the pass if need be: what comes of it later must find it ended.
+        backward_pass = self._pass(message.context, Terms(message.backward_pass, False, False))
+        if backward_pass is not None:
+            backward_pass.fail(DistAutogradError("the backward pass has failed on another worker"))
+
+    def _on_ask_standing(self, sender: WorkerId, message: messages.AskStanding) -> None:
+        known = self._known_pass(message.context, message.backward_pass)
+        standing = Standing(0, 0, False, ()) if known is None else known.standing()
+        answer = messages.Standing(
+            message.context, message.backward_pass, message.wave, *standing
+        )
+        self._post.spawn(partial(self._tell, sender, answer))
+
+    def _on_standing(self, sender: WorkerId, message: messages.Standing) -> None:
+        initiator = self._initiators.get(message.backward_pass)
+        if initiator is not None:
+            standing = Standing(message.sent, message.received, message.is_active, message.waiting)
+            self._post.spawn(partial(initiator.take_standing, message.wave, sender, standing))
+
+    # ------------------------------------------------------------ the end of contexts and peers
+
+    def _on_release(self, sender: WorkerId, message: messages.ReleaseContext) -> None:
+        context = self._contexts.get(message.context)
+        if context is None:
+            with self._lock:
+                self._released[message.context] = None
+        else:
+            self._post.spawn(partial(self._release, context, sender))
+
+    def _on_peer_lost(self, worker: WorkerId, error: PeerDiedError) -> None:
+        with self._lock:
+            contexts = list(self._contexts.values())
+            initiators = list(self._initiators.values())
+        for initiator in initiators:
+            if worker in initiator.context.workers:
+                initiator.fail(error)
+        for context in contexts:
+            if context_owner(context.id) == worker:
+                self._release(context, worker)
+            elif worker in context.workers:
+                for initiator_id, backward_pass in list(context.passes.items()):
+                    if initiator_id == worker:
+                        backward_pass.fail(error)
+                    else:
+                        backward_pass.abandon(error)
+
+    def _tell(self, worker: WorkerId, message: messages.Message) -> None:
+        try:
+            self._post.send(worker, message)
+        except LockstitchError:
+            pass  # it is gone, or we are: then it needs to know nothing
+
+
+def _roots_entry(roots: Sequence[torch.Tensor]) -> Entry:
+    if not roots:
+        raise RuntimeError("No tensors provided for gradient computation.")
+    for root in roots:
+        if not root.requires_grad:
+            raise RuntimeError(f"requires_grad not set on root {_describe(root)}")
+        if root.numel() != 1:
+            raise RuntimeError(f"{_describe(root)} is not a scalar, all roots need to be scalar")
+        if root.grad_fn is None:
+            raise RuntimeError(f"{_describe(root)} does not have a valid gradient function.")
+    return Entry(None, tuple(get_gradient_edge(root) for root in roots))
+
+
+def _describe(root: torch.Tensor) -> str:
+    return f"a tensor of shape {tuple(root.shape)} and {root.dtype}"

@@ -1,0 +1,197 @@
+"""Sewing: the two halves of a stitch, and the interceptor that puts them on messages.
+
+    worker A                                              worker B
+    ───────────────                                       ───────────────────
+    t = h(x)                                              RecvRpcBackward ◄─ y = g(t')
+    └─ alias(t)   = SendRpcBackward   ── t ──► t' ──      └─ anchor
+
+A *send* is a private alias of each tensor that leaves: its node is where the gradient will enter,
+and it stands below nothing else, so nobody else ever runs it. A *receive* is a node above which the
+received tensors' graph grows; run by a backward pass, it hands their gradients to that pass, which
+sends them back to A. Where no gradient is wanted, nothing is recorded and nothing costs anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+from lockstitch.autograd.context import current_context, set_current_context
+from lockstitch.wire.messages import Stitch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from lockstitch.autograd.context import DistAutogradContext
+    from lockstitch.autograd.torch_internals import Node
+    from lockstitch.ids import GlobalId, WorkerId
+
+SEND_NAME = "torch::distributed::autograd::SendRpcBackward"
+RECV_NAME = "torch::distributed::autograd::RecvRpcBackward"
+
+Gradients = tuple["torch.Tensor | None", ...]
+
+
+class Outlet(Protocol):
+    """Where a receive hands its gradients: the run of a backward pass."""
+
+    def emit(self, receive: Receive, gradients: Gradients) -> None:
+        """Called once per run, on the engine's thread; None stands for a missing gradient."""
+        ...
+
+
+class Receive:
+    """What a receive node knows: the stitch it belongs to, and the run that it is part of now."""
+
+    __slots__ = ("message", "outlet")
+
+    def __init__(self, message: GlobalId) -> None:
+        self.message = message
+        self.outlet: Outlet | None = None
+
+
+class RecvRpc(torch.autograd.Function):
+    """The receiving half. Torch names its node after the class; see below."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, anchor: torch.Tensor, receive: Receive, tensors: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """`anchor` makes the engine count the node as needed; `tensors` come in a list, so that
+        torch takes them for fresh outputs and not for views, and in-place writes work."""
+        ctx.receive = receive
+        ctx.set_materialize_grads(False)
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:  # type: ignore[override]
+        outlet = ctx.receive.outlet
+        if outlet is None:
+            raise RuntimeError(
+                "a local backward() has reached a tensor that was received over RPC; use "
+                "lockstitch.autograd.backward(context_id, roots), which goes on at its sender"
+            )
+        outlet.emit(ctx.receive, gradients)
+        return None, None, None
+
+
+_RECEIVE_NODE: type = RecvRpc._backward_cls  # type: ignore[attr-defined]
+_RECEIVE_NODE.__name__ = RECV_NAME
+
+_ANCHOR = torch.zeros(0, requires_grad=True)
+ANCHOR = GradientEdge(torch.ops.aten.alias(_ANCHOR).grad_fn.next_functions[0][0], 0)
+"""The edge below every receive: with it among the engine's inputs, receives run."""
+
+
+def is_receive(node: Node) -> bool:
+    """Whether `node` is the receiving half of a stitch."""
+    return type(node) is _RECEIVE_NODE
+
+
+def received_message(node: Node) -> GlobalId | None:
+    """The stitch whose receiving half `node` is; None for other nodes."""
+    return node.receive.message if type(node) is _RECEIVE_NODE else None
+
+
+class _Identity(torch.autograd.Function):
+    """The alias of tensors that `aten::alias` does not take (sparse and other layouts)."""
+
+    @staticmethod
+    def forward(_ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return tensor.detach()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
+def stitch_send(tensors: Sequence[torch.Tensor]) -> tuple[Node, ...]:
+    """The sending half: an alias node for each tensor. (Not `view_as`: it fails on sparse
+    gradients.)"""
+    alias = torch.ops.aten.alias
+    return tuple(
+        (alias(tensor) if tensor.layout is torch.strided else _Identity.apply(tensor)).grad_fn
+        for tensor in tensors
+    )
+
+
+def stitch_receive(message: GlobalId, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The receiving half: `tensors`, now with a graph that begins at `message`."""
+    fresh = [
+        tensor.data if tensor.requires_grad or tensor._is_view() else tensor for tensor in tensors
+    ]
+    return RecvRpc.apply(_ANCHOR, Receive(message), fresh)  # type: ignore[no-any-return]
+
+
+class Stitcher:
+    """The interceptor of one worker; see `runtime.interceptor`."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        next_message: Callable[[], GlobalId],
+        find_context: Callable[[int], DistAutogradContext | None],
+        home: object,
+    ) -> None:
+        self._worker = worker
+        self._next_message = next_message
+        self._find_context = find_context
+        self._home = home
+
+    def is_active(self) -> bool:
+        """Whether the current thread is inside a context."""
+        return current_context(self._home) is not None
+
+    def outgoing(
+        self, to: WorkerId, items: Sequence[torch.Tensor | memoryview | None]
+    ) -> Stitch | None:
+        """Records the send of those items that require grad; None outside a context."""
+        context = current_context(self._home)
+        if context is None or context.is_released:
+            return None
+        message = None
+        indices: tuple[int, ...] = ()
+        if items and torch.is_grad_enabled():
+            indices = tuple(
+                index
+                for index, item in enumerate(items)
+                if isinstance(item, torch.Tensor) and item.requires_grad
+            )
+            if indices:
+                message = self._next_message()
+                aliases = stitch_send([items[index] for index in indices])  # type: ignore[misc]
+                context.add_send(message, to, aliases)
+        return Stitch(context.id, message, indices, context.involve(to, self._worker))
+
+    def incoming(
+        self,
+        sender: WorkerId,
+        stitch: Stitch,
+        items: list[torch.Tensor | memoryview | None],
+    ) -> None:
+        """Lets the graph of the received tensors begin here; makes the context if it is new."""
+        context = self._find_context(stitch.context)
+        if context is None:
+            return
+        context.learn(sender, stitch.workers, self._worker)
+        if stitch.message is None or not torch.is_grad_enabled():
+            return
+        received = stitch_receive(
+            stitch.message,
+            [items[index] for index in stitch.tensors],  # type: ignore[misc]
+        )
+        for index, tensor in zip(stitch.tensors, received, strict=True):
+            items[index] = tensor
+        context.add_receive(stitch.message, received[0].grad_fn)
+
+    @contextlib.contextmanager
+    def scope(self, stitch: Stitch) -> Iterator[None]:
+        """Runs the code within under the message's context, or under none if it is released."""
+        before = set_current_context(self._find_context(stitch.context))
+        try:
+            yield
+        finally:
+            set_current_context(before)

@@ -1,0 +1,119 @@
+"""When a backward pass is over.
+
+Gradients travel from worker to worker, and nobody sees them all. Two questions, two small answers,
+both plain values without any communication:
+
+*Is it finished?* Each run of a component tells which stitches' gradients it consumed and which it
+emitted. The initiator keeps a **balance** per stitch, + emitted, − consumed. The pass is finished
+when the roots' component has run and every balance is zero: an emission is always told together
+with the consumption that caused it, so a report that has not come yet leaves a balance that is not
+zero, in whatever order the reports come. A report may therefore ride on the last gradient that its
+run emits, and a long chain of workers costs a single report at its end.
+
+*Is it stuck?* (FAST only, where an assumption may be false.) Four counters, by Mattern: if two
+successive **waves** of questions find the same numbers of gradients sent and received, as many sent
+as received, and nobody active in the first, then nothing can ever happen again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lockstitch.ids import GlobalId, WorkerId
+
+
+class Balance:
+    """Emissions (+1) and consumptions (−1) of gradients, per stitch; opposite ones cancel."""
+
+    def __init__(self) -> None:
+        self._open: dict[GlobalId, int] = {}
+
+    def emit(self, messages: Iterable[GlobalId]) -> None:
+        """Notes that the gradients of `messages` were sent."""
+        for message in messages:
+            self._add(message, 1)
+
+    def consume(self, messages: Iterable[GlobalId]) -> None:
+        """Notes that the gradients of `messages` have done their work."""
+        for message in messages:
+            self._add(message, -1)
+
+    def _add(self, message: GlobalId, change: int) -> None:
+        balance = self._open.pop(message, 0) + change
+        if balance:
+            self._open[message] = balance
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether nothing is open."""
+        return not self._open
+
+    @property
+    def emitted(self) -> tuple[GlobalId, ...]:
+        """What was emitted and not consumed."""
+        return tuple(message for message, balance in self._open.items() if balance > 0)
+
+    @property
+    def consumed(self) -> tuple[GlobalId, ...]:
+        """What was consumed although its emission is not known here."""
+        return tuple(message for message, balance in self._open.items() if balance < 0)
+
+    def __repr__(self) -> str:
+        return f"Balance(emitted={list(self.emitted)}, consumed={list(self.consumed)})"
+
+
+class Standing(NamedTuple):
+    """Where one worker stands in a pass, as it answers a wave.
+
+    `sent` and `received` count gradients, null tokens included; `is_active` says whether anything
+    runs that does not itself wait; `waiting` are the stitches whose gradients are waited for.
+    """
+
+    sent: int
+    received: int
+    is_active: bool
+    waiting: tuple[GlobalId, ...]
+
+
+class StandstillDetector:
+    """Compares successive waves of `Standing`s."""
+
+    def __init__(self) -> None:
+        self._previous: dict[WorkerId, Standing] | None = None
+        self._asked: frozenset[WorkerId] = frozenset()
+        self._answers: dict[WorkerId, Standing] = {}
+        self.wave = 0
+
+    def begin(self, workers: Iterable[WorkerId]) -> int:
+        """Begins the next wave, towards `workers`; returns its number."""
+        self.wave += 1
+        self._asked = frozenset(workers)
+        self._answers = {}
+        return self.wave
+
+    def answer(self, wave: int, worker: WorkerId, standing: Standing) -> tuple[GlobalId, ...] | None:
+        """Notes an answer. Returns the stitches waited for if the pass is stuck, else None."""
+        if wave != self.wave or worker not in self._asked:
+            return None
+        self._answers[worker] = standing
+        if len(self._answers) < len(self._asked):
+            return None
+        previous, self._previous = self._previous, self._answers
+        stuck = previous == self._answers and not any(
+            standing.is_active for standing in self._answers.values()
+        )
+        sent = sum(standing.sent for standing in self._answers.values())
+        received = sum(standing.received for standing in self._answers.values())
+        if not stuck or sent != received:
+            return None
+        return tuple(
+            sorted({message for one in self._answers.values() for message in one.waiting})
+        )
+
+    @property
+    def is_wave_complete(self) -> bool:
+        """Whether everybody asked in the current wave has answered."""
+        return len(self._answers) == len(self._asked)
