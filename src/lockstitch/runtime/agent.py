@@ -174,6 +174,10 @@ class Agent:
         """Calls `callback(worker, error)`, on a thread of the crew, when a peer is lost."""
         self.peers.on_lost(callback)
 
+    def is_lost(self, worker: WorkerId) -> bool:
+        """Whether that worker is known to be gone."""
+        return self.peers.is_lost(worker)
+
     def requests_from(self, peer: WorkerInfo, channel: Loopback) -> Requests:
         """The receiving end for requests to oneself."""
         return RequestsFromSelf(self, peer, channel)
