@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from lockstitch.transport.base import Connection, Listener, Transport
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockstitch.transport.base import Connection, Listener, Transport
 
 
 def receive_some(

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstitch.transport.base import Transport
 from lockstitch.transport.stream import StreamConnection, StreamListener, set_timeout
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.unix import UnixTransport
 from tests.unit.transport.streams import connected, receive_all, receive_some, wait_for_connection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockstitch.transport.base import Transport
 
 BIG = 8 << 20  # more than a socket takes at once
 
@@ -83,7 +88,7 @@ def test_a_message_of_nothing_sends_nothing(pair):
 )
 def test_the_stream_is_the_same_however_it_is_split(message, cuts, reads):
     edges = [0, *sorted(min(cut, len(message)) for cut in cuts), len(message)]
-    buffers = [message[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    buffers = [message[start:end] for start, end in itertools.pairwise(edges)]
     left, right = socket.socketpair()
     near, far = StreamConnection(left, "far"), StreamConnection(right, "near")
     near.send(buffers)
