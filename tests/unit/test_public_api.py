@@ -1,0 +1,149 @@
+"""The faces are pinned: their names, that each is documented and typed, and that whoever comes from
+`torch.distributed` finds the parameters that he is used to.
+
+A change of these lists is a change that users notice; it has a line in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed.autograd as torch_autograd
+import torch.distributed.rpc as torch_rpc
+from torch.distributed.optim import DistributedOptimizer as TorchDistributedOptimizer
+
+import lockstitch.autograd
+import lockstitch.optim
+import lockstitch.rpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PUBLIC_NAMES = {
+    "lockstitch": "__version__ explain_waits",
+    "lockstitch.rpc": """
+        init_rpc shutdown rpc_sync rpc_async remote RRef PyRRef Future wait_all get_worker_info
+        WorkerInfo get_rpc_timeout functions BackendType RpcBackendOptions
+        TensorPipeRpcBackendOptions RpcAgent TensorPipeAgent is_available enable_gil_profiling
+        api backend_registry constants internal options rref_proxy
+    """,
+    "lockstitch.autograd": "context backward get_gradients DistAutogradContext",
+    "lockstitch.optim": "DistributedOptimizer",
+    "lockstitch.testing": """
+        LocalCluster ProcessCluster Faults ManualClock assert_same_gradients no_leaks
+    """,
+}
+
+# Ours first, theirs second.
+SAME_PARAMETERS: list[tuple[Callable[..., object], Callable[..., object]]] = [
+    (lockstitch.rpc.init_rpc, torch_rpc.init_rpc),
+    (lockstitch.rpc.shutdown, torch_rpc.shutdown),
+    (lockstitch.rpc.rpc_sync, torch_rpc.rpc_sync),
+    (lockstitch.rpc.rpc_async, torch_rpc.rpc_async),
+    (lockstitch.rpc.remote, torch_rpc.remote),
+    (lockstitch.rpc.get_worker_info, torch_rpc.get_worker_info),
+    (lockstitch.rpc.functions.async_execution, torch_rpc.functions.async_execution),
+    (lockstitch.rpc.TensorPipeRpcBackendOptions, torch_rpc.TensorPipeRpcBackendOptions),
+    (lockstitch.autograd.context, torch_autograd.context),
+    (lockstitch.optim.DistributedOptimizer, TorchDistributedOptimizer),
+]
+
+# What the incumbent's module imports for itself, or leaves behind.
+NOT_OFFERED = set(
+    """
+    AllGatherStates Generator RemoteProfilerManager Store dist dist_autograd logger logging
+    method_factory new_method numbers os server_process_global_profiler threading timedelta torch
+    urlparse warnings
+    """.split()
+)
+
+
+def is_ours_to_document(value: object) -> bool:
+    return isinstance(value, type | types.FunctionType)
+
+
+def public_values() -> list[Any]:
+    found = []
+    for module_name, names in PUBLIC_NAMES.items():
+        module = importlib.import_module(module_name)
+        for name in names.split():
+            value = getattr(module, name)
+            if is_ours_to_document(value):
+                found.append(pytest.param(value, id=f"{module_name}.{name}"))
+    return found
+
+
+def methods_of(cls: type) -> list[types.FunctionType]:
+    """What the class itself adds in public; operators and constructors are told by the class."""
+    return [
+        member
+        for name, member in vars(cls).items()
+        if isinstance(member, types.FunctionType) and not name.startswith("_")
+    ]
+
+
+@pytest.mark.parametrize("module_name", PUBLIC_NAMES)
+def test_public_names_are_the_agreed_ones(module_name: str) -> None:
+    module = importlib.import_module(module_name)
+    names = [name for name in module.__all__ if name == "__version__" or not name.startswith("_")]
+    assert sorted(names) == sorted(PUBLIC_NAMES[module_name].split())
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("value", public_values())
+def test_public_name_has_a_docstring(value: Any) -> None:
+    undocumented = [value] if not inspect.getdoc(value) else []
+    if isinstance(value, type):
+        undocumented += [method for method in methods_of(value) if not inspect.getdoc(method)]
+    assert undocumented == []
+
+
+@pytest.mark.parametrize("value", public_values())
+def test_public_name_is_annotated(value: Any) -> None:
+    functions = methods_of(value) if isinstance(value, type) else [value]
+    missing = [
+        f"{function.__qualname__}({parameter.name})"
+        for function in functions
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.annotation is parameter.empty and parameter.name not in ("self", "cls")
+    ]
+    missing += [
+        f"{function.__qualname__} -> ?"
+        for function in functions
+        if inspect.signature(function).return_annotation is inspect.Signature.empty
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [pytest.param(*pair, id=pair[0].__name__) for pair in SAME_PARAMETERS],
+)
+def test_parameters_of_the_incumbent_are_there_in_its_order(
+    ours: Callable[..., object], theirs: Callable[..., object]
+) -> None:
+    expected = inspect.signature(theirs).parameters
+    actual = inspect.signature(ours).parameters
+    assert list(actual)[: len(expected)] == list(expected)
+    for name, parameter in expected.items():
+        assert actual[name].kind == parameter.kind
+        assert actual[name].default == parameter.default
+
+
+def test_backward_takes_what_the_incumbents_takes_and_a_mode() -> None:
+    # Theirs is built in and has no signature to compare with.
+    assert str(inspect.signature(lockstitch.autograd.backward)).startswith("(context_id")
+    parameters = inspect.signature(lockstitch.autograd.backward).parameters
+    assert list(parameters) == ["context_id", "roots", "retain_graph", "mode"]
+    assert parameters["retain_graph"].default is False
+    assert parameters["mode"].default == "smart"
+
+
+def test_names_of_the_incumbent_that_programs_use_are_here() -> None:
+    theirs = {name for name in dir(torch_rpc) if not name.startswith("_")}
+    missing = {name for name in theirs - NOT_OFFERED if not hasattr(lockstitch.rpc, name)}
+    assert missing == set()
