@@ -78,9 +78,10 @@ class Table:
 
     def remove(self, member: Member) -> None:
         """Strikes out exactly this life of the member; harmless when repeated."""
-        if self._by_rank.get(member.info.id) == member:
+        entered = self._by_rank.get(member.info.id)
+        if entered is not None and entered.id == member.id:  # infos are equal over generations
             del self._by_rank[member.info.id]
-            del self._by_name[member.info.name]
+            del self._by_name[entered.info.name]
 
     def find(self, who: str | int | WorkerId) -> Member | None:
         """The member of that name, rank or id."""

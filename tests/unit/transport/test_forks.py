@@ -15,7 +15,7 @@ def exit_status_of(child_code) -> int:
     if child == 0:
         try:
             os._exit(child_code())
-        except BaseException:
+        except BaseException:  # noqa: BLE001 -- a child must not run on into pytest
             os._exit(99)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

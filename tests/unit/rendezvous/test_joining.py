@@ -1,0 +1,57 @@
+"""The door: what may come in, and that the two sorts of group do not mix."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed import HashStore
+
+from lockstitch.rendezvous import host_identity, join
+
+MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
+
+
+@pytest.mark.parametrize("world_size", [None, 0, 1])
+def test_a_worker_publishes_where_it_listens(world_size):
+    roster = join(HashStore(), "w0", 0, world_size, ["unix:/x", "tcp:h:1"])
+    (member,) = roster.members()
+    assert member.info == roster.me
+    assert member.addresses == ("unix:/x", "tcp:h:1")
+    assert member.host == host_identity()
+    assert "w0" in repr(roster)
+
+
+def test_a_dynamic_worker_does_not_join_a_static_group():
+    store = HashStore()
+    static = join(store, "w0", 0, 1, [])
+    with pytest.raises(RuntimeError, match=MIXED):
+        join(store, "w1", -1, None, [])
+    static.leave()
+    assert join(store, "w1", -1, None, []).me.id == 0
+
+
+def test_a_static_worker_does_not_join_a_dynamic_group():
+    store = HashStore()
+    dynamic = join(store, "w0", -1, None, [])
+    with pytest.raises(RuntimeError, match=MIXED):
+        join(store, "w1", 0, 1, [])
+    dynamic.leave()
+    assert join(store, "w1", 0, 1, []).me.id == 0
+
+
+def test_a_failed_join_counts_for_nothing():
+    store = HashStore()
+    with pytest.raises(RuntimeError, match="did not come"):
+        join(store, "w0", 0, 2, [], timeout_seconds=0.01)
+    assert join(store, "w1", -1, None, []).me.id == 0
+
+
+@pytest.mark.parametrize("name", ["", "two words", "slash/ed", "ü", "x" * 128])
+def test_an_impossible_name_is_refused(name):
+    with pytest.raises(RuntimeError, match="Worker name must match"):
+        join(HashStore(), name, 0, 1, [])
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_outside_of_the_world_is_refused(rank):
+    with pytest.raises(ValueError, match="does not lie within world_size 2"):
+        join(HashStore(), "w0", rank, 2, [])

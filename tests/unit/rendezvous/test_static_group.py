@@ -1,0 +1,93 @@
+"""Ranks that come together, or fail together."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed import HashStore
+
+from lockstitch.ids import WorkerId
+from lockstitch.rendezvous.joining import join
+from tests.unit.rendezvous.groups import all_at_once, each_kind_of_store, new_store
+
+
+def meet(store, *names: str, timeout_seconds: float = 30, world_size: int | None = None):
+    """What joining brought to each of the ranks, which have these names."""
+    size = world_size or len(names)
+
+    def joining(rank: int, name: str):
+        return lambda: join(store, name, rank, size, [f"unix:/{name}"], timeout_seconds)
+
+    return all_at_once(*(joining(rank, name) for rank, name in enumerate(names)))
+
+
+@each_kind_of_store
+def test_everybody_knows_everybody(kind, tmp_path):
+    rosters = meet(new_store(kind, tmp_path), "a", "b", "c")
+    for rank, roster in enumerate(rosters):
+        assert roster.me.id == rank
+        assert [each.info.name for each in roster.members()] == ["a", "b", "c"]
+        assert roster.find("b") == roster.find(1) == roster.find(WorkerId(1, 0))
+        assert roster.find("b").addresses == ("unix:/b",)
+        assert roster.find("d") is None
+
+
+def test_a_name_given_twice_is_an_error_on_every_rank():
+    errors = meet(HashStore(), "a", "b", "a")
+    assert len(errors) == 3
+    for error in errors:
+        with pytest.raises(RuntimeError, match="RPC worker name a is not unique"):
+            raise error
+
+
+def test_ranks_that_do_not_come_are_named_by_those_that_wait():
+    errors = meet(HashStore(), "a", "b", world_size=4, timeout_seconds=0.05)
+    for error in errors:
+        with pytest.raises(RuntimeError, match=r"4 ranks to join, but ranks \[.*2, 3\] did"):
+            raise error
+
+
+def test_who_waited_in_vain_may_try_again():
+    store = HashStore()
+    meet(store, "a", "b", world_size=3, timeout_seconds=0.05)
+    rosters = meet(store, "a", "b", "c")
+    assert {roster.me.generation for roster in rosters} == {0}
+
+
+@each_kind_of_store
+def test_who_meets_again_on_a_store_lives_a_new_life(kind, tmp_path):
+    store = new_store(kind, tmp_path)
+    for roster in meet(store, "a", "b"):
+        roster.leave()
+    again = meet(store, "b", "c")
+    assert [each.id for each in again[0].members()] == [WorkerId(0, 1), WorkerId(1, 1)]
+    assert again[1].find("a") is None
+
+
+def test_forgetting_and_evicting_change_nothing():
+    roster = meet(HashStore(), "a", "b")[0]
+    member = roster.find("b")
+    roster.forget(member)
+    roster.evict(member)
+    assert roster.find("b") == member
+
+
+def test_leaving_twice_is_leaving_once():
+    store = HashStore()
+    one, other = meet(store, "a", "b")
+    one.leave()
+    one.leave()
+    with pytest.raises(RuntimeError, match="mixes"):
+        join(store, "c", -1, None, [])
+    other.leave()
+    assert join(store, "c", -1, None, []).me.id == 0
+
+
+def test_leaving_a_store_that_is_gone_raises_nothing(monkeypatch):
+    store = HashStore()
+    (roster,) = meet(store, "a")
+
+    def gone() -> None:
+        raise RuntimeError("connection was closed")
+
+    monkeypatch.setattr(roster, "_withdraw", gone)
+    roster.leave()

@@ -1,0 +1,120 @@
+"""Opening a store from each kind of URL, and waiting for keys."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
+
+from lockstitch.rendezvous.store import missing_keys, open_store, read_all
+from tests.unit.rendezvous.groups import each_kind_of_store, new_store
+
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("world_size", [None, 0, 2])
+def test_a_file_is_opened_with_or_without_a_number_of_ranks(tmp_path, world_size):
+    url = f"file://{tmp_path}/store"
+    one, other = open_store(url, 0, world_size), open_store(url, 1, world_size)
+    one.set("key", "value")
+    assert other.get("key") == b"value"
+
+
+def test_the_file_outlives_its_users(tmp_path):
+    url = f"file://{tmp_path}/store"
+    stores = [open_store(url, rank, 2) for rank in range(2)]
+    stores[0].set("key", "value")
+    stores.clear()
+    gc.collect()
+    assert open_store(url, 0, 2).get("key") == b"value"
+
+
+def test_a_process_group_may_use_the_same_file(tmp_path):
+    ours = open_store(f"file://{tmp_path}/store", 0, 2)
+    theirs = FileStore(str(tmp_path / "store"), 2)
+    theirs.set("key", "theirs")
+    assert not ours.check(["key"])
+    ours.set("key", "ours")
+    assert theirs.get("key") == b"theirs"
+
+
+@pytest.mark.parametrize("world_size", [None, 1])
+def test_tcp_is_opened_and_hosted_by_rank_0(world_size):
+    probe = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = probe.port
+    del probe
+    store = open_store(f"tcp://127.0.0.1:{port}", 0, world_size)
+    other = open_store(TCPStore("127.0.0.1", port, is_master=False), 1, world_size)
+    store.set("key", "value")
+    assert other.get("key") == b"value"
+
+
+def test_env_takes_rank_and_size_from_the_environment(environment):
+    probe = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = probe.port
+    del probe
+    for name, value in zip(ENVIRONMENT, ("0", "1", "127.0.0.1", str(port)), strict=True):
+        environment.setenv(name, value)
+    assert open_store("env://", -1, None).add("count", 1) == 1
+
+
+def test_a_given_store_is_used_under_our_prefix():
+    given = HashStore()
+    store = open_store(given, -1, None)
+    store.set("key", "value")
+    assert isinstance(store, PrefixStore)
+    assert not given.check(["key"])
+    assert open_store(given, 1, 2).get("key") == b"value"
+
+
+@pytest.mark.parametrize("world_size", [None, 2])
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("file:///tmp/store", "rank parameter missing"),
+        ("tcp://127.0.0.1:29500", "rank parameter missing"),
+        ("tcp://127.0.0.1", "port number missing"),
+        ("env://", "environment variable RANK expected, but not set"),
+    ],
+)
+def test_what_is_missing_is_said_in_torchs_words(environment, url, complaint, world_size):
+    with pytest.raises(ValueError, match=complaint):
+        open_store(url, -1, world_size)
+
+
+def test_an_unknown_scheme_is_refused():
+    with pytest.raises(RuntimeError, match="No rendezvous handler for nope://"):
+        open_store("nope://", 0, 1)
+
+
+@each_kind_of_store
+def test_waiting_ends_when_all_keys_are_there(kind, tmp_path):
+    store = new_store(kind, tmp_path)
+    outcomes = []
+    store.set("a", "1")
+    waiter = threading.Thread(target=lambda: outcomes.append(missing_keys(store, ["a", "b"], 30)))
+    waiter.start()
+    waiter.join(0.01)
+    store.set("b", "2")  # the wait does not keep the store to itself
+    waiter.join()
+    assert outcomes == [[]]
+    assert read_all(store, ["b", "a"]) == [b"2", b"1"]
+
+
+def test_keys_that_do_not_come_are_named():
+    store = HashStore()
+    store.set("a", "1")
+    assert missing_keys(store, ["a", "b", "c"], 0.01) == ["b", "c"]
+
+
+def test_nothing_is_read_when_nothing_is_wanted():
+    assert read_all(HashStore(), []) == []
