@@ -1,11 +1,17 @@
 """Remote references: values that live on one worker and can be used from all.
 
-rref.py      RRef, the one class that programs see
-proxy.py     rref.rpc_sync().method(...) and its two siblings
-service.py   ReferenceService: plugs references into one worker
-values.py    the values that live here, present or still to come
-lifetime.py  when a value may be freed: the protocol, as tables without I/O
-events.py    what the tables are told, and what they answer
-outbox.py    control messages that want an answer
-deaths.py    who died, and how long that is borne in mind
+rref.py       RRef, the one class that programs see
+proxy.py      rref.rpc_sync().method(...) and its two siblings
+backward.py   rref.backward(), and what it asks of distributed autograd
+home.py       what an RRef needs of its worker
+service.py    ReferenceService: plugs references into one worker
+ledger.py     the two tables of a worker behind one lock, and what follows from them
+serving.py    what the owner does for others: makes values, sends copies
+values.py     a value that lives here, present or still to come
+user_fork.py  what is known of a value that lives elsewhere
+keeper.py     where finalizers leave word, and the thread that reads it
+lifetime.py   when a value may be freed: the protocol, as tables without I/O
+events.py     what the tables are told, and what they answer
+outbox.py     control messages that want an answer
+deaths.py     who died, and how long that is borne in mind
 """

@@ -254,6 +254,16 @@ class UserSide:
         return not (self._forks or self._children or self._leaving or len(self._outbox))
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether a claim or a child is unsettled."""
+        return bool(self._claims or self._children)
+
+    @property
+    def held(self) -> list[GlobalId]:
+        """The forks that objects of the program stand for, once for each object."""
+        return [fork for fork, entry in self._forks.items() for _ in range(entry.handles)]
+
+    @property
     def pending(self) -> list[GlobalId]:
         """Forks whose owner has not answered yet."""
         return [fork for fork, entry in self._forks.items() if entry.state is State.PENDING]

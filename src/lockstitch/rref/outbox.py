@@ -1,7 +1,7 @@
 """Control messages that still want their answer, and when each is to be sent again.
 
-A message is sent once by whoever puts it in; from the next tick on it is repeated after one second,
-then two, four … up to thirty, until it is settled. Time is a number given with each tick.
+A message is sent once by whoever puts it in; from the next tick on it is repeated, after half a
+second, then one, two … up to thirty, until it is settled. Time is a number given with each tick.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerId
     from lockstitch.rref.events import Send
 
-FIRST_RETRY_SECONDS: Final = 1.0
+FIRST_RETRY_SECONDS: Final = 0.5
 LAST_RETRY_SECONDS: Final = 30.0
 
 

@@ -1,0 +1,57 @@
+"""What references need of the worker that they are on; `ReferenceService` offers it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.rref.rref import RRef
+    from lockstitch.rref.user_fork import UserFork
+    from lockstitch.rref.values import OwnedValue
+    from lockstitch.runtime.worker import Worker
+
+T = TypeVar("T")
+
+State = tuple[tuple[int, int], tuple[int, int, int], tuple[int, int, int], tuple[int, int]]
+"""A reference on its way: owner, reference, fork, and the worker that made the fork."""
+
+
+class Home(ABC):
+    """See the module."""
+
+    worker: Worker
+
+    @abstractmethod
+    def own(self, value: object) -> OwnedValue:
+        """A new value of this worker."""
+
+    @abstractmethod
+    def fetch(self, fork: UserFork, timeout: float) -> Any:
+        """A copy of the value of a reference, from its owner."""
+
+    @abstractmethod
+    def create_remote(
+        self,
+        to: WorkerId,
+        function: Callable[..., T],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: float = -1.0,
+    ) -> RRef[T]:
+        """See `rpc.remote`."""
+
+    @abstractmethod
+    def send_off(self, rref: RRef[Any], to: WorkerId | None) -> State:
+        """Makes a fork of a reference for another worker."""
+
+    @abstractmethod
+    def receive(self, state: State) -> RRef[Any]:
+        """The reference that `send_off` of some worker made for this one."""
+
+    @abstractmethod
+    def let_go(self, fork: GlobalId) -> None:
+        """An object that stood for `fork` is gone. Called by finalizers: takes no lock."""

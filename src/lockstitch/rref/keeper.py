@@ -1,0 +1,71 @@
+"""Where finalizers leave word that a reference is gone, and the thread that reads it.
+
+A finalizer may run at any point, in any thread and under any lock, so all it does is to put a fork
+into a `SimpleQueue`, whose `put` is one reentrant C call. The thread sleeps on the queue: what was
+dropped is acted upon at once, and an idle worker costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.ids import GlobalId
+
+
+class Keeper:
+    """Calls `drop(forks)` for what finalizers left; the thread starts with `start`."""
+
+    def __init__(self, name: str, drop: Callable[[tuple[GlobalId, ...]], None]) -> None:
+        self._name = name
+        self._drop = drop
+        self._queue: SimpleQueue[GlobalId | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._started = False
+        self._closed = False
+
+    def let_go(self, fork: GlobalId) -> None:
+        """An object that stood for `fork` is gone. Takes no lock."""
+        if not self._closed:
+            self._queue.put(fork)
+
+    def start(self) -> None:
+        """Starts the thread, unless it runs already."""
+        if self._started:
+            return
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._started = True
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def drain(self) -> None:
+        """Acts on what was left until now, instead of the thread."""
+        forks: list[GlobalId] = []
+        try:
+            while (fork := self._queue.get_nowait()) is not None:
+                forks.append(fork)
+            self._queue.put(None)  # the end, which is the thread's to read
+        except Empty:
+            pass
+        if forks:
+            self._drop(tuple(forks))
+
+    def _run(self) -> None:
+        while (fork := self._queue.get()) is not None:
+            self._drop((fork,))
+            self.drain()
+
+    def close(self) -> None:
+        """Ends the thread; from now on nobody need be told."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._queue.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()

@@ -1,0 +1,298 @@
+"""The two tables of one worker behind one lock, and what follows from them.
+
+The lock is held for deciding only. Messages are sent, callbacks run and values let go after it was
+given back (`Acts`). What the agent's reader brings is acted upon by a task spawned to run right
+after it, since sending may have to connect first.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
+
+from lockstitch.errors import LockstitchError, RRefError
+from lockstitch.rref.events import (
+    Arrived,
+    Asked,
+    Barren,
+    Begin,
+    Called,
+    Confirm,
+    Free,
+    Keep,
+    OwnerEvent,
+    Send,
+    Tick,
+    UserEvent,
+    WorkerLost,
+)
+from lockstitch.rref.lifetime import OwnerSide, UserSide
+from lockstitch.rref.user_fork import UserFork
+from lockstitch.rref.values import OwnedValue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.ids import GlobalId, WorkerId, WorkerInfo
+    from lockstitch.runtime.worker import Worker
+    from lockstitch.wire.messages import Message
+
+TICK_SECONDS: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceStatistics:
+    """What references a worker has to do with at a moment."""
+
+    owned: int
+    """Values of this worker that others can reach."""
+    forks: int
+    """By how many forks they can."""
+    used: int
+    """Objects here that stand for other workers' values."""
+    pending: int
+    """Forks held here that the owner has not confirmed yet."""
+    under_way: int
+    """Forks made here of other workers' values that nobody has accepted yet."""
+    creating: int
+    """Calls of `remote` that have not been answered yet."""
+
+
+@dataclass(slots=True)
+class Acts:
+    """What is to be done after the lock was given back."""
+
+    sends: list[Send] = field(default_factory=list)
+    calls: list[Callable[[], None]] = field(default_factory=list)
+    freed: list[OwnedValue] = field(default_factory=list)
+    """Values to be let go with this object: their destructors are the user's."""
+    may_begin: bool = False
+    """Whether the remote call just told may run."""
+
+    def __bool__(self) -> bool:
+        return bool(self.sends or self.calls or self.freed)
+
+
+class Ledger:
+    """See the module."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._agent = worker.agent
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._owner = OwnerSide()
+        self._user = UserSide()
+        self._values: WeakValueDictionary[GlobalId, OwnedValue] = WeakValueDictionary()
+        self._shared: dict[GlobalId, OwnedValue] = {}
+        self._forks: WeakValueDictionary[GlobalId, UserFork] = WeakValueDictionary()
+        self._creating = 0
+        self._ticks = False
+        self._closed = False
+
+    # ------------------------------------------------------------ deciding
+
+    def tell_owner(self, event: OwnerEvent) -> None:
+        """Something happened to a value of this worker."""
+        self._act(self._decide_owner(event))
+
+    def tell_user(self, event: UserEvent) -> None:
+        """Something happened to a reference to another worker's value."""
+        self._act(self._decide_user(event))
+
+    def claim(self, event: Called | Asked) -> OwnedValue | None:
+        """The value that a request names; None if the request comes too late, or a second time."""
+        acts = Acts()
+        with self._lock:
+            self._apply_owner(event, acts)
+            counted = self._owner.counts(event.reference, event.fork)
+            if acts.may_begin if isinstance(event, Called) else counted:
+                value = self._shared[event.reference]
+            else:
+                value = None
+            self._after_change()
+        self._act(acts)
+        return value
+
+    def _decide_owner(self, event: OwnerEvent) -> Acts:
+        acts = Acts()
+        with self._lock:
+            self._apply_owner(event, acts)
+            self._after_change()
+        return acts
+
+    def _apply_owner(self, event: OwnerEvent, acts: Acts) -> None:
+        for each in self._owner.handle(event):
+            match each:
+                case Send():
+                    acts.sends.append(each)
+                case Keep(reference):
+                    self._shared[reference] = self._find(reference)
+                case Free(reference):
+                    acts.freed.append(self._shared.pop(reference))
+                case Begin():
+                    acts.may_begin = True
+                case Barren(reference):
+                    why = RRefError(f"{reference} has no value: its maker died before it could ask")
+                    acts.calls.append(partial(self._shared[reference].fail, why))
+
+    def _decide_user(self, event: UserEvent) -> Acts:
+        acts = Acts()
+        with self._lock:
+            for each in self._user.handle(event):
+                if isinstance(each, Send):
+                    acts.sends.append(each)
+                    continue
+                fork = self._forks.get(each.fork)
+                if fork is not None:
+                    acts.calls.append(fork.confirm if isinstance(each, Confirm) else fork.orphan)
+            self._after_change()
+        return acts
+
+    def _after_change(self) -> None:
+        self._changed.notify_all()
+        if self._ticks or self._closed:
+            return
+        if self._owner.wants_ticks or self._user.wants_ticks:
+            self._ticks = True
+            self._agent.call_later(TICK_SECONDS, self._tick)
+
+    # ------------------------------------------------------------ acting
+
+    def _act(self, acts: Acts) -> None:
+        for call in acts.calls:
+            call()
+        for send in acts.sends:
+            self._send(send.to, send.message)
+
+    def _act_soon(self, acts: Acts) -> None:
+        if acts:
+            self._agent.spawn(lambda: self._act(acts))
+
+    def _send(self, to: WorkerId, message: Message) -> None:
+        try:
+            self._agent.send(to, message)
+        except (ConnectionError, LockstitchError) as error:
+            # No harm: either the worker is gone, or the message will be sent again.
+            self._agent.note("reference.unsent", f"{message} to {to}: {error}")
+
+    # ------------------------------------------------------------ what the agent brings
+
+    def arrived_at_owner(self, sender: WorkerId, message: Message) -> None:
+        """A control message for the owner came; on the reading thread."""
+        self._act_soon(self._decide_owner(Arrived(sender, message)))
+
+    def arrived_at_user(self, sender: WorkerId, message: Message) -> None:
+        """A control message for a user came; on the reading thread."""
+        self._act_soon(self._decide_user(Arrived(sender, message)))
+
+    def worker_lost(self, worker: WorkerId) -> None:
+        """That worker is gone."""
+        self.tell_owner(WorkerLost(worker))
+        self.tell_user(WorkerLost(worker))
+
+    def tick(self, now: float) -> None:
+        """Sends again what is still unanswered, and gives up what the dead held."""
+        self._act_soon(self._decide_owner(Tick(now)))
+        self._act_soon(self._decide_user(Tick(now)))
+
+    def _tick(self) -> None:
+        with self._lock:
+            self._ticks = False
+        self.tick(self._worker.clock.now())
+
+    def close(self) -> None:
+        """No ticks from now on."""
+        with self._lock:
+            self._closed = True
+
+    # ------------------------------------------------------------ values and forks by name
+
+    def add_value(self, value: OwnedValue) -> None:
+        """A new value of this worker; it is counted once it is shared."""
+        with self._lock:
+            self._values[value.reference] = value
+
+    def find_value(self, reference: GlobalId) -> OwnedValue:
+        """The value of that name, or a place for one that is still to come."""
+        with self._lock:
+            return self._find(reference)
+
+    def _find(self, reference: GlobalId) -> OwnedValue:
+        value = self._values.get(reference)
+        if value is None:
+            value = self._values[reference] = OwnedValue(reference)
+            if reference.worker == self._worker.id:
+                value.fail(RRefError(f"the value of {reference} is gone: nobody held it any more"))
+        return value
+
+    def fork(self, reference: GlobalId, fork: GlobalId, owner: WorkerInfo) -> UserFork:
+        """What is known of that fork; begins to know it when it is new."""
+        with self._lock:
+            known = self._forks.get(fork)
+            if known is None:
+                known = self._forks[fork] = UserFork(reference, fork, owner)
+            return known
+
+    def serial(self, fork: GlobalId) -> int:
+        """The number of the claim to `fork`, for requests that name it."""
+        with self._lock:
+            return self._user.serial(fork)
+
+    def held(self) -> tuple[list[UserFork], tuple[GlobalId, ...]]:
+        """All forks that are known, and those that objects stand for, once for each object."""
+        with self._lock:
+            return list(self._forks.values()), tuple(self._user.held)
+
+    def creation_began(self) -> None:
+        """A `remote` was called."""
+        with self._lock:
+            self._creating += 1
+
+    def creation_ended(self) -> None:
+        """It was answered, or failed."""
+        with self._lock:
+            self._creating -= 1
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------ waiting, and looking inside
+
+    def wait_until_settled(self, deadline: float | None) -> bool:
+        """Waits until owners have confirmed and children were accepted; False if time was over."""
+        return self._wait_until(lambda: not self._user.is_under_way, deadline)
+
+    def wait_until_empty(self, deadline: float | None) -> bool:
+        """Waits until nothing is held of others, nor by others; False if the time was over."""
+        return self._wait_until(lambda: self._user.is_empty and not self._owner.forks, deadline)
+
+    def _wait_until(self, condition: Callable[[], bool], deadline: float | None) -> bool:
+        with self._agent.blocked(), self._lock:
+            while not condition():
+                if deadline is not None and self._worker.clock.now() >= deadline:
+                    return False
+                self._changed.wait(TICK_SECONDS)
+            return True
+
+    def leaks(self) -> list[str]:
+        """A line for each fork that keeps a value of this worker alive."""
+        with self._lock:
+            return [
+                f"Leaking RRef {reference} with fork Id {fork}"
+                for reference, forks in self._owner.forks.items()
+                for fork in forks
+            ]
+
+    def statistics(self) -> ReferenceStatistics:
+        """A picture of the moment."""
+        with self._lock:
+            return ReferenceStatistics(
+                owned=len(self._owner.forks),
+                forks=sum(map(len, self._owner.forks.values())),
+                used=len(self._user.held),
+                pending=len(self._user.pending),
+                under_way=self._user.unaccepted_children,
+                creating=self._creating,
+            )

@@ -1,0 +1,78 @@
+"""`rref.rpc_sync().method(...)`: a method of the value, run where the value is.
+
+The attribute is looked up on the *type* of the value, as the interpreter does for operators. The
+owner does that for `rpc_sync` and `rpc_async`, which so cost one message each. `remote` must say at
+once whether there is such a method, hence asks for the type first (once in a reference's life). A
+timeout covers everything.
+"""
+
+from __future__ import annotations
+
+import functools
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lockstitch.runtime.invocation import Deferred
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.rref.rref import RRef
+
+
+class Way(Enum):
+    """How a proxy calls."""
+
+    SYNC = "rpc_sync"
+    ASYNC = "rpc_async"
+    REMOTE = "remote"
+
+
+class RRefProxy:
+    """Stands for the value of a reference: its methods can be called, one way or another."""
+
+    __slots__ = ("_rref", "_timeout", "_way")
+
+    def __init__(self, rref: RRef[Any], way: Way, timeout: float) -> None:
+        self._rref = rref
+        self._way = way
+        self._timeout = timeout
+
+    def __repr__(self) -> str:
+        return f"<RRefProxy of {self._rref!r} · {self._way.value} · timeout {self._timeout}>"
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return functools.partial(self._call, name)
+
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        rref, timeout = self._rref, self._timeout
+        agent, owner = rref._home.worker.agent, rref.owner().worker
+        sent = (rref, name, args, kwargs)
+        if self._way is Way.SYNC:
+            return agent.call(owner, run_method, sent, None, timeout)
+        if self._way is Way.ASYNC:
+            return agent.call_async(owner, run_method, sent, None, timeout)
+        started = agent.clock.now()
+        value_type = rref._get_type(timeout, blocking=True)
+        getattr(value_type, name)
+        if timeout > 0:
+            timeout = max(timeout - (agent.clock.now() - started), 1e-3)
+        return rref._home.create_remote(owner, run_method, sent, None, timeout)
+
+
+def run_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the owner runs: the method `name` of the value, whose future it waits for where the
+    method is marked by `async_execution`."""
+    value = rref.local_value()
+    found = getattr(type(value), name)
+    result = getattr(value, name)(*args, **kwargs)
+    if not hasattr(found, "_wrapped_async_rpc_function"):
+        return result
+    if not isinstance(result, torch._C.Future):
+        raise RuntimeError(
+            "Functions decorated with @rpc.async_function must return a torch.futures.Future "
+            f"object, but {name} returned {result!r} of type {type(result)}"
+        )
+    return Deferred(result)  # type: ignore[arg-type]

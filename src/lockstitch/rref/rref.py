@@ -1,0 +1,256 @@
+"""`RRef`: a reference to a value that lives on one worker, usable from all.
+
+On the owner it holds the value itself, elsewhere a fork. It crosses the wire by the reducer that
+`ReferenceService` registers, and refuses every other pickler. Its finalizer only notes that it is
+gone: it may run at any point and under any lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+
+import torch
+from torch.autograd.profiler import record_function
+
+from lockstitch.errors import NotInitializedError, RRefError
+from lockstitch.rref.backward import UNSET_CONTEXT, backward_from
+from lockstitch.rref.home import Home, State
+from lockstitch.rref.proxy import RRefProxy, Way
+from lockstitch.runtime.invocation import Deferred
+from lockstitch.runtime.pending import Future
+from lockstitch.runtime.worker import current_worker, has_current_worker
+
+if TYPE_CHECKING:
+    from lockstitch.ids import WorkerInfo
+    from lockstitch.rref.user_fork import UserFork
+    from lockstitch.rref.values import OwnedValue
+
+T = TypeVar("T")
+
+UNSET_TIMEOUT = -1.0
+"""The default timeout in force when the call is made."""
+
+
+class RRef(Generic[T]):
+    """A reference to a value of type `T` on some worker, its *owner*.
+
+    `RRef(value)` makes the current worker the owner of `value`; `rpc.remote` makes another one the
+    owner of what a function returns. References can be sent to other workers as arguments and
+    return values; the value is kept while any worker holds a reference to it. `type_hint` is taken
+    for compatibility and ignored.
+
+    Raises `NotInitializedError` where there is no worker.
+    """
+
+    __slots__ = ("__weakref__", "_creation", "_fork", "_home", "_type", "_value")
+
+    def __init__(self, value: T, type_hint: object = None) -> None:  # noqa: ARG002
+        self._fork: UserFork | None = None
+        self._creation: torch.futures.Future[Any] | None = None
+        self._type: torch.futures.Future[type[T]] | None = None
+        self._home = _current_home()
+        self._value: OwnedValue | None = self._home.own(value)
+
+    @classmethod
+    def _of_value(cls, home: Home, value: OwnedValue) -> RRef[Any]:
+        """A reference to a value of this worker."""
+        return cls._make(home, value, None)
+
+    @classmethod
+    def _of_fork(cls, home: Home, fork: UserFork) -> RRef[Any]:
+        """A reference to a value of another worker; `home` will be told of its end."""
+        return cls._make(home, None, fork)
+
+    @classmethod
+    def _make(cls, home: Home, value: OwnedValue | None, fork: UserFork | None) -> RRef[Any]:
+        rref: RRef[Any] = cls.__new__(cls)
+        rref._fork = fork
+        rref._creation = None
+        rref._type = None
+        rref._home = home
+        rref._value = value
+        return rref
+
+    def __del__(self) -> None:
+        fork = getattr(self, "_fork", None)  # __init__ may have failed
+        if fork is not None:
+            self._home.let_go(fork.fork)
+
+    def __repr__(self) -> str:
+        if self._value is not None:
+            condition = "owner · " + ("ready" if self._value.is_done else "not ready yet")
+            counter = self._value.reference.counter
+        else:
+            assert self._fork is not None
+            condition = "user · " + self._fork.condition
+            counter = self._fork.reference.counter
+        return f"<RRef {counter}@{self.owner_name()} · {condition}>"
+
+    def __str__(self) -> str:
+        return str(self._value if self._value is not None else self._fork)
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        raise RRefError(
+            "Can not pickle rref in python pickler, rref can only be pickled when using RPC"
+        )
+
+    # ------------------------------------------------------------ whose it is
+
+    def owner(self) -> WorkerInfo:
+        """The worker that the value lives on."""
+        return self._home.worker.info if self._fork is None else self._fork.owner
+
+    def owner_name(self) -> str:
+        """The name of `owner()`."""
+        return self.owner().name
+
+    def is_owner(self) -> bool:
+        """Whether the value lives on this worker."""
+        return self._fork is None
+
+    def confirmed_by_owner(self) -> bool:
+        """Whether the owner knows of this reference. Always true inside a function that got the
+        reference as an argument."""
+        return self._fork is None or self._fork.is_confirmed()
+
+    # ------------------------------------------------------------ the value
+
+    def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:
+        """A copy of the value; on the owner the value itself. Waits until the value is there.
+
+        `timeout`: seconds, 0 for none, -1 for the default in force. Raises `RpcTimeoutError` when
+        it is over, `OwnerDiedError` when the owner is gone, and the exception with which the
+        function of `remote` ended, if it did.
+        """
+        if self._value is not None:
+            blocked = self._home.worker.agent.blocked
+            return cast("T", self._value.get(timeout if timeout > 0 else None, blocked))
+        assert self._fork is not None
+        return cast("T", self._home.fetch(self._fork, timeout))
+
+    def local_value(self) -> T:
+        """The value itself, on its owner only; waits until it is there.
+
+        Raises `RRefError` on any other worker.
+        """
+        if self._value is None:
+            assert self._fork is not None
+            raise RRefError(
+                f"For {self._fork.description}, can't call localValue() on user "
+                f"{self._home.worker.info}. Call it on owner {self.owner()}"
+            )
+        return cast("T", self._value.get(None, self._home.worker.agent.blocked))
+
+    def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> Any:
+        """A proxy whose methods run on the owner and return the result: `r.rpc_sync().size()`."""
+        return RRefProxy(self, Way.SYNC, timeout)
+
+    def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Any:
+        """A proxy whose methods run on the owner and return a future of the result."""
+        return RRefProxy(self, Way.ASYNC, timeout)
+
+    def remote(self, timeout: float = UNSET_TIMEOUT) -> Any:
+        """A proxy whose methods run on the owner and return a reference to the result.
+
+        A name that the value's type lacks is an `AttributeError` at the call.
+        """
+        return RRefProxy(self, Way.REMOTE, timeout)
+
+    def backward(
+        self, dist_autograd_ctx_id: int = UNSET_CONTEXT, retain_graph: bool = False
+    ) -> None:
+        """Runs backward from the value, a scalar tensor, on its owner.
+
+        With the id of an autograd context the pass goes over all its workers and gradients go to
+        the context; without one, which only the owner may do, the pass is a local one.
+        """
+        if self._value is not None:
+            value = self.local_value()
+            backward_from(self._home.worker, value, dist_autograd_ctx_id, retain_graph)
+            return
+        if dist_autograd_ctx_id == UNSET_CONTEXT:
+            raise RRefError("User RRefs require 'dist_autograd_ctx_id' to be specified")
+        agent = self._home.worker.agent
+        arguments = (self, dist_autograd_ctx_id, retain_graph)
+        agent.call(self.owner().worker, _backward_on_owner, arguments)
+
+    # ------------------------------------------------------------ what programs reach for
+
+    def _get_type(self, timeout: float = UNSET_TIMEOUT, blocking: bool = True) -> Any:
+        """The type of the value, or a future of it; asked of the owner once."""
+        future = self._type
+        if future is None or _has_failed(future):
+            future = self._type = self._ask_for_type(timeout)
+        return future.wait() if blocking else future
+
+    def _ask_for_type(self, timeout: float) -> torch.futures.Future[type[T]]:
+        if self._value is not None:
+            return _type_of(self._value)
+        agent = self._home.worker.agent
+        owner = self.owner()
+        if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            return agent.call_async(owner.worker, _rref_typeof_on_owner, (self,), None, timeout)
+        key = f"rpc_async#_rref_typeof_on_owner({agent.info.name} -> {owner.name})"
+        with record_function(key):
+            return agent.call_async(owner.worker, _rref_typeof_on_owner, (self,), None, timeout)
+
+    def _get_future(self) -> torch.futures.Future[Any]:
+        """Completes when the owner has made the value, or failed to; at once for `RRef(value)`."""
+        if self._creation is None:
+            self._creation = torch.futures.Future()
+            self._creation.set_result(None)
+        return self._creation
+
+    def _serialize(self) -> State:
+        """A fork of this reference as plain values."""
+        return self._home.send_off(self, None)
+
+    @staticmethod
+    def _deserialize(state: State) -> RRef[Any]:
+        """The reference that `_serialize` on some worker made for this one."""
+        return _current_home().receive(state)
+
+
+PyRRef = RRef
+"""The incumbent's name for what `remote` returns; here there is only one class."""
+
+
+def _current_home() -> Home:
+    if not has_current_worker():
+        raise NotInitializedError(
+            "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling "
+            "`rpc.init_rpc`)?"
+        )
+    return current_worker().service(Home)  # type: ignore[type-abstract]
+
+
+def _has_failed(future: torch.futures.Future[Any]) -> bool:
+    if not future.done():
+        return False
+    try:
+        future.value()
+    except Exception:  # noqa: BLE001 - the next caller asks again, and sees its own error
+        return True
+    return False
+
+
+def _type_of(value: OwnedValue) -> Future[Any]:
+    future: Future[Any] = Future()
+
+    def complete() -> None:
+        try:
+            future.set_result(type(value.get()))
+        except Exception as error:  # noqa: BLE001 - raised where the type is wanted
+            future.set_exception(error)
+
+    value.when_done(complete)
+    return future
+
+
+def _rref_typeof_on_owner(rref: RRef[Any]) -> Any:
+    """Holds no thread while the value is still to come."""
+    return Deferred(rref._get_type(blocking=False))
+
+
+def _backward_on_owner(rref: RRef[Any], context_id: int, retain_graph: bool) -> None:
+    rref.backward(context_id, retain_graph)

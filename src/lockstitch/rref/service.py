@@ -1,0 +1,317 @@
+"""Plugs references into one worker.
+
+program ─► RRef ─► ReferenceService ─► Ledger (tables under a lock) ─► messages, callbacks
+finalizers ─► Keeper ─────────────────►┘  ▲
+agent ─► control messages, deaths, ticks ─┘        agent ─► ValueServer (makes, fetches)
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from lockstitch.errors import OwnerDiedError, PeerDiedError, RpcTimeoutError, RRefError
+from lockstitch.ids import GlobalId, IdSource, WorkerId
+from lockstitch.rref.events import (
+    DIRECT,
+    Abandoned,
+    CameHome,
+    Created,
+    Dropped,
+    Forked,
+    Received,
+    Settled,
+    Shared,
+    Withdrawn,
+)
+from lockstitch.rref.home import Home, State
+from lockstitch.rref.keeper import Keeper
+from lockstitch.rref.ledger import Ledger, ReferenceStatistics
+from lockstitch.rref.rref import RRef
+from lockstitch.rref.serving import ValueServer
+from lockstitch.rref.values import TIMED_OUT, OwnedValue
+from lockstitch.wire.messages import (
+    ChildAccept,
+    ChildNoted,
+    DeletionsNoted,
+    Fetch,
+    ForkAccept,
+    ForkRequest,
+    ForksDeleted,
+    RemoteCall,
+    Stitch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from lockstitch.rref.user_fork import UserFork
+    from lockstitch.runtime.agent import MakeCall
+    from lockstitch.runtime.worker import Worker
+    from lockstitch.wire.pickling import PickleSession, UnpickleSession
+
+T = TypeVar("T")
+
+UNSET_TIMEOUT: Final = -1.0
+
+
+class ReferenceService(Home):
+    """References of one worker: makes them, sends them off, receives and fetches them."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self._agent = worker.agent
+        self._next_id = IdSource(worker.id)
+        self._ledger = Ledger(worker)
+        self._keeper = Keeper(f"{worker.name}-references", self._drop)
+        self._server = ValueServer(worker.agent, self._ledger)
+        for cls in (ForkRequest, ForksDeleted):
+            self._agent.handle(cls, self._ledger.arrived_at_owner)
+        for answer in (ForkAccept, ChildAccept, ChildNoted, DeletionsNoted):
+            self._agent.handle(answer, self._ledger.arrived_at_user)
+        self._agent.on_peer_lost(lambda peer, _error: self._ledger.worker_lost(peer))
+        self._agent.on_close(self.close)
+        worker.pickling.register(RRef, self._reduce, self._rebuild)
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        return (
+            f"<ReferenceService of {self.worker.name!r} · {now.owned} values, {now.forks} forks · "
+            f"{now.used} used, {now.pending} pending>"
+        )
+
+    # ------------------------------------------------------------ making values
+
+    def own(self, value: object) -> OwnedValue:
+        """A new value of this worker; it is counted once it is shared."""
+        owned = OwnedValue(self._next_id())
+        owned.set(value)
+        self._ledger.add_value(owned)
+        return owned
+
+    def create_remote(
+        self,
+        to: WorkerId,
+        function: Callable[..., T],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: float = UNSET_TIMEOUT,
+    ) -> RRef[T]:
+        """Has `to` run `function` and keep the value; see `rpc.remote`.
+
+        Raises whatever keeps the call from leaving, such as `PeerDiedError`.
+        """
+        if to == self.worker.id:
+            value = OwnedValue(self._next_id())
+            self._ledger.add_value(value)
+            rref = RRef._of_value(self, value)
+            make = _remote_call(value.reference, value.reference, DIRECT)
+            outcome = partial(_created_here, value)
+        else:
+            reference, name = self._next_id(), self._next_id()
+            fork = self._ledger.fork(reference, name, self._agent.info_of(to))
+            self._ledger.tell_user(Created(reference, name, to))
+            rref = self._object_of(fork)
+            make = _remote_call(reference, name, self._ledger.serial(name))
+            outcome = partial(self._created, fork)
+        try:
+            creation = self._agent.call_async(to, function, args, kwargs, timeout, make)
+        except BaseException as error:
+            outcome(error)
+            raise
+        self._watch(rref, creation, outcome)
+        return rref
+
+    def _watch(
+        self,
+        rref: RRef[Any],
+        creation: torch.futures.Future[Any],
+        outcome: Callable[[BaseException | None], None],
+    ) -> None:
+        rref._creation = creation
+        self._ledger.creation_began()
+
+        def done(future: torch.futures.Future[Any]) -> None:
+            try:
+                outcome(_error_of(future))
+            finally:
+                self._ledger.creation_ended()
+
+        creation.add_done_callback(done)
+
+    def _created(self, fork: UserFork, error: BaseException | None) -> None:
+        if error is None:
+            self._ledger.tell_user(Settled(fork.fork))
+            return
+        if isinstance(error, RpcTimeoutError):
+            fork.time_out()
+        elif isinstance(error, PeerDiedError) and self._is_lost(fork.owner.worker):
+            fork.orphan()
+        else:
+            fork.fail(error)
+        self._ledger.tell_user(Abandoned(fork.fork))
+
+    def _is_lost(self, worker: WorkerId) -> bool:
+        return self._agent.peers.is_lost(worker)
+
+    # ------------------------------------------------------------ fetching them
+
+    def fetch(self, fork: UserFork, timeout: float) -> Any:
+        """A copy of the value of a reference, from its owner; see `RRef.to_here`."""
+        fork.check_usable("to_here() on it")
+        owner = fork.owner.worker
+
+        def build(number: int, travels: float | None) -> Fetch:
+            serial, stitch = self._ledger.serial(fork.fork), self._stitch(owner)
+            return Fetch(number, fork.reference, fork.fork, serial, travels, stitch)
+
+        try:
+            value = self._agent.request(owner, build, timeout).wait()
+        except PeerDiedError as error:
+            if not self._is_lost(owner):
+                raise  # the value itself is an exception that tells of another worker
+            fork.orphan()
+            raise OwnerDiedError(f"{fork.description} lost its value: {error}") from error
+        if not fork.is_confirmed():
+            self._ledger.tell_user(Settled(fork.fork))
+        return value
+
+    def _stitch(self, to: WorkerId) -> Stitch | None:
+        """The autograd context travels with a request although no tensor does."""
+        interceptor = self._agent.interceptor
+        if interceptor is None or not interceptor.is_active():
+            return None
+        return interceptor.outgoing(to, ())
+
+    # ------------------------------------------------------------ references on their way
+
+    def _reduce(self, rref: RRef[Any], session: PickleSession) -> State:
+        return self.send_off(rref, session.to)
+
+    def _rebuild(self, session: UnpickleSession, *state: Any) -> RRef[Any]:
+        rref = self.receive(state)
+        if rref._fork is not None:
+            session.received.append(rref._fork)
+        return rref
+
+    def send_off(self, rref: RRef[Any], to: WorkerId | None) -> State:
+        """Makes a fork of `rref` for another worker. Raises `RRefError` if `rref` is past use."""
+        value, fork, made = rref._value, rref._fork, self._next_id()
+        if value is not None:
+            value.check_usable()
+            self._ledger.tell_owner(Shared(value.reference, made, to))
+            owner, reference = self.worker.id, value.reference
+        else:
+            assert fork is not None
+            fork.check_usable("fork an UserRRef")
+            self._ledger.tell_user(Forked(fork.fork, made, to))
+            owner, reference = fork.owner.worker, fork.reference
+        return (*owner,), (*reference,), (*made,), (*self.worker.id,)
+
+    def receive(self, state: State) -> RRef[Any]:
+        """The reference that `send_off` made for this worker."""
+        owner, parent = WorkerId(*state[0]), WorkerId(*state[3])
+        reference, name = GlobalId(*state[1]), GlobalId(*state[2])
+        if owner != self.worker.id:
+            fork = self._ledger.fork(reference, name, self._agent.info_of(owner))
+            rref = self._object_of(fork)
+            self._ledger.tell_user(Received(reference, name, owner, parent))
+            return rref
+        rref = RRef._of_value(self, self._ledger.find_value(reference))
+        if parent == owner:
+            self._ledger.tell_owner(Withdrawn(reference, name))
+        else:
+            self._ledger.tell_user(CameHome(name, parent))
+        return rref
+
+    def _object_of(self, fork: UserFork) -> RRef[Any]:
+        self._keeper.start()
+        return RRef._of_fork(self, fork)
+
+    # ------------------------------------------------------------ letting go
+
+    def let_go(self, fork: GlobalId) -> None:
+        """An object that stood for `fork` is gone. Called by finalizers: takes no lock."""
+        self._keeper.let_go(fork)
+
+    def drain(self) -> None:
+        """Acts on the references dropped until now, instead of the thread that would do so."""
+        self._keeper.drain()
+
+    def _drop(self, forks: tuple[GlobalId, ...]) -> None:
+        self._ledger.tell_user(Dropped(forks))
+
+    def delete_all_users(self, timeout: float = 100.0) -> bool:
+        """Gives up every reference to other workers' values, whatever still holds it, and waits
+        until their owners know and others have given up the values of this worker. Afterwards such
+        references raise on use.
+
+        `timeout`: seconds, 0 for none. Returns False if it was over first.
+        """
+        deadline = self.worker.clock.now() + timeout if timeout else None
+        self.drain()
+        settled = self._ledger.wait_until_settled(deadline)
+        forks, held = self._ledger.held()
+        for fork in forks:
+            fork.delete()
+        self._drop(held)
+        return self._ledger.wait_until_empty(deadline) and settled
+
+    def close(self) -> None:
+        """Ends the thread; what is dropped from now on nobody need be told."""
+        self._ledger.close()
+        self._keeper.close()
+
+    # ------------------------------------------------------------ looking inside
+
+    def tick(self, now: float) -> None:
+        """Sends again what is still unanswered; the agent's timer does it on its own."""
+        self._ledger.tick(now)
+
+    def leaks(self) -> list[str]:
+        """A line for each fork that keeps a value of this worker alive."""
+        return self._ledger.leaks()
+
+    def check_leaks(self) -> None:
+        """Raises `RRefError` if other workers still hold values of this one."""
+        leaks = self.leaks()
+        if leaks:
+            raise RRefError("\n".join(leaks))
+
+    def statistics(self) -> ReferenceStatistics:
+        """A picture of the moment."""
+        return self._ledger.statistics()
+
+    def debug_info(self) -> dict[str, str]:
+        """`statistics` under the incumbent's names."""
+        now = self.statistics()
+        return {
+            "num_owner_rrefs": str(now.owned),
+            "num_pending_users": str(now.pending),
+            "num_pending_futures": str(now.creating),
+            "num_forks": str(now.forks),
+        }
+
+
+def _remote_call(reference: GlobalId, fork: GlobalId, serial: int) -> MakeCall:
+    """Turns the fields of a call into a `RemoteCall`."""
+    return lambda request, function, definition, timeout, stitch, body: RemoteCall(
+        request, function, definition, timeout, stitch, reference, fork, serial, body
+    )
+
+
+def _created_here(value: OwnedValue, error: BaseException | None) -> None:
+    if isinstance(error, RpcTimeoutError):
+        value.forbid(RRefError(TIMED_OUT))
+    elif error is not None:
+        value.fail(error)
+
+
+def _error_of(future: torch.futures.Future[Any]) -> BaseException | None:
+    try:
+        future.value()
+    except Exception as error:  # noqa: BLE001 - it is passed on as a value
+        return error
+    return None

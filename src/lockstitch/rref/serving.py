@@ -1,0 +1,87 @@
+"""What the owner does for others: makes values, and sends copies of them.
+
+A fetch for a value that is not there yet is parked; it holds no thread.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.errors import RemoteError, RRefError
+from lockstitch.rref.events import Asked, Called
+from lockstitch.wire.messages import Fetch, RemoteCall
+
+if TYPE_CHECKING:
+    from lockstitch.rref.ledger import Ledger
+    from lockstitch.rref.values import OwnedValue
+    from lockstitch.runtime.agent import Agent
+    from lockstitch.runtime.invocation import Invocation
+
+
+class ValueServer:
+    """Serves `RemoteCall` and `Fetch`."""
+
+    def __init__(self, agent: Agent, ledger: Ledger) -> None:
+        self._agent = agent
+        self._ledger = ledger
+        agent.serve(RemoteCall, self.make)
+        agent.serve(Fetch, self.fetch)
+
+    def make(self, invocation: Invocation) -> None:
+        """Runs the function of a `RemoteCall`, and keeps what it returns or raises."""
+        message, user = invocation.message, invocation.caller
+        assert isinstance(message, RemoteCall)
+        value: OwnedValue | None
+        if user == self._agent.id:
+            value = self._ledger.find_value(message.reference)
+        else:
+            called = Called(user, message.reference, message.fork, message.serial)
+            value = self._ledger.claim(called)
+        if value is None:
+            invocation.fail(RRefError(f"the call for {message.reference} came too late"))
+        else:
+            invocation.run(partial(_conclude, invocation, value))
+
+    def fetch(self, invocation: Invocation) -> None:
+        """Replies with the value that a `Fetch` names, as soon as it is there."""
+        message = invocation.message
+        assert isinstance(message, Fetch)
+        asked = Asked(invocation.caller, message.reference, message.fork, message.serial)
+        value = self._ledger.claim(asked)
+        if value is None:
+            invocation.fail(RRefError(f"{message.fork} of {message.reference} was deleted before"))
+        elif value.is_done:
+            _reply(invocation, value)
+        else:
+            self._agent.served.begin(invocation)
+            value.when_done(lambda: self._agent.spawn(partial(self._unpark, invocation, value)))
+
+    def _unpark(self, invocation: Invocation, value: OwnedValue) -> None:
+        try:
+            _reply(invocation, value)
+        finally:
+            self._agent.served.end(invocation)
+
+
+def _conclude(
+    invocation: Invocation, value: OwnedValue, result: Any, error: BaseException | None
+) -> None:
+    """The function has ended; the caller is only told that it has."""
+    if error is None:
+        value.set(result)
+    elif isinstance(error, Exception):
+        value.fail(error)
+    else:  # SystemExit or KeyboardInterrupt must not end whoever looks at the value
+        value.fail(RemoteError(f"the function of remote() raised {error!r}"))
+    invocation.reply(None)
+
+
+def _reply(invocation: Invocation, value: OwnedValue) -> None:
+    with invocation.scope():
+        try:
+            result = value.get()
+        except Exception as error:  # noqa: BLE001 - raised where the caller waits
+            invocation.fail(error)
+        else:
+            invocation.reply(result)

@@ -1,0 +1,114 @@
+"""The value of a reference on its owner: there, or an exception instead, or still to come.
+
+The reference that a program made itself, the table of shared values and the function that still
+computes it all hold the same `OwnedValue`; when nobody does any more, the value goes.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.errors import RpcTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from lockstitch.ids import GlobalId
+
+TIMED_OUT = (
+    "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node "
+    "does not exist."
+)
+
+
+class OwnedValue:
+    """See the module. The first `set` or `fail` counts, later ones are ignored."""
+
+    __slots__ = (
+        "__weakref__",
+        "_error",
+        "_forbidden",
+        "_lock",
+        "_traceback",
+        "_value",
+        "_waiters",
+        "is_done",
+        "reference",
+    )
+
+    def __init__(self, reference: GlobalId) -> None:
+        self.reference = reference
+        self.is_done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
+        self._forbidden: BaseException | None = None
+        self._lock = threading.Lock()
+        self._waiters: list[Callable[[], None]] = []
+
+    def __str__(self) -> str:
+        return f"OwnerRRef({self.reference})"
+
+    def set(self, value: object) -> None:
+        """The value is there."""
+        self._finish(value, None)
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no value, because of `error`."""
+        self._finish(None, error)
+
+    def _finish(self, value: object, error: BaseException | None) -> None:
+        with self._lock:
+            if self.is_done:
+                return
+            self._value = value
+            self._error = error
+            self._traceback = error.__traceback__ if error is not None else None
+            self.is_done = True
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
+
+    def forbid(self, error: BaseException) -> None:
+        """Whoever made the reference was told that it failed: it must not be used, value or not."""
+        self.fail(error)
+        self._forbidden = error
+
+    def check_usable(self) -> None:
+        """Raises the error of `forbid`."""
+        if self._forbidden is not None:
+            raise self._forbidden.with_traceback(None)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Calls `callback()` once there is an outcome: at once, or in the thread that brings it."""
+        with self._lock:
+            if not self.is_done:
+                self._waiters.append(callback)
+                return
+        callback()
+
+    def get(
+        self,
+        timeout_seconds: float | None = None,
+        blocked: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Any:
+        """The value, or its exception raised; waits for it, within `blocked()`.
+
+        Raises `RpcTimeoutError` when it does not come in time.
+        """
+        if not self.is_done:
+            done = threading.Event()
+            self.when_done(done.set)
+            with blocked():
+                if not done.wait(timeout_seconds):
+                    raise RpcTimeoutError(
+                        f"RPC ran for more than set timeout ({timeout_seconds} s): the value of "
+                        f"{self} is not there yet"
+                    )
+        if self._error is not None:
+            # Raised again and again, it must not collect the traceback of each raise.
+            raise self._error.with_traceback(self._traceback)
+        return self._value
