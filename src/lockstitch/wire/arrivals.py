@@ -31,8 +31,11 @@ from lockstitch.wire.tensors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from lockstitch.wire.tensors import Header
 
+_HOST: Final = torch.device("cpu")
 # Allocating like a tensor that is at hand is quicker than from a shape.
 _MOST_PROTOTYPES: Final = 256
 _prototypes: Final[dict[tuple[int, tuple[int, ...]], torch.Tensor]] = {}
@@ -51,6 +54,16 @@ class Arrivals:
         self._small = small_length
         self._bulk = bulk_length
         self._bases: dict[int, torch.Tensor] | None = None
+
+    def add_all(self, headers: Iterable[Header | int | None]) -> None:
+        """Appends the items of all headers. Whoever reads may do so for another thread, so the modes
+        of this one do not count: neither inference nor a default device."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                self.add_all(headers)
+            return
+        for header in headers:
+            self.add(header)
 
     def add(self, header: Header | int | None) -> None:
         """Appends the item of that header: a tensor, a buffer of so many bytes, or None."""
@@ -99,7 +112,7 @@ class Arrivals:
         self._announce(length)
         if not length:
             return memoryview(bytearray())
-        buffer = self._fill(torch.empty(length, dtype=torch.uint8), length)
+        buffer = self._fill(torch.empty(length, dtype=torch.uint8, device=_HOST), length)
         return Memory(buffer.data_ptr(), length, buffer).view()
 
     def _tensor(self, header: Header) -> torch.Tensor:
@@ -122,10 +135,10 @@ class Arrivals:
             size *= extent
         self._announce(size)
         if size > INLINE_BYTES:
-            return self._fill(torch.empty(shape, dtype=DTYPES[index]), size)
+            return self._fill(torch.empty(shape, dtype=DTYPES[index], device=_HOST), size)
         prototype = _prototypes.get((index, shape))
         if prototype is None:
-            prototype = torch.empty(shape, dtype=DTYPES[index])
+            prototype = torch.empty(shape, dtype=DTYPES[index], device=_HOST)
             if len(_prototypes) < _MOST_PROTOTYPES:
                 _prototypes[index, shape] = prototype
         return self._fill(torch.empty_like(prototype), size)
@@ -136,7 +149,7 @@ class Arrivals:
             self._bases = {}
         if code & STRIDED:  # the first of those that share a storage: it brings the bytes
             self._announce(extent)
-            base = self._fill(torch.empty(extent, dtype=torch.uint8), extent)
+            base = self._fill(torch.empty(extent, dtype=torch.uint8, device=_HOST), extent)
             self._bases[len(self.items)] = base
         else:
             base = self._bases[extent]
@@ -145,7 +158,7 @@ class Arrivals:
         # set_ would give a storage that is too small another, larger memory.
         if fraction or (start + span(shape, stride)) * ITEM_SIZE[index] > base.numel():
             raise ValueError("a tensor that does not lie within the storage that it shares")
-        tensor = torch.empty(0, dtype=DTYPES[index])
+        tensor = torch.empty(0, dtype=DTYPES[index], device=_HOST)
         return tensor.set_(base.untyped_storage(), start, shape, stride)
 
     def _sparse(self, header: Header) -> torch.Tensor:

@@ -262,8 +262,7 @@ class IncomingFrame:
             raise RemoteProtocolError(f"a frame with {len(headers):,} tensors exceeds the limit")
         if type(stream) is int:
             stream = arrivals.add_stream(stream)
-        for header in headers:
-            arrivals.add(header)
+        arrivals.add_all(headers)
         self._body = (encoding, stream)
         self._headers = headers
         self._items = arrivals.items
@@ -310,7 +309,7 @@ class FrameDecoder:
 
     def _allocate(self, capacity: int) -> None:
         # A tensor's memory, because it is aligned and its address known.
-        self._buffer = torch.empty(capacity, dtype=torch.uint8)
+        self._buffer = torch.empty(capacity, dtype=torch.uint8, device="cpu")
         self._address = self._buffer.data_ptr()
         self._view = memoryview(self._buffer.numpy())  # type: ignore[arg-type]
 

@@ -233,7 +233,10 @@ class _ClosurePickler(_Reducing, cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _shorten(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a user's __repr__ must not hide the reason
+        text = f"a {type(value).__qualname__}"
     return text if len(text) <= 200 else text[:200] + " …"
 
 
