@@ -56,8 +56,8 @@ class Arrivals:
         self._bases: dict[int, torch.Tensor] | None = None
 
     def add_all(self, headers: Iterable[Header | int | None]) -> None:
-        """Appends the items of all headers. Whoever reads may do so for another thread, so the modes
-        of this one do not count: neither inference nor a default device."""
+        """Appends the items of all headers. Whoever reads may do so for another thread, so the
+        modes of this one do not count: neither inference nor a default device."""
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 self.add_all(headers)

@@ -147,14 +147,23 @@ def encode(message: Message, limits: FrameLimits = DEFAULT_LIMITS) -> list[Any]:
     cls = type(message)
     layout = _layout(cls)
     values = layout.values(message)
-    if not layout.has_body:
-        inline = marshal.dumps(values)
-        return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0, 0) + inline]
-    encoding, stream, items = message.body  # type: ignore[attr-defined]
-    if not items and len(stream) <= INLINE_BYTES:
-        inline = marshal.dumps((*values, encoding, stream, ()))
-        return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0, 0) + inline]
-    return _encode_items(cls.KIND, values, encoding, stream, items, limits)
+    if layout.has_body:
+        encoding, stream, items = message.body  # type: ignore[attr-defined]
+        if items or len(stream) > INLINE_BYTES:
+            return _encode_items(cls.KIND, values, encoding, stream, items, limits)
+        values = (*values, encoding, stream, ())
+    inline = marshal.dumps(values)
+    if len(inline) > limits.inline_bytes:
+        raise _too_long(len(inline), 0, limits)
+    return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0, 0) + inline]
+
+
+def _too_long(inline_length: int, bulk_length: int, limits: FrameLimits) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"a message of {inline_length + bulk_length:,} bytes exceeds what a frame may hold "
+        f"({limits.inline_bytes:,} bytes inline, {limits.bulk_bytes:,} in bulk): send less "
+        "at a time"
+    )
 
 
 def _encode_items(
@@ -186,11 +195,7 @@ def _encode_items(
     small_bytes = b"".join(small)
     inline = marshal.dumps((*values, encoding, stream, headers)) + small_bytes
     if len(inline) > limits.inline_bytes or bulk_length > limits.bulk_bytes:
-        raise LocalProtocolError(
-            f"a message of {len(inline) + bulk_length:,} bytes exceeds what a frame may hold "
-            f"({limits.inline_bytes:,} bytes inline, {limits.bulk_bytes:,} in bulk): send less "
-            "at a time"
-        )
+        raise _too_long(len(inline), bulk_length, limits)
     if len(items) > limits.items:
         raise LocalProtocolError(
             f"a message of {len(items):,} tensors exceeds the limit of {limits.items:,}"
@@ -258,10 +263,14 @@ class IncomingFrame:
 
     def _take_body(self, body: tuple[Any, ...], most_items: int, arrivals: Arrivals) -> None:
         encoding, stream, headers = body
+        if type(headers) is not tuple:
+            raise RemoteProtocolError("the items of a payload are not announced by a tuple")
         if len(headers) > most_items:
             raise RemoteProtocolError(f"a frame with {len(headers):,} tensors exceeds the limit")
         if type(stream) is int:
             stream = arrivals.add_stream(stream)
+        elif type(stream) is not bytes:
+            raise RemoteProtocolError(f"the stream of a payload is a {type(stream).__name__}")
         arrivals.add_all(headers)
         self._body = (encoding, stream)
         self._headers = headers
@@ -274,14 +283,19 @@ class IncomingFrame:
         layout = _LAYOUTS[cls]
         if not layout.has_body:
             return cls(*self._values)
-        items = self._items
-        if items:
+        if self._items:
             stitch = self._values[layout.stitch] if layout.stitch is not None else None
-            stitched = stitch.tensors if stitch is not None else ()
-            for index, header in enumerate(self._headers):
-                if type(header) is tuple and header[0] > DTYPE_BITS:
-                    items[index] = finish(header, items[index], as_leaf=index not in stitched)
-        return cls(*self._values, Payload(*self._body, items))  # type: ignore[call-arg]
+            try:
+                self._finish_items(stitch.tensors if stitch is not None else ())
+            except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+                raise RemoteProtocolError(f"a tensor of a {cls.__name__} makes no sense") from error
+        return cls(*self._values, Payload(*self._body, self._items))  # type: ignore[call-arg]
+
+    def _finish_items(self, stitched: tuple[int, ...]) -> None:
+        items = self._items
+        for index, header in enumerate(self._headers):
+            if type(header) is tuple and header[0] > DTYPE_BITS:
+                items[index] = finish(header, items[index], as_leaf=index not in stitched)
 
 
 class FrameDecoder:
@@ -290,14 +304,17 @@ class FrameDecoder:
     Use: let a receiver put bytes into `space()` and append their number to `counts`, then call
     `absorb()`; whole messages are then found in `messages`, oldest first.
 
-    An interrupt (Ctrl-C) may strike between any two calls of functions. So that no byte and no
-    message is ever lost, a count stays in `counts` until the very statement that adds it up, and a
-    message stays in `messages` until its reader removes it.
+    An interrupt (Ctrl-C) may strike wherever a function is entered or has returned. So that no byte
+    and no message is ever lost or doubled, a count stays in `counts` until the very statement that
+    adds it up, a message stays in `messages` until its reader removes it, and every step changes
+    all that it changes without a call in between. Whoever finds the decoder `is_torn`, or counts in
+    it, was preceded by a reader who was struck, and calls `absorb` before anything else.
     """
 
     def __init__(self, limits: FrameLimits = DEFAULT_LIMITS, capacity: int = 128 * 1024) -> None:
         self.counts: list[int] = []
         self.messages: deque[Message] = deque()
+        self.is_torn = False
         self._limits = limits
         self._capacity = capacity
         self._start = 0
@@ -305,13 +322,7 @@ class FrameDecoder:
         self._frame: IncomingFrame | None = None
         self._target = 0
         self._filled = 0
-        self._allocate(capacity)
-
-    def _allocate(self, capacity: int) -> None:
-        # A tensor's memory, because it is aligned and its address known.
-        self._buffer = torch.empty(capacity, dtype=torch.uint8, device="cpu")
-        self._address = self._buffer.data_ptr()
-        self._view = memoryview(self._buffer.numpy())  # type: ignore[arg-type]
+        self._buffer, self._view = _allocate(capacity)
 
     def space(self) -> memoryview:
         """Where the next bytes of the stream are to be put; never empty."""
@@ -325,20 +336,20 @@ class FrameDecoder:
 
         Raises `RemoteProtocolError` when the bytes are no frames; the stream is then lost.
         """
-        # Between reading a count and deleting it stands no call, hence no interrupt.
+        self.is_torn = True
         if self._frame is not None:
             while self.counts:
                 self._filled += self.counts[0]
                 del self.counts[0]
-            self._finish_bulk()
         else:
             while self.counts:
                 self._end += self.counts[0]
                 del self.counts[0]
-        while self._frame is None and self._next():
+        while self._take_bulk() if self._frame is not None else self._take_inline():
             pass
+        self.is_torn = False
 
-    def _next(self) -> bool:
+    def _take_inline(self) -> bool:
         """Takes one frame's inline part from the buffer; False when it is not complete."""
         start = self._start
         available = self._end - start
@@ -362,56 +373,62 @@ class FrameDecoder:
             kind,
             self._view[start + _HEADER_BYTES : start + whole],
             limits.items,
-            Arrivals(self._address + start + whole - small, small, bulk_length),
+            Arrivals(self._buffer.data_ptr() + start + whole - small, small, bulk_length),
         )
         if frame.targets:
             self._target = self._filled = 0
             self._frame = frame
             self._start = start + whole
-            self._copy_bulk()
         else:
-            self.messages.append(frame.message())
+            message = frame.message()
             self._start = start + whole
+            self.messages.append(message)
         return True
 
-    def _copy_bulk(self) -> None:
-        """Moves what the buffer already holds of the bulk; the rest will be received in place."""
+    def _take_bulk(self) -> bool:
+        """Moves what the buffer holds of the bulk; the rest is received in place. False when there
+        is nothing to be done before more bytes have come."""
         frame = self._frame
         assert frame is not None
-        while self._end > self._start:
-            target = frame.targets[self._target][self._filled :]
-            count = min(len(target), self._end - self._start)
-            target[:count] = self._view[self._start : self._start + count]
+        target = frame.targets[self._target]
+        if self._filled < len(target):
+            count = min(len(target) - self._filled, self._end - self._start)
+            target[self._filled : self._filled + count] = self._view[
+                self._start : self._start + count
+            ]
             self._filled += count
             self._start += count
-            if self._finish_bulk():
-                return
-        self._start = self._end = 0
-
-    def _finish_bulk(self) -> bool:
-        """Goes on to the next target that is not full; True when there is none and the message is
-        complete."""
-        frame = self._frame
-        assert frame is not None
-        while self._filled >= len(frame.targets[self._target]):
-            if self._target + 1 == len(frame.targets):
-                self.messages.append(frame.message())
-                self._frame = None
-                return True
-            self._filled = 0
+            return count > 0
+        if self._target + 1 < len(frame.targets):
             self._target += 1
-        return False
+            self._filled = 0
+        else:
+            message = frame.message()
+            self._frame = None
+            self.messages.append(message)
+        return True
 
     def _make_room(self, whole: int) -> None:
         """Sees to it that a frame of `whole` bytes that begins at `start` will fit the buffer."""
-        if self._start == self._end:
-            self._start = self._end = 0
-        if self._start + whole <= len(self._view) and self._end < len(self._view):
-            return
-        rest = bytes(self._view[self._start : self._end])
+        start, view = self._start, self._view
+        count = self._end - start
         wanted = max(self._capacity, whole)
-        if len(self._view) != wanted:
-            self._allocate(wanted)
-        self._view[: len(rest)] = rest
-        self._end = len(rest)
-        self._start = 0
+        is_empty_and_too_large = not count and len(view) > wanted
+        if is_empty_and_too_large or start + whole > len(view) or self._end == len(view):
+            if len(view) == wanted:
+                rest = bytes(view[start : self._end])
+                view[:count] = rest
+            else:
+                buffer, larger = _allocate(wanted)
+                larger[:count] = view[start : self._end]
+                self._buffer, self._view = buffer, larger
+            self._start = 0
+            self._end = count
+        elif not count:
+            self._start = self._end = 0
+
+
+def _allocate(capacity: int) -> tuple[torch.Tensor, memoryview]:
+    # A tensor's memory, because it is aligned and its address known.
+    buffer = torch.empty(capacity, dtype=torch.uint8, device="cpu")
+    return buffer, memoryview(buffer.numpy())  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""Tensors are allocated from headers that may lie, on threads in any mode, and never beyond what the
-frame announces."""
+"""Tensors are allocated from headers that may lie, on threads in any mode, and never beyond what
+the frame announces."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_large_memories_become_targets() -> None:
 )
 def test_header_that_makes_no_sense_is_the_peers_fault(header: Any) -> None:
     incoming = arrivals(small=6)
-    with pytest.raises(RemoteProtocolError):
+    with pytest.raises(RemoteProtocolError):  # noqa: PT012 - either may find it out
         incoming.add(header)
         incoming.check_complete()
 
@@ -108,13 +108,23 @@ def test_frame_longer_than_its_tensors() -> None:
 
 
 def test_huge_announcement_is_refused_before_anything_is_allocated() -> None:
-    for header in ((0, (1 << 60,)), (0, (1 << 40, 1 << 40)), 1 << 62, (4 | STRIDED | SHARED, (1,), (1,), 0, 1 << 62)):
+    for header in (
+        (0, (1 << 60,)),
+        (0, (1 << 40, 1 << 40)),
+        1 << 62,
+        (4 | STRIDED | SHARED, (1,), (1,), 0, 1 << 62),
+    ):
         with pytest.raises(RemoteProtocolError, match="shorter than its tensors need"):
             arrivals(small=6, bulk=100).add(header)
 
 
 PLAIN = st.recursive(
-    st.none() | st.integers() | st.integers(-10, 10) | st.floats() | st.text(max_size=3) | st.booleans(),
+    st.none()
+    | st.integers()
+    | st.integers(-10, 10)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.booleans(),
     lambda inner: st.lists(inner, max_size=4).map(tuple) | st.lists(inner, max_size=4),
     max_leaves=8,
 )
@@ -127,7 +137,13 @@ CODES = st.integers(0, 0x3FFF)
         PLAIN
         | st.tuples(CODES, EXTENTS)
         | st.tuples(CODES, EXTENTS, EXTENTS, st.integers(-20, 20), st.integers(-2, 40))
-        | st.tuples(CODES, EXTENTS, st.integers(-1, 6), st.booleans(), st.lists(st.tuples(CODES, EXTENTS)).map(tuple))
+        | st.tuples(
+            CODES,
+            EXTENTS,
+            st.integers(-1, 6),
+            st.booleans(),
+            st.lists(st.tuples(CODES, EXTENTS)).map(tuple),
+        )
         | st.tuples(CODES, st.tuples(CODES, EXTENTS), st.text()),
         max_size=3,
     ),
@@ -159,7 +175,9 @@ def test_reader_in_inference_mode_receives_ordinary_tensors() -> None:
 
 def test_default_device_of_the_reader_does_not_matter() -> None:
     with torch.device("meta"):
-        arrived = cross((1, torch.ones(3, device="cpu"), torch.ones(20_000, device="cpu"), b"x" * 70_000))
+        arrived = cross(
+            (1, torch.ones(3, device="cpu"), torch.ones(20_000, device="cpu"), b"x" * 70_000)
+        )
     assert arrived[1].is_cpu
     assert arrived[2].sum() == 20_000
 

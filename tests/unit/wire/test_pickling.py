@@ -1,5 +1,5 @@
-"""Values cross the wire: by the cheapest encoding that fits, equal to what was sent, or refused with
-a reason."""
+"""Values cross the wire: by the cheapest encoding that fits, equal to what was sent, or refused
+with a reason."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from lockstitch.wire.pickling import (
     NOTHING,
     ONE_TENSOR,
     PICKLE,
-    PicklingRegistry,
     PickleSession,
+    PicklingRegistry,
     UnpickleSession,
     pack,
     pack_flat,
@@ -116,10 +116,12 @@ VALUES = st.recursive(
     | st.text()
     | st.binary()
     | st.complex_numbers(allow_nan=False),
-    lambda inner: st.lists(inner)
-    | st.tuples(inner, inner)
-    | st.dictionaries(st.text(), inner)
-    | st.frozensets(st.integers()),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(), inner)
+        | st.frozensets(st.integers())
+    ),
     max_leaves=20,
 )
 
@@ -141,7 +143,14 @@ def test_awkward_plain_values(value: object) -> None:
 def test_large_strings_and_bytes(size: int) -> None:
     data = bytes(range(256)) * (size // 256 + 1)
     text = "ä€😀x" * (size // 4)
-    for value in (data, bytearray(data), text, (data, text, 1), {"d": data}, [memory := data, memory]):
+    for value in (
+        data,
+        bytearray(data),
+        text,
+        (data, text, 1),
+        {"d": data},
+        [memory := data, memory],
+    ):
         assert cross(value) == value
 
 
@@ -272,7 +281,7 @@ def test_what_cannot_be_pickled_is_named(make: Any) -> None:
             pack(value, REGISTRY)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: [f], lambda f: (lambda: f)], ids=str)
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: [f], lambda f: lambda: f], ids=str)
 def test_futures_are_refused_in_the_incumbents_words(wrap: Any) -> None:
     with pytest.raises(RuntimeError, match=r"Can not pickle torch\.futures\.Future"):
         pack(wrap(torch.futures.Future()), REGISTRY)

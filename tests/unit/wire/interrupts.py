@@ -1,0 +1,63 @@
+"""Ctrl-C at every point where Python may deliver it.
+
+CPython looks for signals when a Python function is entered, when a C function has returned to
+Python code, and at the end of each turn of a loop. A profile function that raises at the nth of the
+first two strikes exactly there; the ends of turns lie next to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+
+class Strike(KeyboardInterrupt):
+    """The interrupt of a test."""
+
+
+class Interrupter:
+    """Raises `Strike` at the `number`-th point that lies in code of one of `modules`."""
+
+    def __init__(self, number: int, modules: tuple[str, ...]) -> None:
+        self.remaining = number
+        self.where = ""
+        self._modules = modules
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event not in ("call", "c_return"):
+            return
+        if frame.f_globals.get("__name__") not in self._modules:
+            return
+        self.remaining -= 1
+        if self.remaining == 0:
+            sys.setprofile(None)
+            self.where = f"{event} at {frame.f_code.co_qualname}:{frame.f_lineno} {argument}"
+            raise Strike(self.where)
+
+
+@contextlib.contextmanager
+def interrupted(number: int, *modules: str) -> Iterator[Interrupter]:
+    """Within, the `number`-th point is struck; the strike ends the block."""
+    interrupter = Interrupter(number, modules)
+    sys.setprofile(interrupter)
+    try:
+        yield interrupter
+    except Strike:
+        pass
+    finally:
+        sys.setprofile(None)
+
+
+def strike_everywhere(attempt: Callable[[int], Interrupter]) -> int:
+    """Calls `attempt` with 1, 2, … until it ran without being struck; returns how many points there
+    were."""
+    number = 0
+    while True:
+        number += 1
+        if attempt(number).remaining > 0:
+            return number - 1
