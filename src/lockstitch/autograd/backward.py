@@ -357,22 +357,23 @@ class BackwardPass:
 
     def _wait(self, state: _State, entry: Entry) -> Gradients | None:
         """Blocks until it is known what comes for `entry`: gradients, or none."""
-        while not self._wait_until_settled(state, entry, self._conductor.patience()):
-            self._conductor.lose_patience()
-        return state.arrived.get(entry.message)
 
-    def _wait_until_settled(self, state: _State, entry: Entry, seconds: float | None) -> bool:
         def is_settled() -> bool:
             if self._failure is not None or entry.message in state.settled:
                 return True
             return self._parts is not None and entry.message not in self._parts
 
-        with self._post.blocked(), self._changed:
-            state.waits_for = entry
-            settled = self._changed.wait_for(is_settled, seconds)
-            state.waits_for = None
+        state.waits_for = entry
+        settled = False
+        while not settled:
+            with self._post.blocked(), self._changed:
+                settled = self._changed.wait_for(is_settled, self._conductor.patience())
+            if not settled:
+                self._conductor.lose_patience()
+        state.waits_for = None
+        with self._lock:
             self._raise_failure()
-        return settled
+            return state.arrived.get(entry.message)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

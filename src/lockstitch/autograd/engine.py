@@ -77,6 +77,9 @@ class ComponentRun:
 
         It may block for long: give it a thread of its own.
         """
+        if not awaited:  # what was missing has come meanwhile
+            self.run(arrived)
+            return
         edges, gradients = self._roots(arrived)
         handles = []
         _let_waiting_nodes_run_last(self.component, [entry for entry, _ in awaited])
