@@ -9,3 +9,23 @@
 - `memory`, `memory_streams`: the twin inside one process, with scripted faults
 - `forks`: forked children let go of their parent's sockets
 """
+
+from lockstitch.transport.base import Buffer, Connection, Listener, Pollable, Poller, Transport
+from lockstitch.transport.memory import MemoryNetwork, MemoryTransport
+from lockstitch.transport.spin import Spinner
+from lockstitch.transport.tcp import TcpTransport
+from lockstitch.transport.unix import UnixTransport
+
+__all__ = [
+    "Transport",
+    "Listener",
+    "Connection",
+    "Poller",
+    "Pollable",
+    "Buffer",
+    "UnixTransport",
+    "TcpTransport",
+    "MemoryNetwork",
+    "MemoryTransport",
+    "Spinner",
+]

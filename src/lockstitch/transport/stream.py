@@ -140,16 +140,6 @@ class StreamConnection(SocketEnd):
             if self._closed:
                 self._leave()
 
-    def spin(self, attempt: Callable[[Callable[..., int]], bool]) -> bool:
-        """Lends `attempt` the socket's `recv_into` while the descriptor is sure to stay."""
-        self._receiving = True
-        try:
-            return not self._closed and attempt(self._recv_into)
-        finally:
-            self._receiving = False
-            if self._closed:
-                self._leave()
-
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Sends all of `buffers`; see `Connection.send`.
 
