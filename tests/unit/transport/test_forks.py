@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from lockstitch.transport.polling import EpollPoller
 from lockstitch.transport.unix import UnixTransport
 from tests.leaks import Inventory
 from tests.unit.transport.streams import connected, receive_all, receive_some
+
+# From Python 3.12 on, forking beside threads (arithmetic libraries have some) warns.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
 def exit_status_of(child_code) -> int:

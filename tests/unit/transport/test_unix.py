@@ -51,6 +51,7 @@ def test_closing_the_transport_leaves_nothing_on_disk(transport, listener):
     transport.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_leaves_the_socket_on_disk(transport, listener):
     child = os.fork()
     if child == 0:
