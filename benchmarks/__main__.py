@@ -73,7 +73,7 @@ def limit_rows(only: str, repeats: int) -> Iterator[Row]:
     """What the same message costs without any library."""
     for name, spin in (
         ("unix socket, there and back", False),
-        ("the same, spinning 50 µs first", True),
+        ("the same, spinning first", True),
     ):
         if only in name:
             with ping_pong(spin=spin) as sample:

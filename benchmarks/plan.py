@@ -84,7 +84,7 @@ BACKWARD = Section(
 )
 
 SMART_AGAINST_FAST = Section(
-    "our SMART, with our FAST on the right",
+    "our SMART, our FAST on the right",
     [
         Comparison(row.name, row.prepare, 1.1, FAST)
         for row in BACKWARD.comparisons

@@ -25,7 +25,7 @@ def build_table(rows: list[Row], caption: str) -> Table:
     table = Table(box=box.ROUNDED, border_style="dim", header_style="bold cyan", caption=caption)
     table.add_column("medians", no_wrap=True)
     for heading in ("Lockstitch", "PyTorch", "ratio", "target"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     section = None
     for row in rows:
         if row.section != section:
@@ -65,6 +65,8 @@ def show(figure: Figure, unit: str) -> str:
         return f"[dim]{figure.note}"
     if unit == "s":
         microseconds = 1e6 * figure.value
+        if microseconds >= 10_000:
+            return f"{microseconds / 1000:,.1f} ms"
         return f"{microseconds:,.1f} µs" if microseconds < 100 else f"{microseconds:,.0f} µs"
     if unit == "share":
         return f"{100 * figure.value:.2f} %"

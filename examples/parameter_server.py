@@ -46,7 +46,7 @@ def digits():
 def train(server, part, parts, epochs):
     """Runs on a trainer: learn from this part of the images; return the mean loss of each epoch."""
     images, labels = (values[TEST_IMAGES:][part::parts] for values in digits())
-    optimizer = DistributedOptimizer(optim.SGD, server.rpc_sync().parameters(), lr=0.1)
+    optimizer = DistributedOptimizer(optim.SGD, server.rpc_sync().parameters(), lr=0.2)
     mean_losses = []
     for epoch in range(epochs):
         losses = []

@@ -41,7 +41,7 @@ def test_two_trainers_train_one_parameter_server_at_once():
     for trainer in ("trainer1", "trainer2"):
         losses = numbers(rf"{trainer}: epoch\s+\d+\s+loss", output)
         assert len(losses) == 4
-        assert losses[-1] < losses[0] / 2
+        assert losses[-1] < 0.7 * losses[0]
     assert numbers("server:", output)[0] > 85  # per cent; guessing gives 10
 
 
