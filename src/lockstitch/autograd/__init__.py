@@ -9,7 +9,9 @@ A drop-in for `torch.distributed.autograd`. How it works, in the order in which 
     graph.py        the walk that cuts a worker's graph into components
     decisions.py    when a component runs
     engine.py       how it runs, in torch's own engine
-    backward.py     one worker's part of one pass; distant.py speaks to the initiator
+    emission.py     what a run sends
+    backward.py     one worker's part of one pass
+    conductor.py    who conducts the pass, as those see it who take part
     initiator.py    the pass as a whole, on the worker that called `backward`
     discovery.py    SMART: which stitches take part
     termination.py  is the pass finished, is it stuck
@@ -20,8 +22,8 @@ A drop-in for `torch.distributed.autograd`. How it works, in the order in which 
 from __future__ import annotations
 
 from lockstitch.autograd.api import backward, context, get_gradients
-from lockstitch.autograd.compat import (
-    DistAutogradContext,
+from lockstitch.autograd.compat import ContextView as DistAutogradContext
+from lockstitch.autograd.compat import (  # noqa: F401 - programs reach for them by these names
     _current_context,
     _get_debug_info,
     _get_max_id,

@@ -56,7 +56,7 @@ def backward(
     *,
     mode: Literal["smart", "fast"] = "smart",
 ) -> None:
-    """Computes the gradients of the sum of `roots` for all leaf tensors of the context, on all workers.
+    """Computes the gradients of the sum of `roots` for the context's leaf tensors on all workers.
 
     `roots` are scalar tensors of this worker with a history. Gradients are added to those that the
     context has; see `get_gradients`. `.grad` is never touched. The graph's memory is freed unless
@@ -66,15 +66,17 @@ def backward(
     where that matters; "fast" assumes that every tensor sent from a worker that the pass reaches
     takes part, as `torch.distributed.autograd` does.
 
-    Raises `RuntimeError` for unknown contexts and unfit roots; `DistAutogradError` "Error on Node N:
-    …" when a worker's part of the graph fails, with the original exception as its cause, or when the
-    assumption of "fast" is false; `PeerDiedError` when a worker of the context dies. After an error
-    the context keeps what was added before it.
+    Raises `RuntimeError` for unknown contexts and unfit roots; `DistAutogradError` "Error on Node
+    N: …" when a worker's part of the graph fails, with the original exception as its cause, or
+    when the assumption of "fast" is false; `PeerDiedError` when a worker of the context dies. After
+    an error the context keeps what was added before it.
 
     After `torch.distributed.autograd.backward`.
     """
-    if type(context_id) is not int or not isinstance(roots, (list, tuple)) or not all(
-        isinstance(root, torch.Tensor) for root in roots
+    if (
+        type(context_id) is not int
+        or not isinstance(roots, (list, tuple))
+        or not all(isinstance(root, torch.Tensor) for root in roots)
     ):
         raise TypeError(
             "backward(): incompatible function arguments: wanted (context_id: int, roots: list of "

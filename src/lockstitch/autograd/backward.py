@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lockstitch.autograd.decisions import Decision, decide
 from lockstitch.autograd.discovery import find_reach
+from lockstitch.autograd.emission import Emission
 from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import find_components
 from lockstitch.autograd.stitch import is_receive, received_message
@@ -29,60 +28,13 @@ from lockstitch.wire.messages import Gradient, Payload
 from lockstitch.wire.pickling import NOTHING
 
 if TYPE_CHECKING:
+    from lockstitch.autograd.conductor import Conductor, Task, Terms
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.discovery import Parts, Reach
     from lockstitch.autograd.graph import Component, Entry
     from lockstitch.autograd.post import Participant
     from lockstitch.autograd.stitch import Gradients, Receive
-    from lockstitch.ids import GlobalId, WorkerId
-
-Task = Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What all workers must know of a pass: its name, and how it is run."""
-
-    id: GlobalId
-    retain_graph: bool
-    fast: bool
-
-    @property
-    def initiator(self) -> WorkerId:
-        """The worker that called `backward`."""
-        return self.id.worker
-
-
-class Conductor(Protocol):
-    """Who conducts the pass: the initiator itself, or what speaks to it from another worker."""
-
-    is_distant: bool
-
-    def report(
-        self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool
-    ) -> None:
-        """Gradients were emitted and consumed; what the consumed ones gave to leaves is stored."""
-        ...
-
-    def need_parts(self) -> None:
-        """A component waits to know which stitches take part; see `BackwardPass.learn_parts`."""
-        ...
-
-    def patience(self) -> float | None:
-        """How many seconds a blocking run waits before it calls `lose_patience`; None: for ever."""
-        ...
-
-    def lose_patience(self) -> None:
-        """A blocking run waits in vain: asks who takes part, or whether the pass is stuck."""
-        ...
-
-    def hand_over(self, task: Task) -> None:
-        """Has the run of the loss's roots done by the thread that called `backward`."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """This worker's part of the pass has failed."""
-        ...
+    from lockstitch.ids import GlobalId
 
 
 class _Phase(enum.Enum):
@@ -308,7 +260,9 @@ class BackwardPass:
         assert state.task is not None
         if not self._context.runs.enter(self, state.task):
             return  # until the last run of an earlier pass has ended
-        emission = _Emission(self, state.component, self._conductor.is_distant and not blocking)
+        emission = Emission(
+            state.component, self._post_now, self._conductor.is_distant and not blocking
+        )
         run = ComponentRun(state.component, self._context, self.terms.retain_graph, emission)
         try:
             try:
@@ -344,14 +298,14 @@ class BackwardPass:
             self._raise_failure()
             awaited = []
             for entry in state.component.entries:
-                indices = range(len(entry.edges))
                 if entry.message in state.settled or entry.message is None:
                     continue
+                indices = list(range(len(entry.edges)))
                 if self._parts is not None:
-                    taking_part = self._parts.get(entry.message, ())
+                    taking_part = self._parts.get(entry.message, frozenset())
                     indices = [index for index in indices if index in taking_part]
                 if indices:
-                    awaited.append((entry, list(indices)))
+                    awaited.append((entry, indices))
             arrived, state.arrived = state.arrived, {}
             return arrived, awaited
 
@@ -379,7 +333,7 @@ class BackwardPass:
         if self._failure is not None:
             raise DistAutogradError("the backward pass has ended") from self._failure
 
-    def _conclude(self, state: _State, emission: _Emission) -> None:
+    def _conclude(self, state: _State, emission: Emission) -> None:
         """The run is over and its leaves are stored: reports it."""
         outgoing = emission.remaining()
         with self._lock:
@@ -408,13 +362,13 @@ class BackwardPass:
             self._conductor.report(balance.emitted, balance.consumed, False)
 
     def abandon(self, error: BaseException) -> None:
-        """This worker cannot go on: frees what waits here, and tells the initiator."""
+        """The pass cannot go on here: frees what waits, and tells the initiator."""
         if self.fail(error):
             self._conductor.fail(error)
 
     # ------------------------------------------------------------ what goes out
 
-    def post_now(self, receive: Receive, gradients: Gradients | None) -> None:
+    def _post_now(self, receive: Receive, gradients: Gradients | None) -> None:
         """Sends gradients in the middle of a run."""
         with self._lock:
             self._sent += 1
@@ -437,36 +391,3 @@ class BackwardPass:
                 Payload(NOTHING, b"", gradients or ()),
             ),
         )
-
-
-class _Emission:
-    """The outlet of one run. With `hold_last`, the last gradient waits for the end of the run, so
-    that it can carry the report."""
-
-    def __init__(self, backward_pass: BackwardPass, component: Component, hold_last: bool) -> None:
-        self._pass = backward_pass
-        self._receives = [node.receive for node in component.receives]
-        self._hold_last = hold_last
-        self._lock = threading.Lock()
-        self._fired: set[GlobalId] = set()
-        self._held: list[tuple[Receive, Gradients | None]] = []
-        self.emitted: list[GlobalId] = []
-
-    def emit(self, receive: Receive, gradients: Gradients) -> None:
-        """Called by the receive's node, on the engine's thread."""
-        some = gradients if any(gradient is not None for gradient in gradients) else None
-        with self._lock:
-            self._fired.add(receive.message)
-            if self._hold_last and len(self._fired) == len(self._receives):
-                self._held.append((receive, some))
-                return
-            self.emitted.append(receive.message)
-        self._pass.post_now(receive, some)
-
-    def remaining(self) -> list[tuple[Receive, Gradients | None]]:
-        """What is to be sent at the end: null tokens of receives that no gradient reached, so that
-        nobody waits for them, and what was held."""
-        nulls: list[tuple[Receive, Gradients | None]] = [
-            (receive, None) for receive in self._receives if receive.message not in self._fired
-        ]
-        return nulls + self._held

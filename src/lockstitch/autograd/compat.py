@@ -57,9 +57,6 @@ class ContextView:
         return self._context.gradients
 
 
-DistAutogradContext = ContextView
-
-
 def _init(_worker_id: int) -> None:
     """Contexts need no set-up of their own here."""
 

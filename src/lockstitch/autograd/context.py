@@ -1,9 +1,9 @@
 """A context: what one worker remembers of one forward and its backward passes.
 
 While a context is active, every message that carries tensors wanting gradients leaves a record on
-both ends: a *send* on one worker, a *receive* on the other. Backward passes follow these records and
-put the gradients of leaf tensors here, never into `.grad`. A context lives on every worker that it
-touched, under the same id, until it is released on all of them.
+both ends: a *send* on one worker, a *receive* on the other. Backward passes follow these records
+and put the gradients of leaf tensors here, never into `.grad`. A context lives on every worker that
+it touched, under the same id, until it is released on all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class Send:
     """Tensors that left this worker: for each, the private alias node above its own node.
 
-    The alias nodes keep the graph below them alive, but no tensor. `order` counts a context's sends.
+    The alias nodes keep the graph below them alive, but no tensor. `order` counts the sends of a
+    context.
     """
 
     message: GlobalId
@@ -153,7 +154,7 @@ class DistAutogradContext:
             for index, leaf in enumerate(leaves):
                 if gradients[index] is None:
                     continue
-                variable = leaf.node.variable
+                variable: torch.Tensor = leaf.node.variable  # type: ignore[attr-defined]
                 if variable.requires_grad and not self.is_released:
                     self._add(variable, gradients, index)
 

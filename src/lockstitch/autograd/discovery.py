@@ -84,7 +84,8 @@ class Closure:
 
     def __init__(self, initiator: WorkerId) -> None:
         self._initiator = initiator
-        self._reaches: dict[WorkerId, tuple[Sequence[Tensor], dict[GlobalId | None, list[int]]]] = {}
+        self._received: dict[WorkerId, Sequence[Tensor]] = {}
+        self._sent: dict[WorkerId, dict[GlobalId | None, list[int]]] = {}
         self._expanded: dict[WorkerId, int] = {}
         self._unanswered: dict[WorkerId, list[Tensor]] = {}
         self._taking_part: dict[GlobalId, set[int]] = {}
@@ -93,29 +94,31 @@ class Closure:
     def missing(self) -> set[WorkerId]:
         """Workers whose reach is needed and has not come."""
         waiting = set(self._unanswered)
-        if self._initiator not in self._reaches:
+        if self._initiator not in self._sent:
             waiting.add(self._initiator)
         return waiting
 
     @property
     def is_closed(self) -> bool:
         """Whether the set is complete; answers that are still out cannot change it."""
-        return not self._unanswered and self._initiator in self._reaches
+        return not self._unanswered and self._initiator in self._sent
 
-    def add(self, worker: WorkerId, reach: Reach) -> None:
-        """Takes a worker's answer into account; a repeated one changes nothing."""
-        if worker in self._reaches:
-            return
-        sent = {
+    def add(self, worker: WorkerId, reach: Reach) -> bool:
+        """Takes a worker's answer into account; a repeated one changes nothing. Returns
+        `is_closed`."""
+        if worker in self._sent:
+            return self.is_closed
+        self._received[worker] = reach.received
+        self._sent[worker] = sent = {
             message: [int.from_bytes(mask, "little") for mask in masks]
             for message, masks in reach.sent
         }
-        self._reaches[worker] = (reach.received, sent)
         waiting = self._unanswered.pop(worker, [])
         if worker == self._initiator:
             for mask in sent.get(None, []):
                 waiting.extend(self._below(worker, mask))
         self._expand(waiting)
+        return self.is_closed
 
     def parts_of(self, worker: WorkerId) -> Parts:
         """The tensors sent by `worker` that take part."""
@@ -131,10 +134,10 @@ class Closure:
             message, index = tensor
             self._taking_part.setdefault(message, set()).add(index)
             sender = message.worker
-            if sender not in self._reaches:
+            if sender not in self._sent:
                 self._unanswered.setdefault(sender, []).append(tensor)
                 continue
-            masks = self._reaches[sender][1].get(message)
+            masks = self._sent[sender].get(message)
             if masks is not None:
                 waiting.extend(self._below(sender, masks[index]))
 
@@ -142,7 +145,7 @@ class Closure:
         """The tensors received at `worker` that `mask` names and that were not met before."""
         fresh = mask & ~self._expanded.get(worker, 0)
         self._expanded[worker] = self._expanded.get(worker, 0) | mask
-        received = self._reaches[worker][0]
+        received = self._received[worker]
         return (received[bit] for bit in _set_bits(fresh))
 
 

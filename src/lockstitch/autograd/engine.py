@@ -15,14 +15,14 @@
     [5] then, not earlier, the run is reported
 
 Where a component feeds itself through another worker (a receive above a send of the same
-component), [2] cannot wait for all roots. Then the run *blocks*: each missing root is the alias node
-of the sent tensor, with a hook that waits until the gradient is there, or known not to come.
+component), [2] cannot wait for all roots. Then the run *blocks*: each missing root is the alias
+node of the sent tensor, with a hook that waits until the gradient is there, or known not to come.
 
 Such runs cannot deadlock if waiting nodes run last, the newest send first: the gradient of a send
-depends only on nodes created after it was sent, and every worker waits only for its newest send that
-is unfinished, so along a chain of waits creation times grow, and no chain can close. The engine
-picks among ready nodes the one with the greatest sequence number; so aliases get small numbers, in
-the order of their creation, and whatever has a number as small is lifted above them.
+depends only on nodes created after it was sent, and every worker waits only for its newest send
+that is unfinished, so along a chain of waits creation times grow, and no chain can close. The
+engine picks among ready nodes the one with the greatest sequence number; so aliases get small
+numbers, in the order of their creation, and whatever has a number as small is lifted above them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ComponentRun:
-    """One component about to run: its leaves' gradients go to `context`, its receives' to `outlet`."""
+    """A component to run: its leaves' gradients go to `context`, those of receives to `outlet`."""
 
     component: Component
     context: DistAutogradContext
@@ -119,9 +119,7 @@ class ComponentRun:
         for receive in receives:
             receive.outlet = self.outlet
         try:
-            captured = run_engine(
-                edges, gradients, (*component.leaves, ANCHOR), self.retain_graph
-            )
+            captured = run_engine(edges, gradients, (*component.leaves, ANCHOR), self.retain_graph)
         finally:
             for receive in receives:
                 receive.outlet = None

@@ -97,7 +97,7 @@ class _Walk:
                 if node_hooks(node):
                     self._hooked.add(node)
                     owner[node] = index
-                elif node.variable._backward_hooks:
+                elif node.variable._backward_hooks:  # type: ignore[attr-defined]
                     owner[node] = index
                 continue
             owner[node] = index

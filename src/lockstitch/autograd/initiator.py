@@ -1,8 +1,8 @@
 """The initiator of a backward pass: starts it, answers who takes part, and sees its end.
 
-It waits on the thread that called `backward`, and that thread runs the loss's roots. Everything else
-comes by messages: reports, until all balances are zero; questions which stitches take part; and
-failures, the first of which ends the pass on all workers.
+It waits on the thread that called `backward`, and that thread runs the loss's roots. Everything
+else comes by messages: reports, until all balances are zero; questions which stitches take part;
+and failures, the first of which ends the pass on all workers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from lockstitch.autograd.backward import BackwardPass, Task, Terms
+from lockstitch.autograd.backward import BackwardPass
+from lockstitch.autograd.conductor import PATIENCE_SECONDS
 from lockstitch.autograd.discovery import Closure
 from lockstitch.autograd.termination import Balance, StandstillDetector
 from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError
@@ -19,6 +20,7 @@ from lockstitch.wire.messages import Abort, AskReach, AskStanding, Parts
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lockstitch.autograd.conductor import Task, Terms
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.discovery import Reach
     from lockstitch.autograd.graph import Entry
@@ -28,10 +30,6 @@ if TYPE_CHECKING:
     from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.wire.messages import Message
 
-# How long somebody waits for a gradient before it asks who takes part: most come sooner, and then
-# nobody needs to know.
-PATIENCE_SECONDS = 0.0002
-
 # How long a fast pass may be silent before its initiator asks whether it is stuck; doubled after
 # each question, up to the greatest.
 _SILENCE_SECONDS = 0.1
@@ -39,13 +37,11 @@ _LONGEST_SILENCE_SECONDS = 2.0
 
 
 class Initiator:
-    """The conductor of one pass (see `backward.Conductor`), on the worker that called `backward`."""
+    """The conductor of one pass (see `conductor.Conductor`), where `backward` was called."""
 
     is_distant = False
 
-    def __init__(
-        self, worker: Participant, context: DistAutogradContext, terms: Terms
-    ) -> None:
+    def __init__(self, worker: Participant, context: DistAutogradContext, terms: Terms) -> None:
         self._worker = worker
         self._post = worker.agent
         self.context = context
@@ -123,7 +119,7 @@ class Initiator:
                 self._changed.notify()
 
     def need_parts(self) -> None:
-        """This worker needs to know. The caller's thread asks when gradients come in no more."""
+        """Somebody here needs to know. The caller's thread asks when no more gradients come in."""
         with self._changed:
             self._needs_parts = True
             self._progress += 1
@@ -198,10 +194,9 @@ class Initiator:
             closure = self._closure
             if closure is None or closure.is_closed:
                 return
-            closure.add(worker, reach)
+            is_closed = closure.add(worker, reach)
             unasked = closure.missing - self._asked
             self._asked |= unasked
-            is_closed = closure.is_closed
             asked = list(self._asked)
         if is_closed:
             self._send_parts(asked)
@@ -226,7 +221,7 @@ class Initiator:
     def _fail_if_unreachable(self) -> None:
         """A dead worker matters if the set cannot be closed without it."""
         with self._changed:
-            missing = self._closure.missing if self._closure is not None else set()
+            missing = set() if self._closure is None else self._closure.missing
             lost = [self._unreachable[worker] for worker in missing if worker in self._unreachable]
         if lost:
             self.fail(lost[0])

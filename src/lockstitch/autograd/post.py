@@ -6,13 +6,13 @@ reorders what it carries.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lockstitch.wire.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from lockstitch.errors import PeerDiedError
     from lockstitch.ids import WorkerId

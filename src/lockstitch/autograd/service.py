@@ -1,12 +1,13 @@
 """Distributed autograd of one worker: its contexts and passes, and the messages between workers.
 
 The service plugs into the worker's agent: as the interceptor that stitches messages, and as the
-handler of the messages of backward passes. Handlers only keep the books; what they cause to run, they
-hand to the agent's threads.
+handler of the messages of backward passes. Handlers only keep the books; what they cause to run,
+they hand to the agent's threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import OrderedDict
@@ -16,14 +17,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from lockstitch.autograd.backward import BackwardPass, Terms
+from lockstitch.autograd.backward import BackwardPass
+from lockstitch.autograd.conductor import DistantInitiator, Terms
 from lockstitch.autograd.context import (
     DistAutogradContext,
     current_context,
     set_current_context,
 )
 from lockstitch.autograd.discovery import Reach
-from lockstitch.autograd.distant import DistantInitiator
 from lockstitch.autograd.graph import Entry
 from lockstitch.autograd.initiator import Initiator
 from lockstitch.autograd.stitch import Stitcher
@@ -120,9 +121,8 @@ class AutogradService:
         context = current_context(self)
         if context is None:
             raise RuntimeError(
-                "Current thread doesn't have a valid autograd context. Please wrap your code using: "
-                "`with torch.distributed.autograd.context() as context_id` to generate a valid "
-                "context"
+                "Current thread doesn't have a valid autograd context. Please wrap your code using "
+                "`with autograd.context() as context_id`"
             )
         return context
 
@@ -152,7 +152,7 @@ class AutogradService:
             self._tell(worker, messages.ReleaseContext(context.id))
 
     def _join(self, identifier: int) -> DistAutogradContext | None:
-        """The context that a message belongs to, made on first contact; None once it is released."""
+        """The context of a message, made on first contact; None once it is released."""
         context = self._contexts.get(identifier)
         if context is not None:
             return context
@@ -195,10 +195,8 @@ class AutogradService:
             self._initiators[initiator.terms.id] = initiator
             context.passes[self._worker.id] = initiator.backward_pass
 
-    def _pass(
-        self, identifier: int, terms: Terms
-    ) -> BackwardPass | None:
-        """This worker's part of a pass, begun on first contact; None when the pass is over."""
+    def _pass(self, identifier: int, terms: Terms) -> BackwardPass | None:
+        """The local part of a pass, begun on first contact; None when the pass is over."""
         context = self._contexts.get(identifier)
         if context is None:
             return None
@@ -285,9 +283,7 @@ class AutogradService:
     def _on_ask_standing(self, sender: WorkerId, message: messages.AskStanding) -> None:
         known = self._known_pass(message.context, message.backward_pass)
         standing = Standing(0, 0, False, ()) if known is None else known.standing()
-        answer = messages.Standing(
-            message.context, message.backward_pass, message.wave, *standing
-        )
+        answer = messages.Standing(message.context, message.backward_pass, message.wave, *standing)
         self._post.spawn(partial(self._tell, sender, answer))
 
     def _on_standing(self, sender: WorkerId, message: messages.Standing) -> None:
@@ -324,10 +320,9 @@ class AutogradService:
                         backward_pass.abandon(error)
 
     def _tell(self, worker: WorkerId, message: messages.Message) -> None:
-        try:
+        # A worker that is gone needs to know nothing.
+        with contextlib.suppress(LockstitchError):
             self._post.send(worker, message)
-        except LockstitchError:
-            pass  # it is gone, or we are: then it needs to know nothing
 
 
 def _roots_entry(roots: Sequence[torch.Tensor]) -> Entry:

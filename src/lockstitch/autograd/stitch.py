@@ -57,17 +57,17 @@ class RecvRpc(torch.autograd.Function):
     """The receiving half. Torch names its node after the class; see below."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, anchor: torch.Tensor, receive: Receive, tensors: list[torch.Tensor]
+    def forward(
+        ctx: Any, _anchor: torch.Tensor, receive: Receive, tensors: list[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        """`anchor` makes the engine count the node as needed; `tensors` come in a list, so that
+        """The anchor makes the engine count the node as needed; `tensors` come in a list, so that
         torch takes them for fresh outputs and not for views, and in-place writes work."""
         ctx.receive = receive
         ctx.set_materialize_grads(False)
         return tuple(tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
         outlet = ctx.receive.outlet
         if outlet is None:
             raise RuntimeError(
@@ -78,7 +78,7 @@ class RecvRpc(torch.autograd.Function):
         return None, None, None
 
 
-_RECEIVE_NODE: type = RecvRpc._backward_cls  # type: ignore[attr-defined]
+_RECEIVE_NODE: type = RecvRpc._backward_cls
 _RECEIVE_NODE.__name__ = RECV_NAME
 
 _ANCHOR = torch.zeros(0, requires_grad=True)
@@ -93,18 +93,21 @@ def is_receive(node: Node) -> bool:
 
 def received_message(node: Node) -> GlobalId | None:
     """The stitch whose receiving half `node` is; None for other nodes."""
-    return node.receive.message if type(node) is _RECEIVE_NODE else None
+    if type(node) is not _RECEIVE_NODE:
+        return None
+    receive: Receive = node.receive  # type: ignore[attr-defined]
+    return receive.message
 
 
 class _Identity(torch.autograd.Function):
     """The alias of tensors that `aten::alias` does not take (sparse and other layouts)."""
 
     @staticmethod
-    def forward(_ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(_ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
     @staticmethod
-    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
 
@@ -112,10 +115,11 @@ def stitch_send(tensors: Sequence[torch.Tensor]) -> tuple[Node, ...]:
     """The sending half: an alias node for each tensor. (Not `view_as`: it fails on sparse
     gradients.)"""
     alias = torch.ops.aten.alias
-    return tuple(
-        (alias(tensor) if tensor.layout is torch.strided else _Identity.apply(tensor)).grad_fn
+    aliases = [
+        alias(tensor) if tensor.layout is torch.strided else _apply(_Identity, tensor)
         for tensor in tensors
-    )
+    ]
+    return tuple(each.grad_fn for each in aliases)
 
 
 def stitch_receive(message: GlobalId, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -123,7 +127,12 @@ def stitch_receive(message: GlobalId, tensors: Sequence[torch.Tensor]) -> tuple[
     fresh = [
         tensor.data if tensor.requires_grad or tensor._is_view() else tensor for tensor in tensors
     ]
-    return RecvRpc.apply(_ANCHOR, Receive(message), fresh)  # type: ignore[no-any-return]
+    received: tuple[torch.Tensor, ...] = _apply(RecvRpc, _ANCHOR, Receive(message), fresh)
+    return received
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: object) -> Any:
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 class Stitcher:

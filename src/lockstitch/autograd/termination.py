@@ -94,26 +94,19 @@ class StandstillDetector:
         self._answers = {}
         return self.wave
 
-    def answer(self, wave: int, worker: WorkerId, standing: Standing) -> tuple[GlobalId, ...] | None:
-        """Notes an answer. Returns the stitches waited for if the pass is stuck, else None."""
+    def answer(self, wave: int, worker: WorkerId, standing: Standing) -> tuple[GlobalId, ...]:
+        """Notes an answer. Returns the stitches waited for if the pass is stuck, else none."""
         if wave != self.wave or worker not in self._asked:
-            return None
+            return ()
         self._answers[worker] = standing
         if len(self._answers) < len(self._asked):
-            return None
+            return ()
         previous, self._previous = self._previous, self._answers
-        stuck = previous == self._answers and not any(
-            standing.is_active for standing in self._answers.values()
-        )
-        sent = sum(standing.sent for standing in self._answers.values())
-        received = sum(standing.received for standing in self._answers.values())
-        if not stuck or sent != received:
-            return None
-        return tuple(
-            sorted({message for one in self._answers.values() for message in one.waiting})
-        )
-
-    @property
-    def is_wave_complete(self) -> bool:
-        """Whether everybody asked in the current wave has answered."""
-        return len(self._answers) == len(self._asked)
+        standings = self._answers.values()
+        if (
+            previous != self._answers
+            or any(each.is_active for each in standings)
+            or sum(each.sent for each in standings) != sum(each.received for each in standings)
+        ):
+            return ()
+        return tuple(sorted({message for each in standings for message in each.waiting}))

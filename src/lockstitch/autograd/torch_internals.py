@@ -1,7 +1,7 @@
 """The few private things of torch that distributed autograd stands on, all in this file.
 
 Each is probed when the module is imported: a torch that lacks one gives one clear error at once
-instead of a wrong gradient later. `tests/unit/autograd/test_torch_internals.py` pins how they behave.
+instead of a wrong gradient later. The unit tests of this file pin how they behave.
 
     run_backward          the local engine's own entry: 9 µs where `torch.autograd.grad` takes 40
     AccumulateGrad        the type of the node at which a leaf's gradient arrives
@@ -15,10 +15,11 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch.autograd.graph import GradientEdge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch.autograd.graph import GradientEdge
 
 Node: TypeAlias = Any
 """A node of torch's graph. Its C++ classes are not importable by a type checker."""
@@ -45,9 +46,9 @@ def _probe() -> None:
 
 _probe()
 
-AccumulateGrad: type = torch._C._functions.AccumulateGrad
+AccumulateGrad: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _run_backward: Callable[..., tuple[torch.Tensor | None, ...]] = (
-    torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.run_backward
 )
 
 
@@ -92,7 +93,7 @@ def _no_hook(_grad_inputs: Any, _grad_outputs: Any) -> None:
 
 
 def is_sole_owner(holder: list[torch.Tensor | None], index: int) -> bool:
-    """Whether `holder[index]` is held by `holder` alone: no hook, user or other tensor shares it."""
+    """Whether `holder` alone holds `holder[index]`: no hook, user or other tensor shares it."""
     if sys.getrefcount(holder[index]) != _REFERENCES_OF_ONE:
         return False
     gradient = holder[index]

@@ -1,0 +1,123 @@
+"""Who conducts a backward pass, as those see it who take part.
+
+On the worker that called `backward` it is the `Initiator` itself; on any other, a
+`DistantInitiator`, which sends what it is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from lockstitch.errors import LockstitchError
+from lockstitch.runtime import remote_errors
+from lockstitch.wire.messages import BackwardFailed, NeedParts, Payload, Report
+from lockstitch.wire.pickling import PICKLE
+
+if TYPE_CHECKING:
+    from lockstitch.autograd.post import Participant
+    from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.wire.messages import Message
+
+Task = Callable[[], None]
+
+PATIENCE_SECONDS: Final = 0.0002
+"""How long somebody waits for a gradient before it asks who takes part: most come sooner, and then
+nobody needs to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all workers must know of a pass: its name, and how it is run."""
+
+    id: GlobalId
+    retain_graph: bool
+    fast: bool
+
+    @property
+    def initiator(self) -> WorkerId:
+        """The worker that called `backward`."""
+        return self.id.worker
+
+
+class Conductor(Protocol):
+    """Who conducts the pass: the initiator itself, or what speaks to it from another worker."""
+
+    is_distant: bool
+
+    def report(
+        self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool
+    ) -> None:
+        """Gradients were emitted and consumed; what the consumed ones gave to leaves is stored."""
+        ...
+
+    def need_parts(self) -> None:
+        """A component waits to know which stitches take part; see `BackwardPass.learn_parts`."""
+        ...
+
+    def patience(self) -> float | None:
+        """How many seconds a blocking run waits before it calls `lose_patience`; None: for ever."""
+        ...
+
+    def lose_patience(self) -> None:
+        """A blocking run waits in vain: asks who takes part, or whether the pass is stuck."""
+        ...
+
+    def hand_over(self, task: Task) -> None:
+        """Has the run of the loss's roots done by the thread that called `backward`."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """The pass has failed on this worker."""
+        ...
+
+
+class DistantInitiator:
+    """The conductor of one pass (see `Conductor`), on a worker that only takes part."""
+
+    is_distant = True
+
+    def __init__(self, worker: Participant, context: int, terms: Terms) -> None:
+        self._worker = worker
+        self._context = context
+        self._terms = terms
+        self._has_asked = False
+
+    def report(
+        self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool = False
+    ) -> None:
+        """See `termination`."""
+        assert not roots_ran
+        self._tell(Report(self._context, self._terms.id, emitted, consumed))
+
+    def need_parts(self) -> None:
+        """See `Conductor.need_parts`."""
+        self._has_asked = True
+        self._tell(NeedParts(self._context, self._terms.id))
+
+    def patience(self) -> float | None:
+        """See `Conductor.patience`. A fast pass needs no parts, and the initiator sees if it is
+        stuck."""
+        return None if self._has_asked or self._terms.fast else PATIENCE_SECONDS
+
+    def lose_patience(self) -> None:
+        """See `Conductor.lose_patience`."""
+        self.need_parts()
+
+    def hand_over(self, task: Task) -> None:
+        """The loss's roots are on the initiator; never called."""
+        raise AssertionError(task)
+
+    def fail(self, error: BaseException) -> None:
+        """The error crosses like that of a call."""
+        described = remote_errors.describe(error, self._worker.name)
+        body = Payload(PICKLE, pickle.dumps(described, 5), ())
+        self._tell(BackwardFailed(self._context, self._terms.id, str(error), body))
+
+    def _tell(self, message: Message) -> None:
+        # If the initiator is gone, so is the pass.
+        with contextlib.suppress(LockstitchError):
+            self._worker.agent.send(self._terms.initiator, message)

@@ -1,0 +1,55 @@
+"""What one run of a component sends: gradients as its receives are reached, and what is left over.
+
+A gradient leaves at once, while the run goes on. Only the last one may be held until the end of the
+run: then it can carry the run's report, and the initiator need not be told separately.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.autograd.graph import Component
+    from lockstitch.autograd.stitch import Gradients, Receive
+    from lockstitch.ids import GlobalId
+
+
+class Emission:
+    """The outlet of one run (see `stitch.Outlet`); `post(receive, gradients)` sends."""
+
+    def __init__(
+        self,
+        component: Component,
+        post: Callable[[Receive, Gradients | None], None],
+        hold_last: bool,
+    ) -> None:
+        self._receives: list[Receive] = [node.receive for node in component.receives]
+        self._post = post
+        self._hold_last = hold_last
+        self._lock = threading.Lock()
+        self._fired: set[GlobalId] = set()
+        self._held: list[tuple[Receive, Gradients | None]] = []
+        self.emitted: list[GlobalId] = []
+        """What has been sent."""
+
+    def emit(self, receive: Receive, gradients: Gradients) -> None:
+        """Called by the receive's node, on the engine's thread."""
+        some = gradients if any(gradient is not None for gradient in gradients) else None
+        with self._lock:
+            self._fired.add(receive.message)
+            if self._hold_last and len(self._fired) == len(self._receives):
+                self._held.append((receive, some))
+                return
+            self.emitted.append(receive.message)
+        self._post(receive, some)
+
+    def remaining(self) -> list[tuple[Receive, Gradients | None]]:
+        """What is to be sent at the end: null tokens of receives that no gradient reached, so that
+        nobody waits for them, and what was held."""
+        nulls: list[tuple[Receive, Gradients | None]] = [
+            (receive, None) for receive in self._receives if receive.message not in self._fired
+        ]
+        return nulls + self._held
