@@ -55,7 +55,9 @@ class World:
         meeting_place = f"file://{self._folder.name}/meeting"
         self._members = [_Member(library, rank, meeting_place) for rank in range(2)]
         for member in self._members:
-            _check(member.answer(START_SECONDS))
+            if isinstance(failure := member.answer(START_SECONDS), str):
+                self.close()
+                raise SystemExit(f"no world of {library}: {failure}")
         self._signal(signal.SIGSTOP)
 
     @contextlib.contextmanager
@@ -72,7 +74,10 @@ class World:
         caller = self._members[0]
         with self.turn():
             caller.pipe.send(order)
-            return _check(caller.answer(ANSWER_SECONDS))
+            answer = caller.answer(ANSWER_SECONDS)
+        if isinstance(answer, str):
+            raise CaseError(answer)
+        return answer
 
     def idle(self, seconds: float) -> tuple[float, int]:
         """What the callee does while nobody calls: share of a core, and number of threads."""
@@ -151,12 +156,6 @@ class _Member:
         except EOFError:
             return "the process ended"
         return answer
-
-
-def _check(answer: list[float] | str) -> list[float]:
-    if isinstance(answer, str):
-        raise CaseError(answer)
-    return answer
 
 
 def participate(library_name: str, rank: int, meeting_place: str, orders: Connection) -> None:
