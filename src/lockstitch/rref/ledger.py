@@ -24,12 +24,13 @@ from lockstitch.rref.events import (
     Free,
     Keep,
     OwnerEvent,
+    Received,
     Send,
     Tick,
     UserEvent,
     WorkerLost,
 )
-from lockstitch.rref.lifetime import OwnerSide, UserSide
+from lockstitch.rref.lifetime import OwnerSide, State, UserSide
 from lockstitch.rref.user_fork import UserFork
 from lockstitch.rref.values import OwnedValue
 
@@ -89,6 +90,8 @@ class Ledger:
         self._values: WeakValueDictionary[GlobalId, OwnedValue] = WeakValueDictionary()
         self._shared: dict[GlobalId, OwnedValue] = {}
         self._forks: WeakValueDictionary[GlobalId, UserFork] = WeakValueDictionary()
+        # A function that waits for a fork's confirmation hangs on that fork alone.
+        self._awaited: dict[GlobalId, UserFork] = {}
         self._creating = 0
         self._ticks = False
         self._closed = False
@@ -146,9 +149,12 @@ class Ledger:
                 if isinstance(each, Send):
                     acts.sends.append(each)
                     continue
+                self._awaited.pop(each.fork, None)
                 fork = self._forks.get(each.fork)
                 if fork is not None:
                     acts.calls.append(fork.confirm if isinstance(each, Confirm) else fork.orphan)
+            if isinstance(event, Received) and self._user.state(event.fork) is State.PENDING:
+                self._awaited[event.fork] = self._forks[event.fork]
             self._after_change()
         return acts
 
