@@ -273,47 +273,47 @@ class Crew:
 
     def _assign(self, task: Callable[[], None]) -> None:
         with self._lock:
+            thread = None
             if self._idle:
                 place = self._idle.pop()
             else:
-                place = None
+                place = _Place()
                 self._started += 1
                 thread = threading.Thread(
                     target=self._work,
-                    args=(task,),
+                    args=(place,),
                     name=f"{self._name}-{self._started}",
                     daemon=True,
                 )
                 self._threads.add(thread)
-        if place is None:
-            thread.start()
-        else:
-            place.task = task
+        place.task = task
+        if thread is None:
             place.lock.release()
+        else:
+            thread.start()
 
-    def _work(self, task: Callable[[], None] | None) -> None:
+    def _work(self, place: _Place) -> None:
         self._enter()
         _member.crew = self
-        place = _Place()
-        while task is not None:
+        while place.task is not None:
+            task, place.task = place.task, None
             task()
-            place.task = None
+            del task  # an idle thread keeps nothing alive of what it ran
             with self._lock:
                 if self._closed:
                     break
                 self._idle.append(place)
-            task = self._await_task(place)
+            self._await_task(place)
         with self._lock:
             self._threads.discard(threading.current_thread())
 
-    def _await_task(self, place: _Place) -> Callable[[], None] | None:
+    def _await_task(self, place: _Place) -> None:
         if not place.lock.acquire(timeout=_IDLE_SECONDS):
             with self._lock:
                 if place in self._idle:
                     self._idle.remove(place)
-                    return None  # nobody needs this thread
+                    return  # nobody needs this thread
             place.lock.acquire()
-        return place.task
 
     def _guard(self, task: Callable[[], None]) -> None:
         try:

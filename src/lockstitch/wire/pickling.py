@@ -14,6 +14,7 @@ import io
 import marshal
 import pickle
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -278,19 +279,22 @@ def unpack(
 
 class _Unpickler(pickle.Unpickler):
     def prepare(self, session: UnpickleSession, registry: PicklingRegistry) -> None:
-        self._session = session
-        self._rebuilders = registry.rebuilders
+        # Not a method: the unpickler's memo keeps it, and would keep the unpickler with all values.
+        self._rebuild = partial(_rebuild, session, registry.rebuilders)
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "rebuild" and module == __name__:
             return self._rebuild
         return super().find_class(module, name)
 
-    def _rebuild(self, tag: str, *state: object) -> Any:
-        rebuilder = self._rebuilders.get(tag)
-        if rebuilder is None:
-            raise SerializationError(f"nothing here knows how to receive a {tag}")
-        return rebuilder(self._session, *state)
+
+def _rebuild(
+    session: UnpickleSession, rebuilders: dict[str, Rebuild], tag: str, *state: object
+) -> Any:
+    rebuilder = rebuilders.get(tag)
+    if rebuilder is None:
+        raise SerializationError(f"nothing here knows how to receive a {tag}")
+    return rebuilder(session, *state)
 
 
 def _open(stream: bytes | memoryview) -> Any:
