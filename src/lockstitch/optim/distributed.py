@@ -1,0 +1,123 @@
+"""`DistributedOptimizer`: one ordinary optimizer on each worker that owns parameters, one `step` for all.
+
+    trainer                                   owner "ps1"          owner "ps2"
+    DistributedOptimizer(SGD, refs, lr=0.1) ─→ LocalOptimizer       LocalOptimizer
+    step(context_id)                        ─→ step(gradients)      step(gradients)     in parallel
+
+Only names of contexts and references cross: gradients lie already where their parameters are, since
+a backward pass leaves them there (`autograd.get_gradients`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch.futures import Future
+
+from lockstitch import autograd
+from lockstitch.optim.local import LocalOptimizer
+from lockstitch.optim.turns import Turns
+from lockstitch.rpc import RRef, rpc_async
+from lockstitch.runtime.worker import current_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import torch
+    from torch.optim import Optimizer
+
+    from lockstitch.ids import WorkerInfo
+
+T = TypeVar("T")
+
+
+class DistributedOptimizer:
+    """Applies `optimizer_class` to parameters scattered over workers.
+
+    `optimizer_class`: any `torch.optim.Optimizer` class; `params_rref`: references to the parameters,
+    leaf tensors of any shape and dtype, owned by any workers, this one included. `args` and `kwargs`
+    go to the constructor on each owner. What a constructor raises is raised here.
+
+    Steps of several optimizers, also of several trainers, on parameters of one owner take turns. A
+    step may come while other trainers' forward and backward passes are in flight: updates are those
+    of Hogwild (`lockstitch.optim.local` says what this means for the numbers).
+
+        >>> with autograd.context() as context_id:
+        ...     autograd.backward(context_id, [model(batch).sum()])
+        ...     optimizer.step(context_id)
+    """
+
+    remote_optimizers: list[RRef[LocalOptimizer]]
+    """References to the local optimizers, one for each owner."""
+
+    def __init__(
+        self,
+        optimizer_class: Callable[..., Optimizer],
+        params_rref: Iterable[RRef[torch.Tensor]],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        by_owner: dict[WorkerInfo, list[RRef[torch.Tensor]]] = {}
+        for reference in params_rref:
+            by_owner.setdefault(reference.owner(), []).append(reference)
+        self.remote_optimizers = _wait_for_all(
+            list(by_owner),
+            [
+                rpc_async(owner, _new_local_optimizer, (optimizer_class, references, args, kwargs))
+                for owner, references in by_owner.items()
+            ],
+        )
+
+    def step(self, context_id: int) -> None:
+        """Lets each owner update its parameters by the gradients of the autograd context
+        `context_id`, all owners in parallel; returns when all have.
+
+        Parameters without a gradient in the context stay as they are. Raises `RuntimeError` for an
+        unknown context, and what an owner's optimizer raised; when several failed, the first one's
+        exception, with notes about the others.
+        """
+        autograd._is_valid_context(context_id)
+        owners = [reference.owner() for reference in self.remote_optimizers]
+        _wait_for_all(
+            owners,
+            [
+                rpc_async(owner, _step_local_optimizer, (reference, context_id))
+                for owner, reference in zip(owners, self.remote_optimizers, strict=True)
+            ],
+        )
+
+
+def _new_local_optimizer(
+    optimizer_class: Callable[..., Optimizer],
+    references: Sequence[RRef[torch.Tensor]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> RRef[LocalOptimizer]:
+    """On the owner of `references`."""
+    parameters = [reference.local_value() for reference in references]
+    turns = Turns.of(current_worker())
+    return RRef(LocalOptimizer(optimizer_class, parameters, turns, *args, **kwargs))
+
+
+def _step_local_optimizer(reference: RRef[LocalOptimizer], context_id: int) -> None:
+    """On the owner of the optimizer and its parameters."""
+    reference.local_value().step(autograd.get_gradients(context_id))
+
+
+def _wait_for_all(owners: Sequence[WorkerInfo], futures: Sequence[Future[T]]) -> list[T]:
+    """The results of all, after all have ended one way or the other."""
+    results: list[T] = []
+    failures: list[tuple[WorkerInfo, Exception]] = []
+    for owner, future in zip(owners, futures, strict=True):
+        try:
+            results.append(future.wait())
+        except Exception as error:  # noqa: BLE001 - raised below, after the others have ended
+            failures.append((owner, error))
+    if failures:
+        (_, first), *others = failures
+        for owner, error in others:
+            note = f"also on worker {owner.name!r}: {type(error).__name__}: {error}"
+            if hasattr(first, "add_note"):  # Python 3.11
+                first.add_note(note)
+        raise first
+    return results

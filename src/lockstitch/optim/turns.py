@@ -1,0 +1,34 @@
+"""Whose turn it is to update the parameters of a worker."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockstitch.runtime.worker import Worker
+
+
+class Turns:
+    """A lock over all parameters that live on one worker, as a context manager.
+
+    One for all of them: optimizers of different trainers usually update the very same parameters. A
+    thread that waits for its turn is replaced by another one of the worker's crew meanwhile.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, worker: Worker) -> Turns:
+        """The one of this worker."""
+        return worker.obtain(cls, lambda: cls(worker))
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            with self._worker.agent.blocked():
+                self._lock.acquire()
+
+    def __exit__(self, *_exception: object) -> None:
+        self._lock.release()

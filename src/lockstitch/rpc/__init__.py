@@ -1,0 +1,97 @@
+"""Calls to functions on other workers, and references to their results.
+
+    api.py               rpc_sync, rpc_async, remote, shutdown, get_worker_info: the face
+    lifecycle.py         init_rpc
+    startup.py           building a worker: it listens, finds the others, gets its services
+    leaving.py           ending a worker: together with the others, alone, or at once
+    meetings.py          when may all go: nothing is under way anywhere
+    gatherings.py        who has come to a meeting (no messages)
+    groups.py            gathering by calls: _all_gather, _barrier, _wait_all_workers
+    waiting.py           wait_all, which Ctrl-C can end
+    options.py           what init_rpc can be told
+    backend_registry.py  backends by name
+    functions.py         async_execution
+    profiling.py         calls as ranges of a profiler
+    constants.py         defaults
+
+For programs written for `torch.distributed.rpc`, under its names: agents.py (the agent as a view of a
+worker), compat.py (underscore names), internal.py (serialize and deserialize), rref_proxy.py, and
+_testing/ (the backend that loses and delays messages).
+"""
+
+from lockstitch.ids import WorkerInfo
+from lockstitch.rpc import (
+    api,
+    backend_registry,
+    constants,
+    functions,
+    internal,
+    options,
+    rref_proxy,
+)
+from lockstitch.rpc.agents import RpcAgent, TensorPipeAgent
+from lockstitch.rpc.api import (
+    _delete_all_user_and_unforked_owner_rrefs,
+    _get_current_rpc_agent,
+    _get_debug_info,
+    _is_current_rpc_agent_set,
+    _reset_current_rpc_agent,
+    _rref_context_get_debug_info,
+    _set_and_start_rpc_agent,
+    _set_rpc_timeout,
+    enable_gil_profiling,
+    get_rpc_timeout,
+    get_worker_info,
+    remote,
+    rpc_async,
+    rpc_sync,
+    shutdown,
+    wait_all,
+)
+from lockstitch.rpc.backend_registry import BackendType
+from lockstitch.rpc.compat import _is_tensorpipe_available, is_available
+from lockstitch.rpc.lifecycle import _init_rpc_backend, init_rpc
+from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from lockstitch.rref.rref import RRef
+from lockstitch.runtime.pending import Future
+
+PyRRef = RRef
+
+__all__ = [
+    "init_rpc",
+    "shutdown",
+    "rpc_sync",
+    "rpc_async",
+    "remote",
+    "RRef",
+    "PyRRef",
+    "Future",
+    "wait_all",
+    "get_worker_info",
+    "WorkerInfo",
+    "get_rpc_timeout",
+    "functions",
+    "BackendType",
+    "RpcBackendOptions",
+    "TensorPipeRpcBackendOptions",
+    "RpcAgent",
+    "TensorPipeAgent",
+    "is_available",
+    "enable_gil_profiling",
+    "api",
+    "backend_registry",
+    "constants",
+    "internal",
+    "options",
+    "rref_proxy",
+    "_delete_all_user_and_unforked_owner_rrefs",
+    "_get_current_rpc_agent",
+    "_get_debug_info",
+    "_init_rpc_backend",
+    "_is_current_rpc_agent_set",
+    "_is_tensorpipe_available",
+    "_reset_current_rpc_agent",
+    "_rref_context_get_debug_info",
+    "_set_and_start_rpc_agent",
+    "_set_rpc_timeout",
+]

@@ -1,0 +1,62 @@
+"""The agent as ported programs see it: a view of a worker under the incumbent's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lockstitch.rpc.meetings import Meetings
+
+if TYPE_CHECKING:
+    from lockstitch.ids import WorkerInfo
+    from lockstitch.runtime.worker import Worker
+
+
+class RpcAgent:
+    """What every backend's agent is."""
+
+
+@dataclass(frozen=True)
+class TensorPipeAgent(RpcAgent):
+    """A view of `worker`; two views of one worker are equal."""
+
+    worker: Worker
+
+    def get_worker_info(self, worker_name: str | int | None = None) -> WorkerInfo:
+        """Name and rank of this worker, or of the one with that name or rank."""
+        if worker_name is None:
+            return self.worker.info
+        return self.worker.agent.resolve(worker_name)
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        """Names and ranks of all workers."""
+        return list(self.worker.agent.members())
+
+    def get_debug_info(self) -> dict[str, str]:
+        """How many threads and calls there are, under the incumbent's keys."""
+        agent = self.worker.agent
+        return {
+            "agent.thread_pool_size": str(agent.options.num_threads),
+            "agent.num_threads": str(agent.crew.threads),
+            "agent.client_active_calls": str(agent.outstanding),
+            "agent.server_active_calls": str(len(agent.served)),
+            "agent.server_queued_calls": str(agent.crew.backlog),
+        }
+
+    def get_metrics(self) -> dict[str, str]:
+        """The same figures."""
+        return self.get_debug_info()
+
+    def join(self, shutdown: bool = False, timeout: float = 0) -> None:
+        """Returns when all workers of the group have called this and nothing is under way anywhere.
+        `timeout` in seconds, 0 for none."""
+        del shutdown
+        self.worker.service(Meetings).wait_until_all_rest(timeout or None)
+
+    def sync(self) -> None:
+        """As `join`."""
+        self.join()
+
+    def shutdown(self) -> None:
+        """Ends the worker, without waiting for the others."""
+        self.worker.close()

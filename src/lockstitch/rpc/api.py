@@ -1,0 +1,306 @@
+"""Calls to other workers, and the end of this one.
+
+Every function here looks up the worker that the calling code belongs to, and hands over to it.
+
+The underscore names are those that programs written for the incumbent reach for in its `api` module.
+They are defined elsewhere (`rpc.compat`, `rpc.groups`), but `shutdown` looks them up *here*, at call
+time, since here is where programs patch them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from torch.autograd.profiler import record_function
+
+from lockstitch.rpc import leaving
+from lockstitch.rpc.compat import (
+    _delete_all_user_and_unforked_owner_rrefs,
+    _get_current_rpc_agent,
+    _get_debug_info,
+    _is_current_rpc_agent_set,
+    _require_initialized,
+    _reset_current_rpc_agent,
+    _rref_context_get_debug_info,
+    _set_and_start_rpc_agent,
+    _set_rpc_timeout,
+    _thread_local_var,
+    _use_rpc_pickler,
+    _wait_all,
+    enable_gil_profiling,
+)
+from lockstitch.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from lockstitch.rpc.groups import (
+    _all_gather,
+    _barrier,
+    _broadcast_to_followers,
+    _gather_to_leader,
+    _wait_all_workers,
+)
+from lockstitch.rpc.internal import (
+    PythonUDF,
+    _internal_rpc_pickler,
+    run_pickled,
+    run_pickled_async,
+)
+from lockstitch.rpc.profiling import (
+    RPCExecMode,
+    function_name,
+    is_profiling,
+    profiling_key,
+    record_until_done,
+)
+from lockstitch.rpc.waiting import wait_all
+from lockstitch.rref.rref import RRef
+from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.worker import Worker, current_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch.futures import Future
+
+    from lockstitch.ids import WorkerInfo
+
+    Target = str | int | WorkerInfo
+    Function = Callable[..., Any]
+    Call = tuple[Function, tuple[Any, ...], dict[str, Any] | None]
+
+__all__ = [
+    "RRef",
+    "UNSET_RPC_TIMEOUT",
+    "_all_gather",
+    "_barrier",
+    "_broadcast_to_followers",
+    "_default_pickler",
+    "_delete_all_user_and_unforked_owner_rrefs",
+    "_gather_to_leader",
+    "_get_current_rpc_agent",
+    "_get_debug_info",
+    "_ignore_rref_leak",
+    "_is_current_rpc_agent_set",
+    "_require_initialized",
+    "_reset_current_rpc_agent",
+    "_rref_context_get_debug_info",
+    "_set_and_start_rpc_agent",
+    "_set_rpc_timeout",
+    "_thread_local_var",
+    "_to_worker_info",
+    "_use_rpc_pickler",
+    "_wait_all",
+    "_wait_all_workers",
+    "enable_gil_profiling",
+    "get_rpc_timeout",
+    "get_worker_info",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+    "wait_all",
+]
+
+T = TypeVar("T")
+
+_ignore_rref_leak = True
+"""Programs set this to False to have `shutdown` complain about values that others still refer to."""
+
+_default_pickler: Any = _internal_rpc_pickler
+"""What serializes calls while a program has put its own in force; see `_use_rpc_pickler`."""
+
+
+# ---------------------------------------------------------------- calls
+
+
+@overload
+def rpc_sync(  # type: ignore[overload-overlap]
+    to: Target,
+    func: Callable[..., Future[T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> T: ...
+@overload
+def rpc_sync(
+    to: Target,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> T: ...
+def rpc_sync(
+    to: Target,
+    func: Function,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Any:
+    """Runs `func(*args, **kwargs)` on worker `to` and returns its value.
+
+    `to`: a worker's name, rank or `WorkerInfo`; this worker too. `func`: anything callable that the
+    callee can import, or a closure, which is sent along. `timeout`: seconds for the whole call, 0 for
+    none, by default that of `get_rpc_timeout`; one given here also bounds calls nested in it.
+
+    Raises what `func` raised, as its own type; `RpcTimeoutError`; `PeerDiedError` when the callee is
+    gone; `SerializationError` when something cannot cross; `RpcError` for an unknown worker.
+    """
+    worker = current_worker()
+    callee = _callee(worker, to, func)
+    function, arguments, keywords = _prepare(func, args, kwargs)
+    if is_profiling():
+        with record_function(_key(RPCExecMode.SYNC, func, worker, callee)):
+            return worker.agent.call(callee.worker, function, arguments, keywords, timeout)
+    return worker.agent.call(callee.worker, function, arguments, keywords, timeout)
+
+
+@overload
+def rpc_async(  # type: ignore[overload-overlap]
+    to: Target,
+    func: Callable[..., Future[T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future[T]: ...
+@overload
+def rpc_async(
+    to: Target,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future[T]: ...
+def rpc_async(
+    to: Target,
+    func: Function,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future[Any]:
+    """Like `rpc_sync`, but returns a future of the value at once.
+
+    The future is a `torch.futures.Future` that can also be awaited (`await future`). Arguments that
+    cannot be sent raise here; everything else is raised by the future's `wait`.
+    """
+    worker = current_worker()
+    callee = _callee(worker, to, func)
+    function, arguments, keywords = _prepare(func, args, kwargs)
+
+    def call() -> Future[Any]:
+        return worker.agent.call_async(callee.worker, function, arguments, keywords, timeout)
+
+    if is_profiling():
+        key = _key(RPCExecMode.ASYNC, func, worker, callee)
+        future = record_until_done(key, call, lambda future: future)
+    else:
+        future = call()
+    if hasattr(_thread_local_var, "future_list"):
+        _thread_local_var.future_list.append(future)
+    return future
+
+
+@overload
+def remote(  # type: ignore[overload-overlap]
+    to: Target,
+    func: Callable[..., Future[T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[T]: ...
+@overload
+def remote(
+    to: Target,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[T]: ...
+def remote(
+    to: Target,
+    func: Function,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[Any]:
+    """Like `rpc_sync`, but leaves the value on worker `to` and returns a reference to it at once.
+
+    `timeout` bounds the making of the value. What goes wrong in it is raised where the reference is
+    used.
+    """
+    worker = current_worker()
+    callee = _callee(worker, to, func)
+    function, arguments, keywords = _prepare(func, args, kwargs)
+
+    def call() -> RRef[Any]:
+        references = worker.service(ReferenceService)
+        return references.create_remote(callee.worker, function, arguments, keywords, timeout)
+
+    if is_profiling():
+        key = _key(RPCExecMode.REMOTE, func, worker, callee)
+        return record_until_done(key, call, lambda reference: reference._get_future())
+    return call()
+
+
+def _callee(worker: Worker, to: Target, function: object) -> WorkerInfo:
+    if not callable(function):
+        raise TypeError("function should be callable.")
+    return worker.agent.resolve(to)
+
+
+def _prepare(
+    function: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> Call:
+    arguments, keywords = tuple(args or ()), dict(kwargs) if kwargs else None
+    if _default_pickler is _internal_rpc_pickler:
+        return function, arguments, keywords
+    run = run_pickled_async if hasattr(function, "_wrapped_async_rpc_function") else run_pickled
+    return run, _default_pickler.serialize(PythonUDF(function, arguments, keywords or {})), None
+
+
+def _key(mode: RPCExecMode, function: Function, caller: Worker, callee: WorkerInfo) -> str:
+    return profiling_key(mode, function_name(function), caller.name, callee.name)
+
+
+# ---------------------------------------------------------------- who and how long
+
+
+def get_worker_info(worker_name: Target | None = None) -> WorkerInfo:
+    """Name and rank of this worker, or of the one with that name or rank.
+
+    Raises `RpcError` ("could not find destination") for an unknown one.
+    """
+    worker = current_worker()
+    return worker.info if worker_name is None else worker.agent.resolve(worker_name)
+
+
+def _to_worker_info(to: Target) -> WorkerInfo:
+    return get_worker_info(to)
+
+
+def get_rpc_timeout() -> float:
+    """The default timeout of calls, in seconds; 0 means none."""
+    return current_worker().agent.default_timeout
+
+
+# ---------------------------------------------------------------- the end
+
+
+def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """Ends this worker; afterwards `init_rpc` may be called again.
+
+    `graceful`: in a static group, waits until all workers have called this and no call is under way
+    anywhere, also none that nobody waits for; then gives up all references. In a dynamic group it
+    waits for this worker's own work only. Otherwise it leaves at once. `timeout`: seconds for each
+    wait, 0 for none.
+
+    The worker is at an end in any case. Raises `RuntimeError` for what went wrong before: a timeout,
+    a worker that died, or, where `_ignore_rref_leak` is False, values that others still refer to.
+    """
+    worker = current_worker()
+    try:
+        if graceful and leaving.leaves_together(worker):
+            _wait_all_workers(timeout)
+            _delete_all_user_and_unforked_owner_rrefs()
+            leaving.part(worker, timeout)
+        elif graceful:
+            leaving.wait_for_own_work(worker, timeout)
+    finally:
+        leaving.finish(worker, ignore_leaks=not graceful or _ignore_rref_leak)

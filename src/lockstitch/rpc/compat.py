@@ -1,0 +1,148 @@
+"""Underscore names that ported programs and tools reach for, each in terms of a public operation.
+
+They are offered, not recommended: `lockstitch.rpc.api` shows them under the incumbent's paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from lockstitch import autograd
+from lockstitch.errors import NotInitializedError
+from lockstitch.rpc.agents import RpcAgent, TensorPipeAgent
+from lockstitch.rpc.waiting import wait_all
+from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.worker import PROCESS, current_worker, has_current_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import timedelta
+
+    from torch.futures import Future
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_is_tensorpipe_available = True
+
+
+def is_available() -> bool:
+    """True: there is nothing that could be missing."""
+    return True
+
+
+class _ThreadLocal(threading.local):
+    """`future_list` exists within `_wait_all` only."""
+
+    future_list: list[Future[Any]]
+
+
+_thread_local_var = _ThreadLocal()
+
+
+@contextlib.contextmanager
+def _wait_all() -> Iterator[None]:
+    """Waits, at its end, for every `rpc_async` made within on this thread; raises the first error."""
+    _thread_local_var.future_list = []
+    try:
+        yield
+    finally:
+        try:
+            wait_all(_thread_local_var.future_list)
+        finally:
+            del _thread_local_var.future_list
+
+
+def _require_initialized(function: Callable[P, T]) -> Callable[P, T]:
+    """Makes `function` raise `NotInitializedError` where there is no worker."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        current_worker()
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+# ---------------------------------------------------------------- the agent
+
+
+def _is_current_rpc_agent_set() -> bool:
+    return has_current_worker()
+
+
+def _get_current_rpc_agent() -> TensorPipeAgent:
+    """The current worker as an agent."""
+    return TensorPipeAgent(current_worker())
+
+
+def _set_and_start_rpc_agent(agent: RpcAgent) -> None:
+    """Makes the agent's worker the process's own."""
+    if PROCESS.worker is not None:
+        raise RuntimeError("RPC is already initialized")
+    if not isinstance(agent, TensorPipeAgent):
+        raise TypeError(f"{agent!r} has no worker of Lockstitch behind it")
+    PROCESS.worker = agent.worker
+
+
+def _reset_current_rpc_agent() -> None:
+    """Leaves the process without a worker; the worker itself lives on."""
+    PROCESS.worker = None
+
+
+def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:  # noqa: N803 - the incumbent's name
+    """Sets the default timeout of calls made from now on, in seconds; 0 for none."""
+    current_worker().agent.default_timeout = rpcTimeoutSeconds
+
+
+def enable_gil_profiling(flag: bool) -> None:
+    """Accepted from ported programs. There is no C++ agent here whose waits for the GIL it could
+    measure."""
+    del flag
+
+
+def _get_debug_info() -> dict[str, str]:
+    """All figures of this worker: references, calls, autograd."""
+    info = _rref_context_get_debug_info()
+    info.update(_get_current_rpc_agent().get_debug_info())
+    info.update(autograd._get_debug_info())
+    return info
+
+
+# ---------------------------------------------------------------- references
+
+
+def _rref_context_get_debug_info() -> dict[str, str]:
+    """How many values this worker owns for others, and what is still unconfirmed."""
+    return current_worker().service(ReferenceService).debug_info()
+
+
+def _delete_all_user_and_unforked_owner_rrefs(timeout: timedelta | None = None) -> None:
+    """Gives up all references that this worker uses; returns when their owners know, or when the time
+    (default 100 s) is over."""
+    seconds = 100.0 if timeout is None else timeout.total_seconds()
+    try:
+        worker = current_worker()
+    except NotInitializedError:
+        return
+    worker.service(ReferenceService).delete_all_users(seconds)
+
+
+# ---------------------------------------------------------------- picklers
+
+
+@contextlib.contextmanager
+def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
+    """Within, calls of this process are serialized by `rpc_pickler.serialize`; callees read them by
+    `internal.deserialize`."""
+    api = sys.modules["lockstitch.rpc.api"]
+    before = api._default_pickler
+    api._default_pickler = rpc_pickler
+    try:
+        yield
+    finally:
+        api._default_pickler = before

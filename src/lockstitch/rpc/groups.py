@@ -1,0 +1,113 @@
+"""What all workers of a set do together, by calls: gather, and wait for each other.
+
+Programs call these as `rpc.api._all_gather` and so on, and patch them there. Therefore the two
+functions that run on *other* workers travel under that module's name: what the callee's program put
+in their place is what runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lockstitch.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from lockstitch.rpc.meetings import Meetings
+from lockstitch.runtime.worker import current_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from lockstitch.ids import WorkerId
+    from lockstitch.runtime.worker import Worker
+
+T = TypeVar("T")
+
+
+def _all_gather(
+    obj: T, worker_names: Collection[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> dict[str, T]:
+    """Returns what each of the workers `worker_names` (default all) brought to this call, by name.
+
+    `timeout`: seconds for each phase; 0 for none; by default the calls take the default timeout, and
+    the leader waits for ever for all to come. Raises `RuntimeError`: a timeout, a dead worker, or an
+    error of a worker that was told the result.
+    """
+    worker = current_worker()
+    meetings = worker.service(Meetings)
+    members = meetings.members()
+    if worker_names:
+        members = {name: worker.agent.resolve(name).worker for name in worker_names}
+    meeting = meetings.gatherings.begin(members)
+    leader = min(members)
+    try:
+        gathering = meetings.gatherings.get(meeting)
+        contribution = (meeting, worker.name, obj, set(members))
+        if worker.name == leader:
+            _gather_to_leader(*contribution)
+        else:
+            worker.agent.call(members[leader], _gather_to_leader, contribution, None, timeout)
+        meetings.wait_for(gathering, timeout if timeout > 0 else None)
+        if worker.name == leader:
+            _broadcast(worker, members, meeting, gathering.objects, timeout)
+        return gathering.objects  # type: ignore[return-value]
+    finally:
+        meetings.gatherings.end(meeting)
+
+
+def _broadcast(
+    worker: Worker,
+    members: Mapping[str, WorkerId],
+    meeting: str,
+    objects: Mapping[str, Any],
+    timeout: float,
+) -> None:
+    agent = worker.agent
+    futures = {
+        name: agent.call_async(to, _broadcast_to_followers, (meeting, objects), None, timeout)
+        for name, to in members.items()
+        if name != worker.name
+    }
+    errors: dict[str, RuntimeError] = {}
+    for name, future in futures.items():
+        try:
+            future.wait()
+        except RuntimeError as error:
+            errors[name] = error
+    if errors:
+        seconds = agent.default_timeout if timeout < 0 else timeout
+        first = next(iter(errors.values()))
+        raise RuntimeError(
+            f"Followers {list(errors)} timed out in _all_gather after {seconds:.2f} seconds. "
+            f"The first exception is {first}"
+        ) from first
+
+
+def _gather_to_leader(
+    sequence_id: str, worker_name: str, obj: object, worker_names: Collection[str] | None = None
+) -> None:
+    """At the leader: a worker has come."""
+    del worker_names  # the leader knows whom it waits for
+    current_worker().service(Meetings).gatherings.bring(sequence_id, worker_name, obj)
+
+
+def _broadcast_to_followers(sequence_id: str, objects_map: Mapping[str, object]) -> None:
+    """At a follower: all have come."""
+    current_worker().service(Meetings).gatherings.announce(sequence_id, objects_map)
+
+
+for _function in (_gather_to_leader, _broadcast_to_followers):
+    _function.__module__ = "lockstitch.rpc.api"
+
+
+def _barrier(worker_names: Collection[str]) -> None:
+    """Returns when all these workers have called it. Raises `RuntimeError` as `_all_gather` does."""
+    _all_gather(None, worker_names)
+
+
+def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """Returns when all workers have called it and no call is under way anywhere, however long a
+    chain of calls that nobody waited for. May be called again.
+
+    `timeout` in seconds, 0 for none. Raises `RuntimeError` as `_all_gather` does.
+    """
+    current_worker().service(Meetings).wait_until_all_rest(timeout or None)
+    _all_gather(None, timeout=timeout)

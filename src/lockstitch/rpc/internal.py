@@ -1,0 +1,85 @@
+"""Names of the incumbent's `internal` module that programs and tools import.
+
+`serialize` and `deserialize` turn a value into bytes and a list of the tensors in it, and back, as
+it would cross the wire. Calls do not go this way unless a program puts a pickler of its own in force.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lockstitch.rpc.functions import async_execution
+from lockstitch.rpc.profiling import RPCExecMode, profiling_key
+from lockstitch.rref.rref import RRef
+from lockstitch.wire.messages import Payload
+from lockstitch.wire.pickling import PicklingRegistry, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.futures import Future
+
+    from lockstitch.wire.pickling import Item
+
+__all__ = [
+    "PythonUDF",
+    "RPCExecMode",
+    "_build_rpc_profiling_key",
+    "_internal_rpc_pickler",
+    "deserialize",
+    "serialize",
+]
+
+
+class PythonUDF(NamedTuple):
+    """A call before it is pickled."""
+
+    func: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any] | None
+
+
+class _InternalRPCPickler:
+    """Works with and without a current worker; references are forked by the worker they belong to."""
+
+    def __init__(self) -> None:
+        self._registry = PicklingRegistry()
+        self._registry.register(
+            RRef,
+            lambda reference, _session: (reference._serialize(),),
+            lambda _session, state: RRef._deserialize(state),
+        )
+
+    def serialize(self, obj: object) -> tuple[bytes, list[Item]]:
+        """`obj` as bytes, and the tensors (or large buffers) lifted out of it."""
+        payload, _ = pack(obj, self._registry)
+        return bytes([payload.encoding]) + bytes(payload.stream), list(payload.items)
+
+    def deserialize(self, binary_data: bytes, tensor_table: Sequence[Item]) -> Any:
+        """What was serialized."""
+        return unpack(Payload(binary_data[0], binary_data[1:], tensor_table), self._registry)
+
+
+_internal_rpc_pickler = _InternalRPCPickler()
+serialize = _internal_rpc_pickler.serialize
+deserialize = _internal_rpc_pickler.deserialize
+
+
+def _build_rpc_profiling_key(
+    exec_type: RPCExecMode, func_name: str, current_worker_name: str, dst_worker_name: str
+) -> str:
+    """What the range of a call is named in a profile."""
+    return profiling_key(exec_type, func_name, current_worker_name, dst_worker_name)
+
+
+def run_pickled(binary_data: bytes, tensor_table: Sequence[Item]) -> Any:
+    """On the callee: makes the call that a program's own pickler has serialized."""
+    function, args, kwargs = deserialize(binary_data, tensor_table)
+    return function(*args, **(kwargs or {}))
+
+
+@async_execution
+def run_pickled_async(binary_data: bytes, tensor_table: Sequence[Item]) -> Future[Any]:
+    """As `run_pickled`, for functions that return a future of their result."""
+    future: Future[Any] = run_pickled(binary_data, tensor_table)
+    return future

@@ -1,0 +1,46 @@
+"""The end of a worker's life: with the others, alone, or at once.
+
+    all together    nothing is under way any more ─► drop all references ─► all have ─► go
+    alone           my own work is done ─► go; the others see that my references are gone with me
+
+Whatever fails on the way, the last step is taken: after it no thread, socket or service is left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockstitch.rpc.meetings import Meetings
+from lockstitch.rpc.startup import Membership
+from lockstitch.rref.service import ReferenceService
+
+if TYPE_CHECKING:
+    from lockstitch.runtime.worker import Worker
+
+
+def leaves_together(worker: Worker) -> bool:
+    """Whether the worker belongs to a static group, which ends as one."""
+    return worker.service(Membership).is_static
+
+
+def wait_for_own_work(worker: Worker, timeout_seconds: float) -> None:
+    """Returns when the worker has nothing left to do; raises `RpcTimeoutError` (0: waits for ever)."""
+    worker.service(Meetings).wait_until_rest(timeout_seconds or None)
+
+
+def part(worker: Worker, timeout_seconds: float) -> None:
+    """Returns when all workers have dropped their references and may go."""
+    meetings = worker.service(Meetings)
+    worker.service(Membership).leave()
+    meetings.wait_until_all_rest(timeout_seconds or None)
+    meetings.let_others_go()
+
+
+def finish(worker: Worker, *, ignore_leaks: bool) -> None:
+    """Ends the worker. Raises `RRefError` if it still owns values that others may use, unless leaks
+    are ignored; the worker is at an end all the same."""
+    try:
+        if not ignore_leaks:
+            worker.service(ReferenceService).check_leaks()
+    finally:
+        worker.close()

@@ -1,0 +1,121 @@
+"""`init_rpc`: checks what it is given, finds the others, and gives the process its worker."""
+
+from __future__ import annotations
+
+import warnings
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from lockstitch.rendezvous import open_store
+from lockstitch.rpc import api
+from lockstitch.rpc.backend_registry import (
+    BackendType,
+    construct_rpc_backend_options,
+    infer_backend,
+    init_backend,
+)
+from lockstitch.rpc.options import RpcBackendOptions
+from lockstitch.rpc.startup import join_seconds
+
+if TYPE_CHECKING:
+    from lockstitch.rpc.agents import RpcAgent
+
+
+def init_rpc(
+    name: str,
+    backend: BackendType | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Makes this process a worker: from now on it calls others, and others call it.
+
+    `name`: unique in the group; letters, digits, `_`, `:` and `-`, shorter than 128. `rank`: unique,
+    from 0; with `env://` both rank and size may come from RANK and WORLD_SIZE. `world_size`: how many
+    ranks the group has; the call returns when all of them are there. None or 0 makes a dynamic group,
+    which ranks join and leave at any time. `backend`, `rpc_backend_options`: see
+    `TensorPipeRpcBackendOptions`; each is derived from the other where only one is given.
+
+    Raises `TypeError` for arguments of the wrong kind; `ValueError` where the rendezvous lacks rank or
+    address; `RuntimeError` when this process has a worker already, when a name or rank is taken, when
+    ranks do not come in time, and when static and dynamic members meet.
+    """
+    _check_types(backend, rpc_backend_options)
+    if api._is_current_rpc_agent_set():
+        raise RuntimeError("RPC is already initialized")
+    if backend is None and rpc_backend_options is not None:
+        backend = infer_backend(rpc_backend_options)
+        if backend is not BackendType.TENSORPIPE:
+            warnings.warn(
+                "RPC was initialized with no explicit backend but with options corresponding to "
+                f"{backend}, hence that backend will be used instead of the default "
+                f"{BackendType.TENSORPIPE}. To silence this warning pass `backend={backend}` "
+                "explicitly.",
+                stacklevel=2,
+            )
+    backend = backend or BackendType.TENSORPIPE
+    options = rpc_backend_options or construct_rpc_backend_options(backend)
+    store = open_store(options.init_method, rank, world_size, join_seconds(options))
+    _begin(backend, store, name, rank, world_size, options)
+
+
+def _init_rpc_backend(
+    backend: BackendType | None = None,
+    store: dist.Store | None = None,
+    name: str | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Like `init_rpc`, with a store that the program has opened."""
+    backend = backend or BackendType.TENSORPIPE
+    expected: list[tuple[object, Any]] = [
+        (backend, BackendType),
+        (store, dist.Store),
+        (name, str),
+        (rank, Integral),
+        (world_size, (Integral, type(None))),
+        (rpc_backend_options, RpcBackendOptions),
+    ]
+    for argument, kind in expected:
+        if not isinstance(argument, kind):
+            raise RuntimeError(
+                f"Argument {argument} must be of type {kind} but got type {type(argument)}"
+            )
+    assert store is not None
+    assert name is not None
+    assert rpc_backend_options is not None
+    if api._is_current_rpc_agent_set():
+        raise RuntimeError("RPC is already initialized")
+    seconds = join_seconds(rpc_backend_options)
+    store = open_store(store, rank, world_size, seconds)
+    _begin(backend, store, name, rank, world_size, rpc_backend_options)
+
+
+def _check_types(backend: object, options: object) -> None:
+    if backend is not None and not isinstance(backend, BackendType):
+        raise TypeError("Argument backend must be a member of BackendType")
+    if options is not None and not isinstance(options, RpcBackendOptions):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+
+
+def _begin(
+    backend: BackendType,
+    store: dist.Store,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    options: RpcBackendOptions,
+) -> None:
+    agent: RpcAgent = init_backend(
+        backend,
+        store=store,
+        name=name,
+        rank=rank,
+        world_size=world_size,
+        rpc_backend_options=options,
+    )
+    # Looked up in `api`: where a program brings its own backend, it may put its own starter there.
+    api._set_and_start_rpc_agent(agent)

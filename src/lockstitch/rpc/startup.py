@@ -1,0 +1,180 @@
+"""Builds a worker on the default backend: it listens, finds the others, and gets its services.
+
+    listen ─► publish the address, learn those of the others ─► plug in services ─► serve
+
+Peers may call before the last step: their connections wait until then in the listener's queue. The
+worker listens on a unix socket only. A worker runs what it is told to, and only there does the
+kernel prove that a caller is the same user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from lockstitch.autograd.service import AutogradService
+from lockstitch.observe.waits import WaitReports, WaitSignal
+from lockstitch.rendezvous import Roster, choose_address, host_identity, join
+from lockstitch.rpc.agents import TensorPipeAgent
+from lockstitch.rpc.backend_registry import register_backend
+from lockstitch.rpc.meetings import Meetings
+from lockstitch.rpc.options import TensorPipeRpcBackendOptions
+from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.agent import AgentOptions
+from lockstitch.runtime.worker import Worker
+from lockstitch.transport.unix import UnixTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.rpc.options import RpcBackendOptions
+    from lockstitch.runtime.agent import Agent, SendFilter
+    from lockstitch.transport.base import Connection, Transport
+
+_LEAST_JOIN_SECONDS = 60.0
+_ENDLESS_JOIN_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How a worker belongs to its group; a service of the worker.
+
+    A static group comes and goes as one; in a dynamic one everybody comes and goes alone.
+    """
+
+    is_static: bool
+    roster: Roster | None = None
+
+    def leave(self) -> None:
+        """Strikes the worker out of the store, if the store is still there."""
+        if self.roster is not None:
+            try:
+                self.roster.leave()
+            except RuntimeError:
+                # Whoever hosts the store may have gone first; then nobody asks it any more.
+                return
+
+
+class RosterDirectory:
+    """The agent's `Directory`: members from the roster, connections from the transport."""
+
+    def __init__(self, roster: Roster, transport: Transport) -> None:
+        self._roster = roster
+        self._transport = transport
+
+    def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
+        member = self._roster.find(key)
+        return None if member is None else member.info
+
+    def members(self) -> Sequence[WorkerInfo]:
+        return [member.info for member in self._roster.members()]
+
+    def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
+        member = self._roster.find(peer.worker)
+        if member is None:
+            raise ConnectionError(f"worker {peer.name!r} is not in the group any more")
+        address = choose_address(member.addresses, member.host == host_identity())
+        try:
+            return self._transport.connect(address, timeout_seconds)
+        except ConnectionError:
+            self._roster.forget(member)
+            raise
+
+
+def join_seconds(options: RpcBackendOptions) -> float:
+    """How long to wait for the others: as for a call, but a minute at least, since processes start
+    at their own pace."""
+    return max(options.rpc_timeout or _ENDLESS_JOIN_SECONDS, _LEAST_JOIN_SECONDS)
+
+
+def plug_services(worker: Worker, membership: Membership) -> None:
+    """Gives `worker` what the face needs: references, autograd, meetings, and an
+    answer to what it waits for."""
+    worker.plug(membership)
+    worker.plug(Meetings(worker))
+    worker.plug(ReferenceService(worker))
+    worker.plug(AutogradService(worker))
+    worker.plug(WaitReports(worker))
+
+
+def start_worker(
+    store: dist.Store,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    options: TensorPipeRpcBackendOptions,
+    mishaps: Callable[[Agent], SendFilter] | None = None,
+) -> Worker:
+    """Joins the group in `store` and returns the worker, which serves already.
+
+    `mishaps` makes what stands in the way of the messages that it sends. Raises what `rendezvous.join` raises: names that are taken or ill-formed, ranks that did not come.
+    """
+    check_devices(options)
+    transport = UnixTransport()
+    try:
+        listener = transport.listen()
+        try:
+            addresses = [listener.address]
+            roster = join(store, name, rank, world_size, addresses, join_seconds(options))
+        except BaseException:
+            listener.close()
+            raise
+    except BaseException:
+        transport.close()
+        raise
+    agent_options = AgentOptions(options.num_worker_threads, options.rpc_timeout)
+    if mishaps is not None:
+        agent_options = dataclasses.replace(agent_options, interned_functions=0)
+    directory = RosterDirectory(roster, transport)
+    worker = Worker(roster.me, directory, transport, options=agent_options)
+    if mishaps is not None:
+        worker.agent.send_filter = mishaps(worker.agent)
+    membership = Membership(is_static=bool(world_size), roster=roster)
+    plug_services(worker, membership)
+    worker.agent.on_close(membership.leave)
+    worker.agent.on_close(transport.close)
+    signal = WaitSignal(worker)
+    signal.install()
+    worker.agent.on_close(signal.remove)
+    worker.agent.accept_at(listener)
+    worker.start()
+    return worker
+
+
+def check_devices(options: TensorPipeRpcBackendOptions) -> None:
+    """Raises `NotImplementedError` where the options ask for CUDA."""
+    maps = [device for map_ in options.device_maps.values() for pair in map_.items() for device in pair]
+    for device in (*options.devices, *maps):
+        if device.type != "cpu":
+            raise NotImplementedError(
+                f"{device} in device maps or devices: tensors on accelerators cannot be sent yet; "
+                "move them to the CPU first"
+            )
+
+
+def _make_options(rpc_timeout: float, init_method: str, **kwargs: Any) -> RpcBackendOptions:
+    return TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **kwargs)
+
+
+def _init_backend(
+    store: dist.Store,
+    name: str,
+    rank: int,
+    world_size: int | None,
+    rpc_backend_options: RpcBackendOptions,
+) -> TensorPipeAgent:
+    if not isinstance(store, dist.Store):
+        raise TypeError(f"`store` must be a c10d::Store. {store}")
+    if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
+        raise TypeError(
+            "`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. "
+            f"{rpc_backend_options}"
+        )
+    return TensorPipeAgent(start_worker(store, name, rank, world_size, rpc_backend_options))
+
+
+register_backend("TENSORPIPE", _make_options, _init_backend)
