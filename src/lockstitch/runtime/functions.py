@@ -13,6 +13,8 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from lockstitch.errors import SerializationError
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ _NAMED_TYPES: Final = (
 
 def qualified_name(function: Callable[..., Any]) -> str | None:
     """The name `module:qualname` under which this very object can be found again, or None."""
+    if isinstance(function, torch.jit.ScriptFunction):
+        module, _, name = function.qualified_name.removeprefix("__torch__.").rpartition(".")
+        return f"{module}:{name}" if _find(module, name) is function else None
     if not isinstance(function, _NAMED_TYPES):
         return None
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
