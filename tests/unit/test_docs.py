@@ -1,4 +1,4 @@
-"""Every Python block in the README and in docs/ is a program that runs.
+"""Every Python block in the README and in docs/ is a program that runs; every link leads somewhere.
 
 A block is run as `python` would, or, below a line `<!-- workers: 2 -->`, as `lockstitch run -n 2`
 would. What is no whole program stands in a block of another kind (diff, text).
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
     r"(?:^<!-- workers: (?P<workers>\d+) -->\n\n?)?^```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -70,3 +70,9 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 def test_each_python_block_is_found() -> None:
     fences = sum(page.read_text().count("```python") for page in PAGES)
     assert len(snippets()) == fences
+
+
+def test_files_on_the_map_exist() -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text()))
+    files = [path for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py")]
+    assert {name for name in named if not any(path.match(name) for path in files)} == set()
