@@ -408,16 +408,17 @@ class Agent:
             raise remote_errors.from_payload(answer.body)
         return self.open(answer.body, answer.stitch, peer)
 
-    def complete_future(self, pending: Pending, answer: Message, peer: WorkerId) -> None:
-        """Completes a future: at once where that is cheap, else on the crew."""
+    def complete_future(
+        self, pending: Pending, answer: Message, peer: WorkerId, *, is_waiting: bool = False
+    ) -> None:
+        """Completes a future: at once where that is cheap, or where this very thread waits for it;
+        else on the crew."""
         future = pending.future
         assert future is not None
-        if (
-            isinstance(answer, Reply)
-            and answer.body.encoding != PICKLE
-            and answer.stitch is None
-            and not future.has_callbacks
-        ):
+        is_cheap = (
+            isinstance(answer, Reply) and answer.body.encoding != PICKLE and answer.stitch is None
+        )
+        if (is_cheap or is_waiting) and not future.has_callbacks:
             self._settle(pending, answer, peer)
         else:
             self.crew.spawn(lambda: self._settle(pending, answer, peer))
@@ -429,9 +430,9 @@ class Agent:
         try:
             value = self.result(pending, peer)
         except Exception as error:  # noqa: BLE001 - raised where the user waits
-            future.set_exception(error)
+            future.complete(None, error)
         else:
-            future.set_result(value)
+            future.complete(value, None)
         pending.finish(answer, None)
 
     def fail_pending(self, pending: Pending, error: BaseException) -> None:
@@ -442,7 +443,7 @@ class Agent:
         future = pending.future
 
         def fail() -> None:
-            future.set_exception(error)
+            future.complete(None, error)
             pending.finish(None, error)
 
         if future.has_callbacks and not self._closed:

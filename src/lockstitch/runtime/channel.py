@@ -9,6 +9,7 @@ A thread that waits here never runs anybody's function.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import deque
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 # A reader blocks for at most this long before it looks at its deadline: always the same number,
 # since changing a socket's timeout costs as much as sending a message.
 _READ_SECONDS = 1.0
+_NOT_BLOCKING = (False,)
 
 
 class Channel:
@@ -84,10 +86,10 @@ class Channel:
 
     def wait(self, pending: Pending) -> None:
         """Blocks until `pending` is done."""
-        lock = pending.prepare_to_sleep()
-        if not pending.done:
-            with self.agent.crew.blocked():
-                lock.acquire()
+        with pending.sleeping() as lock:
+            if not pending.done:
+                with self.agent.crew.blocked():
+                    lock.acquire()
 
     def arm_for_futures(self) -> None:
         """Sees to it that answers are read although no thread waits for them."""
@@ -96,17 +98,25 @@ class Channel:
         """Nobody wants this answer any more."""
         self._pending.pop(number, None)
 
-    def deliver(self, message: Message) -> None:
-        """Takes an answer to whoever waits for it; a late one is dropped."""
+    def deliver(self, message: Message, reader: Pending | None = None) -> None:
+        """Takes an answer to whoever waits for it; a late one is dropped. `reader` is what the
+        reading thread itself waits for. After an interrupt the same answer may be delivered again.
+        """
         if type(message) is not Reply and type(message) is not Failure:
             raise RemoteProtocolError(f"a {type(message).__name__} came where replies belong")
-        pending = self._pending.pop(message.request, None)
-        if pending is None or pending.done:
+        pending = self._pending.get(message.request)
+        if pending is None:
             return
-        if pending.future is None:
+        if pending.done:
+            pending.wake()
+        elif pending.future is None:
             pending.finish(message, None)
         else:
-            self.agent.complete_future(pending, message, self.peer.worker)
+            self.agent.complete_future(
+                pending, message, self.peer.worker, is_waiting=pending is reader
+            )
+        pending.delivered = True
+        self._pending.pop(message.request, None)
 
     def sweep(self, now: float) -> float | None:
         """Ends the requests whose time is over; returns the earliest deadline that remains."""
@@ -123,7 +133,7 @@ class Channel:
 
     def expire(self, number: int, pending: Pending) -> None:
         """The time of this request is over."""
-        if self._pending.pop(number, None) is not None:
+        if number in self._pending:
             milliseconds = round((pending.timeout or 0.0) * 1000)
             self.agent.fail_pending(
                 pending,
@@ -132,13 +142,15 @@ class Channel:
                     f"with an error: worker {self.peer.name!r} did not answer in time"
                 ),
             )
+            self._pending.pop(number, None)
 
     def fail_all(self, error: PeerDiedError) -> None:
         """The peer will answer nothing any more."""
         self.error = error
         while self._pending:
-            _, pending = self._pending.popitem()
-            self.agent.fail_pending(pending, error)
+            for number, pending in list(self._pending.items()):
+                self.agent.fail_pending(pending, error)
+                self._pending.pop(number, None)
 
     def close(self) -> None:
         """Ends it."""
@@ -183,27 +195,41 @@ class StreamChannel(Channel):
         reading, followers = self._reading, self._followers
         try:
             while not pending.done:
-                if reading.acquire(blocking=False):
-                    try:
-                        self._read_until(pending)
-                    finally:
-                        reading.release()
-                    continue
-                lock = pending.prepare_to_sleep()
-                followers.append(pending)
+                # In one call, so that no interrupt can come between taking and knowing of it.
+                held: list[bool] = []
                 try:
-                    if reading.locked() and not pending.done:
-                        lock.acquire()
+                    held.extend(map(reading.acquire, _NOT_BLOCKING))
+                    if held[0]:
+                        self._read_until(pending)
                 finally:
-                    followers.remove(pending)
+                    if True in held:
+                        reading.release()
+                if not held[0] or pending.delivered:
+                    self._follow(pending)
         finally:
             if followers or self._pending:
-                self._call_successor()
+                try:
+                    self._call_successor()
+                except BaseException:  # an interrupt: others must not sleep on for ever
+                    self._call_successor()
+                    raise
+
+    def _follow(self, pending: Pending) -> None:
+        """Sleeps until `pending` is done, or is called to read."""
+        followers = self._followers
+        with pending.sleeping() as lock:
+            try:
+                followers.append(pending)
+                if (self._reading.locked() or pending.delivered) and not pending.done:
+                    lock.acquire()
+            finally:
+                with contextlib.suppress(ValueError):
+                    followers.remove(pending)
 
     def _call_successor(self) -> None:
         """Sees to it that somebody reads, after the reading was given back."""
         for follower in tuple(self._followers):
-            if not follower.done:
+            if not follower.done and not follower.delivered:
                 follower.wake()
                 return
         self.arm_for_futures()
@@ -212,10 +238,16 @@ class StreamChannel(Channel):
         """Lets the crew's leader read, where nobody else does."""
         if self._pending and not self._armed and not self._reading.locked():
             self._armed = True
-            self.agent.crew.arm(self.connection)
+            try:
+                self.agent.crew.arm(self.connection)
+            except BaseException:
+                self._armed = False
+                raise
 
     def _read_until(self, pending: Pending) -> None:
         decoder = self.decoder
+        if decoder.is_torn:  # an interrupted reader left it so
+            decoder.absorb()
         if self._take(pending):
             return
         if not decoder.counts:
@@ -245,16 +277,18 @@ class StreamChannel(Channel):
                 raise ConnectionResetError("it closed the connection")
             decoder.absorb()
             return self._take(pending)
-        except (ConnectionError, RemoteProtocolError) as error:
+        except BlockingIOError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing can be read after it
             self._lost(error)
             return True
 
     def _take(self, pending: Pending) -> bool:
         messages = self.decoder.messages
         while messages:
-            self.deliver(messages[0])
+            self.deliver(messages[0], pending)
             messages.popleft()
-        return pending.done
+        return pending.done or pending.delivered
 
     def _expire(self, pending: Pending) -> None:
         for number, other in list(self._pending.items()):
@@ -262,14 +296,15 @@ class StreamChannel(Channel):
                 self.expire(number, pending)
 
     def _lost(self, cause: BaseException) -> PeerDiedError:
-        if self.error is None:
+        error = self.error
+        if error is None:
             error = PeerDiedError(self.peer.name, str(cause))
             error.__cause__ = cause
-            self.fail_all(error)
-            self.close()
-            self.agent.peers.lose(self.peer, error)
-        assert self.error is not None
-        return self.error
+        # All of it again if it was done before: an interrupt may have cut that short.
+        self.fail_all(error)
+        self.close()
+        self.agent.peers.lose(self.peer, error)
+        return error
 
     # ------------------------------------------------------------ as a source of the crew
 

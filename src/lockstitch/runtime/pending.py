@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from lockstitch.wire.messages import Message
 
@@ -29,10 +29,11 @@ class Pending:
     __slots__ = (
         "answer",
         "deadline",
+        "delivered",
         "done",
         "error",
         "future",
-        "lock",
+        "locks",
         "since",
         "timeout",
         "travels",
@@ -55,29 +56,36 @@ class Pending:
         self.what: object = None
         self.answer: Message | None = None
         self.error: BaseException | None = None
+        self.delivered = False
+        """The answer has been taken from the connection, and somebody decodes it."""
         self.done = False
-        self.lock: threading.Lock | None = None
+        self.locks: list[threading.Lock] = []
 
     def finish(self, answer: Message | None, error: BaseException | None) -> None:
-        """Completes it. Whoever waits is woken; what it then finds it decodes itself."""
+        """Completes it. Whoever waits is woken; what it then finds it decodes itself. Harmless when
+        repeated, as it is by whoever goes on after an interrupted reader."""
         self.answer = answer
         self.error = error
         self.done = True
         self.wake()
 
     def wake(self) -> None:
-        """Wakes the thread that waits, if one does."""
-        lock = self.lock
-        if lock is not None:
+        """Wakes the threads that wait."""
+        for lock in tuple(self.locks):
             with contextlib.suppress(RuntimeError):  # it is awake already
                 lock.release()
 
-    def prepare_to_sleep(self) -> threading.Lock:
+    @contextlib.contextmanager
+    def sleeping(self) -> Iterator[threading.Lock]:
         """A lock that `wake` releases. Look at `done` once more before sleeping on it."""
         lock = threading.Lock()
         lock.acquire()
-        self.lock = lock
-        return lock
+        try:
+            self.locks.append(lock)
+            yield lock
+        finally:
+            with contextlib.suppress(ValueError):  # an interrupt came before it was appended
+                self.locks.remove(lock)
 
 
 class Future(torch.futures.Future[T]):
@@ -91,6 +99,17 @@ class Future(torch.futures.Future[T]):
         super().__init__()
         self._wait: Callable[[], None] | None = None
         self.has_callbacks = False
+
+    def complete(self, value: T | None, error: BaseException | None) -> None:
+        """Sets the result, or the exception; if it is there already, the first one counts."""
+        try:
+            if error is not None:
+                self.set_exception(error)
+            else:
+                self.set_result(value)  # type: ignore[arg-type]
+        except RuntimeError:
+            if not self.done():
+                raise
 
     def wait_with(self, wait: Callable[[], None]) -> None:
         """Has `wait` block by calling `wait()`, which may read the answer itself."""

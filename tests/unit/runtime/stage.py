@@ -1,0 +1,186 @@
+"""One real worker, and peers that do only what the test says: they answer when it wants, in the
+order it wants, or never. Nothing here sleeps."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.clock import SYSTEM_CLOCK, Clock
+from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.runtime import remote_errors
+from lockstitch.runtime.agent import AgentOptions
+from lockstitch.runtime.worker import Worker
+from lockstitch.transport.memory import MemoryNetwork
+from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.messages import Call, Failure, Hello, Message, Payload, Reply, Welcome
+from lockstitch.wire.pickling import PICKLE, PicklingRegistry, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockstitch.transport.base import Connection
+    from lockstitch.transport.memory import MemoryTransport
+
+PATIENCE_SECONDS = 10.0
+
+
+class Background:
+    """A function running on a thread of its own."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(function, args), name=f"background-{function}", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        try:
+            self._result = function(*args)
+        except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
+            self._error = error
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def result(self, hint: str = "") -> Any:
+        self._thread.join(PATIENCE_SECONDS)
+        if self._thread.is_alive():
+            raise AssertionError(f"{self._thread.name} hangs {hint}")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def wait_until(condition: Callable[[], object], what: str = "") -> None:
+    """Looks again and again; only for what offers nothing to wait on."""
+    pause, turns = threading.Event(), int(PATIENCE_SECONDS / 0.001)
+    for _ in range(turns):
+        if condition():
+            return
+        pause.wait(0.001)
+    raise AssertionError(f"never came true: {what or condition}")
+
+
+class Peer:
+    """The far ends of what the worker connects to."""
+
+    def __init__(self, network: MemoryNetwork, info: WorkerInfo) -> None:
+        self.info = info
+        self._listener = network.transport(info.name).listen()
+        self._connection: Connection | None = None
+        self._is_connected = threading.Event()
+        self._decoder = FrameDecoder()
+
+    def connect(self, transport: MemoryTransport) -> Connection:
+        near = transport.connect(self._listener.address, 0)
+        self._connection = self._listener.accept()
+        self._is_connected.set()
+        self.send(Welcome("", self.info.name, self.info.worker))
+        return near
+
+    @property
+    def _far(self) -> Connection:
+        assert self._is_connected.wait(PATIENCE_SECONDS), "nobody connects"
+        assert self._connection is not None
+        return self._connection
+
+    def send(self, message: Message) -> None:
+        self._far.send(encode(message))
+
+    def receive(self) -> Message:
+        """The next message that the worker sent, greetings aside."""
+        decoder = self._decoder
+        while True:
+            while not decoder.messages:
+                self._far.receive_into(decoder.space(), decoder.counts, PATIENCE_SECONDS)
+                assert 0 not in decoder.counts, "the worker closed the connection"
+                decoder.absorb()
+            message = decoder.messages.popleft()
+            if type(message) is not Hello:
+                return message
+
+    def receive_call(self) -> Call:
+        message = self.receive()
+        assert isinstance(message, Call)
+        return message
+
+    def reply(self, call: Call, value: object) -> None:
+        self.send(Reply(call.request, None, pack(value, PicklingRegistry())[0]))
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        described = remote_errors.describe(error, self.info.name)
+        self.send(Failure(call.request, Payload(PICKLE, pickle.dumps(described, 5), ())))
+
+    def reply_until_stopped(self, value: object) -> None:
+        """Answers every call with `value`, that with the argument "stop" last."""
+        while True:
+            call = self.receive_call()
+            self.reply(call, value)
+            if "stop" in unpack(call.body, PicklingRegistry()):
+                return
+
+    def vanish(self) -> None:
+        """The connection ends."""
+        self._far.close()
+
+
+class Stage:
+    """A context manager: `worker` is real, `peers` are played by the test."""
+
+    def __init__(
+        self,
+        peers: int = 1,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        options: AgentOptions | None = None,
+    ) -> None:
+        # The network keeps real time, so that a peer may wait for what the worker sends.
+        self.network = MemoryNetwork()
+        self.transport = self.network.transport("worker")
+        self.peers = [
+            Peer(self.network, WorkerInfo(f"peer{rank}", rank)) for rank in range(1, peers + 1)
+        ]
+        info = WorkerInfo("worker", 0)
+        self.worker = Worker(info, self, self.transport, clock=clock, options=options)
+        self.agent = self.worker.agent
+
+    def __enter__(self) -> Stage:
+        self.worker.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        remaining = self.worker.close()
+        assert remaining == [], "threads that still run"
+
+    @property
+    def peer(self) -> Peer:
+        return self.peers[0]
+
+    def call(self, *args: Any, to: int = 1, timeout: float = 0) -> Any:
+        return self.agent.call(WorkerId(to, 0), echo, args, None, timeout)
+
+    def call_async(self, *args: Any, to: int = 1, timeout: float = 0) -> Any:
+        return self.agent.call_async(WorkerId(to, 0), echo, args, None, timeout)
+
+    # As the worker's directory:
+
+    def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
+        for info in self.members():
+            if key in (info.name, info.id) or key == info.worker:
+                return info
+        return None
+
+    def members(self) -> Sequence[WorkerInfo]:
+        return [WorkerInfo("worker", 0), *(peer.info for peer in self.peers)]
+
+    def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
+        return self.peers[peer.id - 1].connect(self.transport)
+
+
+def echo(*args: Any) -> Any:
+    return args
