@@ -273,24 +273,23 @@ class Crew:
 
     def _assign(self, task: Callable[[], None]) -> None:
         with self._lock:
-            thread = None
-            if self._idle:
-                place = self._idle.pop()
-            else:
-                place = _Place()
-                self._started += 1
-                thread = threading.Thread(
-                    target=self._work,
-                    args=(place,),
-                    name=f"{self._name}-{self._started}",
-                    daemon=True,
-                )
-                self._threads.add(thread)
+            if not self._idle:
+                self._start_thread(task)
+                return
+            place = self._idle.pop()
         place.task = task
-        if thread is None:
-            place.lock.release()
-        else:
-            thread.start()
+        place.lock.release()
+
+    def _start_thread(self, task: Callable[[], None]) -> None:
+        """Under the lock, so that `close` meets no thread that has not started yet."""
+        place = _Place()
+        place.task = task
+        self._started += 1
+        thread = threading.Thread(
+            target=self._work, args=(place,), name=f"{self._name}-{self._started}", daemon=True
+        )
+        self._threads.add(thread)
+        thread.start()
 
     def _work(self, place: _Place) -> None:
         self._enter()
