@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.errors import LockstitchError, RemoteProtocolError
+from lockstitch.errors import RemoteProtocolError
 from lockstitch.runtime.functions import BY_VALUE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
 from lockstitch.transport.spin import Spinner
@@ -86,6 +86,7 @@ class IncomingConnection(Requests):
         self._spinner = Spinner()
         self._send_lock = threading.Lock()
         self._greeted = False
+        agent.peers.note_incoming(self)
         self._closed = False
         agent.crew.watch(connection, self)
 
@@ -109,7 +110,7 @@ class IncomingConnection(Requests):
                     break
         except BlockingIOError:
             pass
-        except (ConnectionError, LockstitchError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing can be read after it
             self._lost(error)
             return
         self.agent.crew.arm(self.connection)

@@ -268,4 +268,5 @@ def _deferred(value: Any) -> Deferred:
 def _print_error(error: BaseException, worker: str) -> None:
     """Also the callee's operator should see it: nobody may be waiting for the answer."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    print(f"On worker {worker!r}:\n{text}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):  # whoever read stderr is gone
+        print(f"On worker {worker!r}:\n{text}", file=sys.stderr)

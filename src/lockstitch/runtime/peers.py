@@ -61,6 +61,7 @@ class Peers:
         self._directory = directory
         self._channels: dict[WorkerId, Channel] = {}
         self._callers: dict[WorkerId, IncomingConnection] = {}
+        self._incoming: set[IncomingConnection] = set()
         self._connecting = threading.Lock()
         self._lost: dict[WorkerId, PeerDiedError] = {}
         self._on_lost: list[Callable[[WorkerId, PeerDiedError], None]] = []
@@ -116,19 +117,18 @@ class Peers:
             raise PeerDiedError(lost.worker, lost.cause)
         try:
             connection = self._directory.connect(peer, _CONNECT_SECONDS)
-            decoder = self._greet(connection)
-        except (ConnectionError, TimeoutError, BlockingIOError) as error:
+        except (ConnectionError, TimeoutError) as error:
             raise self._unreachable(peer, f"it cannot be reached ({error})") from error
-        answer = decoder.messages.popleft()
-        if not isinstance(answer, Welcome):
-            raise RemoteProtocolError(f"{peer.name!r} answered a greeting with {answer!r}")
-        if answer.refusal:
-            raise RpcError(f"worker {peer.name!r} refused the connection: {answer.refusal}")
-        if answer.worker != peer.worker:
-            raise self._unreachable(peer, f"{answer.worker} has taken its place")
+        try:
+            decoder = self._greet(peer, connection)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, (ConnectionError, BlockingIOError)):
+                raise self._unreachable(peer, f"it cannot be reached ({error})") from error
+            raise
         return StreamChannel(self._agent, peer, connection, decoder)
 
-    def _greet(self, connection: Connection) -> FrameDecoder:
+    def _greet(self, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
         decoder = FrameDecoder(self._agent.limits)
         info = self._agent.info
         connection.send(encode(Hello(PROTOCOL, _PYTHON, _TORCH, info.name, info.worker)))
@@ -137,6 +137,13 @@ class Peers:
             if 0 in decoder.counts:
                 raise ConnectionResetError("it closed the connection before any greeting")
             decoder.absorb()
+        answer = decoder.messages.popleft()
+        if not isinstance(answer, Welcome):
+            raise RemoteProtocolError(f"{peer.name!r} answered a greeting with {answer!r}")
+        if answer.refusal:
+            raise RpcError(f"worker {peer.name!r} refused the connection: {answer.refusal}")
+        if answer.worker != peer.worker:
+            raise ConnectionRefusedError(f"{answer.worker} has taken its place")
         return decoder
 
     def _unreachable(self, peer: WorkerInfo, cause: str) -> PeerDiedError:
@@ -158,8 +165,12 @@ class Peers:
         me = self._agent.info
         return WorkerInfo(hello.name, *hello.worker), Welcome(refusal, me.name, me.worker)
 
+    def note_incoming(self, caller: IncomingConnection) -> None:
+        """Somebody has connected, who is still to say who it is."""
+        self._incoming.add(caller)
+
     def note_caller(self, caller: IncomingConnection) -> None:
-        """A peer has connected."""
+        """A peer that has connected is who it says."""
         self._callers[caller.peer.worker] = caller
 
     # ------------------------------------------------------------ losing them
@@ -167,10 +178,11 @@ class Peers:
     def caller_lost(self, caller: IncomingConnection, cause: BaseException) -> None:
         """The connection on which a peer called us has ended."""
         peer = caller.peer
+        self._incoming.discard(caller)
         if self._callers.get(peer.worker) is caller:
             del self._callers[peer.worker]
             self.lose(peer, PeerDiedError(peer.name, str(cause)))
-        elif isinstance(cause, LockstitchError):
+        if not isinstance(cause, ConnectionError):
             self._agent.report(cause)
 
     def lose(self, peer: WorkerInfo, error: PeerDiedError) -> None:
@@ -214,5 +226,5 @@ class Peers:
         for channel in self.channels():
             channel.fail_all(gone)
             channel.close()
-        for caller in list(self._callers.values()):
+        for caller in list(self._incoming):
             caller.close()

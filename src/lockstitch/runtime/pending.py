@@ -104,7 +104,7 @@ class Future(torch.futures.Future[T]):
         """Sets the result, or the exception; if it is there already, the first one counts."""
         try:
             if error is not None:
-                self.set_exception(error)
+                self.set_exception(error)  # type: ignore[arg-type]
             else:
                 self.set_result(value)  # type: ignore[arg-type]
         except RuntimeError:

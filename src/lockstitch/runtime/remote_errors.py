@@ -40,8 +40,11 @@ def describe(error: BaseException, worker: str) -> tuple[str, str, str, str, byt
             pickled = _dumps(error)
         except Exception:  # noqa: BLE001 - whatever a __reduce__ may raise: then it goes as text
             pickled = None
-    name = kind.__qualname__
-    return worker, name, str(error), text, pickled
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a __str__ that fails must not keep the caller waiting
+        message = "(its text cannot be shown)"
+    return worker, kind.__qualname__, message, text, pickled
 
 
 def _dumps(error: Exception) -> bytes:

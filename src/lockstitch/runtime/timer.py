@@ -34,10 +34,13 @@ class Timer:
 
     def call_later(self, seconds: float, task: Callable[[], None]) -> None:
         """Runs `task` on the timer's thread once `seconds` have passed."""
+        self.call_at(self._clock.now() + seconds, task)
+
+    def call_at(self, when: float, task: Callable[[], None]) -> None:
+        """Runs `task` on the timer's thread once the clock shows `when`."""
         with self._lock:
             if self._closed:
                 return
-            when = self._clock.now() + seconds
             heapq.heappush(self._heap, (when, next(self._order), task))
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -84,6 +87,7 @@ class Deadlines:
     """Calls `sweep(now)` when the earliest announced deadline has come; it returns the next."""
 
     def __init__(self, timer: Timer, clock: Clock, sweep: Callable[[float], float | None]) -> None:
+        self._lock = threading.Lock()
         self._timer = timer
         self._clock = clock
         self._sweep = sweep
@@ -92,14 +96,18 @@ class Deadlines:
     def announce(self, deadline: float) -> None:
         """There is something to be looked at when `deadline` (of the clock) comes."""
         if deadline < self._next:
-            self._next = deadline
-            self._timer.call_later(max(0.0, deadline - self._clock.now()), self._look)
+            with self._lock:
+                if deadline >= self._next:
+                    return
+                self._next = deadline
+            self._timer.call_at(deadline, self._look)
 
     def _look(self) -> None:
         now = self._clock.now()
-        if now < self._next:
-            return  # a later announcement will come; this one was overtaken by an earlier one
-        self._next = float("inf")
+        with self._lock:
+            if now < self._next:
+                return  # an earlier look, or one announced since, has taken this one's place
+            self._next = float("inf")
         following = self._sweep(now)
         if following is not None:
             self.announce(following)

@@ -284,22 +284,26 @@ CALLING = (*READING, "lockstitch.runtime.agent", "lockstitch.runtime.functions")
 
 
 @pytest.mark.parametrize("value", [1, {"pickled": 1}], ids=["plain", "pickled"])
-def test_interrupted_caller_leaves_a_channel_that_others_can_use(value: object) -> None:
-    """It is struck at any point; a follower is then still served, and so is the next call."""
+@pytest.mark.parametrize("is_follower", [True, False], ids=["follows", "reads"])
+def test_interrupted_caller_leaves_a_channel_that_others_can_use(
+    value: object, is_follower: bool
+) -> None:
+    """It is struck at any point; what others wait for still comes, and so does the next answer."""
 
     def attempt(number: int) -> Interrupter:
         with Stage() as stage:
             warm_up = Background(stage.call)
             stage.peer.reply(stage.peer.receive_call(), 0)
             warm_up.result()
-            other = Background(stage.call)
+            other = Background(stage.call if is_follower else stage.call_async)
             other_call = stage.peer.receive_call()
             replies = Background(stage.peer.reply_until_stopped, value)
             with interrupted(number, *CALLING) as striker:
                 assert stage.call("mine") == value
             assert Background(stage.call, "next").result(striker.where) == value
             stage.peer.reply(other_call, "still served")
-            assert other.result(striker.where) == "still served"
+            waiter = other if is_follower else Background(other.result().wait)
+            assert waiter.result(striker.where) == "still served"
             assert Background(stage.call, "stop").result(striker.where) == value
             replies.result()
             return striker
