@@ -101,7 +101,8 @@ class ReferenceService(Home):
     ) -> RRef[T]:
         """Has `to` run `function` and keep the value; see `rpc.remote`.
 
-        Raises whatever keeps the call from leaving, such as `PeerDiedError`.
+        Raises what keeps the arguments from being sent. A reference to a worker that is gone says
+        so when it is used.
         """
         if to == self.worker.id:
             value = OwnedValue(self._next_id())
@@ -313,5 +314,7 @@ def _error_of(future: torch.futures.Future[Any]) -> BaseException | None:
     try:
         future.value()
     except Exception as error:  # noqa: BLE001 - it is passed on as a value
-        return error
+        # The future keeps the error, so the error must not keep the future by this very frame: the
+        # garbage collector cannot see through a future.
+        return error.with_traceback(None)
     return None

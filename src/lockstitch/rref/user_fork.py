@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import OwnerDiedError, RRefError
-from lockstitch.rref.values import TIMED_OUT
+from lockstitch.rref.values import TIMED_OUT, copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,4 +106,4 @@ class UserFork:
                 f"{self.description} has been deleted. Cannot call {use} after deletion."
             )
         if trouble is not None:
-            raise trouble.with_traceback(None)
+            raise copy_of(trouble)

@@ -14,7 +14,6 @@ from lockstitch.errors import RpcTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from lockstitch.ids import GlobalId
 
@@ -22,6 +21,32 @@ TIMED_OUT = (
     "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node "
     "does not exist."
 )
+
+
+def copy_of(error: BaseException) -> BaseException:
+    """A copy to be raised in place of an error that is kept.
+
+    What is raised collects the frames that it passes, and so keeps alive whatever they hold, for
+    as long as it lives itself.
+    """
+    copy = _blank(error)
+    copy.args = error.args
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error.__cause__
+    copy.__context__ = error.__context__
+    copy.__suppress_context__ = error.__suppress_context__
+    return copy.with_traceback(error.__traceback__)
+
+
+def _blank(error: BaseException) -> BaseException:
+    """A new exception of the same type, whose `__init__`, which may take anything, did not run."""
+    cls = type(error)
+    for base in cls.__mro__:
+        try:
+            return base.__new__(cls, *error.args)
+        except TypeError:  # of several bases only one, and not always the first, can make it
+            continue
+    return error
 
 
 class OwnedValue:
@@ -32,7 +57,6 @@ class OwnedValue:
         "_error",
         "_forbidden",
         "_lock",
-        "_traceback",
         "_value",
         "_waiters",
         "is_done",
@@ -44,7 +68,6 @@ class OwnedValue:
         self.is_done = False
         self._value: Any = None
         self._error: BaseException | None = None
-        self._traceback: TracebackType | None = None
         self._forbidden: BaseException | None = None
         self._lock = threading.Lock()
         self._waiters: list[Callable[[], None]] = []
@@ -66,7 +89,6 @@ class OwnedValue:
                 return
             self._value = value
             self._error = error
-            self._traceback = error.__traceback__ if error is not None else None
             self.is_done = True
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -80,7 +102,7 @@ class OwnedValue:
     def check_usable(self) -> None:
         """Raises the error of `forbid`."""
         if self._forbidden is not None:
-            raise self._forbidden.with_traceback(None)
+            raise copy_of(self._forbidden)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Calls `callback()` once there is an outcome: at once, or in the thread that brings it."""
@@ -109,6 +131,5 @@ class OwnedValue:
                         f"{self} is not there yet"
                     )
         if self._error is not None:
-            # Raised again and again, it must not collect the traceback of each raise.
-            raise self._error.with_traceback(self._traceback)
+            raise copy_of(self._error)
         return self._value

@@ -60,9 +60,7 @@ def test_a_fetch_that_waits_for_its_value_holds_no_thread(cluster):
     rref = remote(cluster[1], wait_at_gate, 7)
     owner = cluster[1].agent
     running = owner.crew.running
-    fetches = [
-        cluster[0].agent.call_async(cluster[2].id, value_of, (rref,)) for _ in range(20)
-    ]
+    fetches = [cluster[0].agent.call_async(cluster[2].id, value_of, (rref,)) for _ in range(20)]
     assert eventually(lambda: len(owner.served) == 21)
     assert owner.crew.running <= running + 1
     Gate.open()

@@ -1,0 +1,151 @@
+"""Methods of a value, called through its reference in three ways."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstitch.errors import RpcTimeoutError
+from lockstitch.rref.rref import RRef
+from lockstitch.testing.cluster import LocalCluster
+from tests.cluster.rref.programs import Counter, Gate, remote, wait_at_gate
+
+
+@pytest.fixture
+def cluster():
+    with LocalCluster(3) as cluster, cluster[0].active():
+        yield cluster
+        Gate.open()
+
+
+def call(rref, way, name, *args, timeout=-1.0):
+    """The result of a method, whichever way it is called."""
+    result = getattr(getattr(rref, way)(timeout), name)(*args)
+    if way == "rpc_async":
+        return result.wait()
+    return result.to_here() if way == "remote" else result
+
+
+WAYS = pytest.mark.parametrize("way", ["rpc_sync", "rpc_async", "remote"])
+OWNERS = pytest.mark.parametrize("owner", [0, 1], ids=["oneself", "another"])
+
+
+@WAYS
+@OWNERS
+def test_methods_run_on_the_value_itself(cluster, way, owner):
+    rref = remote(cluster[owner], Counter, 7)
+    assert call(rref, way, "add", 3) == 10
+    assert call(rref, way, "get") == 10
+    assert call(rref, way, "double", 4) == 8
+    assert call(rref, way, "name") == "Counter"
+
+
+@WAYS
+def test_methods_of_a_value_that_a_program_owns(cluster, way):
+    assert call(RRef(Counter(1)), way, "add", 1) == 2
+
+
+@WAYS
+def test_async_execution_methods_give_what_their_future_holds(cluster, way):
+    rref = remote(cluster[1], Counter, 7)
+    assert call(rref, way, "later", 1) == 8
+
+
+@WAYS
+def test_async_execution_methods_must_return_a_future(cluster, way):
+    rref = remote(cluster[1], Counter, 7)
+    with pytest.raises(RuntimeError, match="must return a torch.futures.Future object,"):
+        call(rref, way, "never_later")
+
+
+@WAYS
+def test_exceptions_keep_their_type(cluster, way):
+    rref = remote(cluster[1], Counter, 7)
+    with pytest.raises(LookupError, match="no luck"):
+        call(rref, way, "fail")
+
+
+def test_a_missing_name_is_an_attribute_error_where_each_way_tells_it(cluster):
+    rref = remote(cluster[1], Counter, 7)
+    with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+        rref.rpc_sync().missing()
+    future = rref.rpc_async().missing()
+    with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+        future.wait()
+    with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+        rref.remote().missing()
+
+
+def test_attributes_of_the_instance_alone_are_no_methods(cluster):
+    rref = remote(cluster[1], Counter, 7)
+    with pytest.raises(AttributeError, match="has no attribute 'value'"):
+        rref.rpc_sync().value()
+
+
+def test_a_proxy_can_be_used_again(cluster):
+    proxy = remote(cluster[1], torch.ones, 2).rpc_sync()
+    torch.testing.assert_close(proxy.add(1), torch.full((2,), 2.0))
+    assert proxy.size() == torch.Size([2])
+    assert proxy.add(1, alpha=3).tolist() == [4, 4]
+
+
+@WAYS
+def test_the_timeout_covers_the_making_of_the_value(cluster, way):
+    Gate.close()
+    slow = remote(cluster[1], wait_at_gate, Counter(7))
+    with pytest.raises(RpcTimeoutError, match="RPC ran for more than"):
+        call(slow, way, "get", timeout=0.05)
+    Gate.open()
+    assert call(slow, way, "get") == 7
+
+
+def test_the_timeout_covers_the_method(cluster):
+    rref = remote(cluster[1], Counter, 7)
+    rref.to_here()
+    Gate.close()
+    with pytest.raises(RpcTimeoutError, match="RPC ran for more than"):
+        rref.rpc_sync(0.05).slowly()
+    with pytest.raises(RpcTimeoutError, match="RPC ran for more than"):
+        rref.rpc_async(0.05).slowly().wait()
+    with pytest.raises(RpcTimeoutError, match="RPC ran for more than"):
+        rref.remote(0.05).slowly()._get_future().wait()
+
+
+# ---------------------------------------------------------------- the type of the value
+
+
+@OWNERS
+def test_the_type_is_asked_once(cluster, owner):
+    rref = remote(cluster[owner], Counter, 7)
+    first = rref._get_type(blocking=False)
+    assert first.wait() is Counter
+    assert rref._get_type(blocking=False) is first
+    assert rref._get_type() is Counter
+
+
+def test_a_type_that_could_not_be_had_is_asked_again(cluster):
+    Gate.close()
+    rref = remote(cluster[1], wait_at_gate, 7)
+    with pytest.raises(RpcTimeoutError):
+        rref._get_type(0.05)
+    Gate.open()
+    assert rref._get_type() is int
+
+
+def test_asking_for_the_type_holds_no_thread_of_the_owner(cluster):
+    Gate.close()
+    rref = remote(cluster[1], wait_at_gate, 7)
+    with cluster[1].active():
+        mine = remote(cluster[1], wait_at_gate, 7)
+    futures = [rref._get_type(blocking=False), mine._get_type(blocking=False)]
+    assert not any(future.done() for future in futures)
+    Gate.open()
+    assert [future.wait() for future in futures] == [int, int]
+
+
+def test_the_first_question_for_the_type_shows_in_a_profile(cluster):
+    rref = remote(cluster[1], Counter, 7)
+    with torch.autograd.profiler.profile() as profile:
+        rref._get_type()
+    names = [event.name for event in profile.function_events]
+    assert "rpc_async#_rref_typeof_on_owner(worker0 -> worker1)" in names
