@@ -6,6 +6,7 @@
     │   ├── RpcTimeoutError           … in time                        (also TimeoutError)
     │   ├── PeerDiedError             … because a worker is gone       (also ConnectionError)
     │   ├── SerializationError        … because something cannot cross the wire
+    │   ├── OperatorArgumentsError    … because no operator of torch takes these (also TypeError)
     │   └── RemoteError               the callee raised what cannot be rebuilt here
     ├── RRefError                     a remote reference was misused
     │   └── OwnerDiedError            … its owner is gone              (also ConnectionError)
@@ -52,6 +53,10 @@ class PeerDiedError(RpcError, ConnectionError):
 
 class SerializationError(RpcError):
     """An argument, a result or a function cannot cross the wire."""
+
+
+class OperatorArgumentsError(RpcError, TypeError):
+    """An operator of torch was called with arguments that none of its schemas takes."""
 
 
 class RemoteError(RpcError):

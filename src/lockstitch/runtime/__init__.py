@@ -7,6 +7,7 @@ incoming.py       the connection that a peer calls us on: requests in, replies o
 crew.py           the threads: one leads (reads), the others run user functions
 invocation.py     one request being served
 functions.py      how functions are named on the wire
+operators.py      what torch says of arguments that an operator does not take
 pending.py        calls that wait for their answer; Future
 timer.py          deadlines and delayed work
 remote_errors.py  exceptions on their way back to the caller

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from lockstitch.errors import LockstitchError
-from lockstitch.runtime import remote_errors
+from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
 from lockstitch.wire.messages import Failure, Payload, Reply
 from lockstitch.wire.pickling import PICKLE, UnpickleSession
@@ -166,10 +166,11 @@ class Invocation:
                 value = function(*args, **kwargs)
                 if hasattr(function, "_wrapped_async_rpc_function"):
                     value = _deferred(value)
+        except TypeError as error:
+            self._raised(then, operators.explain(function, args, kwargs, error))
+            return
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
-            if not isinstance(error, LockstitchError):
-                _print_error(error, self.agent.info.name)
-            self._conclude(then, None, error)
+            self._raised(then, error)
             return
         self.thread = None
         if type(value) is Deferred:
@@ -177,6 +178,13 @@ class Invocation:
             value.future.add_done_callback(lambda future: self._settle(future, then))
         else:
             self._conclude(then, value, None)
+
+    def _raised(
+        self, then: Callable[[Any, BaseException | None], None], error: BaseException
+    ) -> None:
+        if not isinstance(error, LockstitchError):
+            _print_error(error, self.agent.info.name)
+        self._conclude(then, None, error)
 
     def _settle(
         self,

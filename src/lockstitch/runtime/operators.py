@@ -1,0 +1,35 @@
+"""What torch's registry of operators has to say of arguments that an operator does not take.
+
+Called from Python, an operator answers unfit arguments with a `TypeError` of its own wording. The
+incumbent asks the registry instead, and programs know those words; here both are told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lockstitch.errors import OperatorArgumentsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def explain(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], error: TypeError
+) -> TypeError:
+    """The error to raise instead of `error`, which `function(*args, **kwargs)` has raised: another
+    one if `function` is an operator and no schema of it takes the arguments."""
+    name = torch.jit._builtins._find_builtin(function)  # type: ignore[no-untyped-call]
+    if name is None:
+        return error
+    try:
+        operator, _ = torch._C._jit_get_operation(name)
+        operator(*args, **kwargs)
+    except RuntimeError as explanation:
+        if "failed to match any schema" in str(explanation):
+            explained = OperatorArgumentsError(f"{explanation}\n{error}")
+            explained.__cause__ = error
+            return explained
+    return error
