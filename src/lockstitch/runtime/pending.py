@@ -88,6 +88,12 @@ class Pending:
                 self.locks.remove(lock)
 
 
+def _unwrap(result: Any) -> Any:
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
 class Future(torch.futures.Future[T]):
     """The result of an asynchronous call: a `torch.futures.Future` that can also be awaited, and
     whose `wait` ends at Ctrl-C.
@@ -102,11 +108,13 @@ class Future(torch.futures.Future[T]):
 
     def complete(self, value: T | None, error: BaseException | None) -> None:
         """Sets the result, or the exception; if it is there already, the first one counts."""
+        if self.done():
+            return
+        if error is not None:
+            # Not set_exception: a completed future would not survive that somebody tries it.
+            super()._set_unwrap_func(_unwrap)
         try:
-            if error is not None:
-                self.set_exception(error)  # type: ignore[arg-type]
-            else:
-                self.set_result(value)  # type: ignore[arg-type]
+            self.set_result(value if error is None else error)  # type: ignore[arg-type]
         except RuntimeError:
             if not self.done():
                 raise

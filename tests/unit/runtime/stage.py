@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime import remote_errors
-from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import Worker
 from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.wire.frames import FrameDecoder, encode
@@ -20,6 +19,7 @@ from lockstitch.wire.pickling import PICKLE, PicklingRegistry, pack, unpack
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lockstitch.runtime.agent import AgentOptions
     from lockstitch.transport.base import Connection
     from lockstitch.transport.memory import MemoryTransport
 

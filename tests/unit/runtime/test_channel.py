@@ -1,4 +1,4 @@
-"""Answers find whoever waits for them: the reader, its followers, or the crew on behalf of futures."""
+"""Answers find whoever waits for them: the reader, its followers, or the crew for futures."""
 
 from __future__ import annotations
 

@@ -1,0 +1,170 @@
+"""Functions are named if they can be found again by their name, and travel by value if not."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from typing import Any
+
+import pytest
+import torch
+
+from lockstitch.errors import SerializationError
+from lockstitch.runtime.functions import (
+    BY_VALUE,
+    KnownFunction,
+    OutgoingFunctions,
+    qualified_name,
+    resolve,
+)
+
+
+def plain() -> None: ...
+
+
+def decorated_by(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+@decorated_by
+def decorated() -> None: ...
+
+
+class Holder:
+    def method(self) -> None: ...
+
+    @staticmethod
+    def static() -> None: ...
+
+    @classmethod
+    def of_class(cls) -> None: ...
+
+    class Inner:
+        @staticmethod
+        def static() -> None: ...
+
+
+NOT_A_FUNCTION = 3
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        plain,
+        decorated,
+        Holder,
+        Holder.Inner,
+        Holder.static,
+        Holder.Inner.static,
+        Holder.method,
+        min,
+        math.sin,
+        operator.add,
+        torch.add,
+        torch.zeros,
+        torch.nn.functional.relu,
+        torch.nn.functional.linear,
+        torch.nn.Linear,
+        dict,
+    ],
+    ids=str,
+)
+def test_name_leads_back_to_the_very_function(function: Any) -> None:
+    name = qualified_name(function)
+    assert name is not None
+    assert resolve(name) is function
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: None,
+        Holder().method,
+        Holder.of_class,
+        functools.partial(plain),
+        torch.nn.Linear(1, 1),
+        [].append,
+        "text".upper,
+    ],
+    ids=str,
+)
+def test_what_no_module_holds_has_no_name(function: Any) -> None:
+    assert qualified_name(function) is None
+    assert OutgoingFunctions(10).define(function) == (BY_VALUE, None)
+
+
+def test_local_function_and_replaced_function_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def local() -> None: ...
+
+    assert qualified_name(local) is None
+    original = plain
+    monkeypatch.setattr(f"{__name__}.plain", local)
+    assert qualified_name(original) is None
+
+
+def test_function_without_a_usable_module_or_name() -> None:
+    def odd() -> None: ...
+
+    odd.__module__ = None  # type: ignore[assignment]
+    assert qualified_name(odd) is None
+    odd.__module__, odd.__qualname__ = "no.such.module", "odd"
+    assert qualified_name(odd) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no.such.module:f", "ModuleNotFoundError"),
+        (f"{__name__}:absent", "AttributeError"),
+        (f"{__name__}:Holder.absent", "AttributeError"),
+        (f"{__name__}:NOT_A_FUNCTION", "is no function"),
+    ],
+)
+def test_name_that_leads_nowhere(name: str, reason: str) -> None:
+    with pytest.raises(SerializationError, match=reason):
+        resolve(name)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_definition_goes_along_until_it_was_sent() -> None:
+    functions = OutgoingFunctions(10)
+    number, definition = functions.define(plain)
+    assert definition == f"{__name__}:plain".encode()
+    assert functions.define(plain) == (number, definition)
+    functions.mark_sent(plain, number)
+    assert functions.define(plain) == (number, None)
+    other, _ = functions.define(min)
+    assert other not in (number, BY_VALUE)
+
+
+def test_beyond_the_limit_every_call_spells_its_function_out() -> None:
+    functions = OutgoingFunctions(1)
+    functions.mark_sent(plain, functions.define(plain)[0])
+    for _ in range(2):
+        number, definition = functions.define(min)
+        assert definition == b"builtins:min"
+        functions.mark_sent(min, number)
+    assert len(functions.sent) == 1
+
+
+def test_callable_that_cannot_be_hashed_goes_by_value() -> None:
+    class Unhashable:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self) -> None: ...
+
+    assert OutgoingFunctions(10).define(Unhashable()) == (BY_VALUE, None)
+
+
+def test_known_function_is_resolved_once() -> None:
+    known = KnownFunction(f"{__name__}:plain")
+    assert known.resolved() is plain
+    known.qualified = "no.such:thing"
+    assert known.resolved() is plain
