@@ -5,6 +5,7 @@ The class names are the incumbent's, since programs construct them; the road is 
 
 from __future__ import annotations
 
+import os
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
@@ -60,11 +61,19 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     ours becomes which of its. `devices`: CUDA devices that tensors are received on; by default
     those named in maps. `_transports` and `_channels` are accepted from ported programs and
     ignored: the road chooses by itself.
+
+    Beyond the original: `address`, the host name or interface at which workers of *other hosts*
+    reach this one over TCP; without it a worker listens on a unix socket only, where the kernel
+    proves who calls. Nothing proves that on TCP yet, and a worker runs whatever a caller asks for,
+    so it takes `insecure=True` as well: for networks where everybody is trusted. The environment
+    variables LOCKSTITCH_ADDRESS and LOCKSTITCH_INSECURE (1) are the defaults of both.
     """
 
     num_worker_threads: int
     device_maps: dict[str, dict[torch.device, torch.device]]
     devices: list[torch.device]
+    address: str | None
+    insecure: bool
 
     def __init__(
         self,
@@ -76,12 +85,18 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         devices: Sequence[Device] | None = None,
         _transports: Sequence[str] | None = None,
         _channels: Sequence[str] | None = None,
+        address: str | None = None,
+        insecure: bool | None = None,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
         self._check("num_worker_threads", num_worker_threads, Integral)
         self.num_worker_threads = num_worker_threads
         self.device_maps = {to: _to_device_map(map_) for to, map_ in (device_maps or {}).items()}
         self.devices = _to_cuda_devices(devices or ())
+        self.address = os.environ.get("LOCKSTITCH_ADDRESS") if address is None else address
+        self.insecure = (
+            os.environ.get("LOCKSTITCH_INSECURE") == "1" if insecure is None else insecure
+        )
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:
         """Adds to the device map for the callee named `to`. Raises `ValueError` unless the whole
@@ -125,7 +140,6 @@ def _to_cuda_devices(devices: Iterable[Device]) -> list[torch.device]:
     for device in result:
         if device.type != "cuda":
             raise ValueError(
-                "`set_devices` expect a list of CUDA devices, "
-                f"but got device type {device.type}."
+                f"`set_devices` expect a list of CUDA devices, but got device type {device.type}."
             )
     return result

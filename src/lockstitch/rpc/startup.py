@@ -2,9 +2,9 @@
 
     listen ─► publish the address, learn those of the others ─► plug in services ─► serve
 
-Peers may call before the last step: their connections wait until then in the listener's queue. The
-worker listens on a unix socket only. A worker runs what it is told to, and only there does the
-kernel prove that a caller is the same user.
+Peers may call before the last step: their connections wait until then in the listener's queue. By
+default the worker listens on a unix socket only: it runs what it is told to, and only there does
+the kernel prove that a caller is the same user.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from lockstitch.rpc.options import TensorPipeRpcBackendOptions
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import Worker
+from lockstitch.transport.several import SeveralTransports
+from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.unix import UnixTransport
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.rpc.options import RpcBackendOptions
     from lockstitch.runtime.agent import Agent, SendFilter
-    from lockstitch.transport.base import Connection, Transport
+    from lockstitch.transport.base import Connection, Listener, Transport
 
 _LEAST_JOIN_SECONDS = 60.0
 _ENDLESS_JOIN_SECONDS = 24 * 3600.0
@@ -114,16 +116,15 @@ def start_worker(
     `mishaps` makes what stands in the way of the messages that it sends. Raises what `rendezvous.join` raises: names that are taken or ill-formed, ranks that did not come.
     """
     check_devices(options)
-    transport = UnixTransport()
+    transport = make_transport(options)
+    listeners: list[Listener] = []
     try:
-        listener = transport.listen()
-        try:
-            addresses = [listener.address]
-            roster = join(store, name, rank, world_size, addresses, join_seconds(options))
-        except BaseException:
-            listener.close()
-            raise
+        listeners = transport.listen_on_each()
+        addresses = [listener.address for listener in listeners]
+        roster = join(store, name, rank, world_size, addresses, join_seconds(options))
     except BaseException:
+        for listener in listeners:
+            listener.close()
         transport.close()
         raise
     agent_options = AgentOptions(options.num_worker_threads, options.rpc_timeout)
@@ -140,14 +141,35 @@ def start_worker(
     signal = WaitSignal(worker)
     signal.install()
     worker.agent.on_close(signal.remove)
-    worker.agent.accept_at(listener)
+    for listener in listeners:
+        worker.agent.accept_at(listener)
     worker.start()
     return worker
 
 
+def make_transport(options: TensorPipeRpcBackendOptions) -> SeveralTransports:
+    """Unix sockets, and TCP where the options give an address for other hosts.
+
+    Raises `ValueError` for an address where nothing says that callers may go unproved.
+    """
+    transports: dict[str, Transport] = {"unix": UnixTransport()}
+    if options.address is not None:
+        if not options.insecure:
+            raise ValueError(
+                f"address {options.address!r} asks to listen over TCP, where nothing proves who "
+                "calls, and a worker runs whatever a caller asks for. If everybody who can reach "
+                "that address is trusted, say so with insecure=True or LOCKSTITCH_INSECURE=1; "
+                "else leave the address out, and workers of one host use unix sockets."
+            )
+        transports["tcp"] = TcpTransport(options.address)
+    return SeveralTransports(transports)
+
+
 def check_devices(options: TensorPipeRpcBackendOptions) -> None:
     """Raises `NotImplementedError` where the options ask for CUDA."""
-    maps = [device for map_ in options.device_maps.values() for pair in map_.items() for device in pair]
+    maps = [
+        device for map_ in options.device_maps.values() for pair in map_.items() for device in pair
+    ]
     for device in (*options.devices, *maps):
         if device.type != "cpu":
             raise NotImplementedError(
@@ -171,8 +193,7 @@ def _init_backend(
         raise TypeError(f"`store` must be a c10d::Store. {store}")
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError(
-            "`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. "
-            f"{rpc_backend_options}"
+            f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options}"
         )
     return TensorPipeAgent(start_worker(store, name, rank, world_size, rpc_backend_options))
 

@@ -1,12 +1,22 @@
-"""Waiting for several futures at once, in a way that Ctrl-C can end.
+"""Waiting for several futures at once: Ctrl-C ends it, and so does the first that fails.
 
-`torch.futures.wait_all` holds an interrupt back until all have completed.
+`torch.futures.wait_all` promises to end at the first failure. It can keep that only for futures that
+are completed in C++, whose exceptions lose their type; for all others, ours too, it waits for the
+last one, and holds Ctrl-C back until then. Programs rely on its word, so `keep_word_of_torch` has it
+hand over to ours where a future of ours is among those waited for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from lockstitch.runtime.pending import Future as OurFuture
+from lockstitch.runtime.worker import current_worker, has_current_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,10 +32,11 @@ class _Countdown:
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
         self._count = count
-        self.failed: Future[object] | None = None
+        self.failed: Future[Any] | None = None
         self.over = threading.Event()
 
-    def note(self, future: Future[object]) -> None:
+    def note(self, future: Future[Any]) -> None:
+        """A future has completed; called by whoever has completed it."""
         try:
             future.value()
             failed = False
@@ -49,8 +60,28 @@ def wait_all(futures: Iterable[Future[T]]) -> list[T]:
     if waited:
         countdown = _Countdown(len(waited))
         for future in waited:
-            future.add_done_callback(countdown.note)  # type: ignore[arg-type]
-        countdown.over.wait()
+            # The plain C++ method: it does not mark the future as one with callbacks of users, which
+            # a thread of their own would have to run.
+            torch._C.Future.add_done_callback(future, countdown.note)  # type: ignore[arg-type]
+        blocked = current_worker().agent.blocked if has_current_worker() else contextlib.nullcontext
+        with blocked():
+            countdown.over.wait()
         if countdown.failed is not None:
             countdown.failed.wait()
     return [future.value() for future in waited]
+
+
+def keep_word_of_torch() -> None:
+    """From now on `torch.futures.wait_all` keeps its word for futures of ours too."""
+    original = torch.futures.wait_all
+    if getattr(original, "_knows_our_futures", False):
+        return
+
+    @functools.wraps(original)
+    def wait_all_of_either(futures: list[Future[Any]]) -> list[Any]:
+        if any(isinstance(future, OurFuture) for future in futures):
+            return wait_all(futures)
+        return original(futures)
+
+    wait_all_of_either._knows_our_futures = True  # type: ignore[attr-defined]
+    torch.futures.wait_all = wait_all_of_either
