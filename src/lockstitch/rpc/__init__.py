@@ -52,13 +52,10 @@ from lockstitch.rpc.backend_registry import BackendType
 from lockstitch.rpc.compat import _is_tensorpipe_available, is_available
 from lockstitch.rpc.lifecycle import _init_rpc_backend, init_rpc
 from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
-from lockstitch.rpc.waiting import open_door
 from lockstitch.rref.rref import RRef
 from lockstitch.runtime.pending import Future
 
 PyRRef = RRef
-
-open_door()
 
 __all__ = [
     "init_rpc",

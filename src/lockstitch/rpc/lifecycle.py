@@ -18,6 +18,7 @@ from lockstitch.rpc.backend_registry import (
 )
 from lockstitch.rpc.options import RpcBackendOptions
 from lockstitch.rpc.startup import join_seconds
+from lockstitch.rpc.waiting import keep_word_of_torch
 
 if TYPE_CHECKING:
     from lockstitch.rpc.agents import RpcAgent
@@ -117,5 +118,6 @@ def _begin(
         world_size=world_size,
         rpc_backend_options=options,
     )
+    keep_word_of_torch()
     # Looked up in `api`: where a program brings its own backend, it may put its own starter there.
     api._set_and_start_rpc_agent(agent)

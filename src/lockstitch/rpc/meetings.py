@@ -100,7 +100,9 @@ class Meetings:
         note_gone()
         gone.wait(_FAREWELL_SECONDS)
 
-    def _meet(self, members: dict[str, WorkerId], timeout_seconds: float | None) -> dict[str, object]:
+    def _meet(
+        self, members: dict[str, WorkerId], timeout_seconds: float | None
+    ) -> dict[str, object]:
         name, agent = self._worker.name, self._worker.agent
         leader, activity = min(members), agent.activity
         meeting = self._rests.begin(members)

@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.errors import RpcError
+from lockstitch.errors import RpcTimeoutError
 from lockstitch.wire.messages import (
     Call,
     ChildAccept,
@@ -46,8 +46,8 @@ MESSAGES: Final[dict[str, type[Message]]] = {
 _NEVER_REPEATED: Final = (Call, RemoteCall, Fetch, Gradient)
 
 
-class MessageLostError(RpcError, ConnectionError):
-    """A message was lost on purpose."""
+class MessageLostError(RpcTimeoutError, ConnectionError):
+    """A message was lost on purpose. It would end in a timeout; there is no need to wait for that."""
 
 
 class Mishaps:
