@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-import lockstitch.rpc as rpc
+from lockstitch import rpc
 from lockstitch.rpc.waiting import keep_word_of_torch
 from lockstitch.runtime.pending import Future
 

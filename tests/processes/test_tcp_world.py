@@ -1,0 +1,64 @@
+"""A world whose workers take each other for workers of other hosts, and so talk over TCP."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstitch import rpc
+from lockstitch.rpc import startup
+
+
+def _square(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * tensor
+
+
+def _peers_are_on_tcp() -> bool:
+    from lockstitch.runtime.worker import current_worker  # noqa: PLC0415 - on the callee
+
+    channels = current_worker().agent.peers.channels()
+    return any("tcp:" in getattr(each, "connection").peer for each in channels[1:])  # noqa: B009
+
+
+def _work(rank: int, path: str, outcome: Any) -> None:
+    torch.set_num_threads(1)
+    startup.host_identity = lambda: f"host of {rank}"  # type: ignore[attr-defined]
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"file://{path}", address="127.0.0.1", insecure=True
+    )
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    if rank == 0:
+        large = torch.arange(200_000.0)
+        same = torch.equal(rpc.rpc_sync("worker1", _square, (large,)), large * large)
+        outcome.put(same and _peers_are_on_tcp())
+    rpc.shutdown()
+
+
+def test_workers_of_different_hosts_talk_over_tcp(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    outcome = context.Queue()
+    processes = [
+        context.Process(target=_work, args=(rank, str(tmp_path / "store"), outcome))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        assert outcome.get(timeout=50) is True
+        for process in processes:
+            process.join(20)
+            assert process.exitcode == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def test_an_address_without_trust_is_refused_with_what_to_do() -> None:
+    options = rpc.TensorPipeRpcBackendOptions(address="127.0.0.1", insecure=False)
+    with pytest.raises(ValueError, match="insecure=True or LOCKSTITCH_INSECURE=1"):
+        startup.make_transport(options)
