@@ -13,11 +13,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lockstitch.autograd.service import AutogradService
-from lockstitch.rref.service import ReferenceService
-
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.rpc.startup import Membership, plug_services
 from lockstitch.runtime.worker import Worker
 from lockstitch.transport.memory import MemoryNetwork
 
@@ -92,8 +90,7 @@ class LocalCluster:
         listener = transport.listen()
         addresses[info.name] = listener.address
         worker.agent.accept_at(listener)
-        worker.plug(ReferenceService(worker))
-        worker.plug(AutogradService(worker))
+        plug_services(worker, Membership(is_static=True))
         return worker
 
     def __exit__(self, *_exception: object) -> None:
