@@ -149,8 +149,7 @@ class Ledger:
                 if isinstance(each, Send):
                     acts.sends.append(each)
                     continue
-                self._awaited.pop(each.fork, None)
-                fork = self._forks.get(each.fork)
+                fork = self._awaited.pop(each.fork, None) or self._forks.get(each.fork)
                 if fork is not None:
                     acts.calls.append(fork.confirm if isinstance(each, Confirm) else fork.orphan)
             if isinstance(event, Received) and self._user.state(event.fork) is State.PENDING:

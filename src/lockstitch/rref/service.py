@@ -119,8 +119,8 @@ class ReferenceService(Home):
             outcome = partial(self._created, fork)
         try:
             creation = self._agent.call_async(to, function, args, kwargs, timeout, make)
-        except BaseException as error:
-            outcome(error)
+        except BaseException:
+            outcome(RRefError("the call that should make the value never left"))
             raise
         self._watch(rref, creation, outcome)
         return rref

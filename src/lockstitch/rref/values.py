@@ -29,8 +29,7 @@ def copy_of(error: BaseException) -> BaseException:
     What is raised collects the frames that it passes, and so keeps alive whatever they hold, for
     as long as it lives itself.
     """
-    copy = _blank(error)
-    copy.args = error.args
+    copy = _blank_copy(error)
     copy.__dict__.update(error.__dict__)
     copy.__cause__ = error.__cause__
     copy.__context__ = error.__context__
@@ -38,14 +37,18 @@ def copy_of(error: BaseException) -> BaseException:
     return copy.with_traceback(error.__traceback__)
 
 
-def _blank(error: BaseException) -> BaseException:
-    """A new exception of the same type, whose `__init__`, which may take anything, did not run."""
+def _blank_copy(error: BaseException) -> BaseException:
+    """A new exception of the same type, made by the builtin type that it derives from: an
+    `__init__` of its own may want other arguments than it passed on."""
     cls = type(error)
     for base in cls.__mro__:
-        try:
-            return base.__new__(cls, *error.args)
-        except TypeError:  # of several bases only one, and not always the first, can make it
-            continue
+        if base.__module__ == "builtins":
+            try:
+                copy = base.__new__(cls, *error.args)
+                base.__init__(copy, *error.args)  # type: ignore[misc]
+            except TypeError:  # of several builtin bases only one can make it
+                continue
+            return copy
     return error
 
 
