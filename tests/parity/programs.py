@@ -159,7 +159,9 @@ class _Interpreter:
                 fresh.register_hook(self._hook(self._name()))
             return [fresh]
         assert step.kind == "call"
-        tensors = [variables[index % len(variables)] for index in step.arguments] if variables else []
+        tensors = (
+            [variables[index % len(variables)] for index in step.arguments] if variables else []
+        )
         callee = step.worker % len(self.parameters)
         return self._transport(
             worker,
@@ -212,9 +214,7 @@ def run_distributed(program, office, mode="smart", passes=1):
 
 
 def _roots(results):
-    return [
-        result.sum() for result in results if result.requires_grad
-    ]
+    return [result.sum() for result in results if result.requires_grad]
 
 
 def assert_same(distributed, plain):
@@ -228,7 +228,18 @@ def assert_same(distributed, plain):
 # ---------------------------------------------------------------- strategies
 
 _INDEX = st.integers(0, 11)
-_LOCAL_KINDS = ["sin", "scale", "add", "mul", "swap", "parameter", "detach", "split", "count", "hook"]
+_LOCAL_KINDS = [
+    "sin",
+    "scale",
+    "add",
+    "mul",
+    "swap",
+    "parameter",
+    "detach",
+    "split",
+    "count",
+    "hook",
+]
 
 
 def _local_steps(kinds):
@@ -287,6 +298,8 @@ def _use_all(body):
         steps.append(
             step
             if step.body is None
-            else Step("call", 0, 0, step.worker, _use_all(step.body), step.arguments, step.in_thread)
+            else Step(
+                "call", 0, 0, step.worker, _use_all(step.body), step.arguments, step.in_thread
+            )
         )
     return Body(tuple(steps), ())

@@ -37,8 +37,8 @@ class context:  # noqa: N801 - torch's name, used as a statement: `with context(
 
     def __enter__(self) -> int:
         self._service = service()
-        self._id = self._service.new_context().id
-        return self._id
+        self._context = self._service.new_context()
+        return self._context.id
 
     def __exit__(
         self,
@@ -46,7 +46,7 @@ class context:  # noqa: N801 - torch's name, used as a statement: `with context(
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._service.release_context(self._id)
+        self._service.leave_context(self._context)
 
 
 def backward(

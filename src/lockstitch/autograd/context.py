@@ -167,7 +167,8 @@ class DistAutogradContext:
         stored = self._gradients.get(variable)
         if stored is None:
             steal = is_ours and _is_laid_out_like(gradient, variable)
-            self._gradients[variable] = gradient if steal else _copy(gradient, variable)
+            # (Detached, a view lets go of its base.)
+            self._gradients[variable] = gradient.detach() if steal else _copy(gradient, variable)
         elif stored.layout is torch.strided:
             stored.add_(gradient)
         else:  # sparse with sparse stays sparse; torch adds sparse to dense, not dense to sparse
@@ -192,6 +193,8 @@ class DistAutogradContext:
 def _is_laid_out_like(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
     """Whether a gradient may be kept as it is: dense in memory and without overlaps."""
     if gradient.layout is torch.strided:
+        if gradient._is_view() and gradient.untyped_storage().nbytes() != gradient.nbytes:
+            return False  # a part of something larger, which would have to be kept
         return gradient.is_contiguous() or (
             gradient.stride() == variable.stride() and 0 not in gradient.stride()
         )

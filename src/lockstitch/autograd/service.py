@@ -71,6 +71,7 @@ class AutogradService:
         handle(messages.AskStanding, self._on_ask_standing)
         handle(messages.Standing, self._on_standing)
         self._post.on_peer_lost(self._on_peer_lost)
+        self._post.on_close(self._on_close)
 
     def __repr__(self) -> str:
         return (
@@ -128,7 +129,10 @@ class AutogradService:
 
     def release_context(self, identifier: int) -> None:
         """Ends a context here and on all workers that it has touched; raises for an unknown one."""
-        context = self.find_context(identifier)
+        self.leave_context(self.find_context(identifier))
+
+    def leave_context(self, context: DistAutogradContext) -> None:
+        """`release_context`, also of one that was released before."""
         if current_context(self) is context:
             set_current_context(None)
         self._release(context, None)
@@ -137,9 +141,7 @@ class AutogradService:
         with self._lock:
             if self._contexts.pop(context.id, None) is None:
                 return
-            self._released[context.id] = None
-            while len(self._released) > _REMEMBERED_RELEASES:
-                self._released.popitem(last=False)
+            self._remember_release(context.id)
             initiators = [each for each in self._initiators.values() if each.context is context]
         error = DistAutogradError(
             f"Could not find autograd context with id: {context.id}: it was released during "
@@ -150,6 +152,11 @@ class AutogradService:
         context.release(error)
         for worker in context.receivers - {told_by, self._worker.id}:
             self._tell(worker, messages.ReleaseContext(context.id))
+
+    def _remember_release(self, identifier: int) -> None:
+        self._released[identifier] = None
+        while len(self._released) > _REMEMBERED_RELEASES:
+            self._released.popitem(last=False)
 
     def _join(self, identifier: int) -> DistAutogradContext | None:
         """The context of a message, made on first contact; None once it is released."""
@@ -298,7 +305,7 @@ class AutogradService:
         context = self._contexts.get(message.context)
         if context is None:
             with self._lock:
-                self._released[message.context] = None
+                self._remember_release(message.context)
         else:
             self._post.spawn(partial(self._release, context, sender))
 
@@ -318,6 +325,17 @@ class AutogradService:
                         backward_pass.fail(error)
                     else:
                         backward_pass.abandon(error)
+
+    def _on_close(self) -> None:
+        """This worker leaves: whoever waits for a pass of it must not wait for ever."""
+        error = DistAutogradError(f"worker {self._worker.name!r} has shut down")
+        with self._lock:
+            initiators = list(self._initiators.values())
+            contexts, self._contexts = list(self._contexts.values()), {}
+        for initiator in initiators:
+            initiator.fail(error)
+        for context in contexts:
+            context.release(error)
 
     def _tell(self, worker: WorkerId, message: messages.Message) -> None:
         # A worker that is gone needs to know nothing.

@@ -6,7 +6,7 @@ instead of a wrong gradient later. The unit tests of this file pin how they beha
     run_backward          the local engine's own entry: 9 µs where `torch.autograd.grad` takes 40
     AccumulateGrad        the type of the node at which a leaf's gradient arrives
     _sequence_nr, _set_…  the order in which the engine picks among nodes that are ready
-    _storage_Use_Count    how many tensors share one buffer
+    _use_count, _storage_Use_Count    how many hold a tensor, or share its buffer
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def _probe() -> None:
         missing.append("the engine's run_backward")
     if not hasattr(torch._C._functions, "AccumulateGrad"):
         missing.append("torch._C._functions.AccumulateGrad")
+    if not hasattr(torch.Tensor, "_use_count"):
+        missing.append("Tensor._use_count")
     if not hasattr(torch._C, "_storage_Use_Count"):
         missing.append("torch._C._storage_Use_Count")
     if missing:
@@ -102,6 +104,8 @@ def is_sole_owner(holder: list[torch.Tensor | None], index: int) -> bool:
         # Sparse tensors hand out their indices and values as aliases; torch's own rule, too,
         # counts only the owners of the whole.
         return True
+    if gradient._is_view():
+        return _owners_of_view(gradient) == _OWNERS_OF_LONE_VIEW
     return _storage_users(gradient) == _USERS_OF_ONE
 
 
@@ -109,8 +113,19 @@ def _storage_users(tensor: torch.Tensor) -> int:
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
-# What the two counters say of a tensor that a list alone holds, on this Python and this torch.
-_fresh: list[torch.Tensor | None] = [torch.zeros(1)]
-_REFERENCES_OF_ONE = sys.getrefcount(_fresh[0])
-_USERS_OF_ONE = _storage_users(_fresh[0])  # type: ignore[arg-type]
-del _fresh
+def _owners_of_view(view: torch.Tensor) -> tuple[int, int, int]:
+    """A view shares its storage with its base at least: who else holds the one or the other?"""
+    base = view._base
+    assert base is not None
+    return _storage_users(view), sys.getrefcount(base), base._use_count()  # type: ignore[attr-defined]
+
+
+# What the counters say of a tensor that a list alone holds, on this Python and this torch.
+_lone = torch.zeros(1)
+_holder: list[torch.Tensor | None] = [_lone]
+del _lone
+_REFERENCES_OF_ONE = sys.getrefcount(_holder[0])
+_USERS_OF_ONE = _storage_users(_holder[0])  # type: ignore[arg-type]
+_holder[0] = torch.zeros(1).view(1, 1)
+_OWNERS_OF_LONE_VIEW = _owners_of_view(_holder[0])  # type: ignore[arg-type]
+del _holder

@@ -1,12 +1,14 @@
 """One program, run twice: over the workers of a cluster, and in one process with plain PyTorch.
 
-A program is `program(leaves) → roots`. Its `call(worker, function, *tensors)` is a remote call there
-and a plain one here. `leaves` is a dictionary by name; functions that run on workers reach it as
-`OWNED`.
+A program is `program(leaves) → roots`. Its `call(worker, function, *tensors)` is a remote call
+there and a plain one here. `leaves` is a dictionary by name; functions that run on workers reach it
+as `OWNED`.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,3 +103,34 @@ def assert_same(
         assert distributed.keys() == plain.keys()
         for name, gradient in plain.items():
             torch.testing.assert_close(distributed[name], gradient, rtol=1e-12, atol=1e-12)
+
+
+def wait_until(holds: Callable[[], bool], timeout_seconds: float = 5.0) -> bool:
+    """Whether `holds()` becomes true in time."""
+    deadline = time.monotonic() + timeout_seconds
+    pause = threading.Event()
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        pause.wait(0.005)
+    return True
+
+
+def run_in_threads(tasks: list[Callable[[], None]], timeout_seconds: float = 30.0) -> None:
+    """Runs all at once; raises the first error of any."""
+    errors: list[BaseException] = []
+
+    def guard(task: Callable[[], None]) -> None:
+        try:
+            task()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guard, args=(task,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_seconds)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]

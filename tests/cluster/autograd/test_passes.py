@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from lockstitch import autograd, rpc
 from lockstitch.autograd.context import set_current_context
 from lockstitch.autograd.service import AutogradService
 from lockstitch.errors import DistAutogradError, PeerDiedError
+from tests.cluster.autograd.comparison import run_in_threads
 
 WEIGHT = torch.ones(3, dtype=torch.float64, requires_grad=True)
 
@@ -97,9 +99,7 @@ def test_an_error_while_a_blocking_run_waits_frees_every_thread(cluster, breakin
         with pytest.raises(DistAutogradError, match="Error on Node 2: a broken backward"):
             autograd.backward(context_id, [(y * h).sum()])
     wait_until_no_thread_is_blocked()
-    assert all(
-        worker.service(AutogradService).running_passes == 0 for worker in cluster
-    )
+    assert all(worker.service(AutogradService).running_passes == 0 for worker in cluster)
 
 
 def call_back_and_break(tensor):
@@ -238,72 +238,43 @@ def test_unrelated_calls_in_flight_during_a_pass(cluster):
 
 def test_fifty_contexts_at_once_on_one_parameter(cluster):
     parameter = leaf(1.5)
-    failures = []
 
     def train(number):
-        try:
-            with cluster[0].active(), autograd.context() as context_id:
-                h = parameter * number
-                y = rpc.rpc_sync(f"worker{1 + number % 2}", times_weight, args=(h,))
-                autograd.backward(context_id, [(y + h).sum()])
-                gradient = autograd.get_gradients(context_id)[parameter]
-                torch.testing.assert_close(gradient, torch.full_like(gradient, 2.0 * number))
-        except BaseException as error:
-            failures.append(error)
+        with cluster[0].active(), autograd.context() as context_id:
+            h = parameter * number
+            y = rpc.rpc_sync(f"worker{1 + number % 2}", times_weight, args=(h,))
+            autograd.backward(context_id, [(y + h).sum()])
+            gradient = autograd.get_gradients(context_id)[parameter]
+            torch.testing.assert_close(gradient, torch.full_like(gradient, 2.0 * number))
 
-    threads = [threading.Thread(target=train, args=(number,)) for number in range(1, 51)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert failures == []
-    assert not any(thread.is_alive() for thread in threads)
+    run_in_threads([partial(train, number) for number in range(1, 51)])
 
 
 def test_twenty_threads_hammer_one_worker(cluster):
-    failures = []
-
     def work(rank):
-        try:
-            with cluster[rank].active(), autograd.context() as context_id:
-                one, other = torch.rand(3, 3, requires_grad=True), torch.rand(3, 3)
-                t3 = rpc.rpc_sync("worker0", torch.add, args=(one, other))
-                t4 = rpc.rpc_sync("worker0", torch.mul, args=(one, t3))
-                t5 = rpc.rpc_sync("worker0", torch.matmul, args=(t3, t4))
-                autograd.backward(context_id, [(t4 + t5).sum()])
-                assert one in autograd.get_gradients(context_id)
-        except BaseException as error:
-            failures.append(error)
+        with cluster[rank].active(), autograd.context() as context_id:
+            one, other = torch.rand(3, 3, requires_grad=True), torch.rand(3, 3)
+            t3 = rpc.rpc_sync("worker0", torch.add, args=(one, other))
+            t4 = rpc.rpc_sync("worker0", torch.mul, args=(one, t3))
+            t5 = rpc.rpc_sync("worker0", torch.matmul, args=(t3, t4))
+            autograd.backward(context_id, [(t4 + t5).sum()])
+            assert one in autograd.get_gradients(context_id)
 
-    threads = [threading.Thread(target=work, args=(1 + n % 2,)) for n in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert failures == []
+    run_in_threads([partial(work, 1 + number % 2) for number in range(20)])
 
 
-def test_passes_of_one_context_from_two_threads_follow_one_another(cluster):
+def test_passes_of_one_context_from_several_threads_follow_one_another(cluster):
     x = leaf()
-    failures = []
     with cluster[0].active(), autograd.context() as context_id:
         h = x.sin()
         loss = (rpc.rpc_sync("worker1", times_weight, args=(h,)) * h).sum()
 
         def run():
-            try:
-                with cluster[0].active():
-                    for _ in range(10):
-                        autograd.backward(context_id, [loss], retain_graph=True)
-            except BaseException as error:
-                failures.append(error)
+            with cluster[0].active():
+                for _ in range(10):
+                    autograd.backward(context_id, [loss], retain_graph=True)
 
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert failures == []
+        run_in_threads([run] * 4)
         autograd.backward(context_id, [loss])
         h = x.detach().requires_grad_()
         (h.sin() ** 2).sum().backward()

@@ -252,5 +252,3 @@ def test_a_local_backward_over_a_received_tensor_says_what_to_do(cluster):
         y = rpc.rpc_sync("worker1", torch.mul, args=(leaf, 2))
         with pytest.raises(RuntimeError, match=r"use lockstitch.autograd.backward"):
             y.sum().backward()
-
-

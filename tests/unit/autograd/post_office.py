@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -33,6 +34,7 @@ class Clerk:
         self.id = worker
         self.handlers = {}
         self.lost_callbacks = []
+        self.close_callbacks = []
         self.interceptor = None
         self.sent = []
 
@@ -60,6 +62,9 @@ class Clerk:
     def on_peer_lost(self, callback):
         self.lost_callbacks.append(callback)
 
+    def on_close(self, callback):
+        self.close_callbacks.append(callback)
+
 
 class Participant:
     """A worker of the post office."""
@@ -85,6 +90,7 @@ class PostOffice:
         self._serial = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
+        self._running = 0
         self.errors = []
         self.dead = set()
         self.dropped = lambda to, message: False
@@ -99,7 +105,7 @@ class PostOffice:
     def __exit__(self, *_exception):
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._carrier.join(JOIN_SECONDS)
         self._pool.shutdown()
         if self.errors:
@@ -113,7 +119,7 @@ class PostOffice:
         with self._changed:
             due = time.monotonic() + delay
             heapq.heappush(self._queue, (due, next(self._serial), to, sender, message))
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _carry(self):
         while True:
@@ -127,7 +133,8 @@ class PostOffice:
                     self._changed.wait(wait)
                     continue
                 _, _, to, sender, message = heapq.heappop(self._queue)
-            self.deliver(to, sender, message)
+                self._running += 1
+            self._run(partial(self.deliver, to, sender, message))
 
     def deliver(self, to, sender, message):
         if to in self.dead:
@@ -135,22 +142,39 @@ class PostOffice:
         self._guard(lambda: self[to.rank].agent.handlers[type(message)](sender, message))
 
     def spawn(self, task):
-        self._pool.submit(self._guard, task)
+        with self._changed:
+            self._running += 1
+        self._pool.submit(self._run, task)
+
+    def _run(self, task):
+        self._guard(task)
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+    def wait_until_quiet(self):
+        """Until nothing is on its way and nothing runs."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: not (self._queue or self._running), JOIN_SECONDS)
 
     def _guard(self, task):
         try:
             task()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised when the office closes
             self.errors.append(error)
 
     def kill(self, rank):
         """The worker is gone; the others hear of it."""
         gone = self[rank].id
         self.dead.add(gone)
+        for callback in self[rank].agent.close_callbacks:
+            callback()
         for worker in self.workers:
             if worker.id not in self.dead:
                 for callback in worker.agent.lost_callbacks:
-                    self.spawn(lambda callback=callback: callback(gone, PeerDiedError(f"worker{rank}")))
+                    self.spawn(
+                        lambda callback=callback: callback(gone, PeerDiedError(f"worker{rank}"))
+                    )
 
 
 def carry(message):
@@ -188,7 +212,9 @@ def call(caller, callee, function, *tensors, in_thread=False):
     results = []
 
     def serve():
-        scope = contextlib.nullcontext() if stitch is None else callee.agent.interceptor.scope(stitch)
+        scope = (
+            contextlib.nullcontext() if stitch is None else callee.agent.interceptor.scope(stitch)
+        )
         with scope:
             value = function(*arguments)
             value = [value] if isinstance(value, torch.Tensor) else list(value)

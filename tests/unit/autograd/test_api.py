@@ -1,0 +1,79 @@
+"""The face, on a worker without peers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstitch import autograd
+from lockstitch.errors import NotInitializedError
+from lockstitch.testing.cluster import LocalCluster
+
+
+@pytest.fixture
+def worker():
+    with LocalCluster(1) as cluster, cluster[0].active():
+        yield cluster[0]
+
+
+def test_without_a_worker_nothing_works():
+    for attempt in (
+        lambda: autograd.context().__enter__(),
+        lambda: autograd.backward(0, [torch.ones(1)]),
+        lambda: autograd.get_gradients(0),
+    ):
+        with pytest.raises(NotInitializedError, match="RPC has not been initialized"):
+            attempt()
+
+
+def test_a_context_yields_its_id_and_ends_with_its_block(worker):
+    with autograd.context() as context_id:
+        assert isinstance(context_id, int)
+        assert autograd.get_gradients(context_id) == {}
+    with pytest.raises(
+        RuntimeError, match=f"Could not find autograd context with id: {context_id}"
+    ):
+        autograd.get_gradients(context_id)
+
+
+def test_a_context_ends_with_an_exception_too(worker):
+    with pytest.raises(KeyError), autograd.context() as context_id:
+        raise KeyError
+    with pytest.raises(RuntimeError, match="Could not find"):
+        autograd.get_gradients(context_id)
+    with autograd.context():
+        pass
+
+
+def test_a_context_that_was_released_within_its_block_ends_quietly(worker):
+    with autograd.context() as context_id:
+        autograd._release_context(context_id)
+    with autograd.context():
+        pass
+
+
+@pytest.mark.parametrize(
+    "arguments", [(0, None), (None, None), (None, []), (0, [1]), (0.5, []), (0, "r")]
+)
+def test_wrong_types_are_refused_in_torchs_words(worker, arguments):
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        autograd.backward(*arguments)
+
+
+def test_modes_have_names(worker):
+    with autograd.context() as context_id, pytest.raises(ValueError, match="'smart' or 'fast'"):
+        autograd.backward(context_id, [], mode="quick")
+
+
+@pytest.mark.parametrize("mode", ["smart", "fast"])
+def test_backward_adds_to_the_context(worker, mode):
+    x = torch.ones(2, requires_grad=True)
+    with autograd.context() as context_id:
+        for _ in range(2):
+            autograd.backward(context_id, [(x * 3).sum()], mode=mode)
+        assert autograd.get_gradients(context_id)[x].tolist() == [6.0, 6.0]
+        assert x.grad is None
+
+
+def test_it_is_available():
+    assert autograd.is_available()

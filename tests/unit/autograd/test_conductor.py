@@ -1,0 +1,74 @@
+"""What a participant tells its initiator."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from lockstitch.autograd.conductor import PATIENCE_SECONDS, DistantInitiator, Terms
+from lockstitch.errors import PeerDiedError
+from lockstitch.ids import GlobalId, WorkerId
+from lockstitch.runtime import remote_errors
+from lockstitch.wire.messages import BackwardFailed, NeedParts, Report
+
+INITIATOR = WorkerId(3, 1)
+PASS = GlobalId(*INITIATOR, 8)
+
+
+def distant(fast=False, dead=False):
+    sent = []
+
+    def send(to, message):
+        if dead:
+            raise PeerDiedError("worker3")
+        sent.append((to, message))
+
+    worker = SimpleNamespace(name="worker1", agent=SimpleNamespace(send=send))
+    return DistantInitiator(worker, 5, Terms(PASS, False, fast)), sent
+
+
+def test_a_pass_is_named_by_its_initiator():
+    assert Terms(PASS, False, False).initiator == INITIATOR
+
+
+def test_reports_go_to_the_initiator():
+    conductor, sent = distant()
+    conductor.report((GlobalId(0, 0, 1),), (GlobalId(0, 0, 2),), False)
+    assert sent == [(INITIATOR, Report(5, PASS, (GlobalId(0, 0, 1),), (GlobalId(0, 0, 2),)))]
+
+
+def test_a_blocking_run_asks_once_who_takes_part():
+    conductor, sent = distant()
+    assert conductor.patience() == PATIENCE_SECONDS
+    conductor.lose_patience()
+    assert sent == [(INITIATOR, NeedParts(5, PASS))]
+    assert conductor.patience() is None
+
+
+def test_a_fast_pass_never_asks():
+    conductor, _ = distant(fast=True)
+    assert conductor.patience() is None
+
+
+def test_an_exception_crosses_with_its_type():
+    conductor, sent = distant()
+    conductor.fail(ValueError("own words"))
+    ((to, message),) = sent
+    assert to == INITIATOR
+    assert isinstance(message, BackwardFailed)
+    assert message.text == "own words"
+    error = remote_errors.from_payload(message.body)
+    assert isinstance(error, ValueError)
+
+
+def test_an_initiator_that_died_is_told_nothing():
+    conductor, _ = distant(dead=True)
+    conductor.fail(ValueError())
+    conductor.report((), (), False)
+
+
+def test_the_roots_are_never_here():
+    conductor, _ = distant()
+    with pytest.raises(AssertionError):
+        conductor.hand_over(lambda: None)

@@ -1,0 +1,154 @@
+"""Which entries belong together."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from lockstitch.autograd.graph import Entry, find_components, interior_nodes
+from lockstitch.autograd.stitch import is_receive, stitch_receive
+from lockstitch.ids import GlobalId
+
+
+def message(number):
+    return GlobalId(0, 0, number)
+
+
+def entry(number, *tensors):
+    name = None if number is None else message(number)
+    return Entry(name, tuple(get_gradient_edge(tensor) for tensor in tensors))
+
+
+def received(number):
+    (tensor,) = stitch_receive(message(number), [torch.ones(2)])
+    return tensor
+
+
+def leaf():
+    return torch.ones(2, requires_grad=True)
+
+
+def names(component):
+    return [None if each.message is None else each.message.counter for each in component.entries]
+
+
+def find(*entries):
+    return find_components(list(entries), is_receive)
+
+
+def leaves_of(component):
+    return [edge.node.variable for edge in component.leaves]
+
+
+def test_entries_that_reach_nothing_in_common_stay_apart():
+    components = find(entry(2, leaf() * 2), entry(1, leaf() * 3))
+    assert [names(each) for each in components] == [[2], [1]]
+
+
+def test_entries_that_reach_a_common_node_are_one_component():
+    h = leaf() * 2
+    components = find(entry(3, h * 3), entry(2, leaf() * 2), entry(1, h * 4))
+    assert [names(each) for each in components] == [[3, 1], [2]]
+
+
+def test_a_later_entry_can_unite_two_earlier_ones():
+    h, k = leaf() * 2, leaf() * 2
+    components = find(entry(3, h * 3), entry(2, k * 3), entry(1, h + k))
+    assert [names(each) for each in components] == [[3, 2, 1]]
+
+
+def test_a_shared_leaf_does_not_unite():
+    x = leaf()
+    components = find(entry(2, x * 2), entry(1, x * 3))
+    assert [names(each) for each in components] == [[2], [1]]
+    assert [leaves_of(each)[0] is x for each in components] == [True, True]
+
+
+def test_a_shared_leaf_with_a_hook_unites():
+    x = leaf()
+    x.register_hook(lambda gradient: gradient)
+    assert [names(each) for each in find(entry(2, x * 2), entry(1, x * 3))] == [[2, 1]]
+
+
+def test_a_shared_leaf_with_a_hook_on_its_node_unites_and_is_marked():
+    x, other = leaf(), leaf()
+    y = x * other
+    y.grad_fn.next_functions[0][0].register_hook(lambda inputs, outputs: None)
+    (component,) = find(entry(2, y), entry(1, x * 3))
+    assert names(component) == [2, 1]
+    assert [leaves_of(component)[index] is x for index in component.hooked] == [True]
+
+
+def test_a_hook_that_was_removed_does_not_unite():
+    x = leaf()
+    x.register_hook(lambda gradient: gradient).remove()
+    assert len(find(entry(2, x * 2), entry(1, x * 3))) == 2
+
+
+def test_a_tensor_of_a_message_unites_like_the_message():
+    h, k = leaf() * 2, leaf() * 2
+    components = find(entry(3, h, k), entry(2, h * 2), entry(1, k * 2))
+    assert [names(each) for each in components] == [[3, 2, 1]]
+
+
+def test_receives_are_found_and_nothing_below_them():
+    r = received(7)
+    (component,) = find(entry(1, r * 2 + leaf()))
+    assert [node.receive.message.counter for node in component.receives] == [7]
+    assert len(component.leaves) == 1
+
+
+def test_a_shared_receive_unites():
+    r = received(7)
+    (component,) = find(entry(2, r * 2), entry(1, r * 3))
+    assert names(component) == [2, 1]
+    assert len(component.receives) == 1
+
+
+def test_each_leaf_is_listed_once():
+    x = leaf()
+    (component,) = find(entry(1, x * x + x))
+    assert len(component.leaves) == 1
+
+
+def test_a_component_is_covered_when_every_entry_starts_within_the_first():
+    x = leaf()
+    h = x * 2
+    y = received(7) * h.sin()
+    assert find(entry(None, y), entry(1, h))[0].is_covered
+    k = h * 3  # nothing of the first entry reaches k
+    assert not find(entry(None, y), entry(1, k))[0].is_covered
+
+
+def test_a_leaf_without_hooks_never_spoils_the_cover():
+    h = leaf() * 2
+    (component,) = find(entry(None, h.sin()), entry(1, h, leaf()))
+    assert component.is_covered
+
+
+def test_roots_come_first_whatever_their_message():
+    h = leaf() * 2
+    (component,) = find(entry(None, h * 2), entry(2, h), entry(1, h))
+    assert names(component) == [None, 2, 1]
+
+
+def test_interior_nodes_are_all_nodes_but_leaves():
+    x = leaf()
+    h = x * 2
+    y = h.sin() + h.cos()
+    found = list(interior_nodes([entry(None, y), entry(1, h)]))
+    assert {node.name() for node in found} == {
+        "AddBackward0",
+        "SinBackward0",
+        "CosBackward0",
+        "MulBackward0",
+    }
+    assert len(found) == 4
+
+
+def test_a_deep_graph_needs_no_recursion():
+    y = leaf()
+    for _ in range(5000):
+        y = y * 1.0
+    (component,) = find(entry(None, y))
+    assert len(component.leaves) == 1

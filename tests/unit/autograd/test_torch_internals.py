@@ -1,0 +1,165 @@
+"""Pins the private behaviour of torch that distributed autograd stands on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from lockstitch.autograd import torch_internals
+from lockstitch.autograd.torch_internals import is_sole_owner, node_hooks, run_engine
+
+
+def leaf_edge(tensor):
+    return get_gradient_edge(tensor)
+
+
+def test_the_engine_captures_gradients_and_leaves_grad_alone():
+    x = torch.ones(3, requires_grad=True)
+    y = x * 2
+    captured = run_engine([get_gradient_edge(y)], [torch.ones(3)], [leaf_edge(x)], False)
+    assert captured[0].tolist() == [2.0, 2.0, 2.0]
+    assert x.grad is None
+
+
+def test_what_no_gradient_reaches_is_captured_as_none():
+    x, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    y = x * 2
+    captured = run_engine(
+        [get_gradient_edge(y)], [torch.ones(3)], [leaf_edge(other), leaf_edge(x)], False
+    )
+    assert captured[0] is None
+
+
+def test_one_edge_may_be_a_root_twice_and_be_captured_itself():
+    x = torch.ones(2, requires_grad=True)
+    edge = leaf_edge(x)
+    (captured,) = run_engine([edge, edge], [torch.ones(2), torch.ones(2)], [edge], False)
+    assert captured.tolist() == [2.0, 2.0]
+
+
+def test_hooks_of_a_leaf_run_on_what_is_captured():
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda gradient: gradient * 10)
+    (captured,) = run_engine([get_gradient_edge(x * 2)], [torch.ones(2)], [leaf_edge(x)], False)
+    assert captured.tolist() == [20.0, 20.0]
+
+
+def test_hooks_of_a_node_are_found_and_stay():
+    x = torch.ones(2, requires_grad=True)
+    node = (x * 2).grad_fn.next_functions[0][0]
+    assert node_hooks(node) == []
+
+    def hook(_grad_inputs, _grad_outputs):
+        return None
+
+    handle = node.register_hook(hook)
+    assert node_hooks(node) == [hook]
+    assert node_hooks(node) == [hook]
+    handle.remove()
+    assert node_hooks(node) == []
+
+
+def test_ready_nodes_run_by_sequence_number_greatest_first():
+    x = torch.ones(1, requires_grad=True)
+    order = []
+    nodes = [torch.ops.aten.alias(x).grad_fn for _ in range(4)]
+    for number, node in zip([3, 9, 1, 5], nodes, strict=True):
+        node._set_sequence_nr(number)
+        assert node._sequence_nr() == number
+        node.register_prehook(lambda _gradients, number=number: order.append(number))
+    edges = [GradientEdge(node, 0) for node in nodes]
+    run_engine(edges, [torch.ones(1)] * 4, [leaf_edge(x)], False)
+    assert order == [9, 5, 3, 1]
+
+
+def test_a_prehook_may_replace_the_gradient_or_take_it_away():
+    x = torch.ones(2, requires_grad=True)
+    node = torch.ops.aten.alias(x).grad_fn
+    given = [torch.full((2,), 7.0)]
+    handle = node.register_prehook(lambda _gradients: (given[0],))
+    edge = GradientEdge(node, 0)
+    zeros = torch.zeros(()).expand(2)
+    assert run_engine([edge], [zeros], [leaf_edge(x)], True)[0].tolist() == [7.0, 7.0]
+    given[0] = None
+    assert run_engine([edge], [zeros], [leaf_edge(x)], True) == [None]
+    handle.remove()
+
+
+def test_an_exception_in_a_hook_comes_out_as_itself():
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+
+    def fail(_gradient):
+        raise KeyError("own")
+
+    y.register_hook(fail)
+    with pytest.raises(KeyError, match="own"):
+        run_engine([get_gradient_edge(y)], [torch.ones(2)], [leaf_edge(x)], False)
+
+
+def captured_from(function):
+    x = torch.ones(4, requires_grad=True)
+    return run_engine([get_gradient_edge(function(x))], [torch.ones(4)], [leaf_edge(x)], False)
+
+
+def test_a_gradient_that_nobody_else_holds_is_owned():
+    assert is_sole_owner(captured_from(lambda x: x * 2), 0)
+
+
+def test_a_gradient_that_a_hook_keeps_is_not_owned():
+    kept = []
+
+    def keep(x):
+        x.register_hook(kept.append)
+        return x * 2
+
+    captured = captured_from(keep)
+    assert not is_sole_owner(captured, 0)
+    kept.clear()
+    assert is_sole_owner(captured, 0)
+
+
+def test_a_gradient_of_which_a_view_is_kept_is_not_owned():
+    kept = []
+
+    def keep(x):
+        x.register_hook(lambda gradient: kept.append(gradient.view(2, 2)))
+        return x * 2
+
+    assert not is_sole_owner(captured_from(keep), 0)
+
+
+def test_a_gradient_that_is_a_view_of_what_nobody_holds_is_owned():
+    weight = torch.ones(3, 2, requires_grad=True)
+    y = torch.nn.functional.linear(torch.ones(4, 2), weight)
+    captured = run_engine([get_gradient_edge(y)], [torch.ones(4, 3)], [leaf_edge(weight)], False)
+    assert captured[0]._is_view()
+    assert is_sole_owner(captured, 0)
+
+
+def test_a_gradient_that_is_a_view_of_what_somebody_holds_is_not_owned():
+    base, other = torch.ones(4), torch.ones(4)
+    assert not is_sole_owner([base.view(2, 2)], 0)
+    kept = [other.view(4, 1)]
+    view = [other.view(2, 2)]
+    del other
+    assert not is_sole_owner(view, 0)
+    kept.clear()
+    assert is_sole_owner(view, 0)
+
+
+def test_a_gradient_that_serves_two_leaves_is_not_owned():
+    x, other = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+    captured = run_engine(
+        [get_gradient_edge(x + other)], [torch.ones(4)], [leaf_edge(x), leaf_edge(other)], False
+    )
+    assert not is_sole_owner(captured, 0)
+    assert not is_sole_owner(captured, 1)
+
+
+def test_a_torch_that_lacks_something_is_refused_by_name(monkeypatch):
+    monkeypatch.delattr(torch._C, "_storage_Use_Count")
+    monkeypatch.setattr(torch_internals, "_NEEDED_OF_NODES", ("no_such_attribute",))
+    with pytest.raises(ImportError, match=r"lacks Node.no_such_attribute, .*_storage_Use_Count"):
+        torch_internals._probe()
