@@ -32,11 +32,7 @@ from lockstitch.autograd.compat import (  # noqa: F401 - programs reach for them
     _new_context,
     _release_context,
     _retrieve_context,
+    is_available,
 )
 
 __all__ = ["context", "backward", "get_gradients", "DistAutogradContext"]
-
-
-def is_available() -> bool:
-    """Always; torch's own tells whether it was built with distributed autograd."""
-    return True

@@ -1,4 +1,4 @@
-"""Underscore names of `torch.distributed.autograd` that programs and its own tests reach for.
+"""Names of `torch.distributed.autograd` that only ported programs and its own tests reach for.
 
 Each is a line over a public operation, or a view of our records in the form of theirs: torch keeps
 one node per message, we keep one alias node per tensor.
@@ -91,3 +91,8 @@ def _get_debug_info() -> dict[str, str]:
         "num_current_backward_passes": str(own.running_passes),
         "num_autograd_contexts": str(len(own.contexts)),
     }
+
+
+def is_available() -> bool:
+    """Always; torch's own tells whether it was built with distributed autograd."""
+    return True

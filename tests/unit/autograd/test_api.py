@@ -73,7 +73,3 @@ def test_backward_adds_to_the_context(worker, mode):
             autograd.backward(context_id, [(x * 3).sum()], mode=mode)
         assert autograd.get_gradients(context_id)[x].tolist() == [6.0, 6.0]
         assert x.grad is None
-
-
-def test_it_is_available():
-    assert autograd.is_available()

@@ -57,3 +57,7 @@ def test_the_greatest_id_and_the_counts(cluster):
             "num_current_backward_passes": "0",
             "num_autograd_contexts": "1",
         }
+
+
+def test_it_is_available():
+    assert autograd.is_available()
