@@ -59,7 +59,8 @@ class _Member(threading.local):
     crew: Crew | None = None
     leads = False
     counted = False
-    token: list[Source] | None = None
+    token: list[tuple[Source, bool]] | None = None
+    counts_if_lost = False
     after: list[Callable[[], None]] | None = None
 
 
@@ -90,7 +91,8 @@ class Crew:
         self._idle: list[_Place] = []
         self._backlog: deque[Callable[[], None]] = deque()
         self._revisit: deque[Source] = deque()
-        self._token: list[Source] = []
+        # Source, and whether who runs under the lead counts as running from when it is taken.
+        self._token: list[tuple[Source, bool]] = []
         self._serial = 0
         self._monitor_rests = True
         self._monitor_wake = threading.Event()
@@ -129,7 +131,8 @@ class Crew:
             yield
             return
         self.yield_lead()
-        counted = _member.counted
+        member = _member
+        counted, member.counted = member.counted, False  # a wait inside the wait changes nothing
         if counted:
             self._stop_counting()
         try:
@@ -138,6 +141,7 @@ class Crew:
             if counted:
                 with self._lock:
                     self._running += 1
+                member.counted = True
 
     def yield_lead(self) -> None:
         """Gives the lead away, if this thread runs a function under it."""
@@ -145,12 +149,9 @@ class Crew:
         token, member.token = member.token, None
         if member.after:
             self._assign_all(member.after)
-        if token:
-            try:
-                source = token.pop()
-            except IndexError:
-                return  # the monitor was quicker
-            self._pass_on(source)
+        if token is not None:
+            member.counted = member.counts_if_lost
+            self._take_lead(token)
 
     def is_member(self) -> bool:
         """Whether the current thread belongs to this crew."""
@@ -235,10 +236,25 @@ class Crew:
             member.after = None
         return leads
 
-    def run_under_lead(self, source: Source, task: Callable[[], None]) -> bool:
+    def run_quick(self, source: Source, call: Callable[[], None]) -> bool:
+        """Runs a user's call that is known to be quick under the lead. If it is not quick after
+        all, it counts as running from when the lead is taken; and while such calls make more run
+        than may, others take their turn with the slow ones. True: this thread still leads."""
+        if self._running > self._limit:
+            return self.run_apart(source, call)
+        leads = self.run_under_lead(source, call, counts_if_lost=True)
+        if not leads:
+            _member.counted = False
+            self._run_counted(self._stop_running())
+        return leads
+
+    def run_under_lead(
+        self, source: Source, task: Callable[[], None], *, counts_if_lost: bool = False
+    ) -> bool:
         """Runs `task` in the leading thread, the lead open to be taken. True: it still leads."""
-        token = [source]
+        token = [(source, counts_if_lost)]
         self._serial += 1
+        _member.counts_if_lost = counts_if_lost
         _member.token = self._token = token
         if self._monitor_rests:
             self._rouse_monitor()
@@ -250,6 +266,17 @@ class Crew:
             _member.leads = False
             return False
         return True
+
+    def _take_lead(self, token: list[tuple[Source, bool]]) -> None:
+        """Takes the lead from whoever runs under it, unless somebody else was quicker."""
+        try:
+            source, counts_if_lost = token.pop()
+        except IndexError:
+            return
+        if counts_if_lost:
+            with self._lock:
+                self._running += 1
+        self._pass_on(source)
 
     def _assign_all(self, tasks: list[Callable[[], None]]) -> None:
         while tasks:
@@ -317,34 +344,32 @@ class Crew:
     def _guard(self, task: Callable[[], None]) -> None:
         try:
             task()
-        except Exception as error:  # noqa: BLE001 - a task that fails must not end the thread
+        except BaseException as error:  # noqa: BLE001 - a task that fails must not end the thread
             self._report(error)
 
     # ------------------------------------------------------------ user calls
 
     def _run_counted(self, call: Callable[[], None] | None) -> None:
-        """Runs `call` and then whatever waits in the backlog; the thread is counted already."""
+        """Runs `call`, if any, and then what waits in the backlog; it is counted already."""
         while call is not None:
             _member.counted = True
             self._guard(call)
             _member.counted = False
-            with self._lock:
-                if self._backlog and self._running <= self._limit:
-                    call = self._backlog.popleft()
-                else:
-                    call = None
-                    self._running -= 1
+            call = self._stop_running()
 
     def _stop_counting(self) -> None:
         """The current thread begins to wait: lets the next call of the backlog begin."""
-        with self._lock:
-            if self._backlog and self._running <= self._limit:
-                following = self._backlog.popleft()
-            else:
-                following = None
-                self._running -= 1
+        following = self._stop_running()
         if following is not None:
             self._assign(lambda: self._run_counted(following))
+
+    def _stop_running(self) -> Callable[[], None] | None:
+        """One less runs; or the call of the backlog that runs in its place, counted already."""
+        with self._lock:
+            if self._backlog and self._running <= self._limit:
+                return self._backlog.popleft()
+            self._running -= 1
+            return None
 
     # ------------------------------------------------------------ leading
 
@@ -391,11 +416,7 @@ class Crew:
                 continue
             quiet += 1
             if self._token:
-                try:
-                    source = self._token.pop()
-                except IndexError:
-                    continue
-                self._pass_on(source)
+                self._take_lead(self._token)
             elif quiet >= _MONITOR_REST_TICKS:
                 self._monitor_wake.clear()
                 self._monitor_rests = True

@@ -141,7 +141,7 @@ class IncomingConnection(Requests):
         invocation = self.invocation(message)
         if invocation is not None:
             if invocation.known.streak >= QUICK_STREAK:
-                return agent.crew.run_under_lead(self, invocation.serve)
+                return agent.crew.run_quick(self, invocation.serve)
             return agent.crew.run_apart(self, invocation.serve)
         handler = agent.handlers.get(type(message))
         if handler is None:

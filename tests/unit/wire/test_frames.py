@@ -1,5 +1,5 @@
-"""Messages survive the cut into arbitrary pieces; broken frames end in RemoteProtocolError, not in a
-crash, a hang or a huge allocation; no interrupt loses a byte."""
+"""Messages survive the cut into arbitrary pieces; broken frames end in RemoteProtocolError, not in
+a crash, a hang or a huge allocation; no interrupt loses a byte."""
 
 from __future__ import annotations
 
