@@ -83,7 +83,9 @@ class Ledger:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._agent = worker.agent
-        self._lock = threading.Lock()
+        # Reentrant, since the garbage collector may run a user's finalizer while we hold it, and
+        # that may use a reference.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._owner = OwnerSide()
         self._user = UserSide()

@@ -5,8 +5,9 @@ its own. The owner keeps the value while it counts at least one fork. `OwnerSide
 told what happens (`rref.events`) and answer with what must be done; each worker has both.
 
 Assumptions. Control messages may be lost, repeated and reordered. Messages with user values may be
-lost and delayed too, but the runtime delivers none of them twice. Workers stop and do not come back
-under the same generation.
+late and are delivered once at most; when one is lost, its sender is told so (`Withdrawn`, or the
+death of a worker), and what it carried is held until then. Workers stop, and do not come back under
+the same generation.
 
 Guarantees.
     G1  The owner learns of every fork's deletion.

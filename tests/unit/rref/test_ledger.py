@@ -69,6 +69,17 @@ def test_values_are_let_go_outside_the_lock(ledger):
     assert seen == [0]
 
 
+def test_a_finalizer_that_uses_references_may_run_inside(ledger):
+    class Finalized:
+        def __del__(self) -> None:
+            seen.append(ledger.statistics())
+
+    seen: list[object] = []
+    with ledger._lock:  # as when the garbage collector runs in the middle of a decision
+        Finalized()
+    assert len(seen) == 1
+
+
 def test_a_value_that_is_gone_is_not_waited_for(ledger):
     with pytest.raises(RRefError, match="is gone"):
         ledger.find_value(MINE).get()
