@@ -35,4 +35,17 @@ from lockstitch.autograd.compat import (  # noqa: F401 - programs reach for them
     is_available,
 )
 
-__all__ = ["context", "backward", "get_gradients", "DistAutogradContext"]
+__all__ = [
+    "context",
+    "backward",
+    "get_gradients",
+    "DistAutogradContext",
+    "_current_context",
+    "_get_debug_info",
+    "_get_max_id",
+    "_init",
+    "_is_valid_context",
+    "_new_context",
+    "_release_context",
+    "_retrieve_context",
+]

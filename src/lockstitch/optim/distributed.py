@@ -1,4 +1,5 @@
-"""`DistributedOptimizer`: one ordinary optimizer on each worker that owns parameters, one `step` for all.
+"""`DistributedOptimizer`: one ordinary optimizer on each worker that owns parameters, one `step`
+for all.
 
     trainer                                   owner "ps1"          owner "ps2"
     DistributedOptimizer(SGD, refs, lr=0.1) ─→ LocalOptimizer       LocalOptimizer
@@ -12,8 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch.futures import Future
-
 from lockstitch import autograd
 from lockstitch.optim.local import LocalOptimizer
 from lockstitch.optim.turns import Turns
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import torch
+    from torch.futures import Future
     from torch.optim import Optimizer
 
     from lockstitch.ids import WorkerInfo
@@ -34,9 +34,9 @@ T = TypeVar("T")
 class DistributedOptimizer:
     """Applies `optimizer_class` to parameters scattered over workers.
 
-    `optimizer_class`: any `torch.optim.Optimizer` class; `params_rref`: references to the parameters,
-    leaf tensors of any shape and dtype, owned by any workers, this one included. `args` and `kwargs`
-    go to the constructor on each owner. What a constructor raises is raised here.
+    `optimizer_class`: any `torch.optim.Optimizer` class; `params_rref`: references to the
+    parameters, leaf tensors of any shape and dtype, owned by any workers, this one included. `args`
+    and `kwargs` go to the constructor on each owner. What a constructor raises is raised here.
 
     Steps of several optimizers, also of several trainers, on parameters of one owner take turns. A
     step may come while other trainers' forward and backward passes are in flight: updates are those
@@ -115,8 +115,8 @@ def _wait_for_all(owners: Sequence[WorkerInfo], futures: Sequence[Future[T]]) ->
             failures.append((owner, error))
     if failures:
         (_, first), *others = failures
-        for owner, error in others:
-            note = f"also on worker {owner.name!r}: {type(error).__name__}: {error}"
+        for owner, other in others:
+            note = f"also on worker {owner.name!r}: {type(other).__name__}: {other}"
             if hasattr(first, "add_note"):  # Python 3.11
                 first.add_note(note)
         raise first

@@ -15,8 +15,8 @@ What this means for the numbers (*Hogwild*, Niu et al. 2011): a backward pass ov
 trainer's step uses activations of the weights it went forward with, and, where it multiplies by a
 weight, that weight's value of now, read without a lock. Such a gradient is off by what the others
 moved meanwhile, as in every asynchronous scheme. Without a concurrent step nothing is off: results
-equal those of the plain optimizer bit by bit. The price: stepping between a forward pass and its own
-*second* backward is no longer noticed.
+equal those of the plain optimizer bit by bit. The price: stepping between a forward pass and its
+own *second* backward is no longer noticed.
 
 Steps on the same parameters exclude each other through a lock, so that no update is lost.
 """
@@ -73,15 +73,15 @@ class LocalOptimizer:
                         parameter.data = alias.data
 
 
-def _alias(parameter: torch.Tensor) -> torch.Tensor:
+def _alias(parameter: Any) -> Any:
     """A leaf with the storage of `parameter` and a version counter of its own.
 
     What is no leaf tensor is passed on as it is, for the optimizer to refuse in its own words; so
     are sparse tensors, whose memory is not one storage.
     """
-    if not isinstance(parameter, torch.Tensor) or not parameter.is_leaf:
+    if not isinstance(parameter, torch.Tensor):
         return parameter
-    if parameter.layout != torch.strided:
+    if not parameter.is_leaf or parameter.layout != torch.strided:
         return parameter
     # `.data`, unlike `.detach()`, does not share the version counter.
     return parameter.data.requires_grad_(parameter.requires_grad)

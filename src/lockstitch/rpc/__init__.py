@@ -14,8 +14,8 @@
     profiling.py         calls as ranges of a profiler
     constants.py         defaults
 
-For programs written for `torch.distributed.rpc`, under its names: agents.py (the agent as a view of a
-worker), compat.py (underscore names), internal.py (serialize and deserialize), rref_proxy.py, and
+For programs written for `torch.distributed.rpc`, under its names: agents.py (the agent as a view of
+a worker), compat.py (underscore names), internal.py (serialize and deserialize), rref_proxy.py, and
 _testing/ (the backend that loses and delays messages).
 """
 

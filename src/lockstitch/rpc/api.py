@@ -2,9 +2,9 @@
 
 Every function here looks up the worker that the calling code belongs to, and hands over to it.
 
-The underscore names are those that programs written for the incumbent reach for in its `api` module.
-They are defined elsewhere (`rpc.compat`, `rpc.groups`), but `shutdown` looks them up *here*, at call
-time, since here is where programs patch them.
+The underscore names are those that programs written for the incumbent reach for in its `api`
+module. They are defined elsewhere (`rpc.compat`, `rpc.groups`), but `shutdown` looks them up
+*here*, at call time, since here is where programs patch them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ __all__ = [
 T = TypeVar("T")
 
 _ignore_rref_leak = True
-"""Programs set this to False to have `shutdown` complain about values that others still refer to."""
+"""Programs set this to False to have `shutdown` complain about values that others still refer
+to."""
 
 _default_pickler: Any = _internal_rpc_pickler
 """What serializes calls while a program has put its own in force; see `_use_rpc_pickler`."""
@@ -112,7 +113,7 @@ _default_pickler: Any = _internal_rpc_pickler
 
 
 @overload
-def rpc_sync(  # type: ignore[overload-overlap]
+def rpc_sync(
     to: Target,
     func: Callable[..., Future[T]],
     args: Sequence[Any] | None = None,
@@ -137,11 +138,11 @@ def rpc_sync(
     """Runs `func(*args, **kwargs)` on worker `to` and returns its value.
 
     `to`: a worker's name, rank or `WorkerInfo`; this worker too. `func`: anything callable that the
-    callee can import, or a closure, which is sent along. `timeout`: seconds for the whole call, 0 for
-    none, by default that of `get_rpc_timeout`; one given here also bounds calls nested in it.
+    callee can import, or a closure, which is sent along. `timeout`: seconds for the whole call, 0
+    for none, by default that of `get_rpc_timeout`; one given here also bounds calls nested in it.
 
-    Raises what `func` raised, as its own type; `RpcTimeoutError`; `PeerDiedError` when the callee is
-    gone; `SerializationError` when something cannot cross; `RpcError` for an unknown worker.
+    Raises what `func` raised, as its own type; `RpcTimeoutError`; `PeerDiedError` when the callee
+    is gone; `SerializationError` when something cannot cross; `RpcError` for an unknown worker.
     """
     worker = current_worker()
     callee = _callee(worker, to, func)
@@ -153,7 +154,7 @@ def rpc_sync(
 
 
 @overload
-def rpc_async(  # type: ignore[overload-overlap]
+def rpc_async(
     to: Target,
     func: Callable[..., Future[T]],
     args: Sequence[Any] | None = None,
@@ -198,7 +199,7 @@ def rpc_async(
 
 
 @overload
-def remote(  # type: ignore[overload-overlap]
+def remote(
     to: Target,
     func: Callable[..., Future[T]],
     args: Sequence[Any] | None = None,
@@ -291,8 +292,9 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     waits for this worker's own work only. Otherwise it leaves at once. `timeout`: seconds for each
     wait, 0 for none.
 
-    The worker is at an end in any case. Raises `RuntimeError` for what went wrong before: a timeout,
-    a worker that died, or, where `_ignore_rref_leak` is False, values that others still refer to.
+    The worker is at an end in any case. Raises `RuntimeError` for what went wrong before: a
+    timeout, a worker that died, or, where `_ignore_rref_leak` is False, values that others still
+    refer to.
     """
     worker = current_worker()
     try:

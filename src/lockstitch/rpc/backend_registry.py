@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from lockstitch.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_RPC_TIMEOUT_SEC
-from lockstitch.rpc.options import RpcBackendOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from lockstitch.rpc.options import RpcBackendOptions
 
 
 class BackendValue(NamedTuple):

@@ -46,7 +46,8 @@ _thread_local_var = _ThreadLocal()
 
 @contextlib.contextmanager
 def _wait_all() -> Iterator[None]:
-    """Waits, at its end, for every `rpc_async` made within on this thread; raises the first error."""
+    """Waits, at its end, for every `rpc_async` made within on this thread; raises the first
+    error."""
     _thread_local_var.future_list = []
     try:
         yield
@@ -122,8 +123,8 @@ def _rref_context_get_debug_info() -> dict[str, str]:
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: timedelta | None = None) -> None:
-    """Gives up all references that this worker uses; returns when their owners know, or when the time
-    (default 100 s) is over."""
+    """Gives up all references that this worker uses; returns when their owners know, or when the
+    time (default 100 s) is over."""
     seconds = 100.0 if timeout is None else timeout.total_seconds()
     try:
         worker = current_worker()
@@ -139,7 +140,7 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: timedelta | None = None) 
 def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
     """Within, calls of this process are serialized by `rpc_pickler.serialize`; callees read them by
     `internal.deserialize`."""
-    api = sys.modules["lockstitch.rpc.api"]
+    api: Any = sys.modules["lockstitch.rpc.api"]
     before = api._default_pickler
     api._default_pickler = rpc_pickler
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lockstitch.errors import PeerDiedError
+    from lockstitch.errors import LockstitchError, PeerDiedError
     from lockstitch.ids import WorkerId
 
 
@@ -25,7 +25,7 @@ class Gathering:
     def __init__(self) -> None:
         self.awaited: dict[str, WorkerId] = {}
         self.objects: dict[str, object] = {}
-        self.failure: PeerDiedError | None = None
+        self.failure: LockstitchError | None = None
         self.settled = threading.Event()
 
     @property
@@ -35,10 +35,12 @@ class Gathering:
 
 
 class Gatherings:
-    """All meetings that the worker named `name` takes part in; safe to use from any thread."""
+    """All meetings for one `purpose` that the worker named `name` takes part in; safe to use from
+    any thread."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, purpose: str) -> None:
         self._name = name
+        self._purpose = purpose
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._open: dict[str, Gathering] = {}
@@ -50,7 +52,7 @@ class Gatherings:
             raise ValueError(f"{self._name!r} is not among the workers {sorted(members)}")
         leader = min(members)
         with self._lock:
-            everybody = ",".join(sorted(members))
+            everybody = f"{self._purpose} of {','.join(sorted(members))}"
             meeting = f"{everybody}#{self._counts[everybody]}"
             self._counts[everybody] += 1
             # What others brought before we came is there already.
@@ -79,9 +81,22 @@ class Gatherings:
                 gathering.objects = dict(objects)
                 self._check_complete(gathering)
 
+    def call_off(self, meeting: str, error: LockstitchError) -> None:
+        """At a follower: nobody will come to that meeting."""
+        with self._lock:
+            gathering = self._open.get(meeting)
+            if gathering is not None:
+                gathering.failure = error
+                gathering.settled.set()
+
     def get(self, meeting: str) -> Gathering:
         """The meeting of that name, between `begin` and `end`."""
         return self._open[meeting]
+
+    def waiting(self) -> list[list[str]]:
+        """Whom each open meeting waits for."""
+        with self._lock:
+            return [each.missing for each in self._open.values() if each.missing]
 
     def end(self, meeting: str) -> None:
         """This worker leaves the meeting."""

@@ -27,9 +27,9 @@ def _all_gather(
 ) -> dict[str, T]:
     """Returns what each of the workers `worker_names` (default all) brought to this call, by name.
 
-    `timeout`: seconds for each phase; 0 for none; by default the calls take the default timeout, and
-    the leader waits for ever for all to come. Raises `RuntimeError`: a timeout, a dead worker, or an
-    error of a worker that was told the result.
+    `timeout`: seconds for each phase; 0 for none; by default the calls take the default timeout,
+    and the leader waits for ever for all to come. Raises `RuntimeError`: a timeout, a dead worker,
+    or an error of a worker that was told the result.
     """
     worker = current_worker()
     meetings = worker.service(Meetings)
@@ -45,7 +45,8 @@ def _all_gather(
             _gather_to_leader(*contribution)
         else:
             worker.agent.call(members[leader], _gather_to_leader, contribution, None, timeout)
-        meetings.wait_for(gathering, timeout if timeout > 0 else None)
+        with meetings.calling_off(meeting, members):
+            meetings.wait_for(gathering, timeout if timeout > 0 else None)
         if worker.name == leader:
             _broadcast(worker, members, meeting, gathering.objects, timeout)
         return gathering.objects  # type: ignore[return-value]
@@ -99,7 +100,8 @@ for _function in (_gather_to_leader, _broadcast_to_followers):
 
 
 def _barrier(worker_names: Collection[str]) -> None:
-    """Returns when all these workers have called it. Raises `RuntimeError` as `_all_gather` does."""
+    """Returns when all these workers have called it. Raises `RuntimeError` as `_all_gather`
+    does."""
     _all_gather(None, worker_names)
 
 

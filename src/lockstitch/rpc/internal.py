@@ -1,7 +1,8 @@
 """Names of the incumbent's `internal` module that programs and tools import.
 
 `serialize` and `deserialize` turn a value into bytes and a list of the tensors in it, and back, as
-it would cross the wire. Calls do not go this way unless a program puts a pickler of its own in force.
+it would cross the wire. Calls do not go this way unless a program puts a pickler of its own in
+force.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class PythonUDF(NamedTuple):
 
 
 class _InternalRPCPickler:
-    """Works with and without a current worker; references are forked by the worker they belong to."""
+    """Works with and without a current worker; references are forked by the worker they belong
+    to."""
 
     def __init__(self) -> None:
         self._registry = PicklingRegistry()

@@ -24,7 +24,8 @@ def leaves_together(worker: Worker) -> bool:
 
 
 def wait_for_own_work(worker: Worker, timeout_seconds: float) -> None:
-    """Returns when the worker has nothing left to do; raises `RpcTimeoutError` (0: waits for ever)."""
+    """Returns when the worker has nothing left to do; raises `RpcTimeoutError` (0: waits for
+    ever)."""
     worker.service(Meetings).wait_until_rest(timeout_seconds or None)
 
 

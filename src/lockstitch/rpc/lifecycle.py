@@ -6,7 +6,7 @@ import warnings
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from lockstitch.rendezvous import open_store
 from lockstitch.rpc import api
@@ -33,15 +33,16 @@ def init_rpc(
 ) -> None:
     """Makes this process a worker: from now on it calls others, and others call it.
 
-    `name`: unique in the group; letters, digits, `_`, `:` and `-`, shorter than 128. `rank`: unique,
-    from 0; with `env://` both rank and size may come from RANK and WORLD_SIZE. `world_size`: how many
-    ranks the group has; the call returns when all of them are there. None or 0 makes a dynamic group,
-    which ranks join and leave at any time. `backend`, `rpc_backend_options`: see
-    `TensorPipeRpcBackendOptions`; each is derived from the other where only one is given.
+    `name`: unique in the group; letters, digits, `_`, `:` and `-`, shorter than 128. `rank`:
+    unique, from 0; with `env://` both rank and size may come from RANK and WORLD_SIZE.
+    `world_size`: how many ranks the group has; the call returns when all of them are there. None or
+    0 makes a dynamic group, which ranks join and leave at any time. `backend`,
+    `rpc_backend_options`: see `TensorPipeRpcBackendOptions`; each is derived from the other where
+    only one is given.
 
-    Raises `TypeError` for arguments of the wrong kind; `ValueError` where the rendezvous lacks rank or
-    address; `RuntimeError` when this process has a worker already, when a name or rank is taken, when
-    ranks do not come in time, and when static and dynamic members meet.
+    Raises `TypeError` for arguments of the wrong kind; `ValueError` where the rendezvous lacks rank
+    or address; `RuntimeError` when this process has a worker already, when a name or rank is taken,
+    when ranks do not come in time, and when static and dynamic members meet.
     """
     _check_types(backend, rpc_backend_options)
     if api._is_current_rpc_agent_set():
@@ -64,7 +65,7 @@ def init_rpc(
 
 def _init_rpc_backend(
     backend: BackendType | None = None,
-    store: dist.Store | None = None,
+    store: Store | None = None,
     name: str | None = None,
     rank: int = -1,
     world_size: int | None = None,
@@ -74,7 +75,7 @@ def _init_rpc_backend(
     backend = backend or BackendType.TENSORPIPE
     expected: list[tuple[object, Any]] = [
         (backend, BackendType),
-        (store, dist.Store),
+        (store, Store),
         (name, str),
         (rank, Integral),
         (world_size, (Integral, type(None))),
@@ -104,7 +105,7 @@ def _check_types(backend: object, options: object) -> None:
 
 def _begin(
     backend: BackendType,
-    store: dist.Store,
+    store: Store,
     name: str,
     rank: int,
     world_size: int | None,

@@ -5,23 +5,26 @@ its threads is busy. That all rest, each at its own moment, is not enough: a cal
 from one that had not yet been asked to one that had. So they meet again. Each time everybody first
 waits until it rests and then brings the number of requests that it has sent and served so far. When
 two meetings in a row bring the same numbers, nothing has happened anywhere between the last moment
-of the first and the first moment of the second, hence nothing was under way then, and nobody is left
-to begin anything.
+of the first and the first moment of the second, hence nothing was under way then, and nobody is
+left to begin anything.
 
 These messages are control messages, not calls: they do not disturb what they measure.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
-from lockstitch.errors import PeerDiedError, RpcTimeoutError
+from lockstitch.errors import LockstitchError, RpcError, RpcTimeoutError
 from lockstitch.rpc.gatherings import Gathering, Gatherings
-from lockstitch.wire.messages import Announced, Brought
+from lockstitch.wire.messages import Announced, Brought, CalledOff
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.worker import Worker
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 _SHORTEST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.02
 _FAREWELL_SECONDS = 5.0
+_NUDGE_SECONDS = 1.0
 
 
 class Meetings:
@@ -36,12 +40,13 @@ class Meetings:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self.gatherings = Gatherings(worker.name)
+        self.gatherings = Gatherings(worker.name, "gathering")
         """Those of `_all_gather`, which go by calls."""
-        self._rests = Gatherings(worker.name)
+        self._rests = Gatherings(worker.name, "rest")
         agent = worker.agent
         agent.handle(Brought, self._note_brought)
         agent.handle(Announced, self._note_announced)
+        agent.handle(CalledOff, self._note_called_off)
         agent.on_peer_lost(self.gatherings.lose)
         agent.on_peer_lost(self._rests.lose)
 
@@ -112,7 +117,8 @@ class Meetings:
                 self._rests.bring(meeting, name, activity)
             else:
                 agent.send(members[leader], Brought(meeting, name, activity))
-            self.wait_for(gathering, timeout_seconds)
+            with self.calling_off(meeting, members):
+                self.wait_for(gathering, timeout_seconds)
             if name == leader:
                 self._announce(meeting, gathering, members)
             return gathering.objects
@@ -125,6 +131,23 @@ class Meetings:
             if name != self._worker.name:
                 self._worker.agent.send(worker, Announced(meeting, names, activities))
 
+    @contextlib.contextmanager
+    def calling_off(self, meeting: str, members: Mapping[str, WorkerId]) -> Iterator[None]:
+        """When the leader's wait within fails, the others need not wait on."""
+        try:
+            yield
+        except LockstitchError as error:
+            if self._worker.name == min(members):
+                for worker in members.values():
+                    with contextlib.suppress(LockstitchError):  # it may be the one that is gone
+                        self._worker.agent.send(worker, CalledOff(meeting, str(error)))
+            raise
+
+    def _note_called_off(self, _sender: WorkerId, message: CalledOff) -> None:
+        error = RpcError(f"the meeting of all was called off: {message.reason}")
+        self._rests.call_off(message.meeting, error)
+        self.gatherings.call_off(message.meeting, error)
+
     def _note_brought(self, _sender: WorkerId, message: Brought) -> None:
         self._rests.bring(message.meeting, message.name, message.activity)
 
@@ -135,20 +158,42 @@ class Meetings:
     # ------------------------------------------------------------ waiting
 
     def wait_for(self, gathering: Gathering, timeout_seconds: float | None) -> None:
-        """Blocks until all have come. Raises `RpcTimeoutError` or `PeerDiedError`."""
+        """Blocks until all have come. Raises `RpcTimeoutError`, `PeerDiedError`, or `RpcError`
+        where the leader has called it off."""
         worker = self._worker
+        deadline = self._deadline(timeout_seconds)
+        pause = _first(_NUDGE_SECONDS, timeout_seconds)
         with worker.agent.blocked():
-            settled = worker.clock.wait(gathering.settled, timeout_seconds)
+            while not worker.clock.wait(gathering.settled, pause):
+                remaining = self._remaining(deadline)
+                if remaining is not None and remaining <= 0:
+                    raise RpcTimeoutError(
+                        f"Followers {gathering.missing} timed out in _all_gather after "
+                        f"{timeout_seconds:.2f} seconds: worker {worker.name!r} waits for them"
+                    )
+                worker.agent.spawn(partial(self._nudge, gathering))
+                pause = _first(_NUDGE_SECONDS, remaining)
         if gathering.failure is not None:
-            raise PeerDiedError(gathering.failure.worker, gathering.failure.cause)
-        if not settled:
-            raise RpcTimeoutError(
-                f"Followers {gathering.missing} timed out in _all_gather after "
-                f"{timeout_seconds:.2f} seconds: worker {worker.name!r} waits for them"
-            )
+            raise copy.copy(gathering.failure)
+
+    def _nudge(self, gathering: Gathering) -> None:
+        """Nobody reads a connection on which nothing is expected, so a death may go unnoticed
+        there. Sending something finds out."""
+        for name in gathering.missing:
+            with contextlib.suppress(LockstitchError):  # then `lose` hears of it
+                self._worker.agent.send(gathering.awaited[name], Announced("", (), ()))
+
+    def describe_waits(self) -> list[str]:
+        """A line for each meeting that this worker waits in; see `runtime.waits`."""
+        waiting = [*self._rests.waiting(), *self.gatherings.waiting()]
+        return [f"meets the others: waits for {', '.join(missing)}" for missing in waiting]
 
     def _deadline(self, timeout_seconds: float | None) -> float | None:
         return None if timeout_seconds is None else self._worker.clock.now() + timeout_seconds
 
     def _remaining(self, deadline: float | None) -> float | None:
         return None if deadline is None else max(0.0, deadline - self._worker.clock.now())
+
+
+def _first(seconds: float, others: float | None) -> float:
+    return seconds if others is None else min(seconds, others)

@@ -75,7 +75,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     address: str | None
     insecure: bool
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the incumbent's signature
         self,
         *,
         num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
@@ -91,7 +91,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         super().__init__(rpc_timeout, init_method)
         self._check("num_worker_threads", num_worker_threads, Integral)
         self.num_worker_threads = num_worker_threads
-        self.device_maps = {to: _to_device_map(map_) for to, map_ in (device_maps or {}).items()}
+        self.device_maps = {
+            to: _to_device_map(map_.items()) for to, map_ in (device_maps or {}).items()
+        }
         self.devices = _to_cuda_devices(devices or ())
         self.address = os.environ.get("LOCKSTITCH_ADDRESS") if address is None else address
         self.insecure = (
@@ -102,13 +104,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         """Adds to the device map for the callee named `to`. Raises `ValueError` unless the whole
         map stays one-to-one."""
         known = self.device_maps.get(to, {})
-        for source, target in _to_device_map(device_map).items():
-            if known.get(source, target) != target:
-                raise ValueError(
-                    "`set_device_map` only supports 1-to-1 mapping, "
-                    f"trying to map {source} to {target} and {known[source]}"
-                )
-        self.device_maps[to] = _to_device_map({**known, **_to_device_map(device_map)})
+        self.device_maps[to] = _to_device_map([*known.items(), *device_map.items()])
 
     def set_devices(self, devices: Sequence[Device]) -> None:
         """Names the local CUDA devices in use. Raises `ValueError` for any other kind."""
@@ -120,19 +116,21 @@ def _to_device(device: Device) -> torch.device:
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
-def _to_device_map(device_map: DeviceMap) -> dict[torch.device, torch.device]:
-    result: dict[torch.device, torch.device] = {}
-    reverse: dict[torch.device, torch.device] = {}
-    for key, value in device_map.items():
+def _to_device_map(pairs: Iterable[tuple[Device, Device]]) -> dict[torch.device, torch.device]:
+    forth: dict[torch.device, torch.device] = {}
+    back: dict[torch.device, torch.device] = {}
+    for key, value in pairs:
         source, target = _to_device(key), _to_device(value)
-        if target in reverse:
-            raise ValueError(
-                "`device_map` only supports 1-to-1 mapping, "
-                f"trying to map {source} and {reverse[target]} to {target}"
-            )
-        result[source] = target
-        reverse[target] = source
-    return result
+        other_target = forth.setdefault(source, target)
+        other_source = back.setdefault(target, source)
+        if other_target != target:
+            conflict = f"{source} to {target} and {other_target}"
+        elif other_source != source:
+            conflict = f"{source} and {other_source} to {target}"
+        else:
+            continue
+        raise ValueError(f"`device_map` only supports 1-to-1 mapping, trying to map {conflict}")
+    return forth
 
 
 def _to_cuda_devices(devices: Iterable[Device]) -> list[torch.device]:

@@ -13,7 +13,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from lockstitch.autograd.service import AutogradService
 from lockstitch.observe.waits import WaitReports, WaitSignal
@@ -104,7 +104,7 @@ def plug_services(worker: Worker, membership: Membership) -> None:
 
 
 def start_worker(
-    store: dist.Store,
+    store: Store,
     name: str,
     rank: int,
     world_size: int | None,
@@ -113,7 +113,8 @@ def start_worker(
 ) -> Worker:
     """Joins the group in `store` and returns the worker, which serves already.
 
-    `mishaps` makes what stands in the way of the messages that it sends. Raises what `rendezvous.join` raises: names that are taken or ill-formed, ranks that did not come.
+    `mishaps` makes what stands in the way of the messages that it sends. Raises what
+    `rendezvous.join` raises: names that are taken or ill-formed, ranks that did not come.
     """
     check_devices(options)
     transport = make_transport(options)
@@ -183,13 +184,13 @@ def _make_options(rpc_timeout: float, init_method: str, **kwargs: Any) -> RpcBac
 
 
 def _init_backend(
-    store: dist.Store,
+    store: Store,
     name: str,
     rank: int,
     world_size: int | None,
     rpc_backend_options: RpcBackendOptions,
 ) -> TensorPipeAgent:
-    if not isinstance(store, dist.Store):
+    if not isinstance(store, Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError(

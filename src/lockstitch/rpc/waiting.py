@@ -1,9 +1,9 @@
 """Waiting for several futures at once: Ctrl-C ends it, and so does the first that fails.
 
-`torch.futures.wait_all` promises to end at the first failure. It can keep that only for futures that
-are completed in C++, whose exceptions lose their type; for all others, ours too, it waits for the
-last one, and holds Ctrl-C back until then. Programs rely on its word, so `keep_word_of_torch` has it
-hand over to ours where a future of ours is among those waited for.
+`torch.futures.wait_all` promises to end at the first failure. It can keep that only for futures
+that are completed in C++, whose exceptions lose their type; for all others, ours too, it waits for
+the last one, and holds Ctrl-C back until then. Programs rely on its word, so `keep_word_of_torch`
+has it hand over to ours where a future of ours is among those waited for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ T = TypeVar("T")
 
 
 class _Countdown:
-    """Counts futures that complete; `over` is set with the last of them, or with the first failure."""
+    """Counts futures that complete; `over` is set with the last of them, or with the first
+    failure."""
 
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
@@ -60,9 +61,9 @@ def wait_all(futures: Iterable[Future[T]]) -> list[T]:
     if waited:
         countdown = _Countdown(len(waited))
         for future in waited:
-            # The plain C++ method: it does not mark the future as one with callbacks of users, which
-            # a thread of their own would have to run.
-            torch._C.Future.add_done_callback(future, countdown.note)  # type: ignore[arg-type]
+            # The plain C++ method: it does not mark the future as one with callbacks of users,
+            # which a thread of their own would have to run.
+            torch._C.Future.add_done_callback(future, countdown.note)
         blocked = current_worker().agent.blocked if has_current_worker() else contextlib.nullcontext
         with blocked():
             countdown.over.wait()

@@ -418,3 +418,12 @@ class Announced(Message):
     meeting: str
     names: tuple[str, ...]
     activities: tuple[int, ...]
+
+
+@kind(50)
+@dataclass(frozen=True, slots=True)
+class CalledOff(Message):
+    """Leader → followers: the meeting does not take place; `reason` says why."""
+
+    meeting: str
+    reason: str

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from lockstitch.errors import PeerDiedError
+from lockstitch.errors import PeerDiedError, RpcError
 from lockstitch.ids import WorkerId
 from lockstitch.rpc.gatherings import Gatherings
 
 MEMBERS = {"a": WorkerId(0, 0), "b": WorkerId(1, 0), "c": WorkerId(2, 0)}
 
 
+def gatherings_of(name: str) -> Gatherings:
+    return Gatherings(name, "lunch")
+
+
 def test_the_leader_waits_for_all_and_keeps_what_each_brought() -> None:
-    leader = Gatherings("a")
+    leader = gatherings_of("a")
     meeting = leader.begin(MEMBERS)
     leader.bring(meeting, "a", 1)
     leader.bring(meeting, "c", 3)
@@ -23,9 +27,18 @@ def test_the_leader_waits_for_all_and_keeps_what_each_brought() -> None:
     assert leader.get(meeting).objects == {"a": 1, "b": 2, "c": 3}
 
 
+def test_meetings_tell_whom_they_wait_for() -> None:
+    leader = gatherings_of("a")
+    meeting = leader.begin(MEMBERS)
+    leader.bring(meeting, "a", 1)
+    assert leader.waiting() == [["b", "c"]]
+    leader.end(meeting)
+    assert leader.waiting() == []
+
+
 def test_others_may_come_before_the_leader() -> None:
-    name = Gatherings("b").begin(MEMBERS)
-    leader = Gatherings("a")
+    name = gatherings_of("b").begin(MEMBERS)
+    leader = gatherings_of("a")
     leader.bring(name, "b", 2)
     leader.bring(name, "c", 3)
     assert leader.begin(MEMBERS) == name
@@ -34,7 +47,7 @@ def test_others_may_come_before_the_leader() -> None:
 
 
 def test_a_follower_waits_for_the_leaders_announcement() -> None:
-    follower = Gatherings("b")
+    follower = gatherings_of("b")
     meeting = follower.begin(MEMBERS)
     assert follower.get(meeting).missing == ["a"]
     follower.announce(meeting, {"a": 1, "b": 2, "c": 3})
@@ -42,14 +55,24 @@ def test_a_follower_waits_for_the_leaders_announcement() -> None:
 
 
 def test_who_waits_no_longer_ignores_the_announcement() -> None:
-    follower = Gatherings("b")
+    follower = gatherings_of("b")
     meeting = follower.begin(MEMBERS)
     follower.end(meeting)
     follower.announce(meeting, {"a": 1, "b": 2, "c": 3})
 
 
+def test_a_meeting_that_is_called_off_ends_the_waiting() -> None:
+    follower, error = gatherings_of("b"), RpcError("no")
+    meeting = follower.begin(MEMBERS)
+    follower.call_off(meeting, error)
+    assert follower.get(meeting).settled.is_set()
+    assert follower.get(meeting).failure is error
+    follower.end(meeting)
+    follower.call_off(meeting, error)
+
+
 def test_nobody_comes_twice() -> None:
-    leader = Gatherings("a")
+    leader = gatherings_of("a")
     meeting = leader.begin(MEMBERS)
     leader.bring(meeting, "b", 2)
     with pytest.raises(ValueError, match="b came twice"):
@@ -57,21 +80,22 @@ def test_nobody_comes_twice() -> None:
 
 
 def test_meetings_of_the_same_workers_are_counted_alike_everywhere() -> None:
-    leader, follower = Gatherings("a"), Gatherings("b")
+    leader, follower = gatherings_of("a"), gatherings_of("b")
     names = [leader.begin(MEMBERS), leader.begin(MEMBERS)]
     assert names == [follower.begin(MEMBERS), follower.begin(MEMBERS)]
-    assert len({*names, leader.begin({"a": MEMBERS["a"]})}) == 3
+    other_purpose = Gatherings("a", "dinner").begin(MEMBERS)
+    assert len({*names, leader.begin({"a": MEMBERS["a"]}), other_purpose}) == 4
 
 
 def test_only_members_meet() -> None:
     with pytest.raises(ValueError, match="'x' is not among the workers"):
-        Gatherings("x").begin(MEMBERS)
+        gatherings_of("x").begin(MEMBERS)
 
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize(("name", "dead"), [("a", "c"), ("b", "a")])
 def test_the_death_of_one_who_is_awaited_ends_the_waiting(name, dead, before) -> None:
-    gatherings, error = Gatherings(name), PeerDiedError(dead)
+    gatherings, error = gatherings_of(name), PeerDiedError(dead)
     if before:
         gatherings.lose(MEMBERS[dead], error)
     meeting = gatherings.begin(MEMBERS)
@@ -82,7 +106,7 @@ def test_the_death_of_one_who_is_awaited_ends_the_waiting(name, dead, before) ->
 
 
 def test_the_death_of_one_who_has_come_or_is_not_awaited_changes_nothing() -> None:
-    leader, follower = Gatherings("a"), Gatherings("b")
+    leader, follower = gatherings_of("a"), gatherings_of("b")
     meeting = leader.begin(MEMBERS)
     follower.begin(MEMBERS)
     leader.bring(meeting, "c", 3)
@@ -93,7 +117,7 @@ def test_the_death_of_one_who_has_come_or_is_not_awaited_changes_nothing() -> No
 
 
 def test_a_later_life_of_the_dead_is_awaited_again() -> None:
-    leader = Gatherings("a")
+    leader = gatherings_of("a")
     leader.lose(WorkerId(1, 0), PeerDiedError("b"))
     meeting = leader.begin({**MEMBERS, "b": WorkerId(1, 1)})
     assert leader.get(meeting).failure is None

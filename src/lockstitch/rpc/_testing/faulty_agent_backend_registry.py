@@ -14,7 +14,7 @@ from lockstitch.rpc.startup import start_worker
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import Store
 
     from lockstitch.runtime.agent import Agent
 
@@ -64,7 +64,7 @@ def _make_options(
 
 
 def _init_backend(
-    store: dist.Store,
+    store: Store,
     name: str,
     rank: int,
     world_size: int | None,

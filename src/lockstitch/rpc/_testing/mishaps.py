@@ -47,13 +47,14 @@ _NEVER_REPEATED: Final = (Call, RemoteCall, Fetch, Gradient)
 
 
 class MessageLostError(RpcTimeoutError, ConnectionError):
-    """A message was lost on purpose. It would end in a timeout; there is no need to wait for that."""
+    """A message was lost on purpose. It would end in a timeout; there is no need to wait for
+    that."""
 
 
 class Mishaps:
     """A `SendFilter`. Each message of the kinds `to_fail` is lost `times` times; `to_delay` gives
-    seconds by kind. What is never sent again fails at once where it is lost; other messages are lost
-    in silence, and their sender has to send them again.
+    seconds by kind. What is never sent again fails at once where it is lost; other messages are
+    lost in silence, and their sender has to send them again.
 
     `call_later(seconds, task)` is the agent's. Raises `ValueError` for unknown kinds.
     """

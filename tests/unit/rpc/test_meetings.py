@@ -1,0 +1,75 @@
+"""All may go when nothing is under way anywhere; a dead or a busy worker is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstitch import rpc
+from lockstitch.errors import PeerDiedError, RpcTimeoutError
+from lockstitch.rpc.meetings import Meetings
+from lockstitch.runtime.worker import current_worker
+from lockstitch.testing.cluster import LocalCluster
+from tests.unit.rpc.programs import ARRIVALS, GATE, on_all, pass_on, wait_at_gate
+
+
+@pytest.fixture
+def cluster():
+    GATE.clear()
+    ARRIVALS.clear()
+    with LocalCluster(3) as cluster:
+        yield cluster
+        GATE.set()
+
+
+def meet(timeout: float | None = 20.0) -> None:
+    current_worker().service(Meetings).wait_until_all_rest(timeout)
+
+
+def test_workers_without_work_may_go_at_once_and_again(cluster) -> None:
+    for _ in range(3):
+        assert on_all(cluster, meet) == {"worker0": None, "worker1": None, "worker2": None}
+
+
+def test_a_long_chain_of_calls_that_nobody_waits_for_is_waited_out(cluster) -> None:
+    for start in cluster.names:
+        cluster.run(start, pass_on, 20, cluster.names, start)
+    on_all(cluster, meet)
+    assert sorted(ARRIVALS) == cluster.names
+
+
+def test_a_callback_that_calls_on_is_waited_out(cluster) -> None:
+    def call_with_callback() -> None:
+        future = rpc.rpc_async("worker1", pass_on, (0, [], "first"))
+        future.then(lambda _: rpc.rpc_async("worker2", pass_on, (5, cluster.names, "second")))
+
+    cluster.run(0, call_with_callback)
+    on_all(cluster, meet)
+    assert ARRIVALS == ["first", "second"]
+
+
+def test_a_call_that_lasts_too_long_is_a_timeout_that_says_who_is_busy(cluster) -> None:
+    cluster.run(0, rpc.rpc_async, "worker1", wait_at_gate)
+    results = on_all(cluster, lambda: meet(0.2))
+    assert all(isinstance(error, RpcTimeoutError) for error in results.values())
+    assert "'worker1' had not come to rest" in str(results["worker1"])
+
+
+def test_who_does_not_come_is_named_by_the_leader(cluster) -> None:
+    with pytest.raises(RpcTimeoutError, match=r"Followers \['worker1', 'worker2'\] timed out"):
+        cluster.run(0, meet, 0.2)
+
+
+def test_a_worker_that_dies_meanwhile_ends_the_waiting(cluster) -> None:
+    cluster.run(0, rpc.rpc_sync, "worker2", pass_on, (0, [], ""))
+    cluster.run(1, rpc.rpc_sync, "worker2", pass_on, (0, [], ""))
+
+    def meet_or_die() -> None:
+        if current_worker().name == "worker2":
+            cluster.kill("worker2")
+        else:
+            meet()
+
+    results = on_all(cluster, meet_or_die)
+    assert isinstance(results["worker0"], PeerDiedError)
+    assert "worker2" in str(results["worker0"])
+    assert "was called off: worker 'worker2' died" in str(results["worker1"])
