@@ -16,6 +16,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
+from lockstitch.autograd.conductor import NOBODY
 from lockstitch.autograd.decisions import Decision, decide
 from lockstitch.autograd.discovery import find_reach
 from lockstitch.autograd.emission import Emission
@@ -178,6 +179,7 @@ class BackwardPass:
             self._inbox.clear()
             self._entries = []
             self._roots = None
+            self._conductor = NOBODY  # the initiator holds us: together we would be garbage
             self._changed.notify_all()
             return True
 
@@ -339,6 +341,7 @@ class BackwardPass:
         with self._lock:
             self._raise_failure()
             state.phase = _Phase.DONE
+            state.task = None  # it holds the state
             balance, state.balance = state.balance, Balance()
             self._sent += len(outgoing)
         balance.emit(receive.message for receive, _ in outgoing)
@@ -363,8 +366,9 @@ class BackwardPass:
 
     def abandon(self, error: BaseException) -> None:
         """The pass cannot go on here: frees what waits, and tells the initiator."""
+        conductor = self._conductor
         if self.fail(error):
-            self._conductor.fail(error)
+            conductor.fail(error)
 
     # ------------------------------------------------------------ what goes out
 

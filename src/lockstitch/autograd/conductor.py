@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 Task = Callable[[], None]
 
-PATIENCE_SECONDS: Final = 0.0002
+PATIENCE_SECONDS: Final = 0.001
 """How long somebody waits for a gradient before it asks who takes part: most come sooner, and then
-nobody needs to know."""
+nobody needs to know. The question costs little, but on machines that have nothing to spare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,36 @@ class Conductor(Protocol):
     def fail(self, error: BaseException) -> None:
         """The pass has failed on this worker."""
         ...
+
+
+class Nobody:
+    """The conductor of a pass that has ended."""
+
+    is_distant = False
+
+    def report(
+        self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool = False
+    ) -> None:
+        """Too late."""
+
+    def need_parts(self) -> None:
+        """Too late."""
+
+    def patience(self) -> float | None:
+        """There is nothing to wait for."""
+        return None
+
+    def lose_patience(self) -> None:
+        """Too late."""
+
+    def hand_over(self, task: Task) -> None:
+        """Too late."""
+
+    def fail(self, error: BaseException) -> None:
+        """Too late."""
+
+
+NOBODY: Final = Nobody()
 
 
 class DistantInitiator:

@@ -150,7 +150,7 @@ class DistAutogradContext:
         A gradient that is kept shares memory with no other: it is stolen where the list `gradients`
         alone holds it, and copied otherwise. (So nothing here may name it before that is known.)
         """
-        with self._adding, torch.no_grad():
+        with self._adding:
             for index, leaf in enumerate(leaves):
                 if gradients[index] is None:
                     continue
@@ -162,13 +162,13 @@ class DistAutogradContext:
         self, variable: torch.Tensor, gradients: list[torch.Tensor | None], index: int
     ) -> None:
         is_ours = is_sole_owner(gradients, index)
-        gradient = gradients[index]
-        assert gradient is not None
+        given = gradients[index]
+        assert given is not None
+        gradient = given.detach()  # lets go of a view's base, and of what a hook's result hangs on
         stored = self._gradients.get(variable)
         if stored is None:
             steal = is_ours and _is_laid_out_like(gradient, variable)
-            # (Detached, a view lets go of its base.)
-            self._gradients[variable] = gradient.detach() if steal else _copy(gradient, variable)
+            self._gradients[variable] = gradient if steal else _copy(gradient, variable)
         elif stored.layout is torch.strided:
             stored.add_(gradient)
         else:  # sparse with sparse stays sparse; torch adds sparse to dense, not dense to sparse
@@ -193,7 +193,7 @@ class DistAutogradContext:
 def _is_laid_out_like(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
     """Whether a gradient may be kept as it is: dense in memory and without overlaps."""
     if gradient.layout is torch.strided:
-        if gradient._is_view() and gradient.untyped_storage().nbytes() != gradient.nbytes:
+        if gradient.untyped_storage().nbytes() != gradient.nbytes:
             return False  # a part of something larger, which would have to be kept
         return gradient.is_contiguous() or (
             gradient.stride() == variable.stride() and 0 not in gradient.stride()
