@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
-from lockstitch.errors import LockstitchError
+from lockstitch.errors import LocalProtocolError, LockstitchError
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
 from lockstitch.wire.messages import Failure, Payload, Reply
@@ -91,6 +91,9 @@ class Invocation:
     def serve(self) -> None:
         """Serves the request on this thread, and notes whether that was quick."""
         if self.expires is not None and self.agent.clock.now() >= self.expires:
+            body = getattr(self.message, "body", None)
+            if body is not None:
+                self.agent.discard(body, self.caller)
             return  # the caller has given up
         started = time.perf_counter()
         server = self.agent.servers.get(type(self.message))
@@ -99,7 +102,7 @@ class Invocation:
                 self.run(self.answer)
             else:
                 server(self)
-        except Exception as error:  # noqa: BLE001 - raised where the caller waits
+        except BaseException as error:  # noqa: BLE001 - raised where the caller waits
             self.fail(error)
         if time.perf_counter() - started < QUICK_SECONDS:
             self.known.streak += 1
@@ -113,7 +116,8 @@ class Invocation:
         session = UnpickleSession(self.caller)
         try:
             function, args, kwargs = self.arguments(session)
-        except Exception as error:  # noqa: BLE001 - raised where the caller waits
+        except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+            self.agent.discard(self.message.body, self.caller)  # type: ignore[attr-defined]
             self._conclude(then, None, error)
             return
         unconfirmed = [each for each in session.received if not each.is_confirmed()]
@@ -235,22 +239,26 @@ class Invocation:
         try:
             body, stitch = self.agent.close_up(value, self.caller)
             self._send(Reply(number, stitch, body))
-        except ConnectionError:
-            self.agent.note("reply.undeliverable", repr(self))
-        except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises
+        except BaseException as error:  # noqa: BLE001 - whatever a user's __reduce__ raises
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """Answers with an exception."""
-        number: int = self.message.request  # type: ignore[attr-defined]
         described = remote_errors.describe(error, self.agent.info.name)
         try:
-            self._send(Failure(number, Payload(PICKLE, pickle.dumps(described, 5), ())))
-        except ConnectionError:
-            self.agent.note("reply.undeliverable", repr(self))
+            self._send_failure(described)
+        except LocalProtocolError:  # it is too long for a frame
+            self._send_failure(remote_errors.shorten(described))
+
+    def _send_failure(self, described: remote_errors.Described) -> None:
+        number: int = self.message.request  # type: ignore[attr-defined]
+        self._send(Failure(number, Payload(PICKLE, pickle.dumps(described, 5), ())))
 
     def _send(self, message: Message) -> None:
-        self._requests.reply(message)
+        try:
+            self._requests.reply(message)
+        except ConnectionError:
+            self.agent.note("reply.undeliverable", repr(self))
 
 
 _UNBOUNDED: Final[AbstractContextManager[None]] = contextlib.nullcontext()

@@ -30,8 +30,14 @@ class RemoteTraceback(Exception):  # noqa: N818 - not raised: it stands as the c
         return f'\n"""\n{self.text}"""'
 
 
-def describe(error: BaseException, worker: str) -> tuple[str, str, str, str, bytes | None]:
-    """What `rebuild` needs: worker, type, text, traceback, the pickled exception."""
+Described = tuple[str, str, str, str, "bytes | None"]
+"""What crosses: worker, type, text, traceback, the pickled exception."""
+
+_SHORT = 2000
+
+
+def describe(error: BaseException, worker: str) -> Described:
+    """What `rebuild` needs."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     kind = type(error)
     pickled = None
@@ -47,6 +53,12 @@ def describe(error: BaseException, worker: str) -> tuple[str, str, str, str, byt
     return worker, kind.__qualname__, message, text, pickled
 
 
+def shorten(described: Described) -> Described:
+    """The beginning of the text and the end of the traceback only."""
+    worker, kind, message, text, _ = described
+    return worker, kind, message[:_SHORT], text[-_SHORT:], None
+
+
 def _dumps(error: Exception) -> bytes:
     try:
         return pickle.dumps(error, 5)
@@ -54,7 +66,7 @@ def _dumps(error: Exception) -> bytes:
         return cloudpickle.dumps(error, 5)  # type: ignore[no-any-return]
 
 
-def rebuild(described: tuple[str, str, str, str, bytes | None]) -> BaseException:
+def rebuild(described: Described) -> BaseException:
     """The exception to raise at the caller."""
     worker, kind, message, text, pickled = described
     error: BaseException | None = None

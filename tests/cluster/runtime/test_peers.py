@@ -1,0 +1,169 @@
+"""Workers that die, leave, refuse or begin again."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstitch.errors import NotInitializedError, PeerDiedError, RpcError
+from lockstitch.ids import WorkerId
+from lockstitch.runtime import peers
+from lockstitch.runtime.worker import current_worker
+from lockstitch.testing.cluster import LocalCluster
+from lockstitch.testing.faults import Faults
+from lockstitch.wire.messages import Call, Reply
+from tests.cluster.runtime.programs import Gate, add, call, call_async, here, wait_at_gate
+from tests.unit.runtime.stage import Background, wait_until
+
+
+def test_dead_peer_fails_every_waiter_at_once_and_later_calls_too(cluster: LocalCluster) -> None:
+    waiters = [Background(lambda: call(cluster[0], 1, wait_at_gate, timeout=0)) for _ in range(3)]
+    futures = [call_async(cluster[0], 1, wait_at_gate, timeout=0) for _ in range(3)]
+    Gate.await_entries(6)
+    cluster.kill("worker1")
+    for wait in (
+        *(each.result for each in waiters),
+        *(Background(each.wait).result for each in futures),
+    ):
+        with pytest.raises(PeerDiedError, match="'worker1' died") as caught:
+            wait()
+        assert isinstance(caught.value, ConnectionError)
+    with pytest.raises(PeerDiedError):
+        call(cluster[0], 1, here)
+    with pytest.raises(PeerDiedError):
+        call_async(cluster[0], 1, here).wait()
+    assert call(cluster[0], 0, here)[0] == "worker0"
+
+
+def test_peer_that_dies_of_a_call() -> None:
+    with LocalCluster(2, faults=Faults().kill("worker1", after=Call)) as cluster:
+        with pytest.raises(PeerDiedError):
+            call(cluster[0], 1, wait_at_gate, timeout=0)
+        Gate.opened.set()
+
+
+def test_peer_that_dies_after_its_answer_has_answered() -> None:
+    with LocalCluster(2, faults=Faults().kill("worker1", after=Reply)) as cluster:
+        assert call(cluster[0], 1, here)[0] == "worker1"
+        with pytest.raises(PeerDiedError):
+            call(cluster[0], 1, here)
+
+
+def test_loss_is_told_to_whoever_asked_once() -> None:
+    with LocalCluster(3) as cluster:
+        lost: list[str] = []
+        cluster[0].agent.on_peer_lost(lambda worker, error: lost.append(error.worker))
+        for to in (1, 2):
+            call(cluster[0], to, here)
+            call(cluster[to], 0, here)
+        cluster.kill("worker2")
+        wait_until(lambda: lost)
+        with pytest.raises(PeerDiedError):
+            call(cluster[0], 2, here)
+        assert call(cluster[0], 1, here)[0] == "worker1"
+        assert lost == ["worker2"]
+
+
+def test_peer_that_leaves_in_good_order_is_gone_at_once(cluster: LocalCluster) -> None:
+    call(cluster[1], 0, here)
+    future = call_async(cluster[0], 1, wait_at_gate, timeout=0)
+    Gate.await_entries()
+    leaving = Background(cluster[1].close)
+    with pytest.raises(PeerDiedError, match="'worker1' died"):
+        Background(future.wait).result()
+    Gate.opened.set()
+    assert leaving.result() == []
+    with pytest.raises(PeerDiedError):
+        call(cluster[0], 1, here)
+
+
+def test_closed_worker_says_so_and_closing_twice_is_harmless() -> None:
+    with LocalCluster(2) as cluster:
+        me = cluster[0]
+        call(me, 1, here)
+        me.close()
+        assert me.close() == []
+        with pytest.raises((NotInitializedError, PeerDiedError), match="shut down"):
+            me.agent.call(WorkerId(1, 0), here)
+
+
+def test_worker_that_never_called_anybody_can_be_closed() -> None:
+    with LocalCluster(2):
+        pass
+
+
+def test_one_cluster_after_the_other_in_one_process() -> None:
+    for _ in range(3):
+        with LocalCluster(2) as cluster:
+            assert call(cluster[0], 1, add, 1) == 11
+
+
+def test_two_clusters_at_once_do_not_mix() -> None:
+    with LocalCluster(["a", "b"]) as one, LocalCluster(["c", "d"]) as other:
+        assert call(one[0], 1, here)[0] == "b"
+        assert call(other[0], 1, here)[0] == "d"
+        with pytest.raises(RpcError, match="could not find"):
+            call(one[0], "d", here)
+        with one[0].active():
+            assert current_worker() is one[0]
+            with other[1].active():
+                assert current_worker() is other[1]
+            assert current_worker() is one[0]
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "reason"),
+    [
+        ("PROTOCOL", 99, "it speaks protocol 99"),
+        ("_PYTHON", "2.7.18", r"it runs Python 2\.7\.18"),
+        ("_TORCH", "0.4.0", r"it runs torch 0\.4\.0"),
+    ],
+)
+def test_caller_that_does_not_fit_is_refused_with_the_reason(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, what: str, value: object, reason: str
+) -> None:
+    welcome = peers.Peers.welcome
+
+    def as_before(self, hello):  # type: ignore[no-untyped-def]
+        with monkeypatch.context() as original:
+            original.setattr(peers, what, before)
+            return welcome(self, hello)
+
+    before = getattr(peers, what)
+    monkeypatch.setattr(peers.Peers, "welcome", as_before)
+    monkeypatch.setattr(peers, what, value)
+    cluster[1].agent.report = lambda error: None  # type: ignore[method-assign]
+    with pytest.raises(RpcError, match=f"'worker1' refused the connection: {reason}"):
+        call(cluster[0], 1, here)
+    assert cluster[0].agent.is_at_rest()
+
+
+def test_stranger_who_speaks_nonsense_disturbs_nobody(cluster: LocalCluster) -> None:
+    reports: list[BaseException] = []
+    cluster[1].agent.report = reports.append  # type: ignore[method-assign]
+    address = cluster[1].agent._acceptors[0]._listener.address
+    stranger = cluster.network.transport("stranger").connect(address, 1)
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n" + bytes(100),):
+        stranger.send([nonsense])
+    counts: list[int] = []
+    stranger.receive_into(memoryview(bytearray(10)), counts, 10)
+    assert counts == [0]
+    assert call(cluster[0], 1, here)[0] == "worker1"
+    assert len(reports) == 1
+
+
+def test_silent_caller_does_not_keep_a_worker_from_closing(cluster: LocalCluster) -> None:
+    address = cluster[1].agent._acceptors[0]._listener.address
+    silent = cluster.network.transport("silent").connect(address, 1)
+    assert call(cluster[0], 1, here)[0] == "worker1"
+    assert cluster[1].close() == []
+    counts: list[int] = []
+    silent.receive_into(memoryview(bytearray(10)), counts, 10)
+    assert counts == [0]
+
+
+def test_partition_is_a_silence_that_times_out_and_heals() -> None:
+    with LocalCluster(2) as cluster:
+        call(cluster[0], 1, here)
+        with cluster.partition("worker0", "worker1"), pytest.raises(TimeoutError):
+            call(cluster[0], 1, here, timeout=0.05)
+        assert call(cluster[0], 1, here)[0] == "worker1"
