@@ -189,7 +189,14 @@ class ReferenceService(Home):
     # ------------------------------------------------------------ references on their way
 
     def _reduce(self, rref: RRef[Any], session: PickleSession) -> State:
-        return self.send_off(rref, session.to)
+        state = self.send_off(rref, session.to)
+        owner, reference, fork, _ = state
+        gone = Withdrawn(GlobalId(*reference), GlobalId(*fork))
+        if WorkerId(*owner) == self.worker.id:
+            session.undo.append(lambda: self._ledger.tell_owner(gone))
+        else:
+            session.undo.append(lambda: self._ledger.tell_user(gone))
+        return state
 
     def _rebuild(self, session: UnpickleSession, *state: Any) -> RRef[Any]:
         rref = self.receive(state)

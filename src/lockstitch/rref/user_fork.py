@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from lockstitch.errors import OwnerDiedError, RRefError
-from lockstitch.rref.values import TIMED_OUT, copy_of
+from lockstitch.errors import OwnerDiedError, RRefError, copy_of
+from lockstitch.rref.values import TIMED_OUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.errors import RpcTimeoutError
+from lockstitch.errors import RpcTimeoutError, copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,35 +21,6 @@ TIMED_OUT = (
     "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node "
     "does not exist."
 )
-
-
-def copy_of(error: BaseException) -> BaseException:
-    """A copy to be raised in place of an error that is kept.
-
-    What is raised collects the frames that it passes, and so keeps alive whatever they hold, for
-    as long as it lives itself.
-    """
-    copy = _blank_copy(error)
-    copy.__dict__.update(error.__dict__)
-    copy.__cause__ = error.__cause__
-    copy.__context__ = error.__context__
-    copy.__suppress_context__ = error.__suppress_context__
-    return copy.with_traceback(error.__traceback__)
-
-
-def _blank_copy(error: BaseException) -> BaseException:
-    """A new exception of the same type, made by the builtin type that it derives from: an
-    `__init__` of its own may want other arguments than it passed on."""
-    cls = type(error)
-    for base in cls.__mro__:
-        if base.__module__ == "builtins":
-            try:
-                copy = base.__new__(cls, *error.args)
-                base.__init__(copy, *error.args)  # type: ignore[misc]
-            except TypeError:  # of several builtin bases only one can make it
-                continue
-            return copy
-    return error
 
 
 class OwnedValue:

@@ -30,6 +30,7 @@ from lockstitch.wire.messages import Call, Failure, Leave, Message, Payload, Rep
 from lockstitch.wire.pickling import (
     PICKLE,
     UnpickleSession,
+    discard,
     pack,
     pack_flat,
     unpack,
@@ -237,6 +238,11 @@ class Agent:
     def unpack(self, payload: Payload) -> Any:
         """The value of a payload made by `pack`."""
         return unpack(payload, self._pickling)
+
+    def discard(self, payload: Payload, sender: WorkerId) -> None:
+        """Nobody will read this payload: gives back what it carries."""
+        if payload.encoding == PICKLE:
+            self.spawn(lambda: discard(payload, self._pickling, UnpickleSession(sender)))
 
     def close_up(self, value: object, to: WorkerId) -> tuple[Payload, Stitch | None]:
         """Packs a value for `to`, stitched where this thread is inside an autograd context."""

@@ -47,6 +47,7 @@ class Channel:
         self.error: PeerDiedError | None = None
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
+        self._last_delivered = 0
 
     @property
     def outstanding(self) -> int:
@@ -106,6 +107,8 @@ class Channel:
             raise RemoteProtocolError(f"a {type(message).__name__} came where replies belong")
         pending = self._pending.get(message.request)
         if pending is None:
+            if message.request != self._last_delivered:
+                self.agent.discard(message.body, self.peer.worker)
             return
         if pending.done:
             pending.wake()
@@ -116,6 +119,7 @@ class Channel:
                 pending, message, self.peer.worker, is_waiting=pending is reader
             )
         pending.delivered = True
+        self._last_delivered = message.request
         self._pending.pop(message.request, None)
 
     def sweep(self, now: float) -> float | None:

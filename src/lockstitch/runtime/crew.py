@@ -420,6 +420,6 @@ class Crew:
             elif quiet >= _MONITOR_REST_TICKS:
                 self._monitor_wake.clear()
                 self._monitor_rests = True
-                if self._serial == seen:
+                if self._serial == seen and not self._closed:
                     self._monitor_wake.wait()
                 self._monitor_rests = False

@@ -42,11 +42,12 @@ _NAMED_TYPES: Final = (
 def qualified_name(function: Callable[..., Any]) -> str | None:
     """The name `module:qualname` under which this very object can be found again, or None."""
     if isinstance(function, torch.jit.ScriptFunction):
-        module, _, name = function.qualified_name.removeprefix("__torch__.").rpartition(".")
-        return f"{module}:{name}" if _find(module, name) is function else None
+        home, _, name = function.qualified_name.removeprefix("__torch__.").rpartition(".")
+        return f"{home}:{name}" if _find(home, name) is function else None
     if not isinstance(function, _NAMED_TYPES):
         return None
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    module: str | None = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", "")
     if module is not None and "<" not in name and _find(module, name) is function:
         return f"{module}:{name}"
     if isinstance(function, types.BuiltinFunctionType):

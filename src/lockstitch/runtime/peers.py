@@ -62,7 +62,8 @@ class Peers:
         self._channels: dict[WorkerId, Channel] = {}
         self._callers: dict[WorkerId, IncomingConnection] = {}
         self._incoming: set[IncomingConnection] = set()
-        self._connecting = threading.Lock()
+        self._connecting: dict[WorkerId, threading.Lock] = {}
+        self._greeting: set[Connection] = set()
         self._lost: dict[WorkerId, PeerDiedError] = {}
         self._on_lost: list[Callable[[WorkerId, PeerDiedError], None]] = []
         self._closed = False
@@ -82,7 +83,9 @@ class Peers:
 
     def info_of(self, worker: WorkerId) -> WorkerInfo:
         """Name and rank of a worker by its identity."""
-        return self._directory.find(worker) or WorkerInfo(f"rank{worker.rank}:life{worker.generation}", *worker)
+        return self._directory.find(worker) or WorkerInfo(
+            f"rank{worker.rank}:life{worker.generation}", *worker
+        )
 
     def members(self) -> Sequence[WorkerInfo]:
         """All workers that are known now."""
@@ -103,7 +106,7 @@ class Peers:
         channel = self._channels.get(to)
         if channel is not None:
             return channel
-        with self._connecting:
+        with self._connecting.setdefault(to, threading.Lock()):
             channel = self._channels.get(to)
             if channel is None:
                 channel = self._channels[to] = self._connect(self.info_of(to))
@@ -119,13 +122,18 @@ class Peers:
             connection = self._directory.connect(peer, _CONNECT_SECONDS)
         except (ConnectionError, TimeoutError) as error:
             raise self._unreachable(peer, f"it cannot be reached ({error})") from error
+        self._greeting.add(connection)
         try:
+            if self._closed:  # in the meantime: `close` may not have seen this connection
+                raise ConnectionAbortedError("this worker has shut down")
             decoder = self._greet(peer, connection)
         except BaseException as error:
             connection.close()
             if isinstance(error, (ConnectionError, BlockingIOError)):
                 raise self._unreachable(peer, f"it cannot be reached ({error})") from error
             raise
+        finally:
+            self._greeting.discard(connection)
         return StreamChannel(self._agent, peer, connection, decoder)
 
     def _greet(self, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
@@ -168,6 +176,8 @@ class Peers:
     def note_incoming(self, caller: IncomingConnection) -> None:
         """Somebody has connected, who is still to say who it is."""
         self._incoming.add(caller)
+        if self._closed:
+            caller.close()
 
     def note_caller(self, caller: IncomingConnection) -> None:
         """A peer that has connected is who it says."""
@@ -226,5 +236,7 @@ class Peers:
         for channel in self.channels():
             channel.fail_all(gone)
             channel.close()
+        for connection in list(self._greeting):
+            connection.close()
         for caller in list(self._incoming):
             caller.close()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from lockstitch.errors import copy_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
@@ -90,7 +92,7 @@ class Pending:
 
 def _unwrap(result: Any) -> Any:
     if isinstance(result, BaseException):
-        raise result
+        raise copy_of(result)
     return result
 
 
@@ -113,6 +115,8 @@ class Future(torch.futures.Future[T]):
         if error is not None:
             # Not set_exception: a completed future would not survive that somebody tries it.
             super()._set_unwrap_func(_unwrap)
+            # The C++ side holds the error where no garbage collector looks: frames would never go.
+            error = error.with_traceback(None)
         try:
             self.set_result(value if error is None else error)  # type: ignore[arg-type]
         except RuntimeError:

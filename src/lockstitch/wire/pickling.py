@@ -10,6 +10,7 @@ Higher floors teach the pickler their own types through a `PicklingRegistry`.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import marshal
 import pickle
@@ -50,13 +51,15 @@ _LARGE_BYTES: Final = 64 * 1024
 class PickleSession:
     """One value being pickled: collects what is lifted out."""
 
-    __slots__ = ("items", "sealed", "to")
+    __slots__ = ("items", "sealed", "to", "undo")
 
     def __init__(self, to: WorkerId | None) -> None:
         self.to = to
         self.items: list[Item] = []
         self.sealed: set[int] = set()
         """Ids of parameters that belong to a pickled module and so stay leaves."""
+        self.undo: list[Callable[[], None]] = []
+        """What takes back what reducers did, called if the pickling fails."""
 
 
 class UnpickleSession:
@@ -168,7 +171,12 @@ def _run_pickler(
     pickler = pickler_class(SimpleNamespace(write=chunks.append), 5, buffer_callback=buffers.append)
     lifted: dict[int, torch.Tensor] = {}
     pickler.prepare(session, registry, lifted)
-    pickler.dump(value)
+    try:
+        pickler.dump(value)
+    except BaseException:
+        for undo in session.undo:
+            undo()
+        raise
     for buffer in buffers:
         tensor = lifted.get(id(buffer))
         session.items.append(tensor if tensor is not None else buffer.raw())
@@ -277,6 +285,29 @@ def unpack(
         ) from error
 
 
+def discard(
+    payload: Payload, registry: PicklingRegistry, session: UnpickleSession | None = None
+) -> None:
+    """Receives only the registered types of a payload that nobody will read, so that whoever sent
+    them learns that they came and went; nothing else in it is imported or made."""
+    if payload.encoding == PICKLE and b"rebuild" in bytes(payload.stream):
+        unpickler = _Discarder(_open(payload.stream), buffers=payload.items)
+        unpickler.prepare(session or UnpickleSession(None), registry)
+        with contextlib.suppress(Exception):  # of what cannot be read, nothing can be given back
+            unpickler.load()
+
+
+class _Nothing:
+    """Takes the place of every class and function in a payload that is discarded."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> _Nothing:
+        return super().__new__(cls)
+
+    def _take(self, *_args: Any) -> None: ...
+
+    __setstate__ = __setitem__ = append = extend = add = update = _take
+
+
 class _Unpickler(pickle.Unpickler):
     def prepare(self, session: UnpickleSession, registry: PicklingRegistry) -> None:
         # Not a method: the unpickler's memo keeps it, and would keep the unpickler with all values.
@@ -286,6 +317,13 @@ class _Unpickler(pickle.Unpickler):
         if name == "rebuild" and module == __name__:
             return self._rebuild
         return super().find_class(module, name)
+
+
+class _Discarder(_Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "rebuild" and module == __name__:
+            return self._rebuild
+        return _Nothing
 
 
 def _rebuild(

@@ -6,9 +6,9 @@ import weakref
 
 import pytest
 
-from lockstitch.errors import OwnerDiedError, PeerDiedError, RpcTimeoutError
+from lockstitch.errors import OwnerDiedError, PeerDiedError, RpcTimeoutError, copy_of
 from lockstitch.ids import GlobalId
-from lockstitch.rref.values import OwnedValue, copy_of
+from lockstitch.rref.values import OwnedValue
 
 REFERENCE = GlobalId(0, 0, 7)
 
