@@ -3,18 +3,23 @@ order it wants, or never. Nothing here sleeps."""
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import platform
 import threading
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime import remote_errors
+from lockstitch.runtime.peers import PROTOCOL
 from lockstitch.runtime.worker import Worker
 from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.wire.frames import FrameDecoder, encode
 from lockstitch.wire.messages import Call, Failure, Hello, Message, Payload, Reply, Welcome
-from lockstitch.wire.pickling import PICKLE, PicklingRegistry, pack, unpack
+from lockstitch.wire.pickling import PICKLE, PicklingRegistry, pack, pack_flat, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -148,6 +153,9 @@ class Stage:
         info = WorkerInfo("worker", 0)
         self.worker = Worker(info, self, self.transport, clock=clock, options=options)
         self.agent = self.worker.agent
+        listener = self.transport.listen()
+        self.address = listener.address
+        self.agent.accept_at(listener)
 
     def __enter__(self) -> Stage:
         self.worker.start()
@@ -160,6 +168,14 @@ class Stage:
     @property
     def peer(self) -> Peer:
         return self.peers[0]
+
+    def caller(self, rank: int = 1) -> Caller:
+        """Somebody who has connected, and was welcomed."""
+        caller = Caller(self, WorkerInfo(f"peer{rank}", rank))
+        welcome = caller.receive()
+        assert isinstance(welcome, Welcome)
+        assert not welcome.refusal
+        return caller
 
     def call(self, *args: Any, to: int = 1, timeout: float = 0) -> Any:
         return self.agent.call(WorkerId(to, 0), echo, args, None, timeout)
@@ -184,3 +200,51 @@ class Stage:
 
 def echo(*args: Any) -> Any:
     return args
+
+
+class Caller:
+    """A peer that calls the worker, message by message."""
+
+    def __init__(self, stage: Stage, info: WorkerInfo, hello: Hello | None = None) -> None:
+        self._connection = stage.network.transport(info.name).connect(stage.address, 0)
+        self._decoder = FrameDecoder()
+        self._numbers = itertools.count(1)
+        self._pickling = stage.worker.pickling
+        python, torch_version = platform.python_version(), str(torch.__version__)
+        self.send(hello or Hello(PROTOCOL, python, torch_version, info.name, info.worker))
+
+    def send(self, *messages: Message) -> None:
+        """All in one piece."""
+        self.send_bytes(b"".join(b"".join(encode(message)) for message in messages))
+
+    def send_bytes(self, data: bytes) -> None:
+        self._connection.send([data])
+
+    def call(
+        self, qualified: str, *args: Any, function: int = -1, timeout: float | None = None
+    ) -> Call:
+        """A call that spells its function out, unless `qualified` is empty."""
+        body = pack_flat(args) or pack((args, {}), self._pickling)[0]
+        definition = qualified.encode() or None
+        return Call(next(self._numbers), function, definition, timeout, None, body)
+
+    def receive(self) -> Message | None:
+        """The next message of the worker; None when it has closed the connection."""
+        decoder = self._decoder
+        while not decoder.messages:
+            self._connection.receive_into(decoder.space(), decoder.counts, PATIENCE_SECONDS)
+            if 0 in decoder.counts:
+                return None
+            decoder.absorb()
+        return decoder.messages.popleft()
+
+    def answer(self) -> Any:
+        """The value of the next reply, or the exception of the next failure."""
+        message = self.receive()
+        if isinstance(message, Failure):
+            return remote_errors.from_payload(message.body)
+        assert isinstance(message, Reply), message
+        return unpack(message.body, PicklingRegistry())
+
+    def close(self) -> None:
+        self._connection.close()

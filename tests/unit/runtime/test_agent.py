@@ -1,0 +1,171 @@
+"""The agent as other floors see it: plugging in, timers, tasks, values, rest, and the end."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from lockstitch.errors import NotInitializedError, PeerDiedError, RpcTimeoutError
+from lockstitch.ids import WorkerId
+from lockstitch.testing.clock import ManualClock
+from lockstitch.wire.messages import ChildNoted, Fetch, Message
+from tests.unit.runtime.stage import Background, Stage, wait_until
+
+if TYPE_CHECKING:
+    from lockstitch.runtime.invocation import Invocation
+
+ME, PEER = WorkerId(0, 0), WorkerId(1, 0)
+NOTED = ChildNoted((0, 0, 1))  # type: ignore[arg-type]
+
+
+def test_packed_values_can_be_unpacked() -> None:
+    with Stage() as stage:
+        value = stage.agent.unpack(stage.agent.pack({"t": torch.ones(2), "n": 1}))
+        assert value["n"] == 1
+        assert torch.equal(value["t"], torch.ones(2))
+
+
+def test_control_messages_are_sent_and_handled_with_their_sender() -> None:
+    with Stage() as stage:
+        handled: list[Any] = []
+        stage.agent.handle(ChildNoted, lambda sender, message: handled.append((sender, message)))
+        stage.caller().send(NOTED)
+        wait_until(lambda: handled)
+        stage.agent.send(PEER, NOTED)
+        assert stage.peer.receive() == NOTED
+        assert handled == [(PEER, NOTED)]
+
+
+def test_other_requests_are_served_by_their_server_and_answered() -> None:
+    fetch = Fetch(1, (1, 0, 0), (1, 0, 1), 7, None, None)  # type: ignore[arg-type]
+    with Stage() as stage:
+
+        def serve(invocation: Invocation) -> None:
+            assert stage.agent.crew.is_member()
+            message: Any = invocation.message
+            if message.serial:
+                invocation.reply([message.serial])
+            else:
+                invocation.fail(KeyError("none"))
+
+        stage.agent.serve(Fetch, serve)
+        caller = stage.caller()
+        caller.send(fetch)
+        assert caller.answer() == [7]
+        caller.send(Fetch(2, (1, 0, 0), (1, 0, 1), 0, None, None))  # type: ignore[arg-type]
+        assert isinstance(caller.answer(), KeyError)
+
+        def build(number: int, travels: float | None) -> Message:
+            return Fetch(number, (1, 0, 0), (1, 0, 1), 9, travels, None)  # type: ignore[arg-type]
+
+        assert stage.agent.request(ME, build, 5).wait() == [9]
+
+
+def test_spawned_tasks_run_on_the_crew_and_failing_ones_are_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Stage() as stage:
+        ran = threading.Event()
+        stage.agent.spawn(lambda: 1 / 0)
+        stage.agent.spawn(lambda: ran.set() if stage.agent.crew.is_member() else None)
+        assert ran.wait(10)
+        wait_until(lambda: stage.agent.failures)
+        assert "ZeroDivisionError" in stage.agent.failures[0]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_delayed_tasks_follow_the_workers_clock() -> None:
+    clock = ManualClock()
+    with Stage(clock=clock) as stage:
+        ran = threading.Event()
+        stage.agent.call_later(30, ran.set)
+        clock.wait_until_waiting()
+        assert not ran.is_set()
+        clock.advance(30)
+        assert ran.wait(10)
+
+
+def test_agent_rests_when_nothing_is_left_to_do() -> None:
+    with Stage() as stage:
+        wait_until(stage.agent.is_at_rest)
+        before = stage.agent.activity
+        future = stage.call_async()
+        assert not stage.agent.is_at_rest()
+        stage.peer.reply(stage.peer.receive_call(), 1)
+        future.wait()
+        wait_until(stage.agent.is_at_rest)
+        stage.agent.call(ME, abs, (-1,))
+        assert stage.agent.activity == before + 3
+
+
+def test_request_that_cannot_be_sent_fails_its_future() -> None:
+    with Stage() as stage:
+        stage.caller().close()
+        wait_until(lambda: stage.agent.peers.is_lost(PEER))
+        future = stage.call_async()
+        with pytest.raises(PeerDiedError):
+            future.wait()
+
+
+def test_filter_stands_in_the_way_of_requests_and_control_messages() -> None:
+    with Stage() as stage:
+        seen: list[str] = []
+
+        def only_note(to: WorkerId, message: Message, send: Any) -> None:
+            seen.append(type(message).__name__)
+            if type(message) is ChildNoted:
+                send(message)
+
+        stage.agent.send_filter = only_note
+        lost = stage.call_async()
+        stage.agent.send(PEER, NOTED)
+        assert stage.peer.receive() == NOTED
+        assert seen == ["Call", "ChildNoted"]
+        assert not lost.done()
+
+
+def test_timeouts_of_a_call() -> None:
+    clock = ManualClock()
+    with Stage(clock=clock) as stage:
+        stage.agent.default_timeout = 50
+        for given, travels in ((-1.0, None), (0.0, None), (7.0, 7.0)):
+            stage.call_async(timeout=given)
+            assert stage.peer.receive_call().timeout == travels
+        waiter = Background(lambda: stage.call(timeout=-1))
+        stage.peer.receive_call()
+        clock.wait_until_waiting()
+        clock.advance(50)
+        with pytest.raises(RpcTimeoutError, match=r"50000 ms.*'peer1' did not answer"):
+            waiter.result()
+
+
+def test_text_tells_what_goes_on() -> None:
+    with Stage() as stage:
+        stage.call_async()
+        stage.peer.receive_call()
+        assert repr(stage.agent) == "<Agent 'worker' · 1 peers · 1 calls pending · 0 served>"
+
+
+def test_close_runs_what_was_asked_for_while_connections_still_stand() -> None:
+    with Stage() as stage:
+        stage.agent.peers.channel(PEER)
+        stage.agent.on_close(lambda: stage.agent.send(PEER, NOTED))
+        stage.worker.close()
+        assert stage.peer.receive() == NOTED
+        assert stage.worker.close() == []
+        with pytest.raises((NotInitializedError, PeerDiedError)):
+            stage.agent.send(PEER, NOTED)
+
+
+def test_close_returns_in_time_and_names_what_still_runs() -> None:
+    stage = Stage()
+    stage.worker.start()
+    entered, gate = threading.Event(), threading.Event()
+    stage.agent.spawn(lambda: (entered.set(), gate.wait(10)))
+    assert entered.wait(10)
+    remaining = stage.worker.close(timeout_seconds=0.05)
+    assert [name.startswith("worker-") for name in remaining] == [True]
+    gate.set()

@@ -1,0 +1,138 @@
+"""Who the peers are, connecting to them once, and losing them once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+from lockstitch.errors import NotInitializedError, PeerDiedError, RemoteProtocolError, RpcError
+from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.wire.frames import encode
+from lockstitch.wire.messages import Leave, Welcome
+from tests.unit.runtime.stage import Background, Stage, wait_until
+
+PEER = WorkerId(1, 0)
+
+
+def test_workers_are_found_by_name_rank_and_info() -> None:
+    with Stage(peers=2) as stage:
+        for key in ("peer2", 2, WorkerInfo("peer2", 2)):
+            assert stage.agent.resolve(key) == WorkerInfo("peer2", 2)
+        with pytest.raises(RpcError, match=r"could not find destination 'x': the workers are 'wor"):
+            stage.agent.resolve("x")
+        with pytest.raises(ValueError, match=r"named by str, int or WorkerInfo, not by 1\.5"):
+            stage.agent.resolve(1.5)  # type: ignore[arg-type]
+        assert stage.agent.info_of(PEER).name == "peer1"
+        assert stage.agent.info_of(WorkerId(9, 1)).id == 9
+
+
+def test_connection_is_made_on_first_use_and_once_for_many_threads() -> None:
+    with Stage() as stage:
+        assert len(stage.agent.peers.channels()) == 1  # the one to oneself
+        start = threading.Barrier(6)
+
+        def first_use() -> object:
+            start.wait(10)
+            return stage.agent.peers.channel(PEER)
+
+        channels = {id(each.result()) for each in [Background(first_use) for _ in range(6)]}
+        assert len(channels) == 1
+
+
+class Closing:
+    """What a directory hands out in these tests; knows whether it was closed."""
+
+    def __init__(self, stage: Stage, welcome: object) -> None:
+        self.is_closed = False
+        self._near = stage.transport.connect(stage.peer._listener.address, 0)
+        far = stage.peer._listener.accept()
+        assert far is not None
+        if isinstance(welcome, Exception):
+            far.close()
+        else:
+            far.send([b"".join(encode(welcome))])
+        self.peer = "peer1"
+        self.receive_into = self._near.receive_into
+
+    def send(self, buffers) -> None:  # type: ignore[no-untyped-def]
+        with contextlib.suppress(ConnectionError):  # a socket's reader is the first to see an end
+            self._near.send(buffers)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._near.close()
+
+
+@pytest.mark.parametrize(
+    ("welcome", "error", "reason"),
+    [
+        (Welcome("too old", "peer1", PEER), RpcError, "refused the connection: too old"),
+        (Welcome("", "peer1", WorkerId(1, 3)), PeerDiedError, "has taken its place"),
+        (Leave(PEER), RemoteProtocolError, "answered a greeting with"),
+        (EOFError(), PeerDiedError, "closed the connection before any greeting"),
+    ],
+    ids=["refused", "replaced", "nonsense", "closed"],
+)
+def test_connection_that_is_not_welcomed_is_closed(
+    welcome: object, error: type[Exception], reason: str
+) -> None:
+    with Stage() as stage:
+        connection = Closing(stage, welcome)
+        stage.connect = lambda peer, timeout: connection  # type: ignore[assignment, method-assign]
+        with pytest.raises(error, match=reason):
+            stage.agent.peers.channel(PEER)
+        assert connection.is_closed
+
+
+def test_unreachable_peer_is_lost() -> None:
+    with Stage() as stage:
+        lost: list[WorkerId] = []
+        stage.agent.on_peer_lost(lambda worker, error: lost.append(worker))
+
+        def connect(peer: WorkerInfo, timeout_seconds: float) -> None:
+            raise TimeoutError("nobody there")
+
+        stage.connect = connect  # type: ignore[assignment, method-assign]
+        for _ in range(2):
+            with pytest.raises(PeerDiedError, match=r"cannot be reached \(nobody there\)"):
+                stage.agent.peers.channel(PEER)
+        wait_until(lambda: lost == [PEER])
+        assert stage.agent.peers.is_lost(PEER)
+
+
+def test_caller_that_goes_away_is_lost() -> None:
+    with Stage() as stage:
+        caller = stage.caller()
+        caller.close()
+        wait_until(lambda: stage.agent.peers.is_lost(PEER))
+        with pytest.raises(PeerDiedError):
+            stage.call()
+
+
+def test_caller_that_leaves_says_so() -> None:
+    with Stage() as stage:
+        stage.caller().send(Leave(PEER))
+        wait_until(lambda: stage.agent.peers.is_lost(PEER))
+        with pytest.raises(PeerDiedError, match="it has shut down"):
+            stage.call()
+
+
+def test_second_connection_of_a_peer_takes_the_place_of_the_first() -> None:
+    with Stage() as stage:
+        first, second = stage.caller(), stage.caller()
+        first.close()
+        wait_until(lambda: len(stage.agent.peers._incoming) == 1)
+        second.send(second.call("builtins:abs", -1))
+        assert second.answer() == 1
+        assert not stage.agent.peers.is_lost(PEER)
+
+
+def test_closing_says_goodbye_to_those_we_called() -> None:
+    with Stage(peers=2) as stage:
+        stage.agent.peers.channel(PEER)
+        stage.worker.close()
+        assert stage.peer.receive() == Leave(WorkerId(0, 0))
+        with pytest.raises((NotInitializedError, PeerDiedError), match="shut down"):
+            stage.call(to=2)

@@ -1,0 +1,52 @@
+"""A worker tells what it waits for."""
+
+from __future__ import annotations
+
+import threading
+
+from lockstitch.ids import WorkerId
+from lockstitch.runtime.waits import WorkerWaits, look
+from lockstitch.testing.clock import ManualClock
+from tests.unit.runtime.stage import Stage, wait_until
+
+gate = threading.Lock()
+
+
+def wait_at_gate() -> bool:
+    return gate.acquire(timeout=10)
+
+
+class Patient:
+    def describe_waits(self) -> list[str]:
+        return ["for better days"]
+
+
+def test_worker_that_waits_for_nothing() -> None:
+    with Stage() as stage:
+        assert look(stage.worker) == WorkerWaits("worker", (), (), ())
+        assert not look(stage.worker)
+
+
+def test_calls_without_an_answer_and_lines_of_services() -> None:
+    clock = ManualClock()
+    with Stage(clock=clock) as stage:
+        stage.worker.plug(Patient())
+        stage.agent.call_async(WorkerId(1, 0), abs, (-1,), None, 0)
+        clock.advance(5)
+        waits = look(stage.worker)
+        assert waits.calls == (("peer1", "builtins:abs", 5.0),)
+        assert waits.others == ("for better days",)
+        assert waits
+
+
+def test_requests_being_served_and_the_line_they_are_at() -> None:
+    with gate, Stage() as stage:
+        caller = stage.caller()
+        caller.send(caller.call(f"{__name__}:wait_at_gate"))
+        wait_until(lambda: look(stage.worker).serving)
+        wait_until(lambda: "test_waits.py" in look(stage.worker).serving[0][3])
+        (who, what, _seconds, where) = look(stage.worker).serving[0]
+        assert (who, what) == ("peer1", f"{__name__}:wait_at_gate")
+        assert where.endswith("in wait_at_gate")
+        gate.release()
+        assert caller.answer() is True
