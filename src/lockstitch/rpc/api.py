@@ -304,5 +304,8 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
             leaving.part(worker, timeout)
         elif graceful:
             leaving.wait_for_own_work(worker, timeout)
+    except Exception:
+        leaving.answer_what_is_served(worker, timeout)
+        raise
     finally:
         leaving.finish(worker, ignore_leaks=not graceful or _ignore_rref_leak)

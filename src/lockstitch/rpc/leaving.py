@@ -8,14 +8,19 @@ Whatever fails on the way, the last step is taken: after it no thread, socket or
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Final
 
+from lockstitch.errors import RpcTimeoutError
 from lockstitch.rpc.meetings import Meetings
 from lockstitch.rpc.startup import Membership
 from lockstitch.rref.service import ReferenceService
 
 if TYPE_CHECKING:
     from lockstitch.runtime.worker import Worker
+
+
+_PATIENCE_SECONDS: Final = 1.0
 
 
 def leaves_together(worker: Worker) -> bool:
@@ -27,6 +32,13 @@ def wait_for_own_work(worker: Worker, timeout_seconds: float) -> None:
     """Returns when the worker has nothing left to do; raises `RpcTimeoutError` (0: waits for
     ever)."""
     worker.service(Meetings).wait_until_rest(timeout_seconds or None)
+
+
+def answer_what_is_served(worker: Worker, timeout_seconds: float) -> None:
+    """Before a worker goes because something went wrong: whoever waits for an answer that is almost
+    there shall get it. Returns after a second at most."""
+    with contextlib.suppress(RpcTimeoutError):
+        wait_for_own_work(worker, min(timeout_seconds or _PATIENCE_SECONDS, _PATIENCE_SECONDS))
 
 
 def part(worker: Worker, timeout_seconds: float) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import PeerDiedError, RemoteProtocolError, RpcTimeoutError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 # A reader blocks for at most this long before it looks at its deadline: always the same number,
 # since changing a socket's timeout costs as much as sending a message.
 _READ_SECONDS = 1.0
+_LAST_ANSWERS_SECONDS = 0.5
 _NOT_BLOCKING = (False,)
 
 
@@ -156,6 +158,11 @@ class Channel:
                 self.agent.fail_pending(pending, error)
                 self._pending.pop(number, None)
 
+    def end(self, error: PeerDiedError) -> None:
+        """The peer is gone, as something else has shown."""
+        self.fail_all(error)
+        self.close()
+
     def close(self) -> None:
         """Ends it."""
 
@@ -173,6 +180,7 @@ class StreamChannel(Channel):
         self._reading = threading.Lock()
         self._followers: deque[Pending] = deque()
         self._armed = False
+        self._closed = False
         self._spinner = Spinner()
         agent.crew.watch(connection, self)
 
@@ -325,12 +333,27 @@ class StreamChannel(Channel):
                 pass
             finally:
                 self._reading.release()
-            if self.error is None:
+            if not self._closed:
                 self._call_successor()
 
     def leave(self) -> None:
         """The leader never leaves in the middle of `serve`."""
 
+    def end(self, error: PeerDiedError) -> None:
+        # It may have answered just before: whoever reads finds that first, and then the end of the
+        # connection. Should that not come, all is over a moment later.
+        self.error = error
+        if self._pending:
+            self.arm_for_futures()
+            self.agent.call_later(_LAST_ANSWERS_SECONDS, partial(self._end_now, error))
+        else:
+            self.close()
+
+    def _end_now(self, error: PeerDiedError) -> None:
+        self.fail_all(error)
+        self.close()
+
     def close(self) -> None:
+        self._closed = True
         self.agent.crew.forget(self.connection)
         self.connection.close()

@@ -201,8 +201,7 @@ class Peers:
             return
         channel = self._channels.pop(peer.worker, None)
         if channel is not None:
-            channel.fail_all(error)
-            channel.close()
+            channel.end(error)
         for callback in self._on_lost:
             self._agent.spawn(lambda callback=callback: callback(peer.worker, error))  # type: ignore[misc]
 

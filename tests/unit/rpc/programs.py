@@ -19,9 +19,16 @@ if TYPE_CHECKING:
     from lockstitch.testing.cluster import LocalCluster
 
 GATE = threading.Event()
+AT_GATE = threading.Event()
+
+
+def close_gate() -> None:
+    GATE.clear()
+    AT_GATE.clear()
 
 
 def wait_at_gate() -> str:
+    AT_GATE.set()
     assert GATE.wait(30)
     return "through"
 

@@ -9,12 +9,12 @@ from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.rpc.meetings import Meetings
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing.cluster import LocalCluster
-from tests.unit.rpc.programs import ARRIVALS, GATE, on_all, pass_on, wait_at_gate
+from tests.unit.rpc.programs import ARRIVALS, GATE, close_gate, on_all, pass_on, wait_at_gate
 
 
 @pytest.fixture
 def cluster():
-    GATE.clear()
+    close_gate()
     ARRIVALS.clear()
     with LocalCluster(3) as cluster:
         yield cluster

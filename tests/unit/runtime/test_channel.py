@@ -331,3 +331,24 @@ def test_interrupted_reader_loses_nobodys_answer(mine_is_last: bool) -> None:
             return striker
 
     assert strike_everywhere(attempt) > 10
+
+
+def test_what_a_peer_answered_before_it_was_found_gone_is_still_read() -> None:
+    with Stage() as stage:
+        call = Background(stage.call)
+        request = stage.peer.receive_call()
+        stage.agent.peers.lose(stage.peer.info, PeerDiedError("peer"))
+        stage.peer.reply(request, "last words")
+        assert call.result() == "last words"
+        with pytest.raises(PeerDiedError):
+            stage.call()
+
+
+def test_but_not_waited_for_long() -> None:
+    with Stage(clock=(clock := ManualClock())) as stage:
+        call = Background(stage.call)
+        stage.peer.receive_call()
+        stage.agent.peers.lose(stage.peer.info, PeerDiedError("peer"))
+        clock.advance(1.0)
+        with pytest.raises(PeerDiedError):
+            call.result()

@@ -1,0 +1,49 @@
+"""One updates at a time, on each worker for itself."""
+
+from __future__ import annotations
+
+import threading
+
+from lockstitch.optim.turns import Turns
+from lockstitch.testing.cluster import LocalCluster
+
+
+def test_turns_belong_to_the_worker() -> None:
+    with LocalCluster(2) as cluster:
+        assert Turns.of(cluster[0]) is Turns.of(cluster[0])
+        assert Turns.of(cluster[0]) is not Turns.of(cluster[1])
+
+
+def test_only_one_has_its_turn() -> None:
+    with LocalCluster(1) as cluster:
+        turns = Turns.of(cluster[0])
+        inside, most = 0, 0
+        together = threading.Barrier(4)
+
+        def update() -> None:
+            nonlocal inside, most
+            together.wait(10)
+            for _ in range(200):
+                with turns:
+                    inside += 1
+                    most = max(most, inside)
+                    inside -= 1
+
+        threads = [threading.Thread(target=update) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert most == 1
+
+
+def test_an_error_ends_the_turn() -> None:
+    with LocalCluster(1) as cluster:
+        turns = Turns.of(cluster[0])
+        try:
+            with turns:
+                raise ValueError("no")
+        except ValueError:
+            pass
+        with turns:
+            pass

@@ -1,0 +1,59 @@
+"""A type checker knows what a call returns."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+PROGRAM = """
+from torch import Tensor
+from torch.futures import Future
+
+from lockstitch import rpc
+from lockstitch.rpc.functions import async_execution
+
+
+def length(text: str) -> int:
+    return len(text)
+
+
+@async_execution
+def later(text: str) -> Future[float]:
+    return Future()
+
+
+class Model:
+    def __init__(self, size: int) -> None: ...
+
+
+reveal_type(rpc.rpc_sync("w", length, args=("a",)))
+reveal_type(rpc.rpc_async("w", length, args=("a",)))
+reveal_type(rpc.remote("w", length, args=("a",)))
+reveal_type(rpc.rpc_sync("w", later, args=("a",)))
+reveal_type(rpc.rpc_async("w", later, args=("a",)))
+reveal_type(rpc.remote("w", Model, args=(3,)))
+reveal_type(rpc.remote("w", Model, args=(3,)).to_here())
+reveal_type(rpc.wait_all([rpc.rpc_async("w", length, args=("a",))]))
+"""
+
+REVEALED = [
+    "int",
+    "torch.futures.Future[int]",
+    "lockstitch.rref.rref.RRef[int]",
+    "float",
+    "torch.futures.Future[float]",
+    "lockstitch.rref.rref.RRef[program.Model]",
+    "program.Model",
+    "list[int]",
+]
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_what_calls_return(tmp_path) -> None:
+    mypy = pytest.importorskip("mypy.api")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    output, _, _ = mypy.run(["--strict", "--cache-dir", str(tmp_path / "cache"), str(program)])
+    assert "error" not in output
+    assert re.findall(r'Revealed type is "(?:builtins\.)?(.*)"', output) == REVEALED
