@@ -23,7 +23,7 @@ from lockstitch.autograd.emission import Emission
 from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import find_components
 from lockstitch.autograd.stitch import is_receive, received_message
-from lockstitch.autograd.termination import Balance, Standing
+from lockstitch.autograd.termination import Standing, cancel
 from lockstitch.errors import DistAutogradError
 from lockstitch.wire.messages import Gradient, Payload
 from lockstitch.wire.pickling import NOTHING
@@ -47,20 +47,28 @@ class _Phase(enum.Enum):
 class _State:
     """A component, and how far it is."""
 
-    __slots__ = ("arrived", "balance", "component", "phase", "settled", "task", "waits_for")
+    __slots__ = (
+        "arrived",
+        "component",
+        "consumed",
+        "emitted",
+        "has_roots",
+        "phase",
+        "settled",
+        "task",
+        "waits_for",
+    )
 
     def __init__(self, component: Component) -> None:
         self.component = component
+        self.has_roots = component.entries[0].message is None
         self.phase = _Phase.WAITING
         self.arrived: dict[GlobalId | None, Gradients | None] = {}
         self.settled: set[GlobalId | None] = set()
-        self.balance = Balance()
+        self.emitted: list[GlobalId] = []
+        self.consumed: list[GlobalId] = []
         self.task: Task | None = None
         self.waits_for: Entry | None = None
-
-    @property
-    def has_roots(self) -> bool:
-        return self.component.entries[0].message is None
 
     @property
     def is_busy(self) -> bool:
@@ -68,6 +76,12 @@ class _State:
         if self.phase is not _Phase.RUNNING:
             return False
         return self.waits_for is None or self.waits_for.message in self.settled
+
+    def take_report(self) -> tuple[tuple[GlobalId, ...], tuple[GlobalId, ...]]:
+        """What was emitted and consumed here, or told by gradients that came, since last asked."""
+        emitted, self.emitted = self.emitted, []
+        consumed, self.consumed = self.consumed, []
+        return cancel(emitted, consumed)
 
     def missing(self) -> list[GlobalId]:
         """The stitches that it waits for, if it has begun to wait."""
@@ -96,7 +110,7 @@ class BackwardPass:
         self._context = context
         self._conductor = conductor
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed: threading.Condition | None = None  # made when somebody waits
         self._walking = threading.Lock()
         self._roots: Entry | None = None
         self._entries: list[Entry] = []
@@ -143,7 +157,7 @@ class BackwardPass:
             if self._failure is not None or self._parts is not None:
                 return []
             self._parts = parts
-            self._changed.notify_all()
+            self._wake_waiting()
             waiting = [
                 state
                 for state in dict.fromkeys((self._states or {}).values())
@@ -180,7 +194,7 @@ class BackwardPass:
             self._entries = []
             self._roots = None
             self._conductor = NOBODY  # the initiator holds us: together we would be garbage
-            self._changed.notify_all()
+            self._wake_waiting()
             return True
 
     # ------------------------------------------------------------ the walk
@@ -200,15 +214,15 @@ class BackwardPass:
             sends = reversed(self._context.sends)
             entries = [] if self._roots is None else [self._roots]
             entries.extend(send.entry() for send in sends)
-            components = find_components(entries, is_receive)
+            states: dict[GlobalId | None, _State] = {}
+            for component in find_components(entries, is_receive):
+                state = _State(component)
+                for entry in component.entries:
+                    states[entry.message] = state
             with self._lock:
                 if self._failure is not None:
                     return []
-                self._entries = entries
-                self._states = {}
-                for component in components:
-                    state = _State(component)
-                    self._states.update((entry.message, state) for entry in component.entries)
+                self._entries, self._states = entries, states
                 inbox, self._inbox = self._inbox, []
                 tasks = [self._place(message) for message in inbox]
         return [task for task in tasks if task is not None]
@@ -227,13 +241,13 @@ class BackwardPass:
             return None  # repeated
         state.settled.add(message.message)
         state.arrived[message.message] = tuple(message.body.items) or None  # type: ignore[arg-type]
-        state.balance.emit(message.emitted)
-        state.balance.consume(message.consumed)
-        state.balance.consume((message.message,))
+        state.emitted.extend(message.emitted)
+        state.consumed.extend(message.consumed)
+        state.consumed.append(message.message)
         if state.phase is _Phase.WAITING:
             return self._decide(state)
         if state.phase is _Phase.RUNNING:
-            self._changed.notify_all()
+            self._wake_waiting()
             return None
         return partial(self._report, state)
 
@@ -319,17 +333,25 @@ class BackwardPass:
                 return True
             return self._parts is not None and entry.message not in self._parts
 
+        with self._lock:
+            if self._changed is None:
+                self._changed = threading.Condition(self._lock)
+            changed = self._changed
         state.waits_for = entry
         settled = False
         while not settled:
-            with self._post.blocked(), self._changed:
-                settled = self._changed.wait_for(is_settled, self._conductor.patience())
+            with self._post.blocked(), changed:
+                settled = changed.wait_for(is_settled, self._conductor.patience())
             if not settled:
                 self._conductor.lose_patience()
         state.waits_for = None
         with self._lock:
             self._raise_failure()
             return state.arrived.get(entry.message)
+
+    def _wake_waiting(self) -> None:
+        if self._changed is not None:
+            self._changed.notify_all()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -339,30 +361,31 @@ class BackwardPass:
         """The run is over and its leaves are stored: reports it."""
         outgoing = emission.remaining()
         with self._lock:
-            self._raise_failure()
+            if self._failure is not None:
+                return
             state.phase = _Phase.DONE
             state.task = None  # it holds the state
-            balance, state.balance = state.balance, Balance()
+            state.emitted.extend(emission.emitted)
+            state.emitted.extend([receive.message for receive, _ in outgoing])
+            emitted, consumed = state.take_report()
             self._sent += len(outgoing)
-        balance.emit(receive.message for receive, _ in outgoing)
-        balance.emit(emission.emitted)
         if outgoing and self._conductor.is_distant:
-            *outgoing, (receive, gradients) = outgoing
-            for each in outgoing:
-                self._post_gradient(*each, Balance())
-            self._post_gradient(receive, gradients, balance)
+            last = outgoing.pop()
+            for receive, gradients in outgoing:
+                self._post_gradient(receive, gradients)
+            self._post_gradient(*last, emitted, consumed)
             return
-        for each in outgoing:
-            self._post_gradient(*each, Balance())
-        self._conductor.report(balance.emitted, balance.consumed, state.has_roots)
+        for receive, gradients in outgoing:
+            self._post_gradient(receive, gradients)
+        self._conductor.report(emitted, consumed, state.has_roots)
 
     def _report(self, state: _State) -> None:
         """Reports what came for a component after it had run, or that does not run at all."""
         with self._lock:
-            balance, state.balance = state.balance, Balance()
+            emitted, consumed = state.take_report()
             state.arrived.clear()
-        if not balance.is_zero:
-            self._conductor.report(balance.emitted, balance.consumed, False)
+        if emitted or consumed:
+            self._conductor.report(emitted, consumed, False)
 
     def abandon(self, error: BaseException) -> None:
         """The pass cannot go on here: frees what waits, and tells the initiator."""
@@ -376,10 +399,14 @@ class BackwardPass:
         """Sends gradients in the middle of a run."""
         with self._lock:
             self._sent += 1
-        self._post_gradient(receive, gradients, Balance())
+        self._post_gradient(receive, gradients)
 
     def _post_gradient(
-        self, receive: Receive, gradients: Gradients | None, balance: Balance
+        self,
+        receive: Receive,
+        gradients: Gradients | None,
+        emitted: tuple[GlobalId, ...] = (),
+        consumed: tuple[GlobalId, ...] = (),
     ) -> None:
         terms, message = self.terms, receive.message
         self._post.send(
@@ -390,8 +417,8 @@ class BackwardPass:
                 terms.retain_graph,
                 terms.fast,
                 message,
-                balance.emitted,
-                balance.consumed,
+                emitted,
+                consumed,
                 Payload(NOTHING, b"", gradients or ()),
             ),
         )

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from lockstitch.errors import LockstitchError
 from lockstitch.runtime import remote_errors
@@ -29,8 +28,7 @@ PATIENCE_SECONDS: Final = 0.001
 nobody needs to know. The question costs little, but on machines that have nothing to spare."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """What all workers must know of a pass: its name, and how it is run."""
 
     id: GlobalId

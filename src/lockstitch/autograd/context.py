@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import threading
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import GlobalId, WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Tensors that left this worker: for each, the private alias node above its own node.
 
     The alias nodes keep the graph below them alive, but no tensor. `order` counts the sends of a
@@ -42,7 +40,7 @@ class Send:
 
     def entry(self) -> Entry:
         """Where the gradients of this send enter the graph."""
-        edges = tuple(GradientEdge(*alias.next_functions[0]) for alias in self.aliases)
+        edges = tuple([GradientEdge(*alias.next_functions[0]) for alias in self.aliases])
         return Entry(self.message, edges, self.aliases, self.order)
 
 

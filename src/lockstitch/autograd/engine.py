@@ -27,8 +27,7 @@ numbers, in the order of their creation, and whatever has a number as small is l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.autograd.grad_mode import set_multithreading_enabled
@@ -48,8 +47,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import GlobalId
 
 
-@dataclass(frozen=True, slots=True)
-class ComponentRun:
+class ComponentRun(NamedTuple):
     """A component to run: its leaves' gradients go to `context`, those of receives to `outlet`."""
 
     component: Component

@@ -11,21 +11,19 @@ Nothing here communicates, locks or runs a node; the result is a plain value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.torch_internals import AccumulateGrad, Node, node_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lockstitch.ids import GlobalId
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A place where gradients enter: one edge per tensor sent, or per root.
 
     `message` names the stitch; it is None for the roots of the loss. `aliases` are the private
@@ -39,8 +37,7 @@ class Entry:
     order: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Component:
+class Component(NamedTuple):
     """Entries that reach common nodes, the roots first, then sends from the newest to the oldest.
 
     `leaves` are the edges at which gradients of leaf tensors arrive, `hooked` the positions among
@@ -60,93 +57,125 @@ def find_components(
     entries: Sequence[Entry], is_receive: Callable[[Node], bool]
 ) -> list[Component]:
     """Walks the graph once from `entries` (the roots first, then the newest send first)."""
-    return _Walk(entries, is_receive).components()
+    walk = _Walk(is_receive)
+    areas = [walk.enter(index, entry) for index, entry in enumerate(entries)]
+    if not walk.united:
+        return [
+            Component((entry,), area.leaf_edges(), area.hooked_leaves(), tuple(area.receives), True)
+            for entry, area in zip(entries, areas, strict=True)
+        ]
+    return [walk.component(entries, areas, group) for group in walk.groups(len(entries))]
+
+
+class _Area:
+    """What one entry reached first."""
+
+    __slots__ = ("hooked", "leaves", "receives")
+
+    def __init__(self) -> None:
+        self.leaves: dict[Node, None] = {}
+        self.hooked: set[Node] = set()
+        self.receives: list[Node] = []
+
+    def leaf_edges(self) -> tuple[GradientEdge, ...]:
+        return tuple([GradientEdge(leaf, 0) for leaf in self.leaves])
+
+    def hooked_leaves(self) -> tuple[int, ...]:
+        hooked = self.hooked
+        return (
+            tuple([at for at, leaf in enumerate(self.leaves) if leaf in hooked]) if hooked else ()
+        )
+
+    def absorb(self, other: _Area) -> None:
+        self.leaves.update(other.leaves)
+        self.hooked |= other.hooked
+        self.receives += other.receives
 
 
 class _Walk:
     """Depth first from each entry in turn; a node already reached from elsewhere unites the two."""
 
-    def __init__(self, entries: Sequence[Entry], is_receive: Callable[[Node], bool]) -> None:
-        self._entries = entries
+    def __init__(self, is_receive: Callable[[Node], bool]) -> None:
         self._is_receive = is_receive
         self._owner: dict[Node, int] = {}
-        self._parent = list(range(len(entries)))
-        self._leaves: list[dict[Node, None]] = [{} for _ in entries]
-        self._hooked: set[Node] = set()
-        self._receives: list[list[Node]] = [[] for _ in entries]
-        for index in range(len(entries)):
-            self._enter(index)
+        self.united: dict[int, int] = {}
+        """Union-find over entries: index → an earlier index of the same component."""
 
-    def _enter(self, index: int) -> None:
+    def enter(self, index: int, entry: Entry) -> _Area:
+        """Walks from one entry."""
         owner, is_receive = self._owner, self._is_receive
-        leaves = self._leaves[index]
-        waiting = [edge.node for edge in self._entries[index].edges]
+        area = _Area()
+        leaves = area.leaves
+        waiting = [edge.node for edge in entry.edges]
         while waiting:
             node = waiting.pop()
-            if node in leaves:
-                continue
             reached_from = owner.get(node)
             if reached_from is not None:
                 if reached_from != index:
                     self._unite(reached_from, index)
-                continue
-            if type(node) is AccumulateGrad:
+            elif type(node) is AccumulateGrad:
+                if node in leaves:
+                    continue
                 leaves[node] = None
                 # A shared leaf does not unite, since gradients can be added in any order; but a
                 # hook must see their sum, and only once.
                 if node_hooks(node):
-                    self._hooked.add(node)
+                    area.hooked.add(node)
                     owner[node] = index
                 elif node.variable._backward_hooks:  # type: ignore[attr-defined]
                     owner[node] = index
-                continue
-            owner[node] = index
-            if is_receive(node):
-                self._receives[index].append(node)
-                continue
-            for following, _ in node.next_functions:
-                if following is not None:
-                    waiting.append(following)
+            else:
+                owner[node] = index
+                if is_receive(node):
+                    area.receives.append(node)
+                    continue
+                for following, _ in node.next_functions:
+                    if following is not None:
+                        waiting.append(following)
+        return area
 
     def _find(self, index: int) -> int:
-        parent = self._parent
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
+        united = self.united
+        while index in united:
+            above = united[index]
+            united[index] = united.get(above, above)  # halves the way for the next search
+            index = above
         return index
 
     def _unite(self, one: int, other: int) -> None:
-        first, second = sorted((self._find(one), self._find(other)))
-        self._parent[second] = first
+        first, second = self._find(one), self._find(other)
+        if first != second:
+            self.united[max(first, second)] = min(first, second)
 
-    def components(self) -> list[Component]:
+    def groups(self, count: int) -> Iterable[list[int]]:
+        """The entries of each component, by their indices."""
         members: dict[int, list[int]] = {}
-        for index in range(len(self._entries)):
+        for index in range(count):
             members.setdefault(self._find(index), []).append(index)
-        return [self._component(group) for group in members.values()]
+        return members.values()
 
-    def _component(self, group: list[int]) -> Component:
-        leaves: dict[Node, None] = {}
-        receives: list[Node] = []
-        for index in group:
-            leaves.update(self._leaves[index])
-            receives.extend(self._receives[index])
+    def component(
+        self, entries: Sequence[Entry], areas: list[_Area], group: list[int]
+    ) -> Component:
+        """Puts the areas of a group together."""
+        first, *others = group
+        area = areas[first]
+        for index in others:
+            area.absorb(areas[index])
         return Component(
-            entries=tuple(self._entries[index] for index in group),
-            leaves=tuple(GradientEdge(leaf, 0) for leaf in leaves),
-            hooked=tuple(at for at, leaf in enumerate(leaves) if leaf in self._hooked)
-            if self._hooked
-            else (),
-            receives=tuple(receives),
-            is_covered=all(self._starts_within(index, group[0]) for index in group[1:]),
+            tuple([entries[index] for index in group]),
+            area.leaf_edges(),
+            area.hooked_leaves(),
+            tuple(area.receives),
+            is_covered=all(self._starts_within(entries[index], first) for index in others),
         )
 
-    def _starts_within(self, index: int, first: int) -> bool:
+    def _starts_within(self, entry: Entry, first: int) -> bool:
         # No earlier entry's walk can have reached a node that `first` reaches too, or it would be
         # first itself; hence what `first` owns is all that it reaches. What nobody owns are leaves
         # without hooks: nothing runs there, whether a gradient comes or not.
         owner = self._owner
-        return all(owner.get(edge.node, first) == first for edge in self._entries[index].edges)
+        return all(owner.get(edge.node, first) == first for edge in entry.edges)
 
 
 def interior_nodes(entries: Sequence[Entry]) -> Iterator[Node]:

@@ -46,7 +46,8 @@ class Initiator:
         self._post = worker.agent
         self.context = context
         self.terms = terms
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._progress = 0
         self._handed: Task | None = None
         self._roots_ran = False
@@ -55,7 +56,6 @@ class Initiator:
         self._needs_parts = False
         self._closure: Closure | None = None
         self._asked: set[WorkerId] = set()
-        self._answered: set[WorkerId] = set()
         self._unreachable: dict[WorkerId, LockstitchError] = {}
         self._standstill = StandstillDetector()
         self._silence = _SILENCE_SECONDS
@@ -87,7 +87,7 @@ class Initiator:
 
     def _next_task(self) -> Task | None:
         """Waits for something to do on this thread; None when the pass has ended."""
-        with self._post.blocked(), self._changed:
+        with self._post.blocked(), self._lock:
             while not self._is_over():
                 if self._handed is not None:
                     task, self._handed = self._handed, None
@@ -110,17 +110,16 @@ class Initiator:
         self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool = False
     ) -> None:
         """See `termination`."""
-        with self._changed:
+        with self._lock:
             self._progress += 1
-            self._balance.emit(emitted)
-            self._balance.consume(consumed)
+            self._balance.add(emitted, consumed)
             self._roots_ran = self._roots_ran or roots_ran
             if self._is_over():
                 self._changed.notify()
 
     def need_parts(self) -> None:
         """Somebody here needs to know. The caller's thread asks when no more gradients come in."""
-        with self._changed:
+        with self._lock:
             self._needs_parts = True
             self._progress += 1
             self._changed.notify()
@@ -140,7 +139,7 @@ class Initiator:
 
     def hand_over(self, task: Task) -> None:
         """The roots can run."""
-        with self._changed:
+        with self._lock:
             self._progress += 1
             self._handed = task
             self._changed.notify()
@@ -150,7 +149,7 @@ class Initiator:
     ) -> None:
         """The pass has failed, on `worker` (default: here). The first failure counts; `text` is
         what it says, where that is not `str(error)`."""
-        with self._changed:
+        with self._lock:
             if self._is_over():
                 return
             rank = (worker or self._worker.id).rank
@@ -162,7 +161,7 @@ class Initiator:
 
     def serve_parts(self, worker: WorkerId) -> None:
         """Another worker needs to know which stitches take part."""
-        with self._changed:
+        with self._lock:
             closure = self._closure
             is_known = closure is not None and closure.is_closed
             is_new = worker not in self._asked
@@ -175,7 +174,7 @@ class Initiator:
             self._ask([worker])
 
     def _ask_reach(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._closure is not None:
                 return
             self._closure = Closure(self._worker.id)
@@ -190,7 +189,7 @@ class Initiator:
 
     def take_reach(self, worker: WorkerId, reach: Reach) -> None:
         """A worker's answer. Closes the set as far as possible, and tells all when it is closed."""
-        with self._changed:
+        with self._lock:
             closure = self._closure
             if closure is None or closure.is_closed:
                 return
@@ -220,7 +219,7 @@ class Initiator:
 
     def _fail_if_unreachable(self) -> None:
         """A dead worker matters if the set cannot be closed without it."""
-        with self._changed:
+        with self._lock:
             missing = set() if self._closure is None else self._closure.missing
             lost = [self._unreachable[worker] for worker in missing if worker in self._unreachable]
         if lost:
@@ -229,7 +228,7 @@ class Initiator:
     # ------------------------------------------------------------ is a fast pass stuck?
 
     def _ask_standing(self) -> None:
-        with self._changed:
+        with self._lock:
             self._silence = min(2 * self._silence, _LONGEST_SILENCE_SECONDS)
             workers = self.context.workers | {self._worker.id}
             wave = self._standstill.begin(workers)
@@ -237,7 +236,7 @@ class Initiator:
 
     def take_standing(self, wave: int, worker: WorkerId, standing: Standing) -> None:
         """A worker's answer."""
-        with self._changed:
+        with self._lock:
             waiting = self._standstill.answer(wave, worker, standing)
         if waiting:
             names = ", ".join(f"number {each.counter} of rank {each.rank}" for each in waiting)

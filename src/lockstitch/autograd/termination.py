@@ -20,49 +20,47 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from lockstitch.ids import GlobalId, WorkerId
 
 
 class Balance:
-    """Emissions (+1) and consumptions (−1) of gradients, per stitch; opposite ones cancel."""
+    """Which gradients are on their way: emitted and not consumed, as far as reports tell. Each
+    stitch is emitted once and consumed once in a pass; either may be told first."""
 
     def __init__(self) -> None:
-        self._open: dict[GlobalId, int] = {}
+        self._emitted: set[GlobalId] = set()
+        self._consumed: set[GlobalId] = set()
 
-    def emit(self, messages: Iterable[GlobalId]) -> None:
-        """Notes that the gradients of `messages` were sent."""
-        for message in messages:
-            self._add(message, 1)
-
-    def consume(self, messages: Iterable[GlobalId]) -> None:
-        """Notes that the gradients of `messages` have done their work."""
-        for message in messages:
-            self._add(message, -1)
-
-    def _add(self, message: GlobalId, change: int) -> None:
-        balance = self._open.pop(message, 0) + change
-        if balance:
-            self._open[message] = balance
+    def add(self, emitted: Sequence[GlobalId], consumed: Sequence[GlobalId]) -> None:
+        """Takes a report into account."""
+        self._emitted.update(emitted)
+        self._consumed.update(consumed)
+        both = self._emitted & self._consumed
+        self._emitted -= both
+        self._consumed -= both
 
     @property
     def is_zero(self) -> bool:
-        """Whether nothing is open."""
-        return not self._open
-
-    @property
-    def emitted(self) -> tuple[GlobalId, ...]:
-        """What was emitted and not consumed."""
-        return tuple(message for message, balance in self._open.items() if balance > 0)
-
-    @property
-    def consumed(self) -> tuple[GlobalId, ...]:
-        """What was consumed although its emission is not known here."""
-        return tuple(message for message, balance in self._open.items() if balance < 0)
+        """Whether nothing is on its way."""
+        return not self._emitted and not self._consumed
 
     def __repr__(self) -> str:
-        return f"Balance(emitted={list(self.emitted)}, consumed={list(self.consumed)})"
+        return f"Balance(emitted={sorted(self._emitted)}, consumed={sorted(self._consumed)})"
+
+
+def cancel(
+    emitted: Sequence[GlobalId], consumed: Sequence[GlobalId]
+) -> tuple[tuple[GlobalId, ...], tuple[GlobalId, ...]]:
+    """Two reports put together, without what one emitted and the other consumed."""
+    both = set(emitted).intersection(consumed)
+    if not both:
+        return tuple(emitted), tuple(consumed)
+    return (
+        tuple([message for message in emitted if message not in both]),
+        tuple([message for message in consumed if message not in both]),
+    )
 
 
 class Standing(NamedTuple):

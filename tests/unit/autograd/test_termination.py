@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstitch.autograd.termination import Balance, Standing, StandstillDetector
+from lockstitch.autograd.termination import Balance, Standing, StandstillDetector, cancel
 from lockstitch.ids import GlobalId, WorkerId
 
 A, B = WorkerId(0, 0), WorkerId(1, 0)
@@ -18,12 +18,19 @@ def stitch(number):
 def test_emission_and_consumption_cancel_in_either_order():
     balance = Balance()
     assert balance.is_zero
-    balance.consume([stitch(1)])
-    assert balance.consumed == (stitch(1),)
-    balance.emit([stitch(1), stitch(2)])
-    assert (balance.emitted, balance.consumed) == ((stitch(2),), ())
-    balance.consume([stitch(2)])
+    balance.add([], [stitch(1)])
+    assert not balance.is_zero
+    balance.add([stitch(1), stitch(2)], [])
+    assert repr(balance) == f"Balance(emitted=[{stitch(2)!r}], consumed=[])"
+    balance.add([], [stitch(2)])
     assert balance.is_zero
+
+
+def test_reports_put_together_keep_what_does_not_cancel():
+    one, two, three = stitch(1), stitch(2), stitch(3)
+    assert cancel([one], [two]) == ((one,), (two,))
+    assert cancel([one, two], [two, three]) == ((one,), (three,))
+    assert cancel([], []) == ((), ())
 
 
 @given(st.data())
@@ -41,8 +48,7 @@ def test_a_balance_is_zero_only_when_every_report_of_a_tree_has_come(data):
     roots_ran = False
     for position, index in enumerate(order):
         consumed, emitted = reports[index]
-        balance.consume(map(stitch, consumed))
-        balance.emit(map(stitch, emitted))
+        balance.add([stitch(each) for each in emitted], [stitch(each) for each in consumed])
         roots_ran = roots_ran or index == 0
         is_last = position == len(order) - 1
         assert (roots_ran and balance.is_zero) == is_last
