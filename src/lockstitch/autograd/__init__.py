@@ -9,6 +9,7 @@ A drop-in for `torch.distributed.autograd`. How it works, in the order in which 
     graph.py        the walk that cuts a worker's graph into components
     decisions.py    when a component runs
     engine.py       how it runs, in torch's own engine
+    progress.py     how far a component is
     emission.py     what a run sends
     backward.py     one worker's part of one pass
     conductor.py    who conducts the pass, as those see it who take part

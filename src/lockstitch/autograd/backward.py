@@ -11,7 +11,6 @@ One lock guards the state; it is never held while something is sent, run or walk
 
 from __future__ import annotations
 
-import enum
 import threading
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,8 +21,9 @@ from lockstitch.autograd.discovery import find_reach
 from lockstitch.autograd.emission import Emission
 from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import find_components
+from lockstitch.autograd.progress import Phase, Progress
 from lockstitch.autograd.stitch import is_receive, received_message
-from lockstitch.autograd.termination import Standing, cancel
+from lockstitch.autograd.termination import Standing
 from lockstitch.errors import DistAutogradError
 from lockstitch.wire.messages import Gradient, Payload
 from lockstitch.wire.pickling import NOTHING
@@ -32,66 +32,24 @@ if TYPE_CHECKING:
     from lockstitch.autograd.conductor import Conductor, Task, Terms
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.discovery import Parts, Reach
-    from lockstitch.autograd.graph import Component, Entry
+    from lockstitch.autograd.graph import Entry
     from lockstitch.autograd.post import Participant
     from lockstitch.autograd.stitch import Gradients, Receive
     from lockstitch.ids import GlobalId
 
 
-class _Phase(enum.Enum):
-    WAITING = enum.auto()
-    RUNNING = enum.auto()
-    DONE = enum.auto()
+class _Running(threading.local):
+    """The context that this thread runs a component of."""
+
+    context: DistAutogradContext | None = None
 
 
-class _State:
-    """A component, and how far it is."""
+_running = _Running()
 
-    __slots__ = (
-        "arrived",
-        "component",
-        "consumed",
-        "emitted",
-        "has_roots",
-        "phase",
-        "settled",
-        "task",
-        "waits_for",
-    )
 
-    def __init__(self, component: Component) -> None:
-        self.component = component
-        self.has_roots = component.entries[0].message is None
-        self.phase = _Phase.WAITING
-        self.arrived: dict[GlobalId | None, Gradients | None] = {}
-        self.settled: set[GlobalId | None] = set()
-        self.emitted: list[GlobalId] = []
-        self.consumed: list[GlobalId] = []
-        self.task: Task | None = None
-        self.waits_for: Entry | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether it runs, and does not itself wait for a gradient."""
-        if self.phase is not _Phase.RUNNING:
-            return False
-        return self.waits_for is None or self.waits_for.message in self.settled
-
-    def take_report(self) -> tuple[tuple[GlobalId, ...], tuple[GlobalId, ...]]:
-        """What was emitted and consumed here, or told by gradients that came, since last asked."""
-        emitted, self.emitted = self.emitted, []
-        consumed, self.consumed = self.consumed, []
-        return cancel(emitted, consumed)
-
-    def missing(self) -> list[GlobalId]:
-        """The stitches that it waits for, if it has begun to wait."""
-        if self.phase is _Phase.DONE or not self.settled:
-            return []
-        return [
-            entry.message
-            for entry in self.component.entries
-            if entry.message is not None and entry.message not in self.settled
-        ]
+def is_run_by_this_thread(context: DistAutogradContext) -> bool:
+    """Whether the calling code is part of a backward pass of `context`: a hook, for example."""
+    return _running.context is context
 
 
 class BackwardPass:
@@ -114,7 +72,7 @@ class BackwardPass:
         self._walking = threading.Lock()
         self._roots: Entry | None = None
         self._entries: list[Entry] = []
-        self._states: dict[GlobalId | None, _State] | None = None
+        self._components: dict[GlobalId | None, Progress] | None = None
         self._inbox: list[Gradient] = []
         self._parts: Parts | None = None
         self._has_asked = False
@@ -134,11 +92,10 @@ class BackwardPass:
         self._roots = roots
         self._walk()
         with self._lock:
-            assert self._states is not None
-            state = self._states[None]
-            state.arrived[None] = gradients
-            state.settled.add(None)
-            return self._decide(state)
+            assert self._components is not None
+            progress = self._components[None]
+            progress.settle_roots(gradients)
+            return self._decide(progress)
 
     def receive(self, message: Gradient) -> Task | None:
         """A gradient, or a null token, has come back for tensors that were sent from here."""
@@ -146,7 +103,7 @@ class BackwardPass:
             if self._failure is not None:
                 return None
             self._received += 1
-            if self._states is not None:
+            if self._components is not None:
                 return self._place(message)
             self._inbox.append(message)
             return self._open_inbox if len(self._inbox) == 1 else None
@@ -159,11 +116,11 @@ class BackwardPass:
             self._parts = parts
             self._wake_waiting()
             waiting = [
-                state
-                for state in dict.fromkeys((self._states or {}).values())
-                if state.phase is _Phase.WAITING and state.settled
+                progress
+                for progress in dict.fromkeys((self._components or {}).values())
+                if progress.phase is Phase.WAITING and progress.settled
             ]
-            tasks = [self._decide(state) for state in waiting]
+            tasks = [self._decide(progress) for progress in waiting]
         return [task for task in tasks if task is not None]
 
     def find_reach(self) -> Reach:
@@ -175,12 +132,12 @@ class BackwardPass:
     def standing(self) -> Standing:
         """Where this worker stands; see `termination`."""
         with self._lock:
-            states = list(dict.fromkeys((self._states or {}).values()))
+            components = list(dict.fromkeys((self._components or {}).values()))
             return Standing(
                 self._sent,
                 self._received,
-                bool(self._inbox) or any(state.is_busy for state in states),
-                tuple(message for state in states for message in state.missing()),
+                bool(self._inbox) or any(progress.is_busy for progress in components),
+                tuple(message for progress in components for message in progress.missing()),
             )
 
     def fail(self, error: BaseException) -> bool:
@@ -189,7 +146,7 @@ class BackwardPass:
             if self._failure is not None:
                 return False
             self._failure = error
-            self._states = {}
+            self._components = {}
             self._inbox.clear()
             self._entries = []
             self._roots = None
@@ -201,7 +158,11 @@ class BackwardPass:
 
     def _open_inbox(self) -> None:
         """The task of a pass's first gradient: walks, then goes on with all that came meanwhile."""
-        tasks = self._walk()
+        try:
+            tasks = self._walk()
+        except Exception as error:  # noqa: BLE001 - raised by `backward`, on the initiator
+            self.abandon(error)
+            return
         for task in tasks[1:]:
             self._post.spawn(task)
         if tasks:
@@ -209,20 +170,20 @@ class BackwardPass:
 
     def _walk(self) -> list[Task]:
         with self._walking:
-            if self._states is not None:
+            if self._components is not None:
                 return []
             sends = reversed(self._context.sends)
             entries = [] if self._roots is None else [self._roots]
             entries.extend(send.entry() for send in sends)
-            states: dict[GlobalId | None, _State] = {}
+            components: dict[GlobalId | None, Progress] = {}
             for component in find_components(entries, is_receive):
-                state = _State(component)
+                progress = Progress(component)
                 for entry in component.entries:
-                    states[entry.message] = state
+                    components[entry.message] = progress
             with self._lock:
                 if self._failure is not None:
                     return []
-                self._entries, self._states = entries, states
+                self._entries, self._components = entries, components
                 inbox, self._inbox = self._inbox, []
                 tasks = [self._place(message) for message in inbox]
         return [task for task in tasks if task is not None]
@@ -230,41 +191,37 @@ class BackwardPass:
     # ------------------------------------------------------------ deciding (the lock is held)
 
     def _place(self, message: Gradient) -> Task | None:
-        assert self._states is not None
-        state = self._states.get(message.message)
-        if state is None:
+        assert self._components is not None
+        progress = self._components.get(message.message)
+        if progress is None:
             return partial(
                 self.abandon,
                 DistAutogradError(f"a gradient came for {message.message}, which was never sent"),
             )
-        if message.message in state.settled:
+        if message.message in progress.settled:
             return None  # repeated
-        state.settled.add(message.message)
-        state.arrived[message.message] = tuple(message.body.items) or None  # type: ignore[arg-type]
-        state.emitted.extend(message.emitted)
-        state.consumed.extend(message.consumed)
-        state.consumed.append(message.message)
-        if state.phase is _Phase.WAITING:
-            return self._decide(state)
-        if state.phase is _Phase.RUNNING:
+        progress.settle(message)
+        if progress.phase is Phase.WAITING:
+            return self._decide(progress)
+        if progress.phase is Phase.RUNNING:
             self._wake_waiting()
             return None
-        return partial(self._report, state)
+        return partial(self._report, progress)
 
-    def _decide(self, state: _State) -> Task | None:
-        decision = decide(state.component, state.arrived, self._parts, self.terms.fast)
+    def _decide(self, progress: Progress) -> Task | None:
+        decision = decide(progress.component, progress.arrived, self._parts, self.terms.fast)
         if decision is Decision.RUN or decision is Decision.BLOCK:
-            state.phase = _Phase.RUNNING
-            task = partial(self._run, state, decision is Decision.BLOCK)
-            if state.has_roots:
+            progress.phase = Phase.RUNNING
+            task = partial(self._run, progress, decision is Decision.BLOCK)
+            if progress.has_roots:
                 task = partial(self._conductor.hand_over, task)
             elif decision is Decision.BLOCK:
                 task = partial(self._run_in_its_own_thread, task)
-            state.task = task
+            progress.task = task
             return task
         if decision is Decision.IDLE:
-            state.phase = _Phase.DONE
-            return partial(self._report, state)
+            progress.phase = Phase.DONE
+            return partial(self._report, progress)
         if decision is Decision.ASK and not self._has_asked:
             self._has_asked = True
             return self._conductor.need_parts
@@ -272,26 +229,29 @@ class BackwardPass:
 
     # ------------------------------------------------------------ running
 
-    def _run(self, state: _State, blocking: bool) -> None:
-        assert state.task is not None
-        if not self._context.runs.enter(self, state.task):
+    def _run(self, progress: Progress, blocking: bool) -> None:
+        assert progress.task is not None
+        if not self._context.runs.enter(self, progress.task):
             return  # until the last run of an earlier pass has ended
         emission = Emission(
-            state.component, self._post_now, self._conductor.is_distant and not blocking
+            progress.component, self._post_now, self._conductor.is_distant and not blocking
         )
-        run = ComponentRun(state.component, self._context, self.terms.retain_graph, emission)
+        run = ComponentRun(progress.component, self._context, self.terms.retain_graph, emission)
+        outer, _running.context = _running.context, self._context
         try:
             try:
                 if blocking:
-                    run.run_blocking(*self._take_awaited(state), partial(self._wait, state))
+                    run.run_blocking(*self._take_awaited(progress), partial(self._wait, progress))
                 else:
-                    run.run(self._take(state))
+                    run.run(self._take(progress))
             finally:
                 for task in self._context.runs.leave():
                     self._post.spawn(task)
-            self._conclude(state, emission)
+            self._conclude(progress, emission)
         except BaseException as error:  # noqa: BLE001 - raised by `backward`, on the initiator
             self.abandon(error)
+        finally:
+            _running.context = outer
 
     def _run_in_its_own_thread(self, task: Task) -> None:
         def run() -> None:
@@ -301,35 +261,26 @@ class BackwardPass:
         name = f"{self._worker.name}-blocking-run"
         threading.Thread(target=run, name=name, daemon=True).start()
 
-    def _take(self, state: _State) -> dict[GlobalId | None, Gradients | None]:
+    def _take(self, progress: Progress) -> dict[GlobalId | None, Gradients | None]:
         with self._lock:
             self._raise_failure()
-            arrived, state.arrived = state.arrived, {}
+            arrived, progress.arrived = progress.arrived, {}
             return arrived
 
     def _take_awaited(
-        self, state: _State
+        self, progress: Progress
     ) -> tuple[dict[GlobalId | None, Gradients | None], list[tuple[Entry, list[int]]]]:
         with self._lock:
             self._raise_failure()
-            awaited = []
-            for entry in state.component.entries:
-                if entry.message in state.settled or entry.message is None:
-                    continue
-                indices = list(range(len(entry.edges)))
-                if self._parts is not None:
-                    taking_part = self._parts.get(entry.message, frozenset())
-                    indices = [index for index in indices if index in taking_part]
-                if indices:
-                    awaited.append((entry, indices))
-            arrived, state.arrived = state.arrived, {}
+            awaited = progress.awaited(self._parts)
+            arrived, progress.arrived = progress.arrived, {}
             return arrived, awaited
 
-    def _wait(self, state: _State, entry: Entry) -> Gradients | None:
+    def _wait(self, progress: Progress, entry: Entry) -> Gradients | None:
         """Blocks until it is known what comes for `entry`: gradients, or none."""
 
         def is_settled() -> bool:
-            if self._failure is not None or entry.message in state.settled:
+            if self._failure is not None or entry.message in progress.settled:
                 return True
             return self._parts is not None and entry.message not in self._parts
 
@@ -337,17 +288,17 @@ class BackwardPass:
             if self._changed is None:
                 self._changed = threading.Condition(self._lock)
             changed = self._changed
-        state.waits_for = entry
+        progress.waits_for = entry
         settled = False
         while not settled:
             with self._post.blocked(), changed:
                 settled = changed.wait_for(is_settled, self._conductor.patience())
             if not settled:
                 self._conductor.lose_patience()
-        state.waits_for = None
+        progress.waits_for = None
         with self._lock:
             self._raise_failure()
-            return state.arrived.get(entry.message)
+            return progress.arrived.get(entry.message)
 
     def _wake_waiting(self) -> None:
         if self._changed is not None:
@@ -357,17 +308,17 @@ class BackwardPass:
         if self._failure is not None:
             raise DistAutogradError("the backward pass has ended") from self._failure
 
-    def _conclude(self, state: _State, emission: Emission) -> None:
+    def _conclude(self, progress: Progress, emission: Emission) -> None:
         """The run is over and its leaves are stored: reports it."""
         outgoing = emission.remaining()
         with self._lock:
             if self._failure is not None:
                 return
-            state.phase = _Phase.DONE
-            state.task = None  # it holds the state
-            state.emitted.extend(emission.emitted)
-            state.emitted.extend([receive.message for receive, _ in outgoing])
-            emitted, consumed = state.take_report()
+            progress.phase = Phase.DONE
+            progress.task = None  # it holds the progress
+            progress.emitted.extend(emission.emitted)
+            progress.emitted.extend([receive.message for receive, _ in outgoing])
+            emitted, consumed = progress.take_report()
             self._sent += len(outgoing)
         if outgoing and self._conductor.is_distant:
             last = outgoing.pop()
@@ -377,13 +328,13 @@ class BackwardPass:
             return
         for receive, gradients in outgoing:
             self._post_gradient(receive, gradients)
-        self._conductor.report(emitted, consumed, state.has_roots)
+        self._conductor.report(emitted, consumed, progress.has_roots)
 
-    def _report(self, state: _State) -> None:
+    def _report(self, progress: Progress) -> None:
         """Reports what came for a component after it had run, or that does not run at all."""
         with self._lock:
-            emitted, consumed = state.take_report()
-            state.arrived.clear()
+            emitted, consumed = progress.take_report()
+            progress.arrived.clear()
         if emitted or consumed:
             self._conductor.report(emitted, consumed, False)
 

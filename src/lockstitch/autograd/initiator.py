@@ -61,6 +61,13 @@ class Initiator:
         self._silence = _SILENCE_SECONDS
         self.backward_pass = BackwardPass(worker, context, terms, self)
 
+    def describe(self) -> str:
+        """What the pass waits for."""
+        with self._lock:
+            if not self._roots_ran:
+                return "the graph of its roots runs"
+            return f"on their way or being worked on: {self._balance!r}"
+
     # ------------------------------------------------------------ on the thread that called
 
     def run(self, roots: Entry, gradients: Gradients) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from lockstitch.autograd.backward import BackwardPass
+from lockstitch.autograd.backward import BackwardPass, is_run_by_this_thread
 from lockstitch.autograd.conductor import DistantInitiator, Terms
 from lockstitch.autograd.context import (
     DistAutogradContext,
@@ -92,6 +92,26 @@ class AutogradService:
             conducted = {initiator.context.id for initiator in self._initiators.values()}
             contexts = list(self._contexts.values())
         return len(conducted | {each.id for each in contexts if each.runs.is_occupied})
+
+    def describe_waits(self) -> list[str]:
+        """A line for each backward pass and each gradient that is waited for here."""
+        with self._lock:
+            initiators = list(self._initiators.values())
+            contexts = list(self._contexts.values())
+        lines = [f"backward of context {each.context.id}: {each.describe()}" for each in initiators]
+        for context in contexts:
+            missing = {
+                message
+                for backward_pass in list(context.passes.values())
+                for message in backward_pass.standing().waiting
+            }
+            lines.extend(
+                f"context {context.id}: gradients of what {send.destination} was sent "
+                f"(stitch {send.message.counter} of rank {send.message.rank})"
+                for send in context.sends
+                if send.message in missing
+            )
+        return lines
 
     # ------------------------------------------------------------ contexts
 
@@ -179,6 +199,11 @@ class AutogradService:
     ) -> None:
         """Runs a backward pass from `roots`, scalars of this worker; see `api.backward`."""
         context = self.find_context(identifier)
+        if is_run_by_this_thread(context):
+            raise RuntimeError(
+                "backward was called within a backward pass of the same context; passes of one "
+                "context follow one another"
+            )
         entry = _roots_entry(roots)
         gradients = tuple(torch.ones_like(root) for root in roots)
         with self._post.blocked():
@@ -252,8 +277,13 @@ class AutogradService:
         backward_pass = self._pass(message.context, terms)
 
         def answer() -> None:
-            reach = Reach((), ()) if backward_pass is None else backward_pass.find_reach()
-            self._tell(sender, messages.Reach(message.context, message.backward_pass, *reach))
+            try:
+                reach = Reach((), ()) if backward_pass is None else backward_pass.find_reach()
+            except Exception as error:  # noqa: BLE001 - raised by `backward`, on the initiator
+                assert backward_pass is not None
+                backward_pass.abandon(error)
+            else:
+                self._tell(sender, messages.Reach(message.context, message.backward_pass, *reach))
 
         self._post.spawn(answer)
 

@@ -47,7 +47,8 @@ class Balance:
         return not self._emitted and not self._consumed
 
     def __repr__(self) -> str:
-        return f"Balance(emitted={sorted(self._emitted)}, consumed={sorted(self._consumed)})"
+        emitted = ", ".join(f"{each.counter} of rank {each.rank}" for each in sorted(self._emitted))
+        return f"gradients of stitches {emitted or 'that were not yet reported'}"
 
 
 def cancel(

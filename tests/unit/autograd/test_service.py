@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from lockstitch.autograd.backward import BackwardPass
 from lockstitch.autograd.context import set_current_context
 from lockstitch.errors import DistAutogradError, PeerDiedError
 from lockstitch.ids import GlobalId
@@ -348,6 +349,60 @@ def test_a_worker_that_shuts_down_frees_its_own_pass(office):
     trainer.join(WAIT_SECONDS)
     assert not trainer.is_alive()
     assert errors == ["worker 'worker0' has shut down"]
+
+
+def test_a_backward_within_a_backward_of_the_same_context_is_refused(office):
+    x = leaf()
+    with context_on(office[0]) as context:
+        h = x.sin()
+
+        def again(_gradient):
+            office[0].autograd.backward(context.id, [x.sum()])
+
+        h.register_hook(again)
+        with pytest.raises(DistAutogradError, match="within a backward pass of the same context"):
+            office[0].autograd.backward(context.id, [h.sum()])
+
+
+def test_what_a_pass_waits_for_can_be_told(office):
+    office.dropped = lambda to, message: isinstance(message, messages.Gradient)
+    assert office[0].autograd.describe_waits() == []
+
+    def train():
+        with context_on(office[0]) as context, pytest.raises(DistAutogradError):
+            office[0].autograd.backward(context.id, [forward(office, leaf())])
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    while not any("stitch" in line for line in office[0].autograd.describe_waits()):
+        assert trainer.is_alive()
+    waits = office[0].autograd.describe_waits()
+    assert waits == [
+        "backward of context 0: the graph of its roots runs",
+        f"context 0: gradients of what {office[1].id} was sent (stitch 0 of rank 0)",
+    ]
+    office.kill(0)
+    trainer.join(WAIT_SECONDS)
+    assert not trainer.is_alive()
+
+
+def test_a_walk_that_fails_is_an_error_at_the_initiator(office, monkeypatch):
+    def fail(*_arguments):
+        raise ValueError("a broken walk")
+
+    with context_on(office[0]) as context:
+        (y,) = call(office[0], office[1], double, leaf())
+        loss = y.sum()
+        begin = BackwardPass.begin
+
+        def begin_and_break(self, *arguments):
+            task = begin(self, *arguments)
+            monkeypatch.setattr("lockstitch.autograd.service.BackwardPass._walk", fail)
+            return task
+
+        monkeypatch.setattr(BackwardPass, "begin", begin_and_break)
+        with pytest.raises(DistAutogradError, match="Error on Node 1: a broken walk"):
+            office[0].autograd.backward(context.id, [loss])
 
 
 def test_the_repr_counts(office):

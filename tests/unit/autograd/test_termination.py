@@ -21,7 +21,7 @@ def test_emission_and_consumption_cancel_in_either_order():
     balance.add([], [stitch(1)])
     assert not balance.is_zero
     balance.add([stitch(1), stitch(2)], [])
-    assert repr(balance) == f"Balance(emitted=[{stitch(2)!r}], consumed=[])"
+    assert repr(balance) == "gradients of stitches 2 of rank 0"
     balance.add([], [stitch(2)])
     assert balance.is_zero
 

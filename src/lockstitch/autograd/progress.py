@@ -1,0 +1,106 @@
+"""How far one component is in one backward pass: what has arrived for it, what it has to report.
+
+The pass guards it by its lock.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from lockstitch.autograd.termination import cancel
+
+if TYPE_CHECKING:
+    from lockstitch.autograd.conductor import Task
+    from lockstitch.autograd.discovery import Parts
+    from lockstitch.autograd.graph import Component, Entry
+    from lockstitch.autograd.stitch import Gradients
+    from lockstitch.ids import GlobalId
+    from lockstitch.wire.messages import Gradient
+
+
+class Phase(enum.Enum):
+    """A component runs at most once in a pass."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    DONE = enum.auto()
+
+
+class Progress:
+    """`arrived` holds gradients until the run takes them, `settled` names all that ever came."""
+
+    __slots__ = (
+        "arrived",
+        "component",
+        "consumed",
+        "emitted",
+        "has_roots",
+        "phase",
+        "settled",
+        "task",
+        "waits_for",
+    )
+
+    def __init__(self, component: Component) -> None:
+        self.component = component
+        self.has_roots = component.entries[0].message is None
+        self.phase = Phase.WAITING
+        self.arrived: dict[GlobalId | None, Gradients | None] = {}
+        self.settled: set[GlobalId | None] = set()
+        self.emitted: list[GlobalId] = []
+        self.consumed: list[GlobalId] = []
+        self.task: Task | None = None
+        self.waits_for: Entry | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it runs, and does not itself wait for a gradient."""
+        if self.phase is not Phase.RUNNING:
+            return False
+        return self.waits_for is None or self.waits_for.message in self.settled
+
+    def settle_roots(self, gradients: Gradients) -> None:
+        """The loss's own gradients are there from the start."""
+        self.settled.add(None)
+        self.arrived[None] = gradients
+
+    def settle(self, message: Gradient) -> None:
+        """Notes gradients or a null token, and the report that came along."""
+        stitch = message.message
+        self.settled.add(stitch)
+        self.arrived[stitch] = tuple(message.body.items) or None  # type: ignore[arg-type]
+        self.emitted.extend(message.emitted)
+        self.consumed.extend(message.consumed)
+        self.consumed.append(stitch)
+
+    def awaited(self, parts: Parts | None) -> list[tuple[Entry, list[int]]]:
+        """The entries that a run beginning now must wait for, and which of their tensors: those
+        that take part by `parts`, or all while that is not known."""
+        awaited = []
+        for entry in self.component.entries:
+            if entry.message is None or entry.message in self.settled:
+                continue
+            indices = list(range(len(entry.edges)))
+            if parts is not None:
+                taking_part = parts.get(entry.message, frozenset())
+                indices = [index for index in indices if index in taking_part]
+            if indices:
+                awaited.append((entry, indices))
+        return awaited
+
+    def take_report(self) -> tuple[tuple[GlobalId, ...], tuple[GlobalId, ...]]:
+        """What was emitted and consumed here, or told by gradients that came, since last asked."""
+        emitted, self.emitted = self.emitted, []
+        consumed, self.consumed = self.consumed, []
+        return cancel(emitted, consumed)
+
+    def missing(self) -> list[GlobalId]:
+        """The stitches that it waits for, if it has begun to wait."""
+        if self.phase is Phase.DONE or not self.settled:
+            return []
+        return [
+            entry.message
+            for entry in self.component.entries
+            if entry.message is not None and entry.message not in self.settled
+        ]
