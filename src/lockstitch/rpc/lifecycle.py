@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -34,11 +35,10 @@ def init_rpc(
     """Makes this process a worker: from now on it calls others, and others call it.
 
     `name`: unique in the group; letters, digits, `_`, `:` and `-`, shorter than 128. `rank`:
-    unique, from 0; with `env://` both rank and size may come from RANK and WORLD_SIZE.
-    `world_size`: how many ranks the group has; the call returns when all of them are there. None or
-    0 makes a dynamic group, which ranks join and leave at any time. `backend`,
-    `rpc_backend_options`: see `TensorPipeRpcBackendOptions`; each is derived from the other where
-    only one is given.
+    unique, from 0; with `env://` taken from RANK where it is not given. `world_size`: how many
+    ranks the group has; the call returns when all of them are there. None or 0 makes a dynamic
+    group, which ranks join and leave at any time. `backend`, `rpc_backend_options`: see
+    `TensorPipeRpcBackendOptions`; each is derived from the other where only one is given.
 
     Raises `TypeError` for arguments of the wrong kind; `ValueError` where the rendezvous lacks rank
     or address; `RuntimeError` when this process has a worker already, when a name or rank is taken,
@@ -59,6 +59,8 @@ def init_rpc(
             )
     backend = backend or BackendType.TENSORPIPE
     options = rpc_backend_options or construct_rpc_backend_options(backend)
+    if rank < 0 and options.init_method.startswith("env://"):
+        rank = int(os.environ.get("RANK", rank))
     store = open_store(options.init_method, rank, world_size, join_seconds(options))
     _begin(backend, store, name, rank, world_size, options)
 

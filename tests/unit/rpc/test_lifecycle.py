@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from lockstitch import rpc
+from lockstitch.rpc import lifecycle
 from lockstitch.rpc.backend_registry import BackendType, register_backend
 from tests.unit.rpc.programs import add
 
@@ -137,6 +138,17 @@ def test_a_programs_own_backend_is_started_by_its_own_starter(monkeypatch, optio
     assert started == ["agent"]
     assert (given["name"], given["rank"], given["world_size"]) == ("worker1", 0, 4)
     assert given["rpc_backend_options"] is options
+
+
+def test_the_rank_may_come_from_the_environment(monkeypatch, stub) -> None:
+    monkeypatch.setattr(rpc.api, "_set_and_start_rpc_agent", lambda _agent: None)
+    monkeypatch.setattr(lifecycle, "open_store", lambda *_: dist.HashStore())
+    monkeypatch.setenv("RANK", "3")
+    backend, given = stub
+    rpc.init_rpc("worker3", backend, rpc_backend_options=OwnOptions())
+    assert given["rank"] == 3
+    rpc.init_rpc("worker3", backend, 2, rpc_backend_options=OwnOptions())
+    assert given["rank"] == 2
 
 
 @pytest.mark.usefixtures("stub")

@@ -1,0 +1,8 @@
+"""Messages as bytes, and back; no sockets, no threads, no time.
+
+messages.py   the vocabulary: all that one worker can say to another
+pickling.py   values of programs ⇄ payloads; tensors are lifted out, never pickled
+tensors.py    headers and memory of tensors
+frames.py     messages ⇄ frames: lengths and limits
+arrivals.py   tensors arriving: into memory allocated from their headers
+"""
