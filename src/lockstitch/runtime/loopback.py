@@ -40,12 +40,5 @@ class Loopback(Channel):
         decoder = self._decoder
         with self._lock:
             for buffer in buffers:
-                rest = memoryview(buffer)
-                while len(rest):
-                    space = decoder.space()
-                    count = min(len(space), len(rest))
-                    space[:count] = rest[:count]
-                    decoder.counts.append(count)
-                    decoder.absorb()
-                    rest = rest[count:]
+                decoder.feed(buffer)
             return decoder.messages.popleft()

@@ -331,6 +331,17 @@ class FrameDecoder:
             return frame.targets[self._target][self._filled :]
         return self._view[self._end :]
 
+    def feed(self, buffer: Any) -> None:
+        """Takes in bytes that are at hand already, and what they complete."""
+        rest = memoryview(buffer)
+        while len(rest):
+            space = self.space()
+            count = min(len(space), len(rest))
+            space[:count] = rest[:count]
+            self.counts.append(count)
+            self.absorb()
+            rest = rest[count:]
+
     def absorb(self) -> None:
         """Takes note of the bytes counted in `counts`; appends to `messages` what is complete.
 

@@ -181,14 +181,7 @@ def carry(message):
     """What a message is like after it crossed the wire."""
     decoder = FrameDecoder()
     for buffer in encode(message):
-        rest = memoryview(buffer)
-        while len(rest):
-            space = decoder.space()
-            count = min(len(space), len(rest))
-            space[:count] = rest[:count]
-            decoder.counts.append(count)
-            decoder.absorb()
-            rest = rest[count:]
+        decoder.feed(buffer)
     return decoder.messages.popleft()
 
 

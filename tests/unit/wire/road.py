@@ -20,22 +20,10 @@ def frame_of(message: Message, limits: FrameLimits = DEFAULT_LIMITS) -> bytes:
     return b"".join(encode(message, limits))
 
 
-def feed(decoder: FrameDecoder, data: bytes) -> None:
-    """Lets the decoder receive `data`, as much at a time as it has room for."""
-    rest = memoryview(data)
-    while len(rest):
-        space = decoder.space()
-        count = min(len(space), len(rest))
-        space[:count] = rest[:count]
-        decoder.counts.append(count)
-        decoder.absorb()
-        rest = rest[count:]
-
-
 def decode(pieces: Iterable[bytes], decoder: FrameDecoder | None = None) -> list[Message]:
     decoder = decoder or FrameDecoder()
     for piece in pieces:
-        feed(decoder, piece)
+        decoder.feed(piece)
     return list(decoder.messages)
 
 

@@ -32,7 +32,7 @@ from lockstitch.wire.messages import (
 from lockstitch.wire.pickling import PICKLE, PicklingRegistry, pack, unpack
 from lockstitch.wire.tensors import INLINE_BYTES
 from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
-from tests.unit.wire.road import decode, feed, frame_of
+from tests.unit.wire.road import decode, frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,7 +170,7 @@ def test_messages_survive_any_cut(sizes: list[int], capacity: int) -> None:
     position = turn = 0
     while position < len(STREAM):
         size = sizes[turn % len(sizes)] * (1 + turn // 50)
-        feed(decoder, STREAM[position : position + size])
+        decoder.feed(STREAM[position : position + size])
         position += size
         turn += 1
     assert_all_arrived(list(decoder.messages))
@@ -186,7 +186,7 @@ def test_space_is_never_empty() -> None:
     decoder = FrameDecoder(capacity=32)
     for byte in STREAM[:5000]:
         assert len(decoder.space()) > 0
-        feed(decoder, bytes([byte]))
+        decoder.feed(bytes([byte]))
 
 
 def test_several_counts_are_absorbed_together() -> None:
@@ -203,7 +203,7 @@ def test_bulk_is_received_in_place() -> None:
     data = frame_of(reply(BULK))
     inline = len(data) - BULK.nbytes
     decoder = FrameDecoder()
-    feed(decoder, data[:inline])
+    decoder.feed(data[:inline])
     space = decoder.space()
     assert len(space) == BULK.nbytes
     space[:] = data[inline:]
@@ -218,8 +218,8 @@ def test_bulk_is_received_in_place() -> None:
 def test_buffer_grows_for_one_large_frame_and_shrinks_again() -> None:
     decoder = FrameDecoder(capacity=1024)
     many = reply([torch.ones(100, dtype=torch.uint8) for _ in range(200)])
-    feed(decoder, frame_of(many))
-    feed(decoder, frame_of(reply(1)) * 500)
+    decoder.feed(frame_of(many))
+    decoder.feed(frame_of(reply(1)) * 500)
     assert len(decoder.messages) == 501
     assert len(decoder.space()) <= 1024
 
@@ -337,7 +337,7 @@ def decode_all(data: bytes) -> None:
     """Decodes, and looks at what came out: nothing but RemoteProtocolError may be raised."""
     decoder = FrameDecoder(LIMITS)
     try:
-        feed(decoder, data)
+        decoder.feed(data)
     except RemoteProtocolError:
         return
     repr(decoder.messages)
