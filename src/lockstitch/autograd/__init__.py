@@ -4,8 +4,10 @@ A drop-in for `torch.distributed.autograd`. How it works, in the order in which 
 
     api.py          the face; compat.py has the underscore names of the original
     service.py      a worker's contexts and passes; routes the messages between workers
+    releases.py     telling other workers that a context is over
     context.py      what one worker remembers of one forward, and its gradients
     stitch.py       sends and receives, and the interceptor that sews them onto messages
+    roots.py        what a pass may begin at
     graph.py        the walk that cuts a worker's graph into components
     decisions.py    when a component runs
     engine.py       how it runs, in torch's own engine

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from lockstitch.clock import Clock
     from lockstitch.errors import PeerDiedError
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.interceptor import Interceptor
@@ -34,6 +35,8 @@ class Post(Protocol):
 
     def blocked(self) -> AbstractContextManager[None]: ...
 
+    def call_later(self, seconds: float, task: Callable[[], None]) -> None: ...
+
     def on_close(self, callback: Callable[[], None]) -> None: ...
 
     def on_peer_lost(self, callback: Callable[[WorkerId, PeerDiedError], None]) -> None: ...
@@ -47,6 +50,9 @@ class Participant(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def clock(self) -> Clock: ...
 
     @property
     def agent(self) -> Post: ...

@@ -14,9 +14,6 @@ from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-from torch.autograd.graph import get_gradient_edge
-
 from lockstitch.autograd.backward import BackwardPass, is_run_by_this_thread
 from lockstitch.autograd.conductor import DistantInitiator, Terms
 from lockstitch.autograd.context import (
@@ -25,8 +22,9 @@ from lockstitch.autograd.context import (
     set_current_context,
 )
 from lockstitch.autograd.discovery import Reach
-from lockstitch.autograd.graph import Entry
 from lockstitch.autograd.initiator import Initiator
+from lockstitch.autograd.releases import Releases
+from lockstitch.autograd.roots import enter_at
 from lockstitch.autograd.stitch import Stitcher
 from lockstitch.autograd.termination import Standing
 from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError
@@ -36,6 +34,8 @@ from lockstitch.wire import messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
     from lockstitch.autograd.post import Participant
     from lockstitch.ids import GlobalId
@@ -54,12 +54,14 @@ class AutogradService:
         self._contexts: dict[int, DistAutogradContext] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
         self._initiators: dict[GlobalId, Initiator] = {}
+        self._releases = Releases(worker)
         self._lock = threading.Lock()
         self._context_counter = itertools.count()
         self._pass_ids = IdSource(worker.id)
         self._post.interceptor = Stitcher(worker.id, IdSource(worker.id), self._join, self)
         handle = self._post.handle
         handle(messages.ReleaseContext, self._on_release)
+        handle(messages.ContextReleased, self._on_released)
         handle(messages.Gradient, self._on_gradient)
         handle(messages.Report, self._on_report)
         handle(messages.NeedParts, self._on_need_parts)
@@ -170,8 +172,7 @@ class AutogradService:
         for initiator in initiators:
             initiator.fail(error)
         context.release(error)
-        for worker in context.receivers - {told_by, self._worker.id}:
-            self._tell(worker, messages.ReleaseContext(context.id))
+        self._releases.tell(context.receivers - {told_by, self._worker.id}, context.id)
 
     def _remember_release(self, identifier: int) -> None:
         self._released[identifier] = None
@@ -204,8 +205,7 @@ class AutogradService:
                 "backward was called within a backward pass of the same context; passes of one "
                 "context follow one another"
             )
-        entry = _roots_entry(roots)
-        gradients = tuple(torch.ones_like(root) for root in roots)
+        entry, gradients = enter_at(roots)
         with self._post.blocked():
             context.turn.acquire()
         try:
@@ -336,10 +336,19 @@ class AutogradService:
         if context is None:
             with self._lock:
                 self._remember_release(message.context)
-        else:
-            self._post.spawn(partial(self._release, context, sender))
+
+        def release() -> None:
+            if context is not None:
+                self._release(context, sender)
+            self._tell(sender, messages.ContextReleased(message.context))
+
+        self._post.spawn(release)
+
+    def _on_released(self, sender: WorkerId, message: messages.ContextReleased) -> None:
+        self._releases.settle(sender, message.context)
 
     def _on_peer_lost(self, worker: WorkerId, error: PeerDiedError) -> None:
+        self._releases.forget(worker)
         with self._lock:
             contexts = list(self._contexts.values())
             initiators = list(self._initiators.values())
@@ -371,20 +380,3 @@ class AutogradService:
         # A worker that is gone needs to know nothing.
         with contextlib.suppress(LockstitchError):
             self._post.send(worker, message)
-
-
-def _roots_entry(roots: Sequence[torch.Tensor]) -> Entry:
-    if not roots:
-        raise RuntimeError("No tensors provided for gradient computation.")
-    for root in roots:
-        if not root.requires_grad:
-            raise RuntimeError(f"requires_grad not set on root {_describe(root)}")
-        if root.numel() != 1:
-            raise RuntimeError(f"{_describe(root)} is not a scalar, all roots need to be scalar")
-        if root.grad_fn is None:
-            raise RuntimeError(f"{_describe(root)} does not have a valid gradient function.")
-    return Entry(None, tuple(get_gradient_edge(root) for root in roots))
-
-
-def _describe(root: torch.Tensor) -> str:
-    return f"a tensor of shape {tuple(root.shape)} and {root.dtype}"

@@ -273,7 +273,8 @@ class ChildNoted(Message):
 @kind(32)
 @dataclass(frozen=True, slots=True)
 class ReleaseContext(Message):
-    """The context is over: forget its records and gradients, and tell whom you told of it."""
+    """The context is over: forget its records and gradients, and tell whom you told of it. Answered
+    by `ContextReleased`."""
 
     context: int
 
@@ -427,3 +428,11 @@ class CalledOff(Message):
 
     meeting: str
     reason: str
+
+
+@kind(43)
+@dataclass(frozen=True, slots=True)
+class ContextReleased(Message):
+    """The context is over here too; `ReleaseContext` need not be sent again."""
+
+    context: int

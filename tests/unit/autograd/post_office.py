@@ -21,6 +21,7 @@ from lockstitch.autograd.context import set_current_context
 from lockstitch.autograd.service import AutogradService
 from lockstitch.errors import PeerDiedError
 from lockstitch.ids import WorkerId
+from lockstitch.testing.clock import ManualClock
 from lockstitch.wire.frames import FrameDecoder, encode
 
 JOIN_SECONDS = 20
@@ -62,6 +63,9 @@ class Clerk:
     def on_peer_lost(self, callback):
         self.lost_callbacks.append(callback)
 
+    def call_later(self, seconds, task):
+        self._office.timers.append((seconds, task))
+
     def on_close(self, callback):
         self.close_callbacks.append(callback)
 
@@ -72,6 +76,7 @@ class Participant:
     def __init__(self, office, rank):
         self.id = WorkerId(rank, 0)
         self.name = f"worker{rank}"
+        self.clock = office.clock
         self.agent = Clerk(office, self.id)
         self.autograd = AutogradService(self)
 
@@ -92,8 +97,10 @@ class PostOffice:
         self._closed = False
         self._running = 0
         self.errors = []
+        self.timers = []
         self.dead = set()
         self.dropped = lambda to, message: False
+        self.clock = ManualClock()
         self._pool = ThreadPoolExecutor(64, thread_name_prefix="post-office")
         self.workers = [Participant(self, rank) for rank in range(size)]
         self._carrier = threading.Thread(target=self._carry, name="post-office-carrier")
@@ -151,6 +158,13 @@ class PostOffice:
         with self._changed:
             self._running -= 1
             self._changed.notify_all()
+
+    def let_time_pass(self, seconds):
+        """The timers that are set go off, `seconds` later."""
+        self.clock.advance(seconds)
+        timers, self.timers = self.timers, []
+        for _, task in timers:
+            task()
 
     def wait_until_quiet(self):
         """Until nothing is on its way and nothing runs."""
