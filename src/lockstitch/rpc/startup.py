@@ -9,6 +9,7 @@ the kernel prove that a caller is the same user.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -54,11 +55,17 @@ class Membership:
     def leave(self) -> None:
         """Strikes the worker out of the store, if the store is still there."""
         if self.roster is not None:
-            try:
+            with contextlib.suppress(RuntimeError):  # the store may have gone with its host
                 self.roster.leave()
-            except RuntimeError:
-                # Whoever hosts the store may have gone first; then nobody asks it any more.
-                return
+
+
+    def strike_out(self, lost: WorkerId) -> None:
+        """A member died, and cannot leave by itself: its name and rank are free for another. In a
+        static group nobody takes its place."""
+        member = None if self.roster is None or self.is_static else self.roster.find(lost)
+        if member is not None and self.roster is not None:
+            with contextlib.suppress(RuntimeError):  # the store may have gone with its host
+                self.roster.evict(member)
 
 
 class RosterDirectory:
@@ -138,6 +145,7 @@ def start_worker(
     membership = Membership(is_static=bool(world_size), roster=roster)
     plug_services(worker, membership)
     worker.agent.on_close(membership.leave)
+    worker.agent.on_peer_lost(lambda lost, _error: membership.strike_out(lost))
     worker.agent.on_close(transport.close)
     signal = WaitSignal(worker)
     signal.install()

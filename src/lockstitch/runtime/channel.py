@@ -179,10 +179,12 @@ class StreamChannel(Channel):
         self._send_lock = threading.Lock()
         self._reading = threading.Lock()
         self._followers: deque[Pending] = deque()
+        self._arming = threading.Lock()
         self._armed = False
         self._closed = False
         self._spinner = Spinner()
         agent.crew.watch(connection, self)
+        agent.crew.watch_end(connection)
 
     def __repr__(self) -> str:
         return f"<StreamChannel to {self.peer.name!r} · {self.outstanding} outstanding>"
@@ -244,27 +246,28 @@ class StreamChannel(Channel):
             if not follower.done and not follower.delivered:
                 follower.wake()
                 return
+        if self._is_left_over():  # the poller does not know of it
+            self.agent.spawn(self.serve)
         self.arm_for_futures()
 
     def arm_for_futures(self) -> None:
         """Lets the crew's leader read, where nobody else does."""
         if self._pending and not self._armed and not self._reading.locked():
-            self._armed = True
-            try:
+            with self._arming:
                 self.agent.crew.arm(self.connection)
-            except BaseException:
-                self._armed = False
-                raise
+                self._armed = True
+
+    def _watch_end(self) -> None:
+        """Has the crew's leader notice that the peer dies, also while nobody waits for it."""
+        with self._arming:
+            if not self._armed:
+                self.agent.crew.watch_end(self.connection)
 
     def _read_until(self, pending: Pending) -> None:
         decoder = self.decoder
-        if decoder.is_torn:  # an interrupted reader left it so
-            decoder.absorb()
-        if self._take(pending):
-            return
-        if not decoder.counts:
+        if not self._is_left_over():
             self._spinner.receive(self.connection, decoder.space(), decoder.counts)
-        if decoder.counts and self._receive_and_take(pending, None):
+        if self._is_left_over() and self._receive_and_take(pending, None):
             return
         while not pending.done:
             seconds = _READ_SECONDS
@@ -280,10 +283,15 @@ class StreamChannel(Channel):
             except BlockingIOError:
                 continue
 
+    def _is_left_over(self) -> bool:
+        """Whether something has been received, but not delivered yet."""
+        decoder = self.decoder
+        return bool(decoder.counts or decoder.is_torn or decoder.messages)
+
     def _receive_and_take(self, pending: Pending, seconds: float | None) -> bool:
         try:
             decoder = self.decoder
-            if not decoder.counts:  # an interrupted reader may have left some
+            if not self._is_left_over():  # by an interrupted reader
                 self.connection.receive_into(decoder.space(), decoder.counts, seconds)
             if 0 in decoder.counts:
                 raise ConnectionResetError("it closed the connection")
@@ -321,7 +329,7 @@ class StreamChannel(Channel):
     # ------------------------------------------------------------ as a source of the crew
 
     def serve(self) -> None:
-        """The crew's leader reads the answers of futures."""
+        """The crew's leader reads the answers of futures, or finds that the peer is gone."""
         self._armed = False
         if self._reading.acquire(blocking=False):
             try:
@@ -335,6 +343,8 @@ class StreamChannel(Channel):
                 self._reading.release()
             if not self._closed:
                 self._call_successor()
+        if not self._closed:
+            self._watch_end()
 
     def leave(self) -> None:
         """The leader never leaves in the middle of `serve`."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lockstitch.transport.base import Pollable, Poller
+    from lockstitch.transport.base import Connection, Pollable, Poller
 
 _MONITOR_TICK_SECONDS = 0.001
 _MONITOR_REST_TICKS = 20
@@ -207,6 +207,10 @@ class Crew:
     def arm(self, pollable: Pollable) -> None:
         """See `Poller.arm`."""
         self._poller.arm(pollable)
+
+    def watch_end(self, connection: Connection) -> None:
+        """See `Poller.watch_end`."""
+        self._poller.watch_end(connection)
 
     def forget(self, pollable: Pollable) -> None:
         """Watches it no more."""

@@ -78,6 +78,11 @@ class Poller(Protocol):
         """Asks to be told once when `pollable` has something to read (at once if it has now)."""
         ...
 
+    def watch_end(self, connection: Connection) -> None:
+        """Asks to be told once when the other end is gone, but not when there is something to read:
+        for a connection that somebody else may be reading. Replaces `arm`, as `arm` replaces it."""
+        ...
+
     def remove(self, pollable: Pollable) -> None:
         """Forgets it; harmless when unknown."""
         ...

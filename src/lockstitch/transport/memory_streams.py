@@ -16,13 +16,13 @@ import itertools
 import math
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.clock import Clock
-    from lockstitch.transport.base import Buffer, Pollable
+    from lockstitch.transport.base import Buffer, Connection, Pollable
 
 ALREADY = -math.inf
 
@@ -74,6 +74,11 @@ class Pipe:
             if self._arrived or self._ended:
                 return ALREADY
             return self._due[0][0] if self._due else None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more can arrive."""
+        return self._ended
 
     def end(self) -> None:
         """Ends the stream. What has arrived can still be read; what is on its way is lost."""
@@ -203,6 +208,11 @@ class MemoryConnection:
     def readable_at(self) -> float | None:
         return self._incoming.readable_at()
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether the other end is gone, or this one."""
+        return self._incoming.is_ended
+
     def watch(self, changed: threading.Event) -> None:
         self._incoming.watch(changed)
 
@@ -218,6 +228,7 @@ class MemoryPoller:
         self._changed = threading.Event()
         self._lock = threading.Lock()
         self._armed: dict[Pollable, bool] = {}  # every watched one
+        self._end_watched: set[MemoryConnection] = set()
         self._is_woken = False
         self._closed = False
 
@@ -235,12 +246,22 @@ class MemoryPoller:
         with self._lock:
             if pollable in self._armed:
                 self._armed[pollable] = True
+                self._end_watched.discard(cast("MemoryConnection", pollable))
+        self._changed.set()
+
+    def watch_end(self, connection: Connection) -> None:
+        """Asks to be told once when the other end is gone."""
+        with self._lock:
+            if connection in self._armed:
+                self._armed[connection] = False
+                self._end_watched.add(cast("MemoryConnection", connection))
         self._changed.set()
 
     def remove(self, pollable: Pollable) -> None:
         """Forgets it; harmless when unknown."""
         with self._lock:
             self._armed.pop(pollable, None)
+            self._end_watched.discard(cast("MemoryConnection", pollable))
         _memory_end(pollable).unwatch(self._changed)
 
     def wait(self, timeout_seconds: float | None) -> Sequence[Pollable]:
@@ -274,7 +295,8 @@ class MemoryPoller:
         """Disarms and returns what is readable; else says when something may become so."""
         with self._lock:
             now = self._clock.now()
-            ready = []
+            ready: list[Pollable] = [each for each in self._end_watched if each.is_ended]
+            self._end_watched.difference_update(cast("list[MemoryConnection]", ready))
             next_due = None
             for pollable in [each for each, is_armed in self._armed.items() if is_armed]:
                 at = _memory_end(pollable).readable_at()

@@ -18,7 +18,7 @@ from lockstitch.transport.stream import SocketEnd
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.transport.base import Pollable
+    from lockstitch.transport.base import Connection, Pollable
 
 
 class EpollPoller:
@@ -56,8 +56,13 @@ class EpollPoller:
 
     def arm(self, pollable: Pollable) -> None:
         """Asks to be told once when it is readable; nothing happens if it has been removed."""
-        end = _socket_end(pollable)
-        events = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
+        self._ask(_socket_end(pollable), select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
+
+    def watch_end(self, connection: Connection) -> None:
+        """Asks to be told once when the other end is gone."""
+        self._ask(_socket_end(connection), select.EPOLLRDHUP | select.EPOLLONESHOT)
+
+    def _ask(self, end: SocketEnd, events: int) -> None:
         with self._lock:
             descriptor = self._descriptors.get(end)
             if descriptor is None:

@@ -1,4 +1,4 @@
-"""Several kinds of streams as one transport: it listens on each, and connects by an address's scheme."""
+"""Several kinds of streams as one transport: it listens on each, and connects by the scheme."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SeveralTransports:
-    """`transports` by the scheme of their addresses, the best first; their ends share one poller."""
+    """`transports` by the scheme of their addresses, the best first; they share one poller."""
 
     def __init__(self, transports: Mapping[str, Transport]) -> None:
         self._transports = dict(transports)
