@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,14 @@ if TYPE_CHECKING:
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.worker import Worker
 
-_LIBRARY = str(Path(__file__).resolve().parents[1]) + os.sep
+# Frames below these say nothing to the user: this library, Python's own, installed packages.
+_NOT_THE_USERS = tuple(
+    str(folder) + os.sep
+    for folder in (
+        Path(__file__).resolve().parents[1],
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    )
+)
 
 
 @runtime_checkable
@@ -78,6 +86,6 @@ def _where(invocation: Invocation, frames: dict[int, FrameType]) -> str:
     if frame is None:
         return "parked: it waits for a future or for references to be confirmed"
     stack = traceback.extract_stack(frame)
-    own = [entry for entry in stack if not entry.filename.startswith(_LIBRARY)]
+    own = [entry for entry in stack if not entry.filename.startswith(_NOT_THE_USERS)]
     entry = (own or stack)[-1]
     return f"{entry.filename}:{entry.lineno} in {entry.name}"

@@ -1,0 +1,123 @@
+"""A hang explained: what every worker of a cluster waits for, and a signal that prints it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import lockstitch
+from lockstitch import rpc
+from lockstitch.observe.waits import WaitReports, WaitSignal
+from lockstitch.runtime.agent import AgentOptions
+from lockstitch.testing.cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockstitch.runtime.worker import Worker
+
+_entered = threading.Semaphore(0)
+_leave = threading.Event()
+
+
+def _wait_for_the_test() -> int:
+    _entered.release()
+    _leave.wait(30)
+    return 1
+
+
+def _ask_the_next() -> int:
+    return rpc.rpc_sync("worker2", _wait_for_the_test)
+
+
+@rpc.functions.async_execution
+def _promise() -> torch.futures.Future[int]:
+    future: torch.futures.Future[int] = torch.futures.Future()
+    threading.Thread(target=lambda: (_leave.wait(30), future.set_result(2))).start()
+    _entered.release()
+    return future
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    _leave.clear()
+    # One thread for functions: all that a worker has is taken while it serves one call.
+    with LocalCluster(3, options=AgentOptions(num_threads=1)) as cluster:
+        yield cluster
+        _leave.set()
+
+
+def _explain(worker: Worker) -> str:
+    with worker.active():
+        return lockstitch.explain_waits()
+
+
+def test_idle_workers_wait_for_nothing(cluster: LocalCluster) -> None:
+    assert _explain(cluster["worker0"]) == "\n".join(
+        f"worker{rank}: waits for nothing" for rank in range(3)
+    )
+
+
+def test_a_chain_of_calls_is_told_from_its_beginning_to_the_line_where_it_stands(
+    cluster: LocalCluster,
+) -> None:
+    with cluster["worker0"].active():
+        answer = rpc.rpc_async("worker1", _ask_the_next)
+        assert _entered.acquire(timeout=20)
+        text = lockstitch.explain_waits()
+        _leave.set()
+        assert answer.wait() == 1
+    first, second, third = text.split("\nworker")
+    assert "_ask_the_next on worker1" in first
+    assert "for worker0" in second
+    assert "_wait_for_the_test on worker2" in second
+    assert "for worker1" in third
+    assert "in _wait_for_the_test" in third
+
+
+def test_a_parked_request_says_that_it_is_parked(cluster: LocalCluster) -> None:
+    with cluster["worker0"].active():
+        answer = rpc.rpc_async("worker1", _promise)
+        assert _entered.acquire(timeout=20)
+        text = lockstitch.explain_waits()
+        _leave.set()
+        assert answer.wait() == 2
+    assert "parked: it waits for a future" in text
+
+
+def test_a_worker_that_does_not_answer_is_named(cluster: LocalCluster) -> None:
+    with cluster.partition("worker0", "worker2"):
+        answers, silent = cluster["worker0"].service(WaitReports).ask(0.2)
+    assert [each.name for each in answers] == ["worker0", "worker1"]
+    assert silent == ["worker2"]
+
+
+def test_a_signal_prints_it(cluster: LocalCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    waits = WaitSignal(cluster["worker0"])
+    waits.install()
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for thread in threading.enumerate():
+            if thread.name == "lockstitch-waits":
+                thread.join(20)
+    finally:
+        waits.remove()
+    assert "worker2: waits for nothing" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_a_handler_of_the_program_is_left_alone(cluster: LocalCluster) -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        waits = WaitSignal(cluster["worker0"])
+        waits.install()
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+        waits.remove()
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
