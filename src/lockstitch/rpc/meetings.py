@@ -26,6 +26,7 @@ from lockstitch.wire.messages import Announced, Brought, CalledOff
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from lockstitch.errors import PeerDiedError
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.worker import Worker
 
@@ -33,6 +34,7 @@ _SHORTEST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.02
 _FAREWELL_SECONDS = 5.0
 _NUDGE_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 0.5
 
 
 class Meetings:
@@ -47,8 +49,7 @@ class Meetings:
         agent.handle(Brought, self._note_brought)
         agent.handle(Announced, self._note_announced)
         agent.handle(CalledOff, self._note_called_off)
-        agent.on_peer_lost(self.gatherings.lose)
-        agent.on_peer_lost(self._rests.lose)
+        agent.on_peer_lost(self._note_lost)
 
     def members(self) -> dict[str, WorkerId]:
         """All workers of the group, by name."""
@@ -147,6 +148,14 @@ class Meetings:
         error = RpcError(f"the meeting of all was called off: {message.reason}")
         self._rests.call_off(message.meeting, error)
         self.gatherings.call_off(message.meeting, error)
+
+    def _note_lost(self, worker: WorkerId, error: PeerDiedError) -> None:
+        # What it said last may still be unread, on another connection than the one that ended first.
+        def lose() -> None:
+            self.gatherings.lose(worker, error)
+            self._rests.lose(worker, error)
+
+        self._worker.agent.call_later(_LAST_WORDS_SECONDS, lose)
 
     def _note_brought(self, _sender: WorkerId, message: Brought) -> None:
         self._rests.bring(message.meeting, message.name, message.activity)

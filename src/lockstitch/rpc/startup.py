@@ -58,7 +58,6 @@ class Membership:
             with contextlib.suppress(RuntimeError):  # the store may have gone with its host
                 self.roster.leave()
 
-
     def strike_out(self, lost: WorkerId) -> None:
         """A member died, and cannot leave by itself: its name and rank are free for another. In a
         static group nobody takes its place."""
