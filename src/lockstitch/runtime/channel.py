@@ -265,6 +265,8 @@ class StreamChannel(Channel):
 
     def _read_until(self, pending: Pending) -> None:
         decoder = self.decoder
+        if pending.done or pending.delivered:
+            return  # another reader had it already, before this one began to read
         if not self._is_left_over():
             self._spinner.receive(self.connection, decoder.space(), decoder.counts)
         if self._is_left_over() and self._receive_and_take(pending, None):

@@ -352,3 +352,19 @@ def test_but_not_waited_for_long() -> None:
         clock.advance(1.0)
         with pytest.raises(PeerDiedError):
             call.result()
+
+
+def test_who_comes_to_read_after_its_answer_was_taken_does_not_wait_for_more() -> None:
+    with Stage() as stage:
+        future = stage.call_async("a")
+        request = stage.peer.receive_call()
+        [(channel, pending)] = [
+            (channel, pending)
+            for channel in stage.agent.peers.channels()
+            for pending in channel.pending()
+        ]
+        pending.delivered = True  # by another reader, who has somebody else decode it
+        Background(channel._read_until, pending).result()  # type: ignore[attr-defined]
+        pending.delivered = False
+        stage.peer.reply(request, "b")
+        assert future.wait() == "b"
