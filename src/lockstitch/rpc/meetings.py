@@ -150,7 +150,7 @@ class Meetings:
         self.gatherings.call_off(message.meeting, error)
 
     def _note_lost(self, worker: WorkerId, error: PeerDiedError) -> None:
-        # What it said last may still be unread, on another connection than the one that ended first.
+        # Its last word may still be unread, on another connection than the one that ended first.
         def lose() -> None:
             self.gatherings.lose(worker, error)
             self._rests.lose(worker, error)
