@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 import torch
 
-from tests.leaks import Inventory
+from lockstitch.testing.leaks import Inventory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

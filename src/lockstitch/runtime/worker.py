@@ -140,6 +140,11 @@ def current_worker() -> Worker:
     return worker
 
 
+def living_workers() -> list[Worker]:
+    """All workers of this process that were not closed."""
+    return list(_alive)
+
+
 def has_current_worker() -> bool:
     """Whether `current_worker` would return one."""
     return (_active.get() or PROCESS.worker) is not None

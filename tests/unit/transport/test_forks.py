@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from lockstitch.testing.leaks import Inventory
 from lockstitch.transport.polling import EpollPoller
 from lockstitch.transport.unix import UnixTransport
-from tests.leaks import Inventory
 from tests.unit.transport.streams import connected, receive_all, receive_some
 
 # From Python 3.12 on, forking beside threads (arithmetic libraries have some) warns.

@@ -1,23 +1,52 @@
-"""What this process holds at a moment: threads, child processes, sockets and pipes, workers.
+"""What this process holds at a moment: threads, child processes, sockets and pipes, workers, and
+what these keep for others.
 
-Threads are asked of Python, descriptors and children read from /proc where there is one. A worker
-that was not closed keeps references and contexts alive, and says so itself. Two inventories
-compared say what a test left behind.
+Threads are asked of Python, descriptors and children read from /proc where there is one, references
+and contexts asked of the workers. Two inventories compared say what was left behind in between:
+
+    with no_leaks():
+        with LocalCluster(2) as cluster:
+            ...
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstitch.autograd.service import AutogradService
+from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.worker import living_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Descriptors that matter: what talks to somebody. Plain files come and go with the tools around us.
 _TALKING = ("socket:", "pipe:", "anon_inode:", "/memfd:")
+_PAUSE_SECONDS = 0.02
+
+
+@contextlib.contextmanager
+def no_leaks(timeout_seconds: float = 5.0) -> Iterator[None]:
+    """Raises `AssertionError` if the block leaves something behind, and says what: threads, child
+    processes, sockets and pipes, workers that were not closed; and of workers that live on, values
+    that others hold references to, and autograd contexts.
+
+    What ends by itself within `timeout_seconds` (a thread on its way out, a reference that waits
+    for the garbage collector) is no leak. An error of the block itself passes through unchanged.
+    """
+    before = Inventory.take()
+    yield
+    left = before.wait_until_nothing_new(timeout_seconds)
+    if left:
+        raise AssertionError("left behind:\n  " + "\n  ".join(left))
 
 
 @dataclass(frozen=True)
@@ -28,6 +57,7 @@ class Inventory:
 
     @classmethod
     def take(cls) -> Inventory:
+        """What is held now."""
         return cls(_threads() | _children() | _descriptors() | _workers())
 
     def wait_until_nothing_new(self, timeout_seconds: float) -> list[str]:
@@ -38,7 +68,7 @@ class Inventory:
             if time.monotonic() > deadline:
                 return sorted(new)
             gc.collect()
-            pause.wait(0.02)
+            pause.wait(_PAUSE_SECONDS)
         return []
 
     def _new(self) -> list[str]:
@@ -47,10 +77,13 @@ class Inventory:
 
 
 def _threads() -> dict[object, str]:
+    # A worker starts threads as it needs them, named after itself: they end with it.
+    own = tuple(f"{worker.name}-" for worker in living_workers())
     return {
         ("thread", thread.ident): f"thread {thread.name!r}" + (" (daemon)" * thread.daemon)
         for thread in threading.enumerate()
         if not isinstance(thread, threading._DummyThread)  # a foreign thread that once ran Python
+        and not thread.name.startswith(own)
     }
 
 
@@ -84,10 +117,19 @@ def _descriptors() -> dict[object, str]:
 
 
 def _workers() -> dict[object, str]:
-    # Looked up only if a test imported it, so that tests of small parts stay independent of it.
-    module = sys.modules.get("lockstitch.runtime.worker")
-    alive = list(getattr(module, "_alive", ()))
-    return {("worker", id(worker)): f"not closed: {worker!r}" for worker in alive}
+    held: dict[object, str] = {}
+    for worker in living_workers():
+        held["worker", id(worker)] = f"not closed: {worker!r}"
+        for service in worker.services():
+            if isinstance(service, ReferenceService):
+                held |= {("reference", id(worker), line): line for line in service.leaks()}
+            elif isinstance(service, AutogradService):
+                held |= {
+                    ("context", id(worker), context.id): f"not released by {worker.name!r}: "
+                    f"autograd context {context.id}"
+                    for context in service.contexts
+                }
+    return held
 
 
 def _names(folder: Path) -> list[str]:

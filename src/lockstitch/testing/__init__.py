@@ -1,0 +1,27 @@
+"""For tests of programs that use Lockstitch, and of Lockstitch itself.
+
+    cluster.py      LocalCluster: several workers in one process
+    processes.py    ProcessCluster: several workers, each a process of its own
+    faults.py       Faults: mishaps, written as a script
+    clock.py        ManualClock: time that the test owns
+    gradients.py    assert_same_gradients: distributed equals local
+    leaks.py        no_leaks: nothing is left behind
+
+Everything here may use everything else; nothing else uses what is here.
+"""
+
+from lockstitch.testing.clock import ManualClock
+from lockstitch.testing.cluster import LocalCluster
+from lockstitch.testing.faults import Faults
+from lockstitch.testing.gradients import assert_same_gradients
+from lockstitch.testing.leaks import no_leaks
+from lockstitch.testing.processes import ProcessCluster
+
+__all__ = [
+    "LocalCluster",
+    "ProcessCluster",
+    "Faults",
+    "ManualClock",
+    "assert_same_gradients",
+    "no_leaks",
+]
