@@ -94,6 +94,10 @@ class Initiator:
 
     def _next_task(self) -> Task | None:
         """Waits for something to do on this thread; None when the pass has ended."""
+        with self._lock:
+            task, self._handed = self._handed, None
+            if task is not None or self._is_over():
+                return task
         with self._post.blocked(), self._lock:
             while not self._is_over():
                 if self._handed is not None:

@@ -206,8 +206,9 @@ class AutogradService:
                 "context follow one another"
             )
         entry, gradients = enter_at(roots)
-        with self._post.blocked():
-            context.turn.acquire()
+        if not context.turn.acquire(blocking=False):
+            with self._post.blocked():
+                context.turn.acquire()
         try:
             terms = Terms(self._pass_ids(), retain_graph, mode == "fast")
             initiator = Initiator(self._worker, context, terms)
