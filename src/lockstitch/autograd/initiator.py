@@ -95,13 +95,12 @@ class Initiator:
     def _next_task(self) -> Task | None:
         """Waits for something to do on this thread; None when the pass has ended."""
         with self._lock:
-            task, self._handed = self._handed, None
+            task = self._take_handed()
             if task is not None or self._is_over():
                 return task
         with self._post.blocked(), self._lock:
             while not self._is_over():
-                if self._handed is not None:
-                    task, self._handed = self._handed, None
+                if (task := self._take_handed()) is not None:
                     return task
                 timeout = self.patience() if self._needs_parts or self.terms.fast else None
                 progress = self._progress, self.backward_pass.received
@@ -111,6 +110,10 @@ class Initiator:
                 if progress == (self._progress, self.backward_pass.received):
                     return self.lose_patience
             return None
+
+    def _take_handed(self) -> Task | None:
+        task, self._handed = self._handed, None
+        return task
 
     def _is_over(self) -> bool:
         return self._error is not None or (self._roots_ran and self._balance.is_zero)
