@@ -134,6 +134,40 @@ def test_no_grad_and_inference_mode_at_the_caller_leave_no_record(cluster):
         assert not view._recv_functions()
 
 
+class IgnoresTheOther(torch.autograd.Function):
+    """Its backward gives the second input no gradient at all."""
+
+    @staticmethod
+    def forward(ctx, one, other):
+        return one * 2 + other
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2, None
+
+
+def ignore_the_other(one, other):
+    return IgnoresTheOther.apply(one, other)
+
+
+@pytest.mark.parametrize("mode", ["smart", "fast"])
+def test_a_gradient_that_a_function_does_not_give_is_missing_at_the_sender_too(cluster, mode):
+    def program(leaves):
+        h, k = leaves["x"].tanh(), leaves["y"].tanh()
+        return [call("worker1", ignore_the_other, h, k) + h]
+
+    assert_same(cluster, program, (mode,))
+
+
+@pytest.mark.parametrize("mode", ["smart", "fast"])
+def test_a_message_none_of_whose_gradients_is_given(cluster, mode):
+    def program(leaves):
+        h, k = leaves["x"].tanh(), call("worker2", scale_in_place, leaves["y"].tanh())
+        return [call("worker1", ignore_the_other, h, k) + h * leaves["v"]]
+
+    assert_same(cluster, program, (mode,))
+
+
 def without_gradient(tensor):
     with torch.no_grad():
         return tensor * 2

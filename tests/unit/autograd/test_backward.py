@@ -119,7 +119,7 @@ def test_a_single_entry_runs_when_its_gradient_arrives():
     assert bench.conductor.reports == [([], [1], False)]
 
 
-def test_the_report_rides_on_the_last_gradient():
+def test_step_5_the_report_rides_on_the_last_gradient():
     bench = Bench()
     bench.send(1, received(5) * received(6))
     bench.run(1)
