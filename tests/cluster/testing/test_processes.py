@@ -110,9 +110,13 @@ def test_failed_start_is_raised_and_leaves_nothing() -> None:
 
 
 def test_failed_block_leaves_nothing_although_workers_are_busy() -> None:
-    with no_leaks(), pytest.raises(KeyError), ProcessCluster(2, start_method="fork") as cluster:
-        cluster.start(0, wait_for_ever)
-        raise KeyError
+    def block() -> None:
+        with ProcessCluster(2, start_method="fork") as cluster:
+            cluster.start(0, wait_for_ever)
+            raise KeyError
+
+    with no_leaks(), pytest.raises(KeyError):
+        block()
 
 
 @pytest.mark.slow

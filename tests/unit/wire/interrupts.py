@@ -36,7 +36,7 @@ class Interrupter:
         self.remaining -= 1
         if self.remaining == 0:
             sys.setprofile(None)
-            self.where = f"{event} at {frame.f_code.co_qualname}:{frame.f_lineno} {argument}"
+            self.where = f"{event} at {frame.f_code.co_name}:{frame.f_lineno} {argument}"
             raise Strike(self.where)
 
 
