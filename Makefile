@@ -7,11 +7,11 @@
 
 # The first Python that is new enough; `make PYTHON=… <target>` chooses another.
 PYTHON ?= $(firstword $(foreach python, python3 python3.13 python3.12 python3.11 python3.10, \
-	$(shell $(python) -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+	$(shell $(python) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
 	&& echo $(python))))
 VENV := .venv
 BIN := $(VENV)/bin
-IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 DEMO = examples/digits/train.py
 TESTS = tests
@@ -22,29 +22,29 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: $(VENV)/installed-demo  ## train a split model on handwritten digits; compare with plain PyTorch
-	$(IN_VENV) python $(DEMO)
+	python $(DEMO)
 
 test: $(VENV)/installed-dev  ## the quick suite, warnings as errors
-	$(IN_VENV) python -m pytest -m "not slow" $(TESTS)
+	python -m pytest -m "not slow" $(TESTS)
 
 test-all: $(VENV)/installed-dev  ## the whole suite, with the thorough profile of the property tests
-	$(IN_VENV) HYPOTHESIS_PROFILE=thorough python -m pytest $(TESTS)
+	HYPOTHESIS_PROFILE=thorough python -m pytest $(TESTS)
 
 lint: $(VENV)/installed-dev  ## style, types, floors
-	$(IN_VENV) ruff check
-	$(IN_VENV) ruff format --check
-	$(IN_VENV) mypy
-	$(IN_VENV) lint-imports
+	ruff check
+	ruff format --check
+	mypy
+	lint-imports
 
 format: $(VENV)/installed-dev  ## let ruff repair what it can
-	$(IN_VENV) ruff check --fix
-	$(IN_VENV) ruff format
+	ruff check --fix
+	ruff format
 
 bench: $(VENV)/installed-demo  ## figures, each beside the incumbent's in the same run
-	$(IN_VENV) python -m benchmarks
+	python -m benchmarks
 
 docs: $(VENV)/installed-demo $(VENV)/installed-docs  ## the site, into docs/_build/html
-	$(IN_VENV) sphinx-build -W --keep-going -b html docs docs/_build/html
+	sphinx-build -W --keep-going -b html docs docs/_build/html
 
 clean:  ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist docs/_build out .pytest_cache .mypy_cache .ruff_cache \
