@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -44,6 +45,16 @@ def test_each_source_file_has_its_test_file(source: str) -> None:
 
 def test_exceptions_are_files_that_exist() -> None:
     assert [name for name in EXCEPTIONS if not (SOURCES / name).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    "package", sorted(path.parent.name for path in SOURCES.glob("*/__init__.py"))
+)
+def test_package_opens_with_a_map_of_its_files(package: str) -> None:
+    folder = SOURCES / package
+    drawn = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = [path.stem for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert [name for name in files if not re.search(rf"\b{name}\b", drawn)] == []
 
 
 def test_packages_only_map_and_reexport() -> None:

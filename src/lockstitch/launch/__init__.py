@@ -3,6 +3,7 @@
     cli.py       the command `lockstitch`
     local.py     one job on this machine: starts it, follows it, ends it
     process.py   one worker's process: its environment, its life, its end
+    stopping.py  when to stop, and how firmly
     screen.py    what the workers say, each line marked with who said it
 
 A program needs nothing of this: whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
