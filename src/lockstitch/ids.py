@@ -50,7 +50,7 @@ class GlobalId(NamedTuple):
 
 
 class IdSource:
-    """Hands out the `GlobalId`s of one worker, starting at `start`; safe to call from any thread."""
+    """Hands out the `GlobalId`s of one worker, from `start` on; safe to call from any thread."""
 
     def __init__(self, worker: WorkerId, start: int = 0) -> None:
         self._rank, self._generation = worker
@@ -85,8 +85,8 @@ class WorkerInfo:
     """A worker's name and rank (`id`), as `get_worker_info` returns it.
 
     `generation` tells two lives of the same rank apart; it takes no part in equality, since
-    programs compare infos that they built themselves. Raises `RuntimeError` for a name that is empty,
-    has 128 characters or more, or others than letters, digits, `_`, `:` and `-`.
+    programs compare infos that they built themselves. Raises `RuntimeError` for a name that is
+    empty, has 128 characters or more, or others than letters, digits, `_`, `:` and `-`.
     """
 
     name: str

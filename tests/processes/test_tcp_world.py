@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from lockstitch import rpc
 from lockstitch.rpc import startup
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _square(tensor: torch.Tensor) -> torch.Tensor:

@@ -386,7 +386,7 @@ class AskStanding(Message):
 @kind(42)
 @dataclass(frozen=True, slots=True)
 class Standing(Message):
-    """Worker → initiator: where I stand; the fields are those of `autograd.termination.Standing`."""
+    """Worker → initiator: where I stand; the fields of `autograd.termination.Standing`."""
 
     context: int
     backward_pass: GlobalId
@@ -397,7 +397,7 @@ class Standing(Message):
     waiting: tuple[GlobalId, ...]
 
 
-# ---------------------------------------------------------------- meetings of all (see rpc.meetings)
+# ---------------------------------------------------------------- meetings (see rpc.meetings)
 
 
 @kind(48)

@@ -1,4 +1,4 @@
-"""Unfit arguments of an operator are explained by torch's registry; other errors stay as they are."""
+"""Unfit arguments of an operator are explained by torch's registry; other errors stay."""
 
 from __future__ import annotations
 

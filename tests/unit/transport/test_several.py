@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from lockstitch.transport.several import SeveralTransports
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.unix import UnixTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture
