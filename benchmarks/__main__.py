@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.cases.limits import ping_pong
 from benchmarks.harness import Worlds
-from benchmarks.library import LOCKSTITCH, TORCH
+from benchmarks.libraries import LOCKSTITCH, TORCH
 from benchmarks.plan import IDLE_SHARE_AT_MOST, SECTIONS
 from benchmarks.result import Figure, Row, compare
 from benchmarks.table import build_table, describe_machine, write_json

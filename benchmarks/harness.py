@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.library import Library, load, require_running
+from benchmarks.libraries import Library, load, require_running
 from benchmarks.result import Samples
 
 if TYPE_CHECKING:

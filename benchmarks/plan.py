@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from benchmarks.cases import backward, calls
-from benchmarks.library import LOCKSTITCH, TORCH
+from benchmarks.libraries import LOCKSTITCH, TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from benchmarks.cases.timing import Sample
-    from benchmarks.library import Library
+    from benchmarks.libraries import Library
 
 IDLE_SHARE_AT_MOST = 0.005
 """Share of a core that a worker may use while nobody calls it."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cases.timing import Sample, timed_backward
-from benchmarks.library import CALLEE
+from benchmarks.libraries import CALLEE
 
 if TYPE_CHECKING:
-    from benchmarks.library import Library
+    from benchmarks.libraries import Library
 
 HOPS = 20
 LONG_GRAPH = 10_000

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks.cases.timing import Sample, timed
-from benchmarks.library import CALLEE
+from benchmarks.libraries import CALLEE
 
 if TYPE_CHECKING:
-    from benchmarks.library import Library
+    from benchmarks.libraries import Library
 
 IN_FLIGHT = 64
 

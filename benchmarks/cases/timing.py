@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.library import Library
+    from benchmarks.libraries import Library
 
 Sample = Callable[[], float]
 
