@@ -3,7 +3,7 @@
     python -m benchmarks [--quick] [--only NAME] [--json FILE]
 
     __main__.py     the command
-    library.py      which library is measured, and the guard that it is really that one
+    libraries.py    which library is measured, and the guard that it is really that one
     harness.py      worlds of two processes, measured in turns
     plan.py         what is compared with what, and the targets
     cases/          what is timed: one function per case, the same for both libraries

@@ -2,14 +2,18 @@
 
 worker.py         Worker: one participant and the services plugged into it; current_worker()
 agent.py          Agent: makes calls, sends messages, knows the peers
+peers.py          who the peers are, reaching and losing them
 channel.py        the connection that we call a peer on: requests out, replies in
+loopback.py       calls to oneself
 incoming.py       the connection that a peer calls us on: requests in, replies out
 crew.py           the threads: one leads (reads), the others run user functions
 invocation.py     one request being served
+inherited.py      timeouts that nested calls inherit
 functions.py      how functions are named on the wire
 operators.py      what torch says of arguments that an operator does not take
 pending.py        calls that wait for their answer; Future
 timer.py          deadlines and delayed work
+waits.py          what this worker waits for
 remote_errors.py  exceptions on their way back to the caller
 interceptor.py    the seam for distributed autograd
 """

@@ -191,11 +191,19 @@ class Crew:
         for place in idle:
             place.lock.release()
         deadline = time.monotonic() + timeout_seconds
-        threads = [*self._threads, *([self._monitor] if self._monitor else [])]
+        threads = list(self._threads)
+        self._join(threads, deadline)
+        with self._lock:  # after the threads that may have started it
+            monitor = self._monitor
+        if monitor is not None:
+            self._join([monitor], deadline)
+            threads.append(monitor)
+        return [thread.name for thread in threads if thread.is_alive()]
+
+    def _join(self, threads: list[threading.Thread], deadline: float) -> None:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        return [thread.name for thread in threads if thread.is_alive()]
 
     # ------------------------------------------------------------ for sources
 
@@ -403,10 +411,12 @@ class Crew:
     def _rouse_monitor(self) -> None:
         self._monitor_rests = False
         if self._monitor is None:
-            self._monitor = threading.Thread(
-                target=self._watch, name=f"{self._name}-monitor", daemon=True
-            )
-            self._monitor.start()
+            with self._lock:
+                if self._monitor is None and not self._closed:
+                    self._monitor = threading.Thread(
+                        target=self._watch, name=f"{self._name}-monitor", daemon=True
+                    )
+                    self._monitor.start()
         self._monitor_wake.set()
 
     def _watch(self) -> None:

@@ -11,18 +11,19 @@ in-memory transport. Time may be a `ManualClock`, mishaps are scripted by `Fault
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.rpc.startup import Membership, plug_services
+from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import Worker
 from lockstitch.transport.memory import MemoryNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lockstitch.runtime.agent import AgentOptions
     from lockstitch.testing.faults import Faults
     from lockstitch.transport.base import Connection, Transport
 
@@ -71,7 +72,10 @@ class LocalCluster:
         self.names = [f"worker{rank}" for rank in range(size)] if isinstance(size, int) else [*size]
         self.clock = clock
         self.network = MemoryNetwork(clock, faults)
-        self._options = options
+        # A frame that is lost may have been the one that named a function.
+        self._options = options or AgentOptions()
+        if faults is not None:
+            self._options = dataclasses.replace(self._options, interned_functions=0)
         self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> LocalCluster:

@@ -4,6 +4,7 @@
 - `stream`: connections and listeners over sockets, made by
   - `unix`: between the processes of one user on one machine
   - `tcp`: between machines
+- `several`: several kinds as one transport
 - `polling`: waiting for many sockets (epoll)
 - `spin`: waiting for one, briefly, without going to sleep
 - `memory`, `memory_streams`: the twin inside one process, with scripted faults
@@ -12,6 +13,7 @@
 
 from lockstitch.transport.base import Buffer, Connection, Listener, Pollable, Poller, Transport
 from lockstitch.transport.memory import MemoryNetwork, MemoryTransport
+from lockstitch.transport.several import SeveralTransports
 from lockstitch.transport.spin import Spinner
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.unix import UnixTransport
@@ -25,6 +27,7 @@ __all__ = [
     "Buffer",
     "UnixTransport",
     "TcpTransport",
+    "SeveralTransports",
     "MemoryNetwork",
     "MemoryTransport",
     "Spinner",
