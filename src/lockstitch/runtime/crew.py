@@ -410,13 +410,12 @@ class Crew:
 
     def _rouse_monitor(self) -> None:
         self._monitor_rests = False
-        if self._monitor is None:
-            with self._lock:
-                if self._monitor is None and not self._closed:
-                    self._monitor = threading.Thread(
-                        target=self._watch, name=f"{self._name}-monitor", daemon=True
-                    )
-                    self._monitor.start()
+        with self._lock:
+            if self._monitor is None and not self._closed:
+                self._monitor = threading.Thread(
+                    target=self._watch, name=f"{self._name}-monitor", daemon=True
+                )
+                self._monitor.start()
         self._monitor_wake.set()
 
     def _watch(self) -> None:
