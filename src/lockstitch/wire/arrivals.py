@@ -69,11 +69,10 @@ class Arrivals:
         """Appends the item of that header: a tensor, a buffer of so many bytes, or None."""
         if header is None:
             self.items.append(None)
-        elif isinstance(header, int):
-            self.items.append(self._buffer(header))
         else:
             try:
-                self.items.append(self._tensor(header))
+                item = self._buffer(header) if isinstance(header, int) else self._tensor(header)
+                self.items.append(item)
             except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
                 if isinstance(error, RemoteProtocolError):
                     raise
