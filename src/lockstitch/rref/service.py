@@ -39,7 +39,6 @@ from lockstitch.wire.messages import (
     ForkRequest,
     ForksDeleted,
     RemoteCall,
-    Stitch,
 )
 
 if TYPE_CHECKING:
@@ -148,14 +147,11 @@ class ReferenceService(Home):
             return
         if isinstance(error, RpcTimeoutError):
             fork.time_out()
-        elif isinstance(error, PeerDiedError) and self._is_lost(fork.owner.worker):
+        elif isinstance(error, PeerDiedError) and self._agent.is_lost(fork.owner.worker):
             fork.orphan()
         else:
             fork.fail(error)
         self._ledger.tell_user(Abandoned(fork.fork))
-
-    def _is_lost(self, worker: WorkerId) -> bool:
-        return self._agent.peers.is_lost(worker)
 
     # ------------------------------------------------------------ fetching them
 
@@ -165,26 +161,19 @@ class ReferenceService(Home):
         owner = fork.owner.worker
 
         def build(number: int, travels: float | None) -> Fetch:
-            serial, stitch = self._ledger.serial(fork.fork), self._stitch(owner)
+            serial, stitch = self._ledger.serial(fork.fork), self._agent.stitch(owner)
             return Fetch(number, fork.reference, fork.fork, serial, travels, stitch)
 
         try:
             value = self._agent.request(owner, build, timeout).wait()
         except PeerDiedError as error:
-            if not self._is_lost(owner):
+            if not self._agent.is_lost(owner):
                 raise  # the value itself is an exception that tells of another worker
             fork.orphan()
             raise OwnerDiedError(f"{fork.description} lost its value: {error}") from error
         if not fork.is_confirmed():
             self._ledger.tell_user(Settled(fork.fork))
         return value
-
-    def _stitch(self, to: WorkerId) -> Stitch | None:
-        """The autograd context travels with a request although no tensor does."""
-        interceptor = self._agent.interceptor
-        if interceptor is None or not interceptor.is_active():
-            return None
-        return interceptor.outgoing(to, ())
 
     # ------------------------------------------------------------ references on their way
 

@@ -11,7 +11,7 @@ servers for their requests, and by the `Interceptor`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -247,9 +247,13 @@ class Agent:
     def close_up(self, value: object, to: WorkerId) -> tuple[Payload, Stitch | None]:
         """Packs a value for `to`, stitched where this thread is inside an autograd context."""
         payload, sealed = pack(value, self._pickling, to)
-        return payload, self._stitch(payload.items, sealed, to)
+        return payload, self.stitch(to, payload.items, sealed)
 
-    def _stitch(self, items: Sequence[Any], sealed: set[int], to: WorkerId) -> Stitch | None:
+    def stitch(
+        self, to: WorkerId, items: Sequence[Any] = (), sealed: Collection[int] = ()
+    ) -> Stitch | None:
+        """What an autograd context adds to a message with these items; None outside of any. Items
+        whose id is in `sealed` stay leaves. A context travels although no tensor does."""
         interceptor = self.interceptor
         if interceptor is None or not interceptor.is_active():
             return None
@@ -371,7 +375,7 @@ class Agent:
         functions = channel.functions
         number, definition = functions.define(function)
         body, sealed = self.pack_call(function, number, args, kwargs, channel.peer.worker)
-        stitch = self._stitch(body.items, sealed, channel.peer.worker)
+        stitch = self.stitch(channel.peer.worker, body.items, sealed)
         if definition is None:
             return channel.request(
                 pending, lambda request: make(request, number, None, pending.travels, stitch, body)

@@ -87,7 +87,6 @@ class IncomingConnection(Requests):
         self._send_lock = threading.Lock()
         self._greeted = False
         agent.peers.note_incoming(self)
-        self._closed = False
         agent.crew.watch(connection, self)
 
     def __repr__(self) -> str:
@@ -106,8 +105,7 @@ class IncomingConnection(Requests):
                 while messages:
                     if not self._dispatch(messages.popleft()):
                         return
-                if not self._receive():
-                    break
+                self._receive()
         except BlockingIOError:
             pass
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing can be read after it
@@ -121,7 +119,8 @@ class IncomingConnection(Requests):
         else:
             self.agent.crew.arm(self.connection)
 
-    def _receive(self) -> bool:
+    def _receive(self) -> None:
+        """Takes in what has come; `BlockingIOError` where nothing has."""
         decoder = self._decoder
         # A peer that waits for this answer will soon call again.
         self._spinner.receive(self.connection, decoder.space(), decoder.counts)
@@ -130,7 +129,6 @@ class IncomingConnection(Requests):
         if 0 in decoder.counts:
             raise ConnectionResetError("it closed the connection")
         decoder.absorb()
-        return True
 
     def _dispatch(self, message: Message) -> bool:
         """Has one message handled; True while this thread leads."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.agent import Agent
 from lockstitch.runtime.pending import Future
 from lockstitch.testing.clock import ManualClock
 from lockstitch.wire.pickling import PicklingRegistry, UnpickleSession, pack, unpack
@@ -49,6 +50,10 @@ class FakeAgent:
         self.servers: dict[type, Any] = {}
         self.failure: BaseException | None = None
         self._pickling = pickling
+
+    # The real ones: they need no more than what is here.
+    stitch = Agent.stitch
+    is_lost = Agent.is_lost
 
     def handle(self, cls, handler) -> None:
         self.handlers[cls] = handler
