@@ -48,7 +48,6 @@ from lockstitch.rpc.profiling import (
     function_name,
     is_profiling,
     profiling_key,
-    record_until_done,
 )
 from lockstitch.rpc.waiting import wait_all
 from lockstitch.rref.rref import RRef
@@ -189,8 +188,8 @@ def rpc_async(
         return worker.agent.call_async(callee.worker, function, arguments, keywords, timeout)
 
     if is_profiling():
-        key = _key(RPCExecMode.ASYNC, func, worker, callee)
-        future = record_until_done(key, call, lambda future: future)
+        with record_function(_key(RPCExecMode.ASYNC, func, worker, callee)):
+            future = call()
     else:
         future = call()
     if hasattr(_thread_local_var, "future_list"):
@@ -235,8 +234,8 @@ def remote(
         return references.create_remote(callee.worker, function, arguments, keywords, timeout)
 
     if is_profiling():
-        key = _key(RPCExecMode.REMOTE, func, worker, callee)
-        return record_until_done(key, call, lambda reference: reference._get_future())
+        with record_function(_key(RPCExecMode.REMOTE, func, worker, callee)):
+            return call()
     return call()
 
 

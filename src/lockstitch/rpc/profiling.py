@@ -1,27 +1,27 @@
 """Calls as ranges of a running profiler, named by the incumbent's keys.
 
 `rpc_async#aten::add(trainer -> ps)` is a call of `torch.add` from worker *trainer* to worker *ps*.
-The range begins when the call is made and ends when its answer is there. Without a profiler nothing
-happens but one question.
+The range begins and ends with the function that makes the call: that of `rpc_sync` lasts until the
+answer is there, those of `rpc_async` and `remote` until the request has left. Without a profiler
+nothing happens but one question.
+
+No range may outlive the function. A profiler that stops frees its records, and a range that ends
+later writes into memory that is no longer its own: torch's `_call_end_callbacks_on_future`, which
+lets a range last until an answer comes, does so whenever the answer comes after the profiler.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._C._autograd import _profiler_enabled as is_profiling
-from torch.autograd.profiler import record_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.futures import Future
-
-__all__ = ["RPCExecMode", "function_name", "is_profiling", "profiling_key", "record_until_done"]
-
-T = TypeVar("T")
+__all__ = ["RPCExecMode", "function_name", "is_profiling", "profiling_key"]
 
 
 class RPCExecMode(Enum):
@@ -44,11 +44,3 @@ def function_name(function: Callable[..., Any]) -> str:
     if operator is not None:
         return cast("str", operator)
     return getattr(function, "__qualname__", type(function).__qualname__)
-
-
-def record_until_done(key: str, begin: Callable[[], T], future_of: Callable[[T], Future[Any]]) -> T:
-    """Returns `begin()`; the range `key` lasts until the future of its result is done."""
-    with record_function(key) as record:
-        result = begin()
-        record._call_end_callbacks_on_future(future_of(result))
-    return result

@@ -186,6 +186,28 @@ def test_calls_are_ranges_of_a_running_profiler(cluster) -> None:
     }
 
 
+@pytest.mark.parametrize("way", ["rpc_async", "remote"])
+def test_a_range_never_waits_for_an_answer_that_may_outlive_the_profiler(cluster, way) -> None:
+    """It would be ended in memory that the profiler has freed: the process died of it, later."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        result = getattr(rpc, way)("worker1", wait_at_gate)
+        with torch.profiler.record_function("afterwards"):
+            GATE.set()
+            assert (result.wait() if way == "rpc_async" else result.to_here()) == "through"
+    times = {event.name: event.time_range for event in profiler.events()}
+    key = f"rpc_{way.removeprefix('rpc_')}#wait_at_gate(worker0 -> worker1)"
+    assert times[key].end <= times["afterwards"].start
+
+
+def test_a_call_that_cannot_be_made_ends_its_range(cluster) -> None:
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
+        pytest.raises(RuntimeError, match="Can not pickle"),
+    ):
+        rpc.rpc_async("worker1", add, (torch.futures.Future(), 1))
+    assert "rpc_async#add(worker0 -> worker1)" in [event.name for event in profiler.events()]
+
+
 # ---------------------------------------------------------------- shutdown
 
 

@@ -1,4 +1,4 @@
-"""Ranges bear the incumbent's names and last until the answer is there."""
+"""Ranges bear the incumbent's names."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ import torch
 from torch.futures import Future
 from torch.profiler import ProfilerActivity, profile
 
-from lockstitch.rpc.profiling import (
-    RPCExecMode,
-    function_name,
-    is_profiling,
-    profiling_key,
-    record_until_done,
-)
+from lockstitch.rpc.profiling import RPCExecMode, function_name, is_profiling, profiling_key
 
 
 def local_function() -> None:
@@ -41,26 +35,8 @@ def test_names_of_functions(function, name) -> None:
     assert function_name(function) == name
 
 
-def test_a_range_lasts_until_the_future_is_done() -> None:
-    future: Future[int] = Future()
+def test_a_running_profiler_is_noticed() -> None:
     assert not is_profiling()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU]):
         assert is_profiling()
-        assert record_until_done("outer", lambda: future, lambda f: f) is future
-        with torch.profiler.record_function("inner"):
-            pass
-        future.set_result(1)
-    times = {event.name: event.time_range for event in profiler.events()}
-    assert times["outer"].start <= times["inner"].start <= times["inner"].end <= times["outer"].end
-
-
-def test_a_call_that_cannot_be_made_ends_its_range() -> None:
-    def fail() -> Future[int]:
-        raise ValueError("no")
-
-    with (
-        profile(activities=[ProfilerActivity.CPU]) as profiler,
-        pytest.raises(ValueError, match="no"),
-    ):
-        record_until_done("failing", fail, lambda f: f)
-    assert "failing" in [event.name for event in profiler.events()]
+    assert not is_profiling()
