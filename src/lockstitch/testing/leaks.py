@@ -15,7 +15,6 @@ import contextlib
 import gc
 import os
 import threading
-import time
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING
 from lockstitch.autograd.service import AutogradService
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import living_workers
+from lockstitch.testing.patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,10 +62,10 @@ class Inventory:
 
     def wait_until_nothing_new(self, timeout_seconds: float) -> list[str]:
         """The names of what is held now and was not then, once there is none or time is over."""
-        deadline = time.monotonic() + timeout_seconds
+        patience = Patience(timeout_seconds)
         pause = threading.Event()
         while new := self._new():
-            if time.monotonic() > deadline:
+            if patience.is_over():
                 return sorted(new)
             gc.collect()
             pause.wait(_PAUSE_SECONDS)

@@ -8,12 +8,12 @@ as `OWNED`.
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lockstitch import autograd, rpc
+from lockstitch.testing.patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,10 +107,10 @@ def assert_same(
 
 def wait_until(holds: Callable[[], bool], timeout_seconds: float = 5.0) -> bool:
     """Whether `holds()` becomes true in time."""
-    deadline = time.monotonic() + timeout_seconds
+    patience = Patience(timeout_seconds)
     pause = threading.Event()
     while not holds():
-        if time.monotonic() > deadline:
+        if patience.is_over():
             return False
         pause.wait(0.005)
     return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from lockstitch.rref.rref import RRef
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import current_worker
+from lockstitch.testing.patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,10 +29,10 @@ def remote(to: Any, function: Callable[..., Any], *args: Any, timeout: float = -
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
+    patience = Patience(seconds)
     pause = threading.Event()
     while not condition():
-        if time.monotonic() > deadline:
+        if patience.is_over():
             return False
         gc.collect()
         pause.wait(0.01)
