@@ -6,10 +6,8 @@
     │ u16 0, u32 small │ ◄─ inline length bytes ────────► │ ◄─ bulk length bytes ───────────► │
     │ u64 bulk length  │                                  │                                   │
 
-The fields of a message are plain values, so `marshal` reads and writes them in one C call; ids
-travel as tuples and become ids again by the annotations of the message class. A payload adds its
-encoding, its stream and the headers of its items. Items of at most `INLINE_BYTES` travel inside the
-frame, the others behind it, straight from and into their own memory.
+How fields are written: `wire.layouts`. Items of at most `INLINE_BYTES` travel inside the frame, the
+others behind it, straight from and into their own memory.
 
 Nothing here does I/O: the decoder is given bytes, or told where bytes are to be put.
 """
@@ -18,24 +16,21 @@ from __future__ import annotations
 
 import marshal
 import struct
-import sys
-import types
 import typing
 from collections import deque
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from lockstitch.errors import LocalProtocolError, RemoteProtocolError
-from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.wire.arrivals import Arrivals, finish
-from lockstitch.wire.messages import KINDS, Message, Payload, Stitch
+from lockstitch.wire.layouts import layout_of
+from lockstitch.wire.messages import KINDS, Message, Payload
 from lockstitch.wire.tensors import DTYPE_BITS, INLINE_BYTES, Memory, describe, find_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 HEADER: Final = struct.Struct("<IBBHIQ")
 _HEADER_BYTES: Final = HEADER.size
@@ -53,89 +48,6 @@ class FrameLimits:
 DEFAULT_LIMITS: Final = FrameLimits()
 
 
-# ---------------------------------------------------------------- fields
-
-
-def _plain(value: Any) -> Any:
-    """Tuples of ids, and ids, as exact tuples, which marshal demands."""
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
-
-
-def _restorer(annotation: Any) -> Callable[[Any], Any] | None:
-    """What turns a plain value back into a value of the annotated type; None where it is one."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation in (GlobalId, WorkerId):
-        return annotation._make  # type: ignore[no-any-return]
-    if annotation is Stitch:
-        return _restore_stitch
-    if origin in (typing.Union, types.UnionType):
-        inner = [_restorer(argument) for argument in arguments if argument is not type(None)]
-        restore = next((each for each in inner if each is not None), None)
-        return None if restore is None else lambda value: None if value is None else restore(value)
-    if origin is tuple and arguments:
-        if arguments[-1] is Ellipsis:
-            each = _restorer(arguments[0])
-            return None if each is None else lambda value: tuple(map(each, value))
-        parts = [_restorer(argument) for argument in arguments]
-        if any(parts):
-            return lambda value: tuple(
-                entry if part is None else part(entry)
-                for part, entry in zip(parts, value, strict=True)
-            )
-    return None
-
-
-def _restore_stitch(value: tuple[Any, ...]) -> Stitch:
-    context, message, tensors, workers = value
-    return Stitch(
-        context,
-        None if message is None else GlobalId._make(message),
-        tensors,
-        tuple(map(WorkerId._make, workers)),
-    )
-
-
-class _Layout:
-    """How the fields of one message class are written and read."""
-
-    def __init__(self, cls: type[Message]) -> None:
-        hints = typing.get_type_hints(cls, vars(sys.modules[cls.__module__]))
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        self.has_body = names[-1:] == ["body"]
-        plain_names = names[:-1] if self.has_body else names
-        self.stitch = plain_names.index("stitch") if "stitch" in plain_names else None
-        self.count = len(plain_names)
-        self._get = attrgetter(*plain_names) if plain_names else lambda _message: ()
-        self._single = len(plain_names) == 1
-        self._restorers = [
-            (place, restore)
-            for place, name in enumerate(plain_names)
-            if (restore := _restorer(hints[name])) is not None
-        ]
-        self._flat = not self._restorers or (self.stitch is not None and len(self._restorers) == 1)
-
-    def values(self, message: Message) -> tuple[Any, ...]:
-        values: tuple[Any, ...] = (self._get(message),) if self._single else self._get(message)
-        if self._flat and (self.stitch is None or values[self.stitch] is None):
-            return values
-        return tuple(map(_plain, values))
-
-    def restore(self, values: list[Any]) -> None:
-        for place, restore in self._restorers:
-            if values[place] is not None:
-                values[place] = restore(values[place])
-
-
-_LAYOUTS: Final[dict[type[Message], _Layout]] = {}
-
-
-def _layout(cls: type[Message]) -> _Layout:
-    layout = _LAYOUTS.get(cls)
-    if layout is None:
-        layout = _LAYOUTS[cls] = _Layout(cls)
-    return layout
-
-
 # ---------------------------------------------------------------- encoding
 
 
@@ -145,7 +57,7 @@ def encode(message: Message, limits: FrameLimits = DEFAULT_LIMITS) -> list[Any]:
     Raises `LocalProtocolError` where it exceeds `limits`.
     """
     cls = type(message)
-    layout = _layout(cls)
+    layout = layout_of(cls)
     values = layout.values(message)
     if layout.has_body:
         encoding, stream, items = message.body  # type: ignore[attr-defined]
@@ -243,19 +155,11 @@ class IncomingFrame:
         cls = KINDS.get(kind)
         if cls is None:
             raise RemoteProtocolError(f"unknown kind of message: {kind}")
-        try:
-            loaded = marshal.loads(inline)
-        except (ValueError, EOFError, TypeError) as error:
-            raise RemoteProtocolError(f"the fields of a {cls.__name__} are not readable") from error
-        layout = _layout(cls)
-        if type(loaded) is not tuple or len(loaded) != layout.count + 3 * layout.has_body:
-            raise RemoteProtocolError(f"a {cls.__name__} has not the fields that it should have")
+        layout = layout_of(cls)
+        loaded = layout.load(inline)
         self._kind = cls
         self._values = list(loaded[: layout.count])
-        try:
-            layout.restore(self._values)
-        except (TypeError, ValueError) as error:
-            raise RemoteProtocolError(f"a field of a {cls.__name__} has a wrong form") from error
+        layout.restore(self._values)
         self.targets: Sequence[memoryview] = ()
         if layout.has_body:
             self._take_body(loaded[-3:], most_items, arrivals)
@@ -280,7 +184,7 @@ class IncomingFrame:
     def message(self) -> Message:
         """The message; call it when all `targets` are filled."""
         cls = self._kind
-        layout = _LAYOUTS[cls]
+        layout = layout_of(cls)
         if not layout.has_body:
             return cls(*self._values)
         if self._items:
@@ -289,7 +193,7 @@ class IncomingFrame:
                 self._finish_items(stitch.tensors if stitch is not None else ())
             except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
                 raise RemoteProtocolError(f"a tensor of a {cls.__name__} makes no sense") from error
-        return cls(*self._values, Payload(*self._body, self._items))  # type: ignore[call-arg]
+        return cls(*self._values, Payload(*self._body, self._items or ()))  # type: ignore[call-arg]
 
     def _finish_items(self, stitched: tuple[int, ...]) -> None:
         items = self._items
@@ -380,9 +284,14 @@ class FrameDecoder:
             return False
         if small > inline_length:
             raise RemoteProtocolError("a frame's small tensors are longer than the frame")
+        inline = self._view[start + _HEADER_BYTES : start + whole]
+        if not small and not bulk_length and kind in KINDS:
+            plain = layout_of(KINDS[kind]).read(inline)
+            if plain is not None:
+                return self._keep(plain, start + whole)
         frame = IncomingFrame(
             kind,
-            self._view[start + _HEADER_BYTES : start + whole],
+            inline,
             limits.items,
             Arrivals(self._buffer.data_ptr() + start + whole - small, small, bulk_length),
         )
@@ -390,11 +299,19 @@ class FrameDecoder:
             self._target = self._filled = 0
             self._frame = frame
             self._start = start + whole
+            return True
+        return self._keep(frame.message(), start + whole)
+
+    def _keep(self, message: Message, end: int) -> bool:
+        """A message is complete that ends at `end` of the buffer; whether to look for more."""
+        append = self.messages.append
+        is_last = end == self._end and len(self._view) == self._capacity
+        if is_last:
+            self._start = self._end = 0
         else:
-            message = frame.message()
-            self._start = start + whole
-            self.messages.append(message)
-        return True
+            self._start = end
+        append(message)
+        return not is_last
 
     def _take_bulk(self) -> bool:
         """Moves what the buffer holds of the bulk; the rest is received in place. False when there

@@ -1,4 +1,4 @@
-"""The vocabulary: everything that one worker can say to another, as frozen dataclasses.
+"""The vocabulary: everything that one worker can say to another, as dataclasses.
 
 A message is its class and its fields. Fields are of a few plain types only (see `wire.codec`), ids,
 and at most one `Payload`, in which the values of user programs and tensors travel. *Requests* carry
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_options: object) -> Callable[[object], object]:
+        """For type checkers only."""
+        return lambda decorator: decorator
+
 
 KINDS: dict[int, type[Message]] = {}
 """Kind number → message class; filled by `kind`."""
@@ -26,15 +33,21 @@ KINDS: dict[int, type[Message]] = {}
 _M = TypeVar("_M", bound="Message")
 
 
+@dataclass_transform(frozen_default=True)
 def kind(number: int) -> Callable[[type[_M]], type[_M]]:
-    """Registers a message class under its number in the protocol."""
+    """Makes a dataclass of a message class and registers it under its number in the protocol.
+
+    Messages are frozen for the type checker alone: at run time that would double the cost of making
+    one, and four are made for each call.
+    """
 
     def register(cls: type[_M]) -> type[_M]:
         if number in KINDS:
             raise ValueError(f"kind {number} is taken by {KINDS[number].__name__}")
-        cls.KIND = number
-        KINDS[number] = cls
-        return cls
+        message: type[_M] = dataclass(slots=True, unsafe_hash=True)(cls)
+        message.KIND = number
+        KINDS[number] = message
+        return message
 
     return register
 
@@ -77,7 +90,6 @@ class Stitch(NamedTuple):
 
 
 @kind(1)
-@dataclass(frozen=True, slots=True)
 class Call(Message):
     """Run `function` on the arguments in `body` and reply with what it returns.
 
@@ -95,7 +107,6 @@ class Call(Message):
 
 
 @kind(2)
-@dataclass(frozen=True, slots=True)
 class RemoteCall(Message):
     """Like `Call`, but the owner keeps the value under `reference`, used by the caller's `fork`.
 
@@ -114,7 +125,6 @@ class RemoteCall(Message):
 
 
 @kind(3)
-@dataclass(frozen=True, slots=True)
 class Fetch(Message):
     """Reply with the value of `reference` once it exists. Claims `fork`, as `ForkRequest` does."""
 
@@ -127,7 +137,6 @@ class Fetch(Message):
 
 
 @kind(4)
-@dataclass(frozen=True, slots=True)
 class Reply(Message):
     """The answer to request number `request`."""
 
@@ -137,7 +146,6 @@ class Reply(Message):
 
 
 @kind(5)
-@dataclass(frozen=True, slots=True)
 class Failure(Message):
     """Request number `request` ended in the exception in `body`."""
 
@@ -149,7 +157,6 @@ class Failure(Message):
 
 
 @kind(8)
-@dataclass(frozen=True, slots=True)
 class Hello(Message):
     """First on every connection: who calls, and what it runs on."""
 
@@ -161,7 +168,6 @@ class Hello(Message):
 
 
 @kind(9)
-@dataclass(frozen=True, slots=True)
 class Welcome(Message):
     """The listener's answer to `Hello`; `refusal` says why the caller may not come in, if so."""
 
@@ -171,7 +177,6 @@ class Welcome(Message):
 
 
 @kind(10)
-@dataclass(frozen=True, slots=True)
 class Leave(Message):
     """The sender shuts down: what still waits for it will not be answered."""
 
@@ -182,7 +187,6 @@ class Leave(Message):
 
 
 @kind(12)
-@dataclass(frozen=True, slots=True)
 class AskWaits(Message):
     """What do you wait for? Answered by `TellWaits` with the same `question`."""
 
@@ -190,7 +194,6 @@ class AskWaits(Message):
 
 
 @kind(13)
-@dataclass(frozen=True, slots=True)
 class TellWaits(Message):
     """The sender waits for these; the fields are those of `runtime.waits.WorkerWaits`."""
 
@@ -205,7 +208,6 @@ class TellWaits(Message):
 
 
 @kind(16)
-@dataclass(frozen=True, slots=True)
 class ForkRequest(Message):
     """User → owner: I hold `fork` of `reference`; count it and answer `ForkAccept`.
 
@@ -218,7 +220,6 @@ class ForkRequest(Message):
 
 
 @kind(17)
-@dataclass(frozen=True, slots=True)
 class ForkAccept(Message):
     """Owner → user: `fork` is counted."""
 
@@ -226,7 +227,6 @@ class ForkAccept(Message):
 
 
 @kind(18)
-@dataclass(frozen=True, slots=True)
 class ChildAccept(Message):
     """Child, or owner → parent: `fork` is counted, its parent may go (G2); answer `ChildNoted`."""
 
@@ -234,7 +234,6 @@ class ChildAccept(Message):
 
 
 @kind(19)
-@dataclass(frozen=True, slots=True)
 class ForksDeleted(Message):
     """User → owner: these forks are gone (G1), pairs (reference, fork); answer `DeletionsNoted`.
 
@@ -248,7 +247,6 @@ class ForksDeleted(Message):
 
 
 @kind(20)
-@dataclass(frozen=True, slots=True)
 class DeletionsNoted(Message):
     """Owner → user: the deletions of `batch` are noted and need not be sent again."""
 
@@ -256,7 +254,6 @@ class DeletionsNoted(Message):
 
 
 @kind(21)
-@dataclass(frozen=True, slots=True)
 class ChildNoted(Message):
     """Parent → child, or owner: the acceptance of `fork` is noted and need not be sent again."""
 
@@ -271,7 +268,6 @@ class ChildNoted(Message):
 
 
 @kind(32)
-@dataclass(frozen=True, slots=True)
 class ReleaseContext(Message):
     """The context is over: forget its records and gradients, and tell whom you told of it. Answered
     by `ContextReleased`."""
@@ -280,7 +276,6 @@ class ReleaseContext(Message):
 
 
 @kind(33)
-@dataclass(frozen=True, slots=True)
 class Gradient(Message):
     """Receiver → sender of the stitch `message`: the gradients of the tensors that crossed, as the
     items of `body` in their order, None where there is none. No items at all make a *null token*:
@@ -297,7 +292,6 @@ class Gradient(Message):
 
 
 @kind(34)
-@dataclass(frozen=True, slots=True)
 class Report(Message):
     """Participant → initiator: gradients of these stitches were emitted and consumed, and what the
     consumption gave to leaves is stored."""
@@ -309,7 +303,6 @@ class Report(Message):
 
 
 @kind(35)
-@dataclass(frozen=True, slots=True)
 class NeedParts(Message):
     """Participant → initiator: I cannot go on without knowing which stitches take part."""
 
@@ -318,7 +311,6 @@ class NeedParts(Message):
 
 
 @kind(36)
-@dataclass(frozen=True, slots=True)
 class AskReach(Message):
     """Initiator → all: answer with your `Reach`."""
 
@@ -329,7 +321,6 @@ class AskReach(Message):
 
 
 @kind(37)
-@dataclass(frozen=True, slots=True)
 class Reach(Message):
     """Worker → initiator: which tensors received here lie below those sent from here; the two
     fields are those of `autograd.discovery.Reach`."""
@@ -341,7 +332,6 @@ class Reach(Message):
 
 
 @kind(38)
-@dataclass(frozen=True, slots=True)
 class Parts(Message):
     """Initiator → all: of what you sent, these tensors of these stitches take part, no others."""
 
@@ -353,7 +343,6 @@ class Parts(Message):
 
 
 @kind(39)
-@dataclass(frozen=True, slots=True)
 class BackwardFailed(Message):
     """Participant → initiator: my part ended in the exception that `body` describes; `text` is what
     it says, in case that the exception cannot be rebuilt."""
@@ -365,7 +354,6 @@ class BackwardFailed(Message):
 
 
 @kind(40)
-@dataclass(frozen=True, slots=True)
 class Abort(Message):
     """Initiator → all: the pass has failed, free whatever waits for it."""
 
@@ -374,7 +362,6 @@ class Abort(Message):
 
 
 @kind(41)
-@dataclass(frozen=True, slots=True)
 class AskStanding(Message):
     """Initiator → all: answer with your `Standing`, for wave number `wave` (fast passes only)."""
 
@@ -384,7 +371,6 @@ class AskStanding(Message):
 
 
 @kind(42)
-@dataclass(frozen=True, slots=True)
 class Standing(Message):
     """Worker → initiator: where I stand; the fields of `autograd.termination.Standing`."""
 
@@ -401,7 +387,6 @@ class Standing(Message):
 
 
 @kind(48)
-@dataclass(frozen=True, slots=True)
 class Brought(Message):
     """Follower → leader: the worker `name` has come to rest, after `activity` requests sent and
     served in all."""
@@ -412,7 +397,6 @@ class Brought(Message):
 
 
 @kind(49)
-@dataclass(frozen=True, slots=True)
 class Announced(Message):
     """Leader → followers: all have come; these are their names and what they brought."""
 
@@ -422,7 +406,6 @@ class Announced(Message):
 
 
 @kind(50)
-@dataclass(frozen=True, slots=True)
 class CalledOff(Message):
     """Leader → followers: the meeting does not take place; `reason` says why."""
 
@@ -431,7 +414,6 @@ class CalledOff(Message):
 
 
 @kind(43)
-@dataclass(frozen=True, slots=True)
 class ContextReleased(Message):
     """The context is over here too; `ReleaseContext` need not be sent again."""
 

@@ -48,7 +48,7 @@ VALUES: dict[Any, Any] = {
     GlobalId: GlobalId(3, 1, 2**36),
     WorkerId: WorkerId(2, 1),
     Stitch: STITCH,
-    Payload: Payload(PICKLE, b"stream", []),
+    Payload: Payload(PICKLE, b"stream", ()),
     type(None): None,
 }
 
@@ -97,7 +97,7 @@ def test_every_message_arrives_with_the_types_of_its_fields(cls: type[Message]) 
 
 
 def test_optional_fields_arrive_as_none() -> None:
-    call = Call(1, 2, None, None, None, Payload(0, b"", []))
+    call = Call(1, 2, None, None, None, Payload(0, b"", ()))
     assert decode([frame_of(call)]) == [call]
     stitch = STITCH._replace(message=None, tensors=(), workers=())
     (arrived,) = decode([frame_of(dataclasses.replace(call, stitch=stitch))])

@@ -1,0 +1,141 @@
+"""How the fields of each message class are written and read.
+
+The fields of a message are plain values, so `marshal` reads and writes them in one C call; ids
+travel as tuples and become ids again by the annotations of the message class. A payload adds its
+encoding, its stream and the headers of its items.
+"""
+
+from __future__ import annotations
+
+import marshal
+import sys
+import types
+import typing
+from dataclasses import fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch.errors import RemoteProtocolError
+from lockstitch.ids import GlobalId, WorkerId
+from lockstitch.wire.messages import Message, Payload, Stitch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def _plain(value: Any) -> Any:
+    """Tuples of ids, and ids, as exact tuples, which marshal demands."""
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _restorer(annotation: Any) -> Callable[[Any], Any] | None:
+    """What turns a plain value back into a value of the annotated type; None where it is one."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in (GlobalId, WorkerId):
+        return annotation._make  # type: ignore[no-any-return]
+    if annotation is Stitch:
+        return _restore_stitch
+    if origin in (typing.Union, types.UnionType):
+        inner = [_restorer(argument) for argument in arguments if argument is not type(None)]
+        restore = next((each for each in inner if each is not None), None)
+        return None if restore is None else lambda value: None if value is None else restore(value)
+    if origin is tuple and arguments:
+        if arguments[-1] is Ellipsis:
+            each = _restorer(arguments[0])
+            return None if each is None else lambda value: tuple(map(each, value))
+        parts = [_restorer(argument) for argument in arguments]
+        if any(parts):
+            return lambda value: tuple(
+                entry if part is None else part(entry)
+                for part, entry in zip(parts, value, strict=True)
+            )
+    return None
+
+
+def _restore_stitch(value: tuple[Any, ...]) -> Stitch:
+    context, message, tensors, workers = value
+    return Stitch(
+        context,
+        None if message is None else GlobalId._make(message),
+        tensors,
+        tuple(map(WorkerId._make, workers)),
+    )
+
+
+class Layout:
+    """How the fields of one message class are written and read."""
+
+    def __init__(self, cls: type[Message]) -> None:
+        self.cls = cls
+        hints = typing.get_type_hints(cls, vars(sys.modules[cls.__module__]))
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        self.has_body = names[-1:] == ["body"]
+        plain_names = names[:-1] if self.has_body else names
+        self.stitch = plain_names.index("stitch") if "stitch" in plain_names else None
+        self.count = len(plain_names)
+        self._get = attrgetter(*plain_names) if plain_names else lambda _message: ()
+        self._single = len(plain_names) == 1
+        self._restorers = [
+            (place, restore)
+            for place, name in enumerate(plain_names)
+            if (restore := _restorer(hints[name])) is not None
+        ]
+        self._flat = not self._restorers or (self.stitch is not None and len(self._restorers) == 1)
+        self.width = self.count + 3 * self.has_body
+        """How many values a frame of this class holds."""
+
+    def values(self, message: Message) -> tuple[Any, ...]:
+        values: tuple[Any, ...] = (self._get(message),) if self._single else self._get(message)
+        if self._flat and (self.stitch is None or values[self.stitch] is None):
+            return values
+        return tuple(map(_plain, values))
+
+    def restore(self, values: list[Any]) -> None:
+        """Makes ids of the tuples among `values` that stand for them."""
+        try:
+            for place, restore in self._restorers:
+                if values[place] is not None:
+                    values[place] = restore(values[place])
+        except (TypeError, ValueError) as error:
+            raise RemoteProtocolError(
+                f"a field of a {self.cls.__name__} has a wrong form"
+            ) from error
+
+    def load(self, inline: memoryview) -> tuple[Any, ...]:
+        """The values of a frame."""
+        try:
+            loaded = marshal.loads(inline)
+        except (ValueError, EOFError, TypeError) as error:
+            raise RemoteProtocolError(
+                f"the fields of a {self.cls.__name__} are not readable"
+            ) from error
+        if type(loaded) is not tuple or len(loaded) != self.width:
+            raise RemoteProtocolError(
+                f"a {self.cls.__name__} has not the fields that it should have"
+            )
+        return loaded
+
+    def read(self, inline: memoryview) -> Message | None:
+        """The message of a frame that holds nothing but its fields; None where items are announced.
+        (`IncomingFrame` reads any frame; this is the short way for most.)"""
+        loaded = self.load(inline)
+        fields: Sequence[Any] = loaded[: self.count]
+        if not self._flat or (self.stitch is not None and loaded[self.stitch] is not None):
+            fields = list(fields)
+            self.restore(fields)
+        if not self.has_body:
+            return self.cls(*fields)
+        if loaded[-1] != () or type(loaded[-2]) is not bytes:
+            return None
+        return self.cls(*fields, Payload(*loaded[-3:]))  # type: ignore[call-arg]
+
+
+_LAYOUTS: Final[dict[type[Message], Layout]] = {}
+
+
+def layout_of(cls: type[Message]) -> Layout:
+    """The layout of a message class; worked out on first use."""
+    layout = _LAYOUTS.get(cls)
+    if layout is None:
+        layout = _LAYOUTS[cls] = Layout(cls)
+    return layout
