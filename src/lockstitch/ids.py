@@ -92,6 +92,8 @@ class WorkerInfo:
     name: str
     id: int
     generation: int = field(default=0, compare=False)
+    worker: WorkerId = field(init=False, compare=False)
+    """The identity of this life of the worker."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -102,11 +104,7 @@ class WorkerInfo:
             raise RuntimeError(
                 f"Worker name must be shorter than {_NAME_LIMIT} characters, but got {self.name!r}"
             )
-
-    @property
-    def worker(self) -> WorkerId:
-        """The identity of this life of the worker."""
-        return WorkerId(self.id, self.generation)
+        object.__setattr__(self, "worker", WorkerId(self.id, self.generation))
 
     def __repr__(self) -> str:
         return f"WorkerInfo(id={self.id}, name={self.name})"

@@ -273,7 +273,9 @@ class Agent:
             items = list(body.items)
             self.interceptor.incoming(sender, stitch, items)
             body = Payload(body.encoding, body.stream, items)
-        return unpack(body, self._pickling, session or UnpickleSession(sender))
+        if session is None and body.encoding == PICKLE:
+            session = UnpickleSession(sender)
+        return unpack(body, self._pickling, session)
 
     # ------------------------------------------------------------ requests
 

@@ -79,12 +79,16 @@ class Channel:
         try:
             if self.error is not None:
                 raise self.error
-            self.post(build(number))
+            if self.agent.send_filter is None:
+                self.transmit(build(number))
+            else:
+                self.post(build(number))
         except BaseException:
             self._pending.pop(number, None)
             raise
-        if pending.deadline is not None:
-            self.agent.deadlines.announce(pending.deadline)
+        deadline, deadlines = pending.deadline, self.agent.deadlines
+        if deadline is not None and deadline < deadlines.next:
+            deadlines.announce(deadline)
         return number
 
     def wait(self, pending: Pending) -> None:
@@ -107,9 +111,10 @@ class Channel:
         """
         if type(message) is not Reply and type(message) is not Failure:
             raise RemoteProtocolError(f"a {type(message).__name__} came where replies belong")
-        pending = self._pending.get(message.request)
+        number = message.request
+        pending = self._pending.get(number)
         if pending is None:
-            if message.request != self._last_delivered:
+            if number != self._last_delivered:
                 self.agent.discard(message.body, self.peer.worker)
             return
         if pending.done:
@@ -121,8 +126,8 @@ class Channel:
                 pending, message, self.peer.worker, is_waiting=pending is reader
             )
         pending.delivered = True
-        self._last_delivered = message.request
-        self._pending.pop(message.request, None)
+        self._last_delivered = number
+        self._pending.pop(number, None)
 
     def sweep(self, now: float) -> float | None:
         """Ends the requests whose time is over; returns the earliest deadline that remains."""
@@ -218,7 +223,7 @@ class StreamChannel(Channel):
                 finally:
                     if True in held:
                         reading.release()
-                if not held[0] or pending.delivered:
+                if (pending.delivered or not held[0]) and not pending.done:
                     self._follow(pending)
         finally:
             if followers or self._pending:

@@ -28,19 +28,16 @@ class Pending:
     seconds that led to it; `travels` is the timeout to be sent along, because a user gave it.
     `what` is the function called, or else a word, and `since` the time of the call."""
 
-    __slots__ = (
-        "answer",
-        "deadline",
-        "delivered",
-        "done",
-        "error",
-        "future",
-        "locks",
-        "since",
-        "timeout",
-        "travels",
-        "what",
-    )
+    # Most never get another value, and then cost nothing.
+    future: Future[Any] | None = None
+    timeout: float | None = None
+    travels: float | None = None
+    what: object = None
+    answer: Message | None = None
+    error: BaseException | None = None
+    delivered = False
+    """The answer has been taken from the connection, and somebody decodes it."""
+    done = False
 
     def __init__(
         self,
@@ -51,17 +48,14 @@ class Pending:
         travels: float | None = None,
     ) -> None:
         self.deadline = deadline
-        self.timeout = timeout
-        self.future = future
-        self.travels = travels
         self.since = since
-        self.what: object = None
-        self.answer: Message | None = None
-        self.error: BaseException | None = None
-        self.delivered = False
-        """The answer has been taken from the connection, and somebody decodes it."""
-        self.done = False
         self.locks: list[threading.Lock] = []
+        if timeout is not None:
+            self.timeout = timeout
+        if travels is not None:
+            self.travels = travels
+        if future is not None:
+            self.future = future
 
     def finish(self, answer: Message | None, error: BaseException | None) -> None:
         """Completes it. Whoever waits is woken; what it then finds it decodes itself. Harmless when
@@ -69,7 +63,8 @@ class Pending:
         self.answer = answer
         self.error = error
         self.done = True
-        self.wake()
+        if self.locks:
+            self.wake()
 
     def wake(self) -> None:
         """Wakes the threads that wait."""

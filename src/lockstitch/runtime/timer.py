@@ -91,23 +91,24 @@ class Deadlines:
         self._timer = timer
         self._clock = clock
         self._sweep = sweep
-        self._next = float("inf")
+        self.next = float("inf")
+        """The earliest deadline that was announced."""
 
     def announce(self, deadline: float) -> None:
         """There is something to be looked at when `deadline` (of the clock) comes."""
-        if deadline < self._next:
+        if deadline < self.next:
             with self._lock:
-                if deadline >= self._next:
+                if deadline >= self.next:
                     return
-                self._next = deadline
+                self.next = deadline
             self._timer.call_at(deadline, self._look)
 
     def _look(self) -> None:
         now = self._clock.now()
         with self._lock:
-            if now < self._next:
+            if now < self.next:
                 return  # an earlier look, or one announced since, has taken this one's place
-            self._next = float("inf")
+            self.next = float("inf")
         following = self._sweep(now)
         if following is not None:
             self.announce(following)
