@@ -110,7 +110,15 @@ def test_both_updates_arrive(server, trainers) -> None:
     assert model[-1].bias.item() - before == pytest.approx(expected_change, abs=1e-6)
 
 
-def test_two_trainers_at_full_speed_learn_together(trainers) -> None:
-    futures = [t.rpc_async().train(seed, 60) for seed, t in enumerate(trainers)]
-    for losses in rpc.wait_all(futures):
-        assert sum(losses[-6:]) < 0.2 * sum(losses[:6])
+def test_two_trainers_at_full_speed_learn_together(server, trainers) -> None:
+    """Measured on the model itself, before and after: how the steps of the two interleave, and with
+    it each one's losses on the way, is a matter of chance."""
+    model, (batch,) = server.local_value().model, batches(7, 1)
+
+    def loss() -> float:
+        with torch.no_grad():
+            return ((model(batch) - batch.sum(dim=1, keepdim=True)) ** 2).mean().item()
+
+    before = loss()
+    rpc.wait_all([t.rpc_async().train(seed, 60) for seed, t in enumerate(trainers)])
+    assert loss() < 0.2 * before
