@@ -1,4 +1,5 @@
-"""The connection on which we call a peer: our requests go out, its replies come in, nothing else.
+"""The connection on which we call a peer: our requests go out, its replies come in; in the end its
+goodbye.
 
 So the thread that waits for a reply may read the connection itself, and gets its own answer without
 anybody being woken. `_reading` is the right to read. Who finds it taken sleeps as a follower; who
@@ -21,7 +22,7 @@ from lockstitch.runtime.functions import OutgoingFunctions
 from lockstitch.runtime.pending import Pending
 from lockstitch.transport.spin import Spinner
 from lockstitch.wire.frames import FrameDecoder, encode
-from lockstitch.wire.messages import Failure, Reply
+from lockstitch.wire.messages import Failure, Leave, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,6 +111,9 @@ class Channel:
         reading thread itself waits for. After an interrupt the same answer may be delivered again.
         """
         if type(message) is not Reply and type(message) is not Failure:
+            if type(message) is Leave:  # the end of the connection follows
+                self.agent.peers.note_leave(self.peer.worker, message)
+                return
             raise RemoteProtocolError(f"a {type(message).__name__} came where replies belong")
         number = message.request
         pending = self._pending.get(number)

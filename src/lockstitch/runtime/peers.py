@@ -6,6 +6,7 @@ lost once in a life: whoever waits for it fails, whoever asked is told, later ca
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import threading
 from typing import TYPE_CHECKING, Final, Protocol
@@ -220,13 +221,14 @@ class Peers:
         self._on_lost.append(callback)
 
     def leave(self) -> None:
-        """Tells all who are connected that this worker goes."""
-        for channel in self.channels():
-            if isinstance(channel, StreamChannel):
-                try:
-                    channel.transmit(Leave(self._agent.id))
-                except (ConnectionError, LockstitchError):
-                    continue  # it has left before
+        """Tells all who are connected that this worker goes: on each connection, since whichever
+        ends first at the other side should not pass for a death."""
+        goodbye = Leave(self._agent.id)
+        ways = [each.transmit for each in self.channels() if isinstance(each, StreamChannel)]
+        ways += [each.reply for each in list(self._callers.values())]
+        for send in ways:
+            with contextlib.suppress(ConnectionError, LockstitchError):  # it has left before
+                send(goodbye)
         self._closed = True
 
     def close(self) -> None:

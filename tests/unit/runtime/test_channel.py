@@ -7,7 +7,7 @@ import torch
 
 from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.testing.clock import ManualClock
-from lockstitch.wire.messages import Leave, Reply
+from lockstitch.wire.messages import ContextReleased, Reply
 from lockstitch.wire.pickling import PicklingRegistry, pack
 from tests.unit.runtime.stage import Background, Stage, wait_until
 from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
@@ -251,7 +251,7 @@ def test_loss_is_told_once_and_other_peers_are_not_concerned() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Leave((0, 0)), Reply([1], None, pack(1, PicklingRegistry())[0])],  # type: ignore[arg-type]
+    [ContextReleased(1), Reply([1], None, pack(1, PicklingRegistry())[0])],  # type: ignore[arg-type]
     ids=["no reply", "no number"],
 )
 def test_peer_that_answers_nonsense_is_lost(message) -> None:  # type: ignore[no-untyped-def]

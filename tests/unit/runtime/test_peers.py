@@ -119,6 +119,23 @@ def test_caller_that_leaves_says_so() -> None:
             stage.call()
 
 
+def test_a_peer_that_leaves_says_so_where_it_answers_too() -> None:
+    """Else it would be chance which of its two connections is seen to end first."""
+    with Stage() as stage:
+        future = stage.call_async()
+        call = stage.peer.receive_call()
+        waiter = Background(stage.call)
+        stage.peer.receive_call()
+        stage.peer.reply(call, "before")
+        stage.peer.send(Leave(PEER))
+        stage.peer.vanish()
+        with pytest.raises(PeerDiedError, match="it has shut down"):
+            waiter.result()
+        assert future.wait() == "before"
+        with pytest.raises(PeerDiedError, match="it has shut down"):
+            stage.call()
+
+
 def test_second_connection_of_a_peer_takes_the_place_of_the_first() -> None:
     with Stage() as stage:
         first, second = stage.caller(), stage.caller()
@@ -136,3 +153,10 @@ def test_closing_says_goodbye_to_those_we_called() -> None:
         assert stage.peer.receive() == Leave(WorkerId(0, 0))
         with pytest.raises((NotInitializedError, PeerDiedError), match="shut down"):
             stage.call(to=2)
+
+
+def test_closing_says_goodbye_to_those_who_called_us() -> None:
+    with Stage() as stage:
+        caller = stage.caller()
+        stage.worker.close()
+        assert [caller.receive(), caller.receive()] == [Leave(WorkerId(0, 0)), None]
