@@ -155,7 +155,7 @@ def test_deadlines_announced_by_many_threads_are_all_kept(scene: Scene) -> None:
     ]
     for announcer in announcers:
         announcer.result()
-    assert calls.deadlines._next == min(calls.outstanding)
+    assert calls.deadlines.next == min(calls.outstanding)
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=5), st.floats(0, 1e9))
