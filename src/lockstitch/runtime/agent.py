@@ -32,7 +32,7 @@ from lockstitch.wire.pickling import (
     UnpickleSession,
     discard,
     pack,
-    pack_flat,
+    pack_arguments,
     unpack,
 )
 
@@ -403,7 +403,7 @@ class Agent:
         if number == BY_VALUE:
             return pack((function, args, kwargs or {}), self._pickling, to)
         if not kwargs:
-            flat = pack_flat(args)
+            flat = pack_arguments(args)
             if flat is not None:
                 return flat, set()
         return pack((args, kwargs or {}), self._pickling, to)

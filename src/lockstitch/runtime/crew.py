@@ -264,18 +264,22 @@ class Crew:
         self, source: Source, task: Callable[[], None], *, counts_if_lost: bool = False
     ) -> bool:
         """Runs `task` in the leading thread, the lead open to be taken. True: it still leads."""
+        member = _member
         token = [(source, counts_if_lost)]
         self._serial += 1
-        _member.counts_if_lost = counts_if_lost
-        _member.token = self._token = token
+        member.counts_if_lost = counts_if_lost
+        member.token = self._token = token
         if self._monitor_rests:
             self._rouse_monitor()
-        self._guard(task)
-        _member.token = None
+        try:
+            task()
+        except BaseException as error:  # noqa: BLE001 - a task that fails must not end the thread
+            self._report(error)
+        member.token = None
         try:
             token.pop()
         except IndexError:
-            _member.leads = False
+            member.leads = False
             return False
         return True
 

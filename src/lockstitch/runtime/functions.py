@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 BY_VALUE: Final = 0
 """The number of a function that travels with its arguments."""
 
+QUICK_SECONDS: Final = 100e-6
+QUICK_STREAK: Final = 8
+_LONGEST_STREAK: Final = 2 * QUICK_STREAK
+_COST_OF_A_LAPSE: Final = 4
+_FAR_TOO_LONG: Final = 10
+
 # Where builtins live that do not say it themselves.
 _HOMES_OF_BUILTINS: Final = (
     "torch",
@@ -117,7 +123,11 @@ class OutgoingFunctions:
 
 
 class KnownFunction:
-    """A function that a peer has named; `streak` counts how often in a row it was quick."""
+    """A function that a peer has named; `streak` counts how often in a row it was quick.
+
+    A little slower now and then is not held against it, for the machine may be busy: that costs a
+    few runs of the streak. Far slower costs all of it.
+    """
 
     __slots__ = ("function", "qualified", "streak")
 
@@ -125,6 +135,21 @@ class KnownFunction:
         self.qualified = qualified
         self.function: Callable[..., Any] | None = None
         self.streak = 0
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the next run, too, can be expected to be over at once."""
+        return self.streak >= QUICK_STREAK
+
+    def note(self, seconds: float) -> None:
+        """A run has taken so long."""
+        if seconds < QUICK_SECONDS:
+            if self.streak < _LONGEST_STREAK:
+                self.streak += 1
+        elif seconds < _FAR_TOO_LONG * QUICK_SECONDS:
+            self.streak = max(0, self.streak - _COST_OF_A_LAPSE)
+        else:
+            self.streak = 0
 
     def resolved(self) -> Callable[..., Any]:
         """The function itself; the first use may import its module."""

@@ -1,15 +1,15 @@
 """The connection on which a peer calls us: its requests and control messages come in, our replies
 go out. Only the crew's leader reads it.
 
-Who runs what: a control message is handled by the leader. A call of a function that was quick
-`QUICK_STREAK` times in a row is run by the leader too, under the lead; any other is run by the same
+Who runs what: a control message is handled by the leader. A call of a function that has always
+been quick (`KnownFunction`) is run by the leader too, under the lead; any other is run by the same
 thread after it has passed the lead on. See `runtime.crew`.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.runtime.functions import BY_VALUE, KnownFunction
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from lockstitch.runtime.loopback import Loopback
     from lockstitch.transport.base import Connection, Listener
     from lockstitch.wire.messages import Message
-
-QUICK_STREAK: Final = 8
 
 
 class Requests:
@@ -44,8 +42,12 @@ class Requests:
     def invocation(self, message: Message) -> Invocation | None:
         """The request in `message`, ready to be served; None if it is no request."""
         cls = type(message)
+        known: KnownFunction | None
         if cls is Call or cls is RemoteCall:
-            known = self._function(message.function, message.definition)  # type: ignore[attr-defined]
+            number, definition = message.function, message.definition  # type: ignore[attr-defined]
+            known = self._functions.get(number) if definition is None else None
+            if known is None:
+                known = self._function(number, definition)
         elif cls in self.agent.servers:
             known = self._kinds.setdefault(cls, KnownFunction(cls.__name__))
         else:
@@ -138,7 +140,7 @@ class IncomingConnection(Requests):
             return True
         invocation = self.invocation(message)
         if invocation is not None:
-            if invocation.known.streak >= QUICK_STREAK:
+            if invocation.known.is_quick:
                 return agent.crew.run_quick(self, invocation.serve)
             return agent.crew.run_apart(self, invocation.serve)
         handler = agent.handlers.get(type(message))

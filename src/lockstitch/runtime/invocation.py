@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from lockstitch.runtime.incoming import Requests
     from lockstitch.wire.messages import Message, Stitch
 
-QUICK_SECONDS: Final = 100e-6
-
 
 class Deferred:
     """What a function may return to say: the answer is what this future will hold."""
@@ -104,27 +102,26 @@ class Invocation:
                 server(self)
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
             self.fail(error)
-        if time.perf_counter() - started < QUICK_SECONDS:
-            self.known.streak += 1
-        else:
-            self.known.streak = 0
+        self.known.note(time.perf_counter() - started)
 
     def run(self, then: Callable[[Any, BaseException | None], None]) -> None:
         """Runs the user's function and then `then(value, error)`, sooner or later, on some thread
         of the crew, within `scope`."""
         self.agent.served.begin(self)
-        session = UnpickleSession(self.caller)
+        body: Payload = self.message.body  # type: ignore[attr-defined]
+        session = UnpickleSession(self.caller) if body.encoding == PICKLE else None
         try:
             function, args, kwargs = self.arguments(session)
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
-            self.agent.discard(self.message.body, self.caller)  # type: ignore[attr-defined]
+            self.agent.discard(body, self.caller)
             self._conclude(then, None, error)
             return
-        unconfirmed = [each for each in session.received if not each.is_confirmed()]
-        if unconfirmed:
-            self._park(unconfirmed, lambda: self._execute(function, args, kwargs, then))
-        else:
-            self._execute(function, args, kwargs, then)
+        if session is not None and session.received:
+            unconfirmed = [each for each in session.received if not each.is_confirmed()]
+            if unconfirmed:
+                self._park(unconfirmed, lambda: self._execute(function, args, kwargs, then))
+                return
+        self._execute(function, args, kwargs, then)
 
     def arguments(
         self, session: UnpickleSession | None = None
@@ -136,7 +133,7 @@ class Invocation:
         if message.function == 0:  # type: ignore[attr-defined]
             function, args, kwargs = value
             return function, args, kwargs
-        function = self.known.resolved()
+        function = self.known.function or self.known.resolved()
         if body.encoding == PICKLE:
             args, kwargs = value
             return function, args, kwargs
@@ -166,10 +163,13 @@ class Invocation:
     ) -> None:
         self.thread = threading.get_ident()
         try:
-            with self.scope():
+            if self._is_unbounded():
                 value = function(*args, **kwargs)
-                if hasattr(function, "_wrapped_async_rpc_function"):
-                    value = _deferred(value)
+            else:
+                with self.scope():
+                    value = function(*args, **kwargs)
+            if hasattr(function, "_wrapped_async_rpc_function"):
+                value = _deferred(value)
         except TypeError as error:
             self._raised(then, operators.explain(function, args, kwargs, error))
             return
@@ -210,10 +210,17 @@ class Invocation:
         error: BaseException | None,
     ) -> None:
         try:
-            with self.scope():
+            if self._is_unbounded():
                 then(value, error)
+            else:
+                with self.scope():
+                    then(value, error)
         finally:
             self.agent.served.end(self)
+
+    def _is_unbounded(self) -> bool:
+        """Whether `scope` is nothing: neither a context nor a user's timeout."""
+        return self.expires is None and (self.stitch is None or self.agent.interceptor is None)
 
     def scope(self) -> AbstractContextManager[None]:
         """The caller's autograd context, and what remains of the timeout that its user gave."""

@@ -1,11 +1,11 @@
 """Waiting for a peer that answers at once, without going to sleep.
 
 Falling asleep and being woken costs 30 µs and more on a virtual machine, several times what a quick
-peer needs to answer. So before a receiver blocks it may look again and again for at most 50 µs, and
-lets others have the CPU between two looks. That pays only where an answer is near and the CPU is
-free, hence the rules:
+peer needs to answer: 10 µs on a fast machine, up to 100 on a slow one. So before a receiver blocks
+it may look again and again for at most 150 µs, and lets others have the CPU between two looks. That
+pays only where an answer is near and the CPU is free, hence the rules:
 
-- a look that took over 25 µs means that somebody else wants the GIL or the CPU: stop at once;
+- a look that took over 50 µs means that somebody else wants the GIL or the CPU: stop at once;
 - whoever has spun in vain three times in a row loses the right to it, and may try again once after
   1 ms, then 2, 4 … 64; the first success restores it;
 - one spinner per process at a time;
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from lockstitch.transport.base import Connection
 
-_LONGEST_SPIN_SECONDS = 50e-6
-_LONGEST_LOOK_SECONDS = 25e-6
+_LONGEST_SPIN_SECONDS = 150e-6
+_LONGEST_LOOK_SECONDS = 50e-6
 _TOLERATED_FAILURES = 3
 _SHORTEST_PAUSE_SECONDS = 1e-3
 _LONGEST_PAUSE_SECONDS = 64e-3
@@ -76,21 +76,21 @@ class Spinner:
         False means that nothing came, or that spinning is not allowed now: block instead. Raises
         `ConnectionError` when the peer vanished.
         """
-        if not isinstance(connection, StreamConnection) or connection.is_own_process:
-            return False
         start = self._now()
         if start < self._paused_until or start < _TURN.taken_until:
+            return False
+        if not isinstance(connection, StreamConnection) or connection.is_own_process:
             return False
         _TURN.taken_until = start + _LONGEST_SPIN_SECONDS
         try:
             got_some = self._spin(connection, view, counts, start)
         finally:
             _TURN.taken_until = 0.0
-        if got_some:
+        if not got_some:
+            self._fail()
+        elif self._failures:
             self._failures = 0
             self._pause_seconds = _SHORTEST_PAUSE_SECONDS
-        else:
-            self._fail()
         return got_some
 
     def _spin(

@@ -153,6 +153,8 @@ class StreamConnection(SocketEnd):
                 raise BrokenPipeError(f"the connection to {self.peer} is closed")
             if len(buffers) == 1:
                 sent.extend(map(self._send, buffers, _NO_SIGNAL))
+                if type(buffers[0]) is bytes and sent[0] == len(buffers[0]):
+                    return
             elif len(buffers) <= _MOST_BUFFERS:
                 sent.extend(map(self._sendmsg, (buffers,), _NO_ANCILLARY, _NO_SIGNAL))
             if sum(sent) != sum(map(_size, buffers)):

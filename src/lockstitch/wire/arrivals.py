@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from lockstitch.wire.tensors import Header
 
 _HOST: Final = torch.device("cpu")
+_FINISHED_LATER: Final = DTYPE_BITS | REQUIRES_GRAD | PARAMETER
 # Allocating like a tensor that is at hand is quicker than from a shape.
 _MOST_PROTOTYPES: Final = 256
-_prototypes: Final[dict[tuple[int, tuple[int, ...]], torch.Tensor]] = {}
+_prototypes: Final[dict[tuple[int, tuple[int, ...]], tuple[torch.Tensor, int]]] = {}
+"""Dtype and shape → a tensor of that form, and how many bytes it has."""
 
 
 class Arrivals:
@@ -135,12 +137,12 @@ class Arrivals:
         self._announce(size)
         if size > INLINE_BYTES:
             return self._fill(torch.empty(shape, dtype=DTYPES[index], device=_HOST), size)
-        prototype = _prototypes.get((index, shape))
-        if prototype is None:
-            prototype = torch.empty(shape, dtype=DTYPES[index], device=_HOST)
+        known = _prototypes.get((index, shape))
+        if known is None:
+            known = torch.empty(shape, dtype=DTYPES[index], device=_HOST), size
             if len(_prototypes) < _MOST_PROTOTYPES:
-                _prototypes[index, shape] = prototype
-        return self._fill(torch.empty_like(prototype), size)
+                _prototypes[index, shape] = known
+        return self._fill(torch.empty_like(known[0]), size)
 
     def _sharing(self, header: Header) -> torch.Tensor:
         code, shape, stride, offset, extent = header
@@ -174,6 +176,26 @@ class Arrivals:
         return torch.sparse_compressed_tensor(
             compressed, plain, values, shape, layout=layout, check_invariants=False
         )
+
+
+def take_alone(headers: Any, address: int, length: int) -> torch.Tensor | None:
+    """The only item of a message, `length` bytes at `address`, the short way: a contiguous tensor
+    of a form that has come before. None for all others."""
+    if type(headers) is not tuple or len(headers) != 1:
+        return None
+    header = headers[0]
+    try:
+        code, shape = header
+        if code & ~_FINISHED_LATER:
+            return None
+        known = _prototypes.get((code & DTYPE_BITS, shape))
+    except (TypeError, ValueError):  # it is another kind of header, or none
+        return None
+    if known is None or known[1] != length or torch.is_inference_mode_enabled():
+        return None
+    tensor = torch.empty_like(known[0])
+    ctypes.memmove(tensor.data_ptr(), address, length)
+    return tensor
 
 
 def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:

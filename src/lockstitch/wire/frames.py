@@ -27,7 +27,14 @@ from lockstitch.errors import LocalProtocolError, RemoteProtocolError
 from lockstitch.wire.arrivals import Arrivals, finish
 from lockstitch.wire.layouts import layout_of
 from lockstitch.wire.messages import KINDS, Message, Payload
-from lockstitch.wire.tensors import DTYPE_BITS, INLINE_BYTES, Memory, describe, find_shared
+from lockstitch.wire.tensors import (
+    DTYPE_BITS,
+    INLINE_BYTES,
+    Memory,
+    copy_alone,
+    describe,
+    find_shared,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,20 +69,27 @@ def encode(message: Message, limits: FrameLimits = DEFAULT_LIMITS) -> list[Any]:
     if layout.has_body:
         encoding, stream, items = message.body  # type: ignore[attr-defined]
         if items or len(stream) > INLINE_BYTES:
-            return _encode_items(cls.KIND, values, encoding, stream, items, limits)
+            alone = copy_alone(items)
+            if alone is None or len(stream) > INLINE_BYTES:
+                return _encode_items(cls.KIND, values, encoding, stream, items, limits)
+            item, memory = alone
+            inline = marshal.dumps((*values, encoding, stream, (item,))) + memory
+            header = HEADER.pack(len(inline), cls.KIND, 0, 0, len(memory), 0)
+            _check_length(inline, 0, limits)
+            return [header + inline]
         values = (*values, encoding, stream, ())
     inline = marshal.dumps(values)
-    if len(inline) > limits.inline_bytes:
-        raise _too_long(len(inline), 0, limits)
+    _check_length(inline, 0, limits)
     return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0, 0) + inline]
 
 
-def _too_long(inline_length: int, bulk_length: int, limits: FrameLimits) -> LocalProtocolError:
-    return LocalProtocolError(
-        f"a message of {inline_length + bulk_length:,} bytes exceeds what a frame may hold "
-        f"({limits.inline_bytes:,} bytes inline, {limits.bulk_bytes:,} in bulk): send less "
-        "at a time"
-    )
+def _check_length(inline: bytes, bulk_length: int, limits: FrameLimits) -> None:
+    if len(inline) > limits.inline_bytes or bulk_length > limits.bulk_bytes:
+        raise LocalProtocolError(
+            f"a message of {len(inline) + bulk_length:,} bytes exceeds what a frame may hold "
+            f"({limits.inline_bytes:,} bytes inline, {limits.bulk_bytes:,} in bulk): send less "
+            "at a time"
+        )
 
 
 def _encode_items(
@@ -106,8 +120,7 @@ def _encode_items(
             bulk_length += memory.nbytes
     small_bytes = b"".join(small)
     inline = marshal.dumps((*values, encoding, stream, headers)) + small_bytes
-    if len(inline) > limits.inline_bytes or bulk_length > limits.bulk_bytes:
-        raise _too_long(len(inline), bulk_length, limits)
+    _check_length(inline, bulk_length, limits)
     if len(items) > limits.items:
         raise LocalProtocolError(
             f"a message of {len(items):,} tensors exceeds the limit of {limits.items:,}"
@@ -227,6 +240,7 @@ class FrameDecoder:
         self._target = 0
         self._filled = 0
         self._buffer, self._view = _allocate(capacity)
+        self._address = self._buffer.data_ptr()
 
     def space(self) -> memoryview:
         """Where the next bytes of the stream are to be put; never empty."""
@@ -285,16 +299,12 @@ class FrameDecoder:
         if small > inline_length:
             raise RemoteProtocolError("a frame's small tensors are longer than the frame")
         inline = self._view[start + _HEADER_BYTES : start + whole]
-        if not small and not bulk_length and kind in KINDS:
-            plain = layout_of(KINDS[kind]).read(inline)
-            if plain is not None:
-                return self._keep(plain, start + whole)
-        frame = IncomingFrame(
-            kind,
-            inline,
-            limits.items,
-            Arrivals(self._buffer.data_ptr() + start + whole - small, small, bulk_length),
-        )
+        address = self._address + start + whole - small
+        if not bulk_length and kind in KINDS:
+            simple = layout_of(KINDS[kind]).read(inline, address, small)
+            if simple is not None:
+                return self._keep(simple, start + whole)
+        frame = IncomingFrame(kind, inline, limits.items, Arrivals(address, small, bulk_length))
         if frame.targets:
             self._target = self._filled = 0
             self._frame = frame
@@ -349,7 +359,7 @@ class FrameDecoder:
             else:
                 buffer, larger = _allocate(wanted)
                 larger[:count] = view[start : self._end]
-                self._buffer, self._view = buffer, larger
+                self._buffer, self._view, self._address = buffer, larger, buffer.data_ptr()
             self._start = 0
             self._end = count
         elif not count:

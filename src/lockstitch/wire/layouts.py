@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import GlobalId, WorkerId
+from lockstitch.wire.arrivals import finish, take_alone
 from lockstitch.wire.messages import Message, Payload, Stitch
+from lockstitch.wire.tensors import DTYPE_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,19 +117,29 @@ class Layout:
             )
         return loaded
 
-    def read(self, inline: memoryview) -> Message | None:
-        """The message of a frame that holds nothing but its fields; None where items are announced.
-        (`IncomingFrame` reads any frame; this is the short way for most.)"""
+    def read(self, inline: memoryview, address: int, small: int) -> Message | None:
+        """The message of a frame that holds its fields and at most one item, a small and plain
+        tensor (`small` bytes at `address`); None for others. (`IncomingFrame` reads any frame; this
+        is the short way for most.)"""
         loaded = self.load(inline)
         fields: Sequence[Any] = loaded[: self.count]
         if not self._flat or (self.stitch is not None and loaded[self.stitch] is not None):
             fields = list(fields)
             self.restore(fields)
         if not self.has_body:
-            return self.cls(*fields)
-        if loaded[-1] != () or type(loaded[-2]) is not bytes:
+            return self.cls(*fields) if not small else None
+        encoding, stream, headers = loaded[-3:]
+        if type(stream) is not bytes:
             return None
-        return self.cls(*fields, Payload(*loaded[-3:]))  # type: ignore[call-arg]
+        if headers == () and not small:
+            return self.cls(*fields, Payload(encoding, stream, ()))  # type: ignore[call-arg]
+        item = take_alone(headers, address, small)
+        if item is None:
+            return None
+        if headers[0][0] > DTYPE_BITS:
+            stitch = None if self.stitch is None else fields[self.stitch]
+            item = finish(headers[0], item, as_leaf=stitch is None or 0 not in stitch.tensors)
+        return self.cls(*fields, Payload(encoding, stream, (item,)))  # type: ignore[call-arg]
 
 
 _LAYOUTS: Final[dict[type[Message], Layout]] = {}

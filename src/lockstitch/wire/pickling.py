@@ -48,6 +48,10 @@ _LIFTED_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _LARGE_BYTES: Final = 64 * 1024
 
 
+_NO_VALUES: Final = Payload(MARSHAL, marshal.dumps(()), ())
+_ONE_ITEM: Final = marshal.dumps((...,))
+
+
 class PickleSession:
     """One value being pickled: collects what is lifted out."""
 
@@ -123,15 +127,24 @@ def pack(
     return _pack_pickle(value, registry, to)
 
 
+def pack_arguments(args: tuple[object, ...]) -> Payload | None:
+    """`pack_flat`, the short way for no argument and for one tensor."""
+    if not args:
+        return _NO_VALUES
+    if len(args) == 1 and type(args[0]) is torch.Tensor:
+        return Payload(MARSHAL, _ONE_ITEM, (args[0],)) if is_liftable(args[0]) else None
+    return pack_flat(args)
+
+
+def _is_large(value: object) -> bool:
+    return type(value) in _STRINGS and len(cast("bytes", value)) >= _LARGE_BYTES
+
+
 def pack_flat(values: Sequence[object]) -> Payload | None:
     """Encodes a tuple or list of exactly plain values and tensors by `marshal`; None if it is not
     one."""
     types = set(map(type, values))
-    if not types <= _FLAT:
-        return None
-    if types & _STRINGS and any(
-        type(value) in _STRINGS and len(cast("bytes", value)) >= _LARGE_BYTES for value in values
-    ):
+    if not types <= _FLAT or (types & _STRINGS and any(map(_is_large, values))):
         return None
     if torch.Tensor not in types:
         return Payload(MARSHAL, marshal.dumps(cast("list[int]", values)), ())
@@ -265,6 +278,8 @@ def unpack(
     if encoding == ONE_TENSOR:
         return items[0]
     if encoding == MARSHAL:
+        if stream == _ONE_ITEM and len(items) == 1:
+            return tuple(items)
         value = marshal.loads(stream)
         if not items:
             return value

@@ -138,6 +138,28 @@ def describe(
     return (code | STRIDED, shape, tensor.stride(), 0, extent)
 
 
+def copy_alone(items: Sequence[object]) -> tuple[Header, bytes] | None:
+    """Header and bytes of a single item, the short way: a plain tensor, small and contiguous. None
+    for all others."""
+    if len(items) != 1:
+        return None
+    (tensor,) = items
+    if (
+        type(tensor) is not torch.Tensor
+        or not is_on_host(tensor)
+        or tensor.layout is not torch.strided
+        or not tensor.is_contiguous()
+        or tensor.nbytes > INLINE_BYTES
+        or tensor.is_conj()
+        or tensor.is_neg()
+    ):
+        return None
+    code = _CODE_OF[tensor.dtype]
+    if tensor.requires_grad:
+        code |= REQUIRES_GRAD
+    return (code, tuple(tensor.shape)), ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+
+
 def find_shared(tensors: Sequence[object]) -> dict[int, tuple[int, int, int]]:
     """Storages that several of the tensors view: address → (first item, lowest, highest + 1)."""
     extents: dict[int, tuple[int, int, int, int]] = {}

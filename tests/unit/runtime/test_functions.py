@@ -13,6 +13,7 @@ import torch
 from lockstitch.errors import SerializationError
 from lockstitch.runtime.functions import (
     BY_VALUE,
+    QUICK_STREAK,
     KnownFunction,
     OutgoingFunctions,
     qualified_name,
@@ -161,6 +162,31 @@ def test_callable_that_cannot_be_hashed_goes_by_value() -> None:
         def __call__(self) -> None: ...
 
     assert OutgoingFunctions(10).define(Unhashable()) == (BY_VALUE, None)
+
+
+def after(*seconds: float) -> KnownFunction:
+    known = KnownFunction("builtins:abs")
+    for each in seconds:
+        known.note(each)
+    return known
+
+
+def test_a_function_is_quick_once_it_was_so_often_enough_in_a_row() -> None:
+    assert not after(*[10e-6] * (QUICK_STREAK - 1)).is_quick
+    assert after(*[10e-6] * QUICK_STREAK).is_quick
+    assert not after(*[10e-6] * (QUICK_STREAK - 1), 200e-6, 10e-6).is_quick
+
+
+def test_a_lapse_of_a_quick_function_is_forgiven_but_not_many() -> None:
+    long_proved = [10e-6] * 100
+    assert after(*long_proved, 200e-6).is_quick
+    assert not after(*long_proved, *[200e-6] * 3).is_quick
+    assert not after(*[200e-6] * 100).is_quick
+
+
+def test_a_function_that_was_far_too_slow_begins_anew() -> None:
+    known = after(*[10e-6] * 100, 2e-3)
+    assert known.streak == 0
 
 
 def test_known_function_is_resolved_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import WorkerId, WorkerInfo
-from lockstitch.runtime.incoming import QUICK_STREAK
+from lockstitch.runtime.functions import QUICK_STREAK
 from lockstitch.wire.messages import ChildNoted, Hello, Leave, Reply, Welcome
 from lockstitch.wire.pickling import PicklingRegistry, pack
 from tests.unit.runtime.stage import PATIENCE_SECONDS, Caller, Stage, wait_until
