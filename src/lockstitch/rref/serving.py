@@ -55,6 +55,7 @@ class ValueServer:
             _reply(invocation, value)
         else:
             self._agent.served.begin(invocation)
+            invocation.park()
             value.when_done(lambda: self._agent.spawn(partial(self._unpark, invocation, value)))
 
     def _unpark(self, invocation: Invocation, value: OwnedValue) -> None:

@@ -26,7 +26,7 @@ from lockstitch.runtime.peers import Peers
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.runtime.timer import Deadlines, Timer
 from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
-from lockstitch.wire.messages import Call, Failure, Leave, Message, Payload, Reply
+from lockstitch.wire.messages import Call, Failure, Leave, Message, Payload, RemoteCall, Reply
 from lockstitch.wire.pickling import (
     PICKLE,
     UnpickleSession,
@@ -85,8 +85,17 @@ class Served:
         self._now.add(invocation)
 
     def end(self, invocation: Invocation) -> None:
-        self._now.discard(invocation)
-        self.finished += 1
+        """Harmless when repeated."""
+        if invocation in self._now:
+            self._now.discard(invocation)
+            self.finished += 1
+
+    def drop(self, caller: WorkerId) -> None:
+        """That caller is gone: what is parked for it is served no more. Not what makes a value,
+        which others may wait for."""
+        for each in self.list():
+            if each.caller == caller and each.is_parked and type(each.message) is not RemoteCall:
+                self.end(each)
 
     def __len__(self) -> int:
         return len(self._now)
@@ -127,6 +136,7 @@ class Agent:
             self.info.name, options.num_threads, self._poller, worker.adopt_thread, self.report
         )
         self.handlers[Leave] = self.peers.note_leave
+        self.on_peer_lost(lambda peer, _error: self.served.drop(peer))
         self.peers.add(self.id, Loopback(self))
 
     def __repr__(self) -> str:

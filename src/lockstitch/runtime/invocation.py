@@ -50,6 +50,7 @@ class Invocation:
         "agent",
         "caller",
         "expires",
+        "is_parked",
         "known",
         "message",
         "since",
@@ -70,6 +71,7 @@ class Invocation:
         self.since = agent.clock.now()
         self.expires = None if timeout is None else self.since + timeout
         self.thread: int | None = None
+        self.is_parked = False
 
     def __repr__(self) -> str:
         return f"<Invocation of {self.what} for {self.caller_name!r}>"
@@ -139,7 +141,14 @@ class Invocation:
             return function, args, kwargs
         return function, value, {}
 
+    def park(self) -> None:
+        """From here on the request holds no thread, and may be dropped when its caller is lost."""
+        self.is_parked = True
+        if self.agent.is_lost(self.caller):  # it was just before
+            self.agent.served.drop(self.caller)
+
     def _park(self, unconfirmed: list[Any], resume: Callable[[], None]) -> None:
+        self.park()
         lock = threading.Lock()
         remaining = len(unconfirmed)
 
@@ -162,6 +171,7 @@ class Invocation:
         then: Callable[[Any, BaseException | None], None],
     ) -> None:
         self.thread = threading.get_ident()
+        self.is_parked = False
         try:
             if self._is_unbounded():
                 value = function(*args, **kwargs)
@@ -178,6 +188,7 @@ class Invocation:
             return
         self.thread = None
         if type(value) is Deferred:
+            self.park()
             # Not `then`: the answer must keep its exception's type.
             value.future.add_done_callback(lambda future: self._settle(future, then))
         else:

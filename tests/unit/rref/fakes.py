@@ -134,9 +134,13 @@ class FakeInvocation:
         self.message = message
         self.answers: list[Any] = []
         self.then: Any = None
+        self.is_parked = False
 
     def run(self, then) -> None:
         self.then = then
+
+    def park(self) -> None:
+        self.is_parked = True
 
     def scope(self):
         return contextlib.nullcontext()

@@ -46,6 +46,7 @@ def test_a_fetch_is_parked_until_the_value_is_there(worker):
     making, waiting = call(worker), fetch(worker)
     assert waiting.answers == []
     assert worker.agent.served == {waiting}
+    assert waiting.is_parked
     making.then(7, None)
     assert waiting.answers == [7]
     assert worker.agent.served == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -158,6 +159,50 @@ def test_texts_name_function_and_caller(stage: Stage) -> None:
     (invocation,) = stage.agent.served.list()
     assert repr(invocation) == f"<Invocation of {HERE}:value_of for 'peer1'>"
     Reference.all["a"].confirm()
+
+
+def never() -> torch.futures.Future[int]:
+    return torch.futures.Future()
+
+
+never._wrapped_async_rpc_function = never  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("qualified", [f"{HERE}:value_of", f"{HERE}:never"])
+def test_what_is_parked_for_a_caller_is_dropped_with_it(stage: Stage, qualified: str) -> None:
+    """Nobody will answer it, so nobody must wait for it: a shutdown would never end."""
+    survivor = stage.caller(2)
+    arguments = (Reference("a"),) if "value_of" in qualified else ()
+    survivor.send(survivor.call(qualified, *arguments))
+    caller = send(stage, qualified, *arguments)
+    wait_until(lambda: len(stage.agent.served) == 2)
+    wait_until(lambda: all(each.is_parked for each in stage.agent.served.list()))
+    caller.close()
+    wait_until(lambda: len(stage.agent.served) == 1)
+    assert [each.caller_name for each in stage.agent.served.list()] == ["peer2"]
+    assert stage.agent.served.finished == 1
+
+
+def pause(reference: Reference) -> torch.futures.Future[int]:
+    Reference.all["entered"] = reference
+    assert GATE.wait(10)
+    return never()
+
+
+pause._wrapped_async_rpc_function = pause  # type: ignore[attr-defined]
+GATE = threading.Event()
+
+
+def test_what_is_parked_after_the_loss_of_its_caller_is_dropped_too(stage: Stage) -> None:
+    GATE.clear()
+    caller = stage.caller()
+    caller.send(caller.call(f"{HERE}:pause", 1))
+    wait_until(lambda: "entered" in Reference.all)
+    caller.close()
+    wait_until(lambda: stage.agent.is_lost((1, 0)))  # type: ignore[arg-type]
+    assert len(stage.agent.served) == 1
+    GATE.set()
+    wait_until(lambda: not stage.agent.served)
 
 
 def test_answer_for_a_caller_that_is_gone_is_noted(stage: Stage) -> None:
