@@ -17,6 +17,11 @@ class Clock(Protocol):
         """Blocks until `waiter` is set (True) or the time is over (False)."""
         ...
 
+    def wait_until(self, waiter: Waiter, deadline: float | None) -> bool:
+        """Blocks until `waiter` is set (True) or the clock shows `deadline` (False). Better than
+        `wait` where the deadline is known: time may pass between asking for it and waiting."""
+        ...
+
 
 class Waiter(Protocol):
     """What a clock can wait for: `threading.Event` fits."""
@@ -34,6 +39,9 @@ class SystemClock:
 
     def wait(self, waiter: Waiter, timeout_seconds: float | None) -> bool:
         return waiter.wait(timeout_seconds)
+
+    def wait_until(self, waiter: Waiter, deadline: float | None) -> bool:
+        return waiter.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
 SYSTEM_CLOCK = SystemClock()

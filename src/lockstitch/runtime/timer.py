@@ -60,11 +60,11 @@ class Timer:
                 due = []
                 while self._heap and self._heap[0][0] <= now:
                     due.append(heapq.heappop(self._heap)[2])
-                pause = self._heap[0][0] - now if self._heap else None
+                following = self._heap[0][0] if self._heap else None
             for task in due:
                 self._run_task(task)
             if not due:
-                self._clock.wait(self._changed, pause)
+                self._clock.wait_until(self._changed, following)
 
     def _run_task(self, task: Callable[[], None]) -> None:
         try:

@@ -38,9 +38,15 @@ class ManualClock:
 
     def wait(self, waiter: Waiter, timeout_seconds: float | None) -> bool:
         """Blocks until `waiter` is set (True) or the time has been advanced enough (False)."""
-        if timeout_seconds is None:
+        return self.wait_until(
+            waiter, None if timeout_seconds is None else self._now + timeout_seconds
+        )
+
+    def wait_until(self, waiter: Waiter, deadline: float | None) -> bool:
+        """Blocks until `waiter` is set (True) or the time has been advanced to `deadline`."""
+        if deadline is None:
             return waiter.wait()
-        deadline = self._begin(timeout_seconds)
+        self._begin(deadline)
         try:
             while self._now < deadline:
                 if waiter.wait(_LOOK_SECONDS):
@@ -63,12 +69,10 @@ class ManualClock:
         with self._changed:
             self._await(lambda: len(self._deadlines) >= count)
 
-    def _begin(self, timeout_seconds: float) -> float:
+    def _begin(self, deadline: float) -> None:
         with self._changed:
-            deadline = self._now + timeout_seconds
             self._deadlines.append(deadline)
             self._changed.notify_all()
-            return deadline
 
     def _end(self, deadline: float) -> None:
         with self._changed:

@@ -197,8 +197,7 @@ class MemoryConnection:
                 return
             if deadline is not None and self._clock.now() >= deadline:
                 raise BlockingIOError(errno.EAGAIN, "nothing has come")
-            rest = _until_first(self._clock, deadline, self._incoming.readable_at())
-            self._clock.wait(self._changed, rest)
+            self._clock.wait_until(self._changed, _first(deadline, self._incoming.readable_at()))
 
     def close(self) -> None:
         """Ends both directions; harmless when repeated."""
@@ -273,7 +272,7 @@ class MemoryPoller:
             is_over = deadline is not None and self._clock.now() >= deadline
             if ready or self._take_wake() or is_over:
                 return ready
-            self._clock.wait(self._changed, _until_first(self._clock, deadline, next_due))
+            self._clock.wait_until(self._changed, _first(deadline, next_due))
 
     def wake(self) -> None:
         """Makes the current, or else the next, `wait` return."""
@@ -308,10 +307,9 @@ class MemoryPoller:
             return ready, next_due
 
 
-def _until_first(clock: Clock, *moments: float | None) -> float | None:
-    """Seconds until the first of the moments that are known; None when none is."""
-    known = [moment for moment in moments if moment is not None]
-    return max(0.0, min(known) - clock.now()) if known else None
+def _first(*moments: float | None) -> float | None:
+    """The first of the moments that are known; None when none is."""
+    return min((moment for moment in moments if moment is not None), default=None)
 
 
 def _memory_end(pollable: Pollable) -> MemoryEnd:

@@ -17,6 +17,8 @@ from tests.unit.runtime.stage import Background, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lockstitch.clock import Waiter
+
 
 class Scene:
     def __init__(self) -> None:
@@ -145,6 +147,26 @@ def test_many_calls_with_the_same_timeout_make_few_looks(scene: Scene) -> None:
     scene.clock.advance(60)
     wait_until(lambda: calls.looks == 1)
     assert scene.timer._heap == []
+
+
+class Hasty(ManualClock):
+    """Its time moves on when somebody is about to wait on it."""
+
+    def wait(self, waiter: Waiter, timeout_seconds: float | None) -> bool:
+        self._now = 5.0
+        return super().wait(waiter, timeout_seconds)
+
+    def wait_until(self, waiter: Waiter, deadline: float | None) -> bool:
+        self._now = max(self._now, 5.0)
+        return super().wait_until(waiter, deadline)
+
+
+def test_time_that_passes_before_the_timer_waits_counts() -> None:
+    ran: list[str] = []
+    timer = Timer(Hasty(), "hasty", lambda error: None)
+    timer.call_later(5.0, lambda: ran.append("in time"))
+    wait_until(lambda: ran)
+    timer.close()
 
 
 def test_deadlines_announced_by_many_threads_are_all_kept(scene: Scene) -> None:

@@ -72,6 +72,12 @@ def test_no_time_at_all_only_looks():
     assert clock.wait(event, 0) is True
 
 
+def test_a_time_that_is_past_is_not_waited_for():
+    clock = ManualClock(start=10)
+    assert clock.wait_until(threading.Event(), 10) is False
+    assert clock.wait_until(threading.Event(), 3) is False
+
+
 def test_time_does_not_go_back():
     with pytest.raises(ValueError, match="does not go back"):
         ManualClock().advance(-1)
