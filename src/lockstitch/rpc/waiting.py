@@ -64,6 +64,8 @@ def wait_all(futures: Iterable[Future[T]]) -> list[T]:
             # The plain C++ method: it does not mark the future as one with callbacks of users,
             # which a thread of their own would have to run.
             torch._C.Future.add_done_callback(future, countdown.note)
+            if isinstance(future, OurFuture):
+                future.attend()
         blocked = current_worker().agent.blocked if has_current_worker() else contextlib.nullcontext
         with blocked():
             countdown.over.wait()

@@ -354,9 +354,9 @@ class Agent:
         cannot be sent fails the future, as if it had been lost a moment later."""
         try:
             channel = self.peers.channel(to)
-            future.wait_with(lambda: channel.wait(pending))
+            future.attach(channel, pending)
             send(channel)
-            channel.arm_for_futures()
+            channel.expect_answers()
         except ConnectionError as error:
             if not pending.done:
                 self.fail_pending(pending, error)

@@ -3,8 +3,9 @@ goodbye.
 
 So the thread that waits for a reply may read the connection itself, and gets its own answer without
 anybody being woken. `_reading` is the right to read. Who finds it taken sleeps as a follower; who
-gives it back wakes one follower, or, where only futures wait, arms the connection for the crew's
-leader. *Follower: publish yourself, then try the lock. Leader: release, then look for followers.*
+gives it back wakes one follower, or, where only futures wait, sees to it that the crew's leader
+will read: at once if somebody is to be called back, else a moment later. *Follower: publish
+yourself, then try the lock. Leader: release, then look for followers.*
 A thread that waits here never runs anybody's function.
 """
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 _READ_SECONDS = 1.0
 _LAST_ANSWERS_SECONDS = 0.5
 _NOT_BLOCKING = (False,)
+# For so many looks of the monitor a caller may go on sending requests before the answers are read
+# by somebody else.
+_MOST_PATIENCE = 5
 
 
 class Channel:
@@ -50,7 +54,11 @@ class Channel:
         self.error: PeerDiedError | None = None
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
+        self._given_up: set[int] = set()
+        """Requests that nobody waits for any more; they have not been answered either."""
         self._last_delivered = 0
+        self._at_once = False
+        """Somebody wants answers to be read as soon as they come."""
 
     @property
     def outstanding(self) -> int:
@@ -99,12 +107,17 @@ class Channel:
                 with self.agent.crew.blocked():
                     lock.acquire()
 
-    def arm_for_futures(self) -> None:
-        """Sees to it that answers are read although no thread waits for them."""
+    def expect_answers(self) -> None:
+        """Sees to it that answers are read in the end, also where no thread waits for them."""
+
+    def attend(self) -> None:
+        """Sees to it that answers are read as soon as they come."""
 
     def abandon(self, number: int) -> None:
-        """Nobody wants this answer any more."""
-        self._pending.pop(number, None)
+        """Nobody wants this answer any more; should it come, what it carries is given back."""
+        if self._pending.pop(number, None) is not None:
+            self._given_up.add(number)
+            self.expect_answers()
 
     def deliver(self, message: Message, reader: Pending | None = None) -> None:
         """Takes an answer to whoever waits for it; a late one is dropped. `reader` is what the
@@ -118,6 +131,7 @@ class Channel:
         number = message.request
         pending = self._pending.get(number)
         if pending is None:
+            self._given_up.discard(number)
             if number != self._last_delivered:
                 self.agent.discard(message.body, self.peer.worker)
             return
@@ -132,6 +146,8 @@ class Channel:
         pending.delivered = True
         self._last_delivered = number
         self._pending.pop(number, None)
+        if not self._pending:
+            self._at_once = False
 
     def sweep(self, now: float) -> float | None:
         """Ends the requests whose time is over; returns the earliest deadline that remains."""
@@ -157,7 +173,7 @@ class Channel:
                     f"with an error: worker {self.peer.name!r} did not answer in time"
                 ),
             )
-            self._pending.pop(number, None)
+            self.abandon(number)
 
     def fail_all(self, error: PeerDiedError) -> None:
         """The peer will answer nothing any more."""
@@ -190,6 +206,9 @@ class StreamChannel(Channel):
         self._followers: deque[Pending] = deque()
         self._arming = threading.Lock()
         self._armed = False
+        self._expected = False
+        self._patience = 0
+        self._requested_before = 0
         self._closed = False
         self._spinner = Spinner()
         agent.crew.watch(connection, self)
@@ -230,7 +249,7 @@ class StreamChannel(Channel):
                 if (pending.delivered or not held[0]) and not pending.done:
                     self._follow(pending)
         finally:
-            if followers or self._pending:
+            if followers or self._pending or self._given_up:
                 try:
                     self._call_successor()
                 except BaseException:  # an interrupt: others must not sleep on for ever
@@ -257,11 +276,42 @@ class StreamChannel(Channel):
                 return
         if self._is_left_over():  # the poller does not know of it
             self.agent.spawn(self.serve)
-        self.arm_for_futures()
+        self.expect_answers()
 
-    def arm_for_futures(self) -> None:
+    def expect_answers(self) -> None:
+        # A caller who sends many requests and then waits reads all answers itself. Were the leader
+        # to read them meanwhile, the two would fight for the GIL.
+        if self._at_once:
+            self._arm()
+        elif not self._armed and not self._expected and self._expects_something():
+            self._expected = True
+            self._patience = _MOST_PATIENCE
+            self._requested_before = self.requested
+            self.agent.crew.look_after(self._look_after)
+
+    def attend(self) -> None:
+        self._at_once = True
+        self._arm()
+
+    def _expects_something(self) -> bool:
+        return bool(self._pending or self._given_up)
+
+    def _look_after(self) -> bool:
+        """The crew's monitor asks, every millisecond; True: it need not ask again."""
+        self._expected = False  # first, for whoever sends a request just now
+        if self._armed or self._reading.locked() or not self._expects_something():
+            return True
+        if self._requested_before != self.requested and self._patience:
+            self._requested_before = self.requested
+            self._patience -= 1
+            self._expected = True
+            return False
+        self._arm()
+        return True
+
+    def _arm(self) -> None:
         """Lets the crew's leader read, where nobody else does."""
-        if self._pending and not self._armed and not self._reading.locked():
+        if not self._armed and not self._reading.locked() and self._expects_something():
             with self._arming:
                 self.agent.crew.arm(self.connection)
                 self._armed = True
@@ -365,7 +415,7 @@ class StreamChannel(Channel):
         # connection. Should that not come, all is over a moment later.
         self.error = error
         if self._pending:
-            self.arm_for_futures()
+            self.attend()
             self.agent.call_later(_LAST_ANSWERS_SECONDS, partial(self._end_now, error))
         else:
             self.close()

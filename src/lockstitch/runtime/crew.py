@@ -94,6 +94,7 @@ class Crew:
         # Source, and whether who runs under the lead counts as running from when it is taken.
         self._token: list[tuple[Source, bool]] = []
         self._serial = 0
+        self._checks: deque[Callable[[], bool]] = deque()
         self._monitor_rests = True
         self._monitor_wake = threading.Event()
         self._monitor_stop = threading.Event()
@@ -152,6 +153,12 @@ class Crew:
         if token is not None:
             member.counted = member.counts_if_lost
             self._take_lead(token)
+
+    def look_after(self, check: Callable[[], bool]) -> None:
+        """Calls `check` every millisecond until it returns True; it must be short."""
+        self._checks.append(check)
+        if self._monitor_rests:
+            self._rouse_monitor()
 
     def is_member(self) -> bool:
         """Whether the current thread belongs to this crew."""
@@ -427,6 +434,9 @@ class Crew:
         seen, quiet = -1, 0
         while not self._closed:
             self._monitor_stop.wait(_MONITOR_TICK_SECONDS)
+            if self._checks:
+                self._look_after_all()
+                quiet = 0
             serial = self._serial
             if serial != seen:
                 seen, quiet = serial, 0
@@ -437,6 +447,15 @@ class Crew:
             elif quiet >= _MONITOR_REST_TICKS:
                 self._monitor_wake.clear()
                 self._monitor_rests = True
-                if self._serial == seen and not self._closed:
+                if self._serial == seen and not self._checks and not self._closed:
                     self._monitor_wake.wait()
                 self._monitor_rests = False
+
+    def _look_after_all(self) -> None:
+        for _ in range(len(self._checks)):
+            check = self._checks.popleft()
+            try:
+                if not check():
+                    self._checks.append(check)
+            except Exception as error:  # noqa: BLE001 - one broken check must not end the monitor
+                self._report(error)

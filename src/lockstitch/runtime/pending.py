@@ -18,6 +18,7 @@ from lockstitch.errors import copy_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from lockstitch.runtime.channel import Channel
     from lockstitch.wire.messages import Message
 
 T = TypeVar("T")
@@ -95,18 +96,22 @@ class Future(torch.futures.Future[T]):
     """The result of an asynchronous call: a `torch.futures.Future` that can also be awaited, and
     whose `wait` ends at Ctrl-C.
 
-    It is completed by whoever reads the answer. An exception keeps its type.
+    It is completed by whoever reads the answer: the thread that waits for it, or else one of the
+    crew, at once if somebody wants to be called back. An exception keeps its type.
     """
+
+    _channel: Channel | None = None
+    _pending: Pending | None = None
+    has_callbacks = False
 
     def __init__(self) -> None:
         super().__init__()
-        self._wait: Callable[[], None] | None = None
-        self.has_callbacks = False
 
     def complete(self, value: T | None, error: BaseException | None) -> None:
         """Sets the result, or the exception; if it is there already, the first one counts."""
-        if self.done():
+        if super().done():
             return
+        self._channel = self._pending = None
         if error is not None:
             # Not set_exception: a completed future would not survive that somebody tries it.
             super()._set_unwrap_func(_unwrap)
@@ -115,19 +120,33 @@ class Future(torch.futures.Future[T]):
         try:
             self.set_result(value if error is None else error)  # type: ignore[arg-type]
         except RuntimeError:
-            if not self.done():
+            if not super().done():
                 raise
 
-    def wait_with(self, wait: Callable[[], None]) -> None:
-        """Has `wait` block by calling `wait()`, which may read the answer itself."""
-        self._wait = wait
+    def attach(self, channel: Channel, pending: Pending) -> None:
+        """The answer to `pending` will come over `channel`: whoever waits may read it there."""
+        self._channel, self._pending = channel, pending
+
+    def attend(self) -> None:
+        """Has the answer read as soon as it comes, although no thread waits for it."""
+        channel = self._channel
+        if channel is not None:
+            channel.attend()
+
+    def done(self) -> bool:
+        """Whether the result is there."""
+        if super().done():
+            return True
+        self.attend()  # who asks will ask again
+        return False
 
     def wait(self) -> T:
         """Blocks until the result is there; returns it, or raises the call's exception."""
-        if not self.done():
-            if self._wait is not None:
-                self._wait()
-            if not self.done():
+        if not super().done():
+            channel, pending = self._channel, self._pending
+            if channel is not None and pending is not None:
+                channel.wait(pending)
+            if not super().done():
                 self._sleep()
         return super().wait()
 
@@ -140,11 +159,13 @@ class Future(torch.futures.Future[T]):
     def then(self, callback: Callable[[torch.futures.Future[T]], Any]) -> torch.futures.Future[Any]:
         """As `torch.futures.Future.then`."""
         self.has_callbacks = True
+        self.attend()
         return super().then(callback)
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         """As `torch.futures.Future.add_done_callback`."""
         self.has_callbacks = True
+        self.attend()
         super().add_done_callback(callback)
 
     def __await__(self) -> Generator[Any, None, T]:

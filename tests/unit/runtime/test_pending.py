@@ -6,12 +6,16 @@ import asyncio
 import os
 import signal
 import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from lockstitch.runtime.pending import Future, Pending
 from tests.unit.runtime.stage import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def completed(value: object) -> Future[object]:
@@ -72,9 +76,44 @@ def test_waiters_wake_when_it_is_completed_elsewhere() -> None:
     assert [waiter.result() for waiter in waiters] == ["done"] * 3
 
 
-def test_wait_uses_what_it_was_given_to_wait_with() -> None:
+class Reader:
+    """A channel that notes what its futures ask of it."""
+
+    def __init__(self, read: Callable[[], None] = lambda: None) -> None:
+        self.read = read
+        self.attended = 0
+
+    def wait(self, _pending: Pending) -> None:
+        self.read()
+
+    def attend(self) -> None:
+        self.attended += 1
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda future: future.then(lambda done: done),
+        lambda future: future.add_done_callback(lambda done: None),
+        lambda future: future.done(),
+    ],
+)
+def test_answers_are_read_at_once_for_whoever_will_not_wait(ask: Callable[..., Any]) -> None:
+    future: Future[int] = Future()
+    channel = Reader()
+    future.attach(channel, Pending(None, None, future))  # type: ignore[arg-type]
+    assert channel.attended == 0
+    ask(future)
+    assert channel.attended == 1
+    future.complete(1, None)
+    ask(future)
+    assert channel.attended == 1
+
+
+def test_wait_lets_the_thread_read_the_answer_itself() -> None:
     future: Future[str] = Future()
-    future.wait_with(lambda: future.complete("read by the waiter", None))
+    channel = Reader(lambda: future.complete("read by the waiter", None))
+    future.attach(channel, Pending(None, None, future))  # type: ignore[arg-type]
     assert future.wait() == "read by the waiter"
 
 
