@@ -35,12 +35,13 @@ class TensorPipeAgent(RpcAgent):
     def get_debug_info(self) -> dict[str, str]:
         """How many threads and calls there are, under the incumbent's keys."""
         agent = self.worker.agent
+        now = agent.statistics()
         return {
             "agent.thread_pool_size": str(agent.options.num_threads),
-            "agent.num_threads": str(agent.crew.threads),
-            "agent.client_active_calls": str(agent.outstanding),
-            "agent.server_active_calls": str(len(agent.served)),
-            "agent.server_queued_calls": str(agent.crew.backlog),
+            "agent.num_threads": str(now.threads),
+            "agent.client_active_calls": str(now.outstanding),
+            "agent.server_active_calls": str(now.served),
+            "agent.server_queued_calls": str(now.backlog),
         }
 
     def get_metrics(self) -> dict[str, str]:

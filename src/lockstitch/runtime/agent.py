@@ -74,6 +74,24 @@ class AgentOptions:
     out, so that any message may be lost or delayed without harm to those behind it."""
 
 
+@dataclass(frozen=True, slots=True)
+class AgentStatistics:
+    """What an agent has to do with at a moment."""
+
+    outstanding: int
+    """Requests of this worker without an answer."""
+    served: int
+    """Requests of others that are being served, parked ones too."""
+    finished: int
+    """Those that were, so far."""
+    threads: int
+    backlog: int
+    """Calls that wait for a thread."""
+    failures: tuple[str, ...]
+    """The last hundred things that went wrong and that nobody waited for: errors of tasks, answers
+    and messages that could not be delivered."""
+
+
 class Served:
     """The requests being served now, parked ones too."""
 
@@ -238,6 +256,17 @@ class Agent:
         self.note("error", repr(error))
         if not self._closed:
             sys.excepthook(type(error), error, error.__traceback__)
+
+    def statistics(self) -> AgentStatistics:
+        """A picture of the moment."""
+        return AgentStatistics(
+            outstanding=self.outstanding,
+            served=len(self.served),
+            finished=self.served.finished,
+            threads=self.crew.threads,
+            backlog=self.crew.backlog,
+            failures=tuple(self.failures),
+        )
 
     # ------------------------------------------------------------ values
 

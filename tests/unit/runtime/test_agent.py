@@ -73,8 +73,26 @@ def test_spawned_tasks_run_on_the_crew_and_failing_ones_are_reported(
         stage.agent.spawn(lambda: ran.set() if stage.agent.crew.is_member() else None)
         assert ran.wait(10)
         wait_until(lambda: stage.agent.failures)
-        assert "ZeroDivisionError" in stage.agent.failures[0]
+        assert "ZeroDivisionError" in stage.agent.statistics().failures[0]
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_statistics_are_a_picture_of_the_moment() -> None:
+    with Stage() as stage:
+        call = Background(stage.call)
+        request = stage.peer.receive_call()
+        during = stage.agent.statistics()
+        assert (during.outstanding, during.served, during.finished, during.backlog) == (1, 0, 0, 0)
+        stage.peer.reply(request, "answer")
+        call.result()
+        caller = stage.caller(2)
+        caller.send(caller.call("builtins:abs", -1))
+        caller.answer()
+        wait_until(lambda: stage.agent.statistics().finished == 1)
+        after = stage.agent.statistics()
+        assert (after.outstanding, after.served, after.backlog, after.failures) == (0, 0, 0, ())
+        assert after.threads >= 1
+        assert during.outstanding == 1
 
 
 def test_delayed_tasks_follow_the_workers_clock() -> None:
