@@ -33,7 +33,7 @@ PUBLIC_NAMES = {
     "lockstitch.autograd": "context backward get_gradients DistAutogradContext",
     "lockstitch.optim": "DistributedOptimizer",
     "lockstitch.testing": """
-        LocalCluster ProcessCluster Faults ManualClock assert_same_gradients no_leaks
+        LocalCluster ProcessCluster Faults Traffic ManualClock assert_same_gradients no_leaks
     """,
 }
 

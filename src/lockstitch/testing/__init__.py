@@ -3,6 +3,7 @@
     cluster.py      LocalCluster: several workers in one process
     processes.py    ProcessCluster: several workers, each a process of its own
     faults.py       Faults: mishaps, written as a script
+    traffic.py      Traffic: how many messages that took
     clock.py        ManualClock: time that the test owns
     gradients.py    assert_same_gradients: distributed equals local
     leaks.py        no_leaks: nothing is left behind
@@ -17,11 +18,13 @@ from lockstitch.testing.faults import Faults
 from lockstitch.testing.gradients import assert_same_gradients
 from lockstitch.testing.leaks import no_leaks
 from lockstitch.testing.processes import ProcessCluster
+from lockstitch.testing.traffic import Traffic
 
 __all__ = [
     "LocalCluster",
     "ProcessCluster",
     "Faults",
+    "Traffic",
     "ManualClock",
     "assert_same_gradients",
     "no_leaks",

@@ -19,7 +19,7 @@ from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.rpc.startup import Membership, plug_services
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import Worker
-from lockstitch.transport.memory import MemoryNetwork
+from lockstitch.testing.traffic import CountingNetwork, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,15 +35,16 @@ class LocalDirectory:
 
     def __init__(self, members: list[WorkerInfo], addresses: dict[str, str]) -> None:
         self._members = members
+        self._by_key: dict[object, WorkerInfo] = {}
+        for member in members:
+            for key in (member.name, member.id, member.worker):
+                self._by_key[key] = member
         self._addresses = addresses
         self.transport: Transport | None = None
 
     def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
         """By name, rank or identity."""
-        for member in self._members:
-            if key in (member.name, member.id) or key == member.worker:
-                return member
-        return None
+        return self._by_key.get(key)
 
     def members(self) -> Sequence[WorkerInfo]:
         """All of them."""
@@ -71,7 +72,7 @@ class LocalCluster:
     ) -> None:
         self.names = [f"worker{rank}" for rank in range(size)] if isinstance(size, int) else [*size]
         self.clock = clock
-        self.network = MemoryNetwork(clock, faults)
+        self.network = CountingNetwork(clock, faults)
         # A frame that is lost may have been the one that named a function.
         self._options = options or AgentOptions()
         if faults is not None:
@@ -118,6 +119,10 @@ class LocalCluster:
     def kill(self, name: str) -> None:
         """The worker dies, as its peers see it."""
         self.network.kill(name)
+
+    def traffic(self) -> Traffic:
+        """What the workers have said to each other so far."""
+        return self.network.traffic()
 
     @contextlib.contextmanager
     def partition(self, one: str, other: str) -> Iterator[None]:
