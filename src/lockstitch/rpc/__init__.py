@@ -5,6 +5,7 @@
     startup.py           building a worker: it listens, finds the others, gets its services
     leaving.py           ending a worker: together with the others, alone, or at once
     meetings.py          when may all go: nothing is under way anywhere
+    branches.py          the tree on which workers meet
     gatherings.py        who has come to a meeting (no messages)
     groups.py            gathering by calls: _all_gather, _barrier, _wait_all_workers
     waiting.py           wait_all, which Ctrl-C can end

@@ -1,37 +1,90 @@
 """Who has come to a meeting of several workers, and what each brought. No messages, no calls.
 
-A *gathering* is one meeting of one set of workers. The one whose name comes first in the alphabet
-leads: all others send it what they bring, and it sends everything to all. The same workers may meet
-again and again, also from several threads at once: each meeting has its own name, counted up on
-every worker alike.
+A *gathering* is one meeting of one set of workers, on the tree of `branches`. What is brought goes
+up: a worker is *ready* when it has come itself and all below it have, and then brings everything of
+its branch to its parent. The result comes down from the leader, and the gathering is *settled*.
+
+The same workers may meet again and again, also from several threads at once: each meeting has its
+own name, counted up on every worker alike.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.rpc.branches import Branch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from lockstitch.errors import LockstitchError, PeerDiedError
     from lockstitch.ids import WorkerId
 
 
 class Gathering:
-    """One meeting, as one worker sees it. `settled` is set when nothing more is waited for."""
+    """One meeting, as one worker sees it. Both events are set when it fails."""
 
     def __init__(self) -> None:
-        self.awaited: dict[str, WorkerId] = {}
-        self.objects: dict[str, object] = {}
+        self.branch: Branch | None = None
+        """None until this worker comes itself."""
+        self.brought: dict[str, Any] = {}
+        """What this worker and its children brought, by name; a child brings all of its branch."""
+        self.result: Any = None
         self.failure: LockstitchError | None = None
+        self.ready = threading.Event()
         self.settled = threading.Event()
+        self._told_missing: dict[str, Sequence[str]] = {}
+
+    @property
+    def awaited(self) -> dict[str, WorkerId]:
+        """The neighbours that must say something next: children, then the parent."""
+        if self.branch is None or self.settled.is_set():
+            return {}
+        if self.ready.is_set():
+            return self.branch.parent
+        return {
+            name: child for name, child in self.branch.children.items() if name not in self.brought
+        }
+
+    @property
+    def neighbours_above(self) -> list[WorkerId]:
+        """The parent; nobody for the leader."""
+        return [] if self.branch is None else list(self.branch.parent.values())
+
+    @property
+    def neighbours_below(self) -> list[WorkerId]:
+        """The children."""
+        return [] if self.branch is None else list(self.branch.children.values())
 
     @property
     def missing(self) -> list[str]:
-        """The names of those who are waited for."""
-        return sorted(self.awaited.keys() - self.objects.keys())
+        """The names of those who are waited for; below a child that has come itself, as far as it
+        has told."""
+        return sorted(
+            name for child in self.awaited for name in self._told_missing.get(child, [child])
+        )
+
+    def note_missing(self, child: WorkerId, names: Sequence[str]) -> None:
+        """A child has come, but waits for these itself."""
+        if self.branch is not None:
+            for name, worker in self.branch.children.items():
+                if worker == child:
+                    self._told_missing[name] = names
+
+    def fail(self, error: LockstitchError) -> None:
+        """Ends all waiting for it; the first error counts."""
+        if self.failure is None and not self.settled.is_set():
+            self.failure = error
+            self.ready.set()
+            self.settled.set()
+
+    def check_ready(self, name: str) -> None:
+        """Sets `ready` when `name`, who this worker is, and all its children have come."""
+        if self.branch is not None and self.brought.keys() >= {name, *self.branch.children}:
+            self.ready.set()
 
 
 class Gatherings:
@@ -48,46 +101,53 @@ class Gatherings:
 
     def begin(self, members: Mapping[str, WorkerId]) -> str:
         """This worker comes to the next meeting of `members`; returns the meeting's name."""
-        if self._name not in members:
-            raise ValueError(f"{self._name!r} is not among the workers {sorted(members)}")
-        leader = min(members)
+        branch = Branch.of(members, self._name)
+        # Not the names themselves: every message bears the meeting's name.
+        names = ",".join(sorted(members)).encode()
+        digest = hashlib.blake2b(names, digest_size=8).hexdigest()
+        everybody = f"{self._purpose} of {len(members)} workers {digest}"
         with self._lock:
-            everybody = f"{self._purpose} of {','.join(sorted(members))}"
             meeting = f"{everybody}#{self._counts[everybody]}"
             self._counts[everybody] += 1
             # What others brought before we came is there already.
             gathering = self._open.setdefault(meeting, Gathering())
-            leads = self._name == leader
-            gathering.awaited = dict(members) if leads else {leader: members[leader]}
-            for worker, error in self._lost.items():
-                self._check_loss(gathering, worker, error)
-            self._check_complete(gathering)
+            gathering.branch = branch
+            self._check_losses(gathering)
         return meeting
 
     def bring(self, meeting: str, name: str, obj: object) -> None:
-        """At the leader: the worker `name` has come and brings `obj`."""
+        """`name`, this worker or a child, has come with everything of its branch."""
         with self._lock:
-            gathering = self._open.setdefault(meeting, Gathering())
-            if name in gathering.objects:
+            gathering = self._expected(meeting)
+            if gathering is None:
+                return
+            if name in gathering.brought:
                 raise ValueError(f"{name} came twice to the gathering {meeting}")
-            gathering.objects[name] = obj
-            self._check_complete(gathering)
+            gathering.brought[name] = obj
+            gathering.check_ready(self._name)
+            self._check_losses(gathering)  # of the parent, which may be awaited only now
 
-    def announce(self, meeting: str, objects: Mapping[str, object]) -> None:
-        """At a follower: this is what everybody brought. Ignored by one who waits no longer."""
+    def announce(self, meeting: str, result: object) -> None:
+        """The leader's word. Ignored by one who waits no longer."""
         with self._lock:
             gathering = self._open.get(meeting)
-            if gathering is not None:
-                gathering.objects = dict(objects)
-                self._check_complete(gathering)
+            if gathering is not None and gathering.failure is None:
+                gathering.result = result
+                gathering.settled.set()
 
     def call_off(self, meeting: str, error: LockstitchError) -> None:
-        """At a follower: nobody will come to that meeting."""
+        """That meeting does not take place; whoever comes to it later hears so at once."""
+        with self._lock:
+            gathering = self._expected(meeting)
+            if gathering is not None:
+                gathering.fail(error)
+
+    def note_missing(self, meeting: str, child: WorkerId, names: Sequence[str]) -> None:
+        """A child has come to a meeting, but waits for these itself."""
         with self._lock:
             gathering = self._open.get(meeting)
             if gathering is not None:
-                gathering.failure = error
-                gathering.settled.set()
+                gathering.note_missing(child, names)
 
     def get(self, meeting: str) -> Gathering:
         """The meeting of that name, between `begin` and `end`."""
@@ -108,15 +168,19 @@ class Gatherings:
         with self._lock:
             self._lost[worker] = error
             for gathering in self._open.values():
-                self._check_loss(gathering, worker, error)
+                self._check_losses(gathering)
 
-    @staticmethod
-    def _check_complete(gathering: Gathering) -> None:
-        if gathering.awaited and not gathering.missing:
-            gathering.settled.set()
+    def _expected(self, meeting: str) -> Gathering | None:
+        """A meeting of ours that is open, or that this worker has not come to yet; None for one
+        that it has left, and for those of another purpose."""
+        everybody, _, number = meeting.rpartition("#")
+        if not everybody.startswith(f"{self._purpose} of "):
+            return None
+        if meeting not in self._open and int(number) < self._counts[everybody]:
+            return None
+        return self._open.setdefault(meeting, Gathering())
 
-    @staticmethod
-    def _check_loss(gathering: Gathering, worker: WorkerId, error: PeerDiedError) -> None:
-        if worker in [gathering.awaited[name] for name in gathering.missing]:
-            gathering.failure = error
-            gathering.settled.set()
+    def _check_losses(self, gathering: Gathering) -> None:
+        for worker in gathering.awaited.values():
+            if worker in self._lost:
+                gathering.fail(self._lost[worker])

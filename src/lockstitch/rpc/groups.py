@@ -1,5 +1,8 @@
 """What all workers of a set do together, by calls: gather, and wait for each other.
 
+They do so on the tree of `branches`: each has at most five to talk to, and up to five workers are a
+star around the one whose name comes first.
+
 Programs call these as `rpc.api._all_gather` and so on, and patch them there. Therefore the two
 functions that run on *other* workers travel under that module's name: what the callee's program put
 in their place is what runs.
@@ -28,8 +31,8 @@ def _all_gather(
     """Returns what each of the workers `worker_names` (default all) brought to this call, by name.
 
     `timeout`: seconds for each phase; 0 for none; by default the calls take the default timeout,
-    and the leader waits for ever for all to come. Raises `RuntimeError`: a timeout, a dead worker,
-    or an error of a worker that was told the result.
+    and whoever waits for others to come waits for ever. Raises `RuntimeError`: a timeout, a dead
+    worker, or an error of a worker that this one told the result.
     """
     worker = current_worker()
     meetings = worker.service(Meetings)
@@ -37,35 +40,40 @@ def _all_gather(
     if worker_names:
         members = {name: worker.agent.resolve(name).worker for name in worker_names}
     meeting = meetings.gatherings.begin(members)
-    leader = min(members)
+    seconds = timeout if timeout > 0 else None
     try:
         gathering = meetings.gatherings.get(meeting)
-        contribution = (meeting, worker.name, obj, set(members))
-        if worker.name == leader:
-            _gather_to_leader(*contribution)
-        else:
-            worker.agent.call(members[leader], _gather_to_leader, contribution, None, timeout)
-        with meetings.calling_off(meeting, members):
-            meetings.wait_for(gathering, timeout if timeout > 0 else None)
-        if worker.name == leader:
-            _broadcast(worker, members, meeting, gathering.objects, timeout)
-        return gathering.objects  # type: ignore[return-value]
+        with meetings.calling_off(meeting, gathering):
+            # Who brings None is not named: a barrier shall not send all names to all.
+            _gather_to_leader(meeting, worker.name, {} if obj is None else {worker.name: obj})
+            meetings.wait_for(meeting, gathering, gathering.ready, seconds)
+            objects: dict[str, Any] = {}
+            for branch in gathering.brought.values():
+                objects.update(branch)
+            for parent in gathering.neighbours_above:
+                contribution = (meeting, worker.name, objects)
+                worker.agent.call(parent, _gather_to_leader, contribution, None, timeout)
+                meetings.wait_for(meeting, gathering, gathering.settled, seconds)
+                objects = gathering.result
+        _broadcast(worker, gathering.neighbours_below, meeting, objects, timeout)
+        return {name: objects.get(name) for name in members}  # type: ignore[misc]
     finally:
         meetings.gatherings.end(meeting)
 
 
 def _broadcast(
     worker: Worker,
-    members: Mapping[str, WorkerId],
+    followers: Collection[WorkerId],
     meeting: str,
     objects: Mapping[str, Any],
     timeout: float,
 ) -> None:
     agent = worker.agent
     futures = {
-        name: agent.call_async(to, _broadcast_to_followers, (meeting, objects), None, timeout)
-        for name, to in members.items()
-        if name != worker.name
+        agent.info_of(to).name: agent.call_async(
+            to, _broadcast_to_followers, (meeting, objects), None, timeout
+        )
+        for to in followers
     }
     errors: dict[str, RuntimeError] = {}
     for name, future in futures.items():
@@ -85,13 +93,13 @@ def _broadcast(
 def _gather_to_leader(
     sequence_id: str, worker_name: str, obj: object, worker_names: Collection[str] | None = None
 ) -> None:
-    """At the leader: a worker has come."""
+    """At the one who leads a branch: a worker has come, with what all below it brought."""
     del worker_names  # the leader knows whom it waits for
     current_worker().service(Meetings).gatherings.bring(sequence_id, worker_name, obj)
 
 
 def _broadcast_to_followers(sequence_id: str, objects_map: Mapping[str, object]) -> None:
-    """At a follower: all have come."""
+    """At one of a branch: all have come."""
     current_worker().service(Meetings).gatherings.announce(sequence_id, objects_map)
 
 

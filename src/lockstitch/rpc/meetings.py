@@ -4,11 +4,18 @@ A worker *rests* when none of its calls is unanswered, none of others' is being 
 its threads is busy. That all rest, each at its own moment, is not enough: a call may have slipped
 from one that had not yet been asked to one that had. So they meet again. Each time everybody first
 waits until it rests and then brings the number of requests that it has sent and served so far. When
-two meetings in a row bring the same numbers, nothing has happened anywhere between the last moment
-of the first and the first moment of the second, hence nothing was under way then, and nobody is
-left to begin anything.
+two meetings in a row bring the same sum of numbers that only grow, nothing has happened anywhere
+between the last moment of the first and the first moment of the second, hence nothing was under way
+then, and nobody is left to begin anything.
 
-These messages are control messages, not calls: they do not disturb what they measure.
+They meet on a tree (`branches`), by three control messages, which do not disturb what they measure:
+
+    Brought     child → parent    my whole branch rests; its sum
+    Announced   parent → child    all have come; the sum of all, in `activities`
+                child → parent    I wait myself, for those in `names`
+    CalledOff   to neighbours     it does not take place; everybody passes that on
+
+So nobody has more than five to talk to, however many there are.
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import LockstitchError, RpcError, RpcTimeoutError
+from lockstitch.rpc.branches import Branch
 from lockstitch.rpc.gatherings import Gathering, Gatherings
 from lockstitch.wire.messages import Announced, Brought, CalledOff
 
@@ -35,6 +43,17 @@ _LONGEST_PAUSE_SECONDS = 0.02
 _FAREWELL_SECONDS = 5.0
 _NUDGE_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 0.5
+
+
+class _CalledOffError(RpcError):
+    """Somebody else has given a meeting up; `reason` is what that one was told."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the meeting of all was called off: {reason}")
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[_CalledOffError], tuple[str]]:
+        return _CalledOffError, (self.reason,)
 
 
 class Meetings:
@@ -60,12 +79,12 @@ class Meetings:
     def wait_until_all_rest(self, timeout_seconds: float | None) -> None:
         """Returns when all workers of the group have called this and nothing is under way.
 
-        Raises `RpcTimeoutError` when that takes longer (None waits for ever), and `PeerDiedError`
-        when a worker is gone.
+        Raises `RpcTimeoutError` when that takes longer (None waits for ever), `PeerDiedError` when
+        a neighbour is gone, and `RpcError` where somebody else has given up.
         """
         members = self.members()
         deadline = self._deadline(timeout_seconds)
-        before: Mapping[str, object] | None = None
+        before: int | None = None
         while True:
             self.wait_until_rest(self._remaining(deadline))
             now = self._meet(members, self._remaining(deadline))
@@ -90,62 +109,65 @@ class Meetings:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def let_others_go(self) -> None:
-        """The one who led the last meeting goes last, so that its word reaches all before its
-        connections end. Returns after a while in any case."""
-        members = self.members()
-        if self._worker.name != min(members):
-            return
-        others = [worker for worker in members.values() if worker != self._worker.id]
+        """Whoever announced the last meeting to others goes after them, so that its word reaches
+        them before its connections end. Returns after a while in any case."""
+        children = Branch.of(self.members(), self._worker.name).children.values()
         gone = threading.Event()
 
         def note_gone(*_: object) -> None:
-            if all(map(self._worker.agent.is_lost, others)):
+            if all(map(self._worker.agent.is_lost, children)):
                 gone.set()
 
         self._worker.agent.on_peer_lost(note_gone)
         note_gone()
         gone.wait(_FAREWELL_SECONDS)
 
-    def _meet(
-        self, members: dict[str, WorkerId], timeout_seconds: float | None
-    ) -> dict[str, object]:
+    def _meet(self, members: Mapping[str, WorkerId], timeout_seconds: float | None) -> int:
+        """Returns the sum of all workers' activities."""
         name, agent = self._worker.name, self._worker.agent
-        leader, activity = min(members), agent.activity
+        deadline = self._deadline(timeout_seconds)
         meeting = self._rests.begin(members)
         try:
             gathering = self._rests.get(meeting)
-            if name == leader:
-                self._rests.bring(meeting, name, activity)
-            else:
-                agent.send(members[leader], Brought(meeting, name, activity))
-            with self.calling_off(meeting, members):
-                self.wait_for(gathering, timeout_seconds)
-            if name == leader:
-                self._announce(meeting, gathering, members)
-            return gathering.objects
+            with self.calling_off(meeting, gathering):
+                self._rests.bring(meeting, name, agent.activity)
+                self.wait_for(meeting, gathering, gathering.ready, timeout_seconds)
+                total: int = sum(gathering.brought.values())
+                for parent in gathering.neighbours_above:
+                    agent.send(parent, Brought(meeting, name, total))
+                    self.wait_for(meeting, gathering, gathering.settled, self._remaining(deadline))
+                    total = gathering.result
+                self._rests.announce(meeting, total)
+                for child in gathering.neighbours_below:
+                    agent.send(child, Announced(meeting, (), (total,)))
+            return total
         finally:
             self._rests.end(meeting)
 
-    def _announce(self, meeting: str, gathering: Gathering, members: dict[str, WorkerId]) -> None:
-        names, activities = zip(*sorted(gathering.objects.items()), strict=True)
-        for name, worker in members.items():
-            if name != self._worker.name:
-                self._worker.agent.send(worker, Announced(meeting, names, activities))
-
     @contextlib.contextmanager
-    def calling_off(self, meeting: str, members: Mapping[str, WorkerId]) -> Iterator[None]:
-        """When the leader's wait within fails, the others need not wait on."""
+    def calling_off(self, meeting: str, gathering: Gathering) -> Iterator[None]:
+        """When the wait within fails, the others need not wait on."""
         try:
             yield
         except LockstitchError as error:
-            if self._worker.name == min(members):
-                for worker in members.values():
-                    with contextlib.suppress(LockstitchError):  # it may be the one that is gone
-                        self._worker.agent.send(worker, CalledOff(meeting, str(error)))
+            reason = error.reason if isinstance(error, _CalledOffError) else str(error)
+            for neighbour in (*gathering.neighbours_above, *gathering.neighbours_below):
+                with contextlib.suppress(LockstitchError):  # it may be the one that is gone
+                    self._worker.agent.send(neighbour, CalledOff(meeting, reason))
             raise
 
+    def _note_brought(self, _sender: WorkerId, message: Brought) -> None:
+        self._rests.bring(message.meeting, message.name, message.activity)
+
+    def _note_announced(self, sender: WorkerId, message: Announced) -> None:
+        for total in message.activities:
+            self._rests.announce(message.meeting, total)
+        if message.names:
+            self._rests.note_missing(message.meeting, sender, message.names)
+            self.gatherings.note_missing(message.meeting, sender, message.names)
+
     def _note_called_off(self, _sender: WorkerId, message: CalledOff) -> None:
-        error = RpcError(f"the meeting of all was called off: {message.reason}")
+        error = _CalledOffError(message.reason)
         self._rests.call_off(message.meeting, error)
         self.gatherings.call_off(message.meeting, error)
 
@@ -157,40 +179,44 @@ class Meetings:
 
         self._worker.agent.call_later(_LAST_WORDS_SECONDS, lose)
 
-    def _note_brought(self, _sender: WorkerId, message: Brought) -> None:
-        self._rests.bring(message.meeting, message.name, message.activity)
-
-    def _note_announced(self, _sender: WorkerId, message: Announced) -> None:
-        objects = dict(zip(message.names, message.activities, strict=True))
-        self._rests.announce(message.meeting, objects)
-
     # ------------------------------------------------------------ waiting
 
-    def wait_for(self, gathering: Gathering, timeout_seconds: float | None) -> None:
-        """Blocks until all have come. Raises `RpcTimeoutError`, `PeerDiedError`, or `RpcError`
-        where the leader has called it off."""
+    def wait_for(
+        self,
+        meeting: str,
+        gathering: Gathering,
+        event: threading.Event,
+        timeout_seconds: float | None,
+    ) -> None:
+        """Blocks until `gathering` is ready, or settled, whichever `event` of it is given. Raises
+        `RpcTimeoutError`, `PeerDiedError`, or `RpcError` where somebody has called it off."""
         worker = self._worker
         deadline = self._deadline(timeout_seconds)
         pause = _first(_NUDGE_SECONDS, timeout_seconds)
         with worker.agent.blocked():
-            while not worker.clock.wait(gathering.settled, pause):
+            while not worker.clock.wait(event, pause):
                 remaining = self._remaining(deadline)
                 if remaining is not None and remaining <= 0:
                     raise RpcTimeoutError(
                         f"Followers {gathering.missing} timed out in _all_gather after "
                         f"{timeout_seconds:.2f} seconds: worker {worker.name!r} waits for them"
                     )
-                worker.agent.spawn(partial(self._nudge, gathering))
+                worker.agent.spawn(partial(self._nudge, meeting, gathering))
                 pause = _first(_NUDGE_SECONDS, remaining)
         if gathering.failure is not None:
             raise copy.copy(gathering.failure)
 
-    def _nudge(self, gathering: Gathering) -> None:
+    def _nudge(self, meeting: str, gathering: Gathering) -> None:
         """Nobody reads a connection on which nothing is expected, so a death may go unnoticed
-        there. Sending something finds out."""
-        for name in gathering.missing:
-            with contextlib.suppress(LockstitchError):  # then `lose` hears of it
-                self._worker.agent.send(gathering.awaited[name], Announced("", (), ()))
+        there. Sending something finds out; and the parent learns for whom this worker waits."""
+        if not gathering.ready.is_set():
+            for parent in gathering.neighbours_above:
+                with contextlib.suppress(LockstitchError):  # then `lose` hears of it
+                    missing = tuple(gathering.missing)
+                    self._worker.agent.send(parent, Announced(meeting, missing, ()))
+        for neighbour in list(gathering.awaited.values()):
+            with contextlib.suppress(LockstitchError):
+                self._worker.agent.send(neighbour, Announced("", (), ()))
 
     def describe_waits(self) -> list[str]:
         """A line for each meeting that this worker waits in; see `runtime.waits`."""

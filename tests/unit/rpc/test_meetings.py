@@ -73,3 +73,26 @@ def test_a_worker_that_dies_meanwhile_ends_the_waiting(cluster) -> None:
     assert isinstance(results["worker0"], PeerDiedError)
     assert "worker2" in str(results["worker0"])
     assert "was called off: worker 'worker2' died" in str(results["worker1"])
+
+
+def test_a_death_deep_below_reaches_everybody_by_name() -> None:
+    with LocalCluster(12) as deep:  # worker2 … worker5 stand below worker10 … in the alphabet
+
+        def meet_or_die() -> None:
+            if current_worker().name == "worker9":
+                deep.kill("worker9")
+            else:
+                meet()
+
+        results = on_all(deep, meet_or_die)
+        del results["worker9"]
+        assert all("'worker9' died" in str(error) for error in results.values()), results
+        assert sum(isinstance(error, PeerDiedError) for error in results.values()) <= 5
+
+
+def test_the_leader_learns_who_is_missing_deep_below() -> None:
+    with LocalCluster(12) as deep:
+        absent = {"worker5", "worker8"}
+        results = on_all(deep, lambda: current_worker().name in absent or meet(3.5))
+        assert results["worker5"] is results["worker8"] is True
+        assert "['worker5', 'worker8']" in str(results["worker0"])

@@ -1,0 +1,133 @@
+"""What grows with the number of workers, and what must not.
+
+A call and a backward pass cost what they cost, however many others there are. Starting, and going
+together, takes messages in proportion to the workers, and nobody has more to do than anybody else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+import lockstitch.autograd as dist_autograd
+from lockstitch import rpc
+from lockstitch.rendezvous import join
+from lockstitch.rpc.branches import ARITY
+from lockstitch.testing import LocalCluster, Traffic
+from tests.unit.rpc.programs import on_all
+
+SIZES = [2, 9, 40]
+LARGE = [pytest.param(160, marks=pytest.mark.slow), pytest.param(512, marks=pytest.mark.slow)]
+
+
+def double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 2
+
+
+def run_backward(to: str) -> None:
+    leaf = torch.ones(4, requires_grad=True)
+    with dist_autograd.context() as context_id:
+        loss = rpc.rpc_sync(to, double, args=(leaf,)).sum()
+        dist_autograd.backward(context_id, [loss])
+        assert dist_autograd.get_gradients(context_id)[leaf].tolist() == [2, 2, 2, 2]
+
+
+def hold_reference(to: str) -> None:
+    rref = rpc.remote(to, double, args=(torch.ones(4),))
+    assert rref.to_here().tolist() == [2, 2, 2, 2]
+
+
+WORK = {"backward": run_backward, "reference": hold_reference}
+
+
+def traffic_of(size: int, work: str) -> tuple[Traffic, int]:
+    """Of one piece of work between the first and the last of so many workers, and the threads
+    that it needed."""
+    with LocalCluster(size) as cluster:
+        idle = threading.active_count()
+        cluster.run(0, WORK[work], cluster.names[-1])
+        threads = threading.active_count() - idle
+        on_all(cluster, rpc.shutdown)  # until the last deletion is told
+        return cluster.traffic(), threads
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_the_cost_of_work_does_not_grow_with_the_world(work) -> None:
+    kinds, threads = [], []
+    for size in SIZES:
+        sent, started = traffic_of(size, work)
+        of_meetings = {"Hello", "Welcome", "Brought", "Announced", "Leave", "Call", "Reply"}
+        kinds.append({kind: n for kind, n in sent.kinds.items() if kind not in of_meetings})
+        threads.append(started)
+    assert kinds == [kinds[0]] * len(SIZES)
+    assert max(threads) <= min(threads) + 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_call_is_two_messages_and_one_connection_in_any_world(size) -> None:
+    with LocalCluster(size) as cluster:
+        cluster.run(0, rpc.rpc_sync, cluster.names[-1], double, (1,))
+        assert cluster.traffic().kinds == {"Hello": 1, "Welcome": 1, "Call": 1, "Reply": 1}
+        assert cluster.traffic().connections == 1
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("size", [*SIZES, *LARGE])
+def test_going_together_is_linear_in_all_and_constant_for_each(size) -> None:
+    with LocalCluster(size) as cluster:
+        assert set(on_all(cluster, rpc.shutdown, 240).values()) == {None}
+        sent = cluster.traffic()
+    # Five meetings, each a message up and one down for everyone but the leader; one of them is
+    # made of calls. Then both directions' greetings, and a farewell to each neighbour.
+    nudges = sent.kinds["Announced"] - sent.kinds["Brought"]
+    assert sent.messages - nudges <= 18 * (size - 1)
+    assert sent.bytes <= 1800 * size
+    assert sent.connections <= 2 * (size - 1)
+    assert max(sent.ends.values()) <= 2 * (ARITY + 1)
+    assert max(sent.senders.values()) - nudges <= 9 * (ARITY + 1)
+
+
+class CountingStore:
+    """A store that counts what it is asked, in requests and in keys."""
+
+    def __init__(self, store, requests=None, keys=None) -> None:
+        self.store = store
+        self.requests = Counter() if requests is None else requests
+        self.keys = Counter() if keys is None else keys
+
+    def clone(self):
+        return CountingStore(self.store, self.requests, self.keys)
+
+    def __getattr__(self, name):
+        method = getattr(self.store, name)
+
+        def ask(*arguments):
+            self.requests[name] += 1
+            keys = arguments[0]
+            self.keys[name] += len(keys) if isinstance(keys, list) else 1
+            return method(*arguments)
+
+        return ask
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_joining_takes_a_constant_number_of_requests_of_each(size) -> None:
+    store = CountingStore(HashStore())
+    rosters = {}
+
+    def come(rank: int) -> None:
+        rosters[rank] = join(store, f"w{rank}", rank, size, [f"unix:{rank}"], 30.0)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(roster.members()) for roster in rosters.values()] == size * [size]
+    assert store.requests.total() <= 7 * size
+    # Everybody reads the entries of all, in one request: that is what a directory is.
+    assert store.keys["multi_get"] == size * size
