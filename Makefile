@@ -40,7 +40,7 @@ format: $(VENV)/installed-dev  ## let ruff repair what it can
 	ruff check --fix
 	ruff format
 
-bench: $(VENV)/installed-demo  ## figures, each beside the incumbent's in the same run
+bench: $(VENV)/installed-demo  ## figures, each beside the incumbent's in the same run; ten minutes
 	python -m benchmarks
 
 docs: $(VENV)/installed-demo $(VENV)/installed-docs  ## the site, into docs/_build/html

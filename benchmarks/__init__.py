@@ -1,17 +1,24 @@
 """Lockstitch against the incumbent, `torch.distributed.rpc`, in one run.
 
-    python -m benchmarks [--quick] [--only NAME] [--json FILE]
+    python -m benchmarks [--quick] [--only NAME] [--out FOLDER] [--json FILE] [--docs]
+    python -m benchmarks --from-json FILE [--docs]
 
     __main__.py     the command
-    libraries.py    which library is measured, and the guard that it is really that one
-    harness.py      worlds of two processes, measured in turns
-    plan.py         what is compared with what, and the targets
+    options.py      what it was asked
+    plan.py         the words of the plan: comparisons, targets, how much time all may take
+    sections/       the plan: what is compared with what, and what is promised
     cases/          what is timed: one function per case, the same for both libraries
-    table.py        the result as a table and as JSON
+    libraries.py    which library is measured, and the guard that it is really that one
+    worlds.py       worlds of processes, run in turns
+    member.py       the life of one of their processes
+    runner.py       carries the plan out
+    growth/         how everything grows with the number of workers
+    result.py       from samples to rows
+    report.py       all rows of a run, as JSON
+    table.py        … as a table
+    pictures.py     … as pictures
+    page.py         … as a page of the documentation
+    machine.py      what the figures were taken on
 
-Method. Each library gets a world of its own: a caller and a callee, two processes with one thread
-for arithmetic. Both worlds live during the whole run and take turns, a fraction of a second each,
-A B A B …; the figures are medians over all turns, so whatever disturbs the machine disturbs both.
-The world whose turn it is not is stopped (SIGSTOP): the incumbent polls while it waits, and that
-must not be charged to us. Each turn begins with a few calls that do not count.
+How it is measured, and why so, is written down in docs/explanation/performance.md.
 """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,13 +15,17 @@ if TYPE_CHECKING:
 
 LOCKSTITCH = "lockstitch"
 TORCH = "torch.distributed"
-CALLER, CALLEE = "caller", "callee"
+RAW = "raw limit"
+CALLER, CALLEE, THIRD = "caller", "callee", "third"
+
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Library:
     """What a case gets: modules with the same names, whoever wrote them."""
 
+    name: str
     rpc: ModuleType
     dist_autograd: ModuleType
     backward_options: Mapping[str, str] = field(default_factory=dict)
@@ -29,17 +34,34 @@ class Library:
     def backward(self, context_id: int, roots: list[torch.Tensor]) -> None:
         self.dist_autograd.backward(context_id, roots, **self.backward_options)
 
-    def join(self, rank: int, meeting_place: str) -> None:
-        """Makes this process the caller (rank 0) or the callee of a world of two."""
-        options = self.rpc.TensorPipeRpcBackendOptions(init_method=meeting_place)
-        name = (CALLER, CALLEE)[rank]
-        self.rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
+    def join(self, name: str, rank: int, world_size: int, meeting_place: str, *, tcp: bool) -> None:
+        """Makes this process a worker; with `tcp` it talks to the others as if they were far."""
+        options: dict[str, Any] = {"init_method": meeting_place}
+        if tcp:
+            options |= _over_tcp(self.name, rank)
+        self.rpc.init_rpc(
+            name,
+            rank=rank,
+            world_size=world_size,
+            rpc_backend_options=self.rpc.TensorPipeRpcBackendOptions(**options),
+        )
+
+
+def _over_tcp(library: str, rank: int) -> dict[str, Any]:
+    """Options that keep both from using what only processes of one host have in common."""
+    if library == TORCH:
+        return {"_transports": ["uv"], "_channels": ["mpt_uv", "basic"]}
+    startup = importlib.import_module("lockstitch.rpc.startup")
+    startup.host_identity = lambda: f"{socket.gethostname()}/{rank}"  # type: ignore[attr-defined]
+    return {"address": _LOOPBACK, "insecure": True}
 
 
 def load(name: str) -> Library:
     """Imports the library `name`; raises AssertionError if another one answers to that name."""
     library = Library(
-        importlib.import_module(f"{name}.rpc"), importlib.import_module(f"{name}.autograd")
+        name,
+        importlib.import_module(f"{name}.rpc"),
+        importlib.import_module(f"{name}.autograd"),
     )
     for module, names in (
         (library.rpc, ("rpc_sync", "rpc_async", "remote", "init_rpc")),

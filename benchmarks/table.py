@@ -1,73 +1,106 @@
-"""The result as one table for people, and as JSON for programs."""
+"""The result as one table: for the terminal, and in Markdown for the documentation."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import torch
 from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from benchmarks.result import Figure, Row
 
-MARKS = {None: "", True: " [green]✓[/]", False: " [bold red]✗[/]"}
+HEADINGS = ("Lockstitch", "PyTorch", "ratio", "limit", "distance", "target", "")
+MARKS = {None: "", True: "✓", False: "✗"}
+_COLOURS = {"": "", "✓": "[green]✓[/]", "✗": "[bold red]✗[/]"}
 
 
-def build_table(rows: list[Row], caption: str) -> Table:
-    """Ours, the other one, ratio and target; a heading wherever the section changes."""
+def build_table(rows: Sequence[Row], caption: str) -> Table:
+    """A heading wherever the section changes."""
     table = Table(box=box.ROUNDED, border_style="dim", header_style="bold cyan", caption=caption)
     table.add_column("medians", no_wrap=True)
-    for heading in ("Lockstitch", "PyTorch", "ratio", "target"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=heading != "target")
     section = None
     for row in rows:
         if row.section != section:
             table.add_section()
             table.add_row(f"[bold]{row.section}")
             section = row.section
-        table.add_row(
-            f"  {row.name}",
-            show(row.ours, row.unit),
-            show(row.other, row.unit),
-            "" if row.ratio is None else f"{row.ratio:.3g}",
-            row.target + MARKS[row.is_met],
-        )
+        *cells, mark = cells_of(row)
+        table.add_row(f"  {row.name}", *cells, _COLOURS[mark])
     return table
 
 
-def write_json(path: Path, rows: list[Row], machine: str) -> None:
-    """All rows with their quartiles and numbers of samples; times in seconds."""
-    report = {"machine": machine, "rows": [asdict(row) for row in rows]}
-    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+def write_markdown(rows: Sequence[Row]) -> str:
+    """The same as tables of Markdown, one for each section."""
+    lines: list[str] = []
+    section = None
+    for row in rows:
+        if row.section != section:
+            lines += ["", f"**{row.section}**", ""]
+            lines.append("| case | " + " | ".join(HEADINGS) + " |")
+            lines.append("|---" + "|--:" * len(HEADINGS) + "|")
+            section = row.section
+        cells = [cell.replace("|", "\\|") for cell in cells_of(row)]
+        lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines).strip() + "\n"
 
 
-def describe_machine() -> str:
-    """What the figures were taken on; the load is that before the benchmarks add their own."""
-    return (
-        f"{platform.system()} {platform.machine()} · {os.cpu_count()} CPUs · "
-        f"load before {os.getloadavg()[0]:.1f} · Python {platform.python_version()} · "
-        f"torch {torch.__version__}"
-    )
+def cells_of(row: Row) -> list[str]:
+    """The row after its name, as text."""
+    tells_p99 = "p99" in row.target
+    return [
+        show(row.ours, row.unit, tells_p99=tells_p99),
+        show(row.other, row.unit, tells_p99=tells_p99),
+        _number(row.ratio),
+        show(row.limit, row.unit, tells_p99=tells_p99),
+        _number(row.distance, "×"),
+        row.target,
+        MARKS[row.is_met],
+    ]
 
 
-def show(figure: Figure, unit: str) -> str:
-    """A figure in the unit that people read it in."""
-    if figure.error:
-        return "[red]failed"
+def show(figure: Figure, unit: str, *, tells_p99: bool = False) -> str:
+    """A figure in the unit that people read it in; in brackets the first one of large tensors, and
+    the 99th percentile where one is promised."""
     if figure.value is None:
-        return f"[dim]{figure.note}"
+        return figure.note
+    text = show_value(figure.value, unit)
+    if unit == "GB/s" and figure.first is not None:
+        text += f" ({figure.first:.2g})"
+    elif tells_p99 and figure.p99 is not None:
+        text += f" ({show_value(figure.p99, unit)})"
+    return text
+
+
+def show_value(value: float, unit: str) -> str:
+    """A single number with its unit."""
     if unit == "s":
-        microseconds = 1e6 * figure.value
-        if microseconds >= 10_000:
-            return f"{microseconds / 1000:,.1f} ms"
-        return f"{microseconds:,.1f} µs" if microseconds < 100 else f"{microseconds:,.0f} µs"
+        return show_seconds(value)
     if unit == "share":
-        return f"{100 * figure.value:.2f} %"
-    return f"{figure.value:,.0f} {unit}".strip()
+        return f"{100 * value:.2f} %"
+    if unit in ("GB/s", "MB"):
+        return f"{value:,.{1 if value >= 10 else 2}f} {unit}"
+    if unit == "" and value != int(value):
+        return f"{value:.1f}"
+    return f"{value:,.0f} {unit}".strip()
+
+
+def show_seconds(seconds: float) -> str:
+    """Three digits that matter."""
+    for factor, unit in ((1e6, "µs"), (1e3, "ms"), (1.0, "s")):
+        number = factor * seconds
+        if number < 1000 or unit == "s":
+            digits = 2 if number < 10 else 1 if number < 100 else 0
+            return f"{number:.{digits}f} {unit}"
+    raise AssertionError("seconds are always shown")
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    if value is None:
+        return ""
+    digits = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{digits} {sign}".strip()

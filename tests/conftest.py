@@ -40,6 +40,15 @@ def nothing_is_left_behind() -> Iterator[None]:
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--soak-seconds",
+        type=float,
+        default=180.0,
+        help="how long the long soak works (tests/processes/test_soak.py)",
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what needs a GPU where there is none."""
     if not torch.cuda.is_available():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases.timing import Sample, timed_backward
+from benchmarks.cases.timing import Sample, timed_backward, timed_local_backward
 from benchmarks.libraries import CALLEE
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ def one_call(library: Library) -> Sample:
     )
 
 
-def chain_of_hops(library: Library) -> Sample:
+def chain_of_hops(library: Library, hops: int = HOPS) -> Sample:
     leaf = weight()
 
     def forward() -> Tensor:
         h = leaf * 3
-        for _ in range(HOPS):
+        for _ in range(hops):
             h = library.rpc.rpc_sync(CALLEE, double, args=(h,))
         return h.sum()
 
@@ -112,3 +112,64 @@ def calls_that_share(library: Library) -> Sample:
         return torch.stack(torch.futures.wait_all(calls)).sum()
 
     return timed_backward(library, forward)
+
+
+# ---------------------------------------------------------------- the same graphs in one process
+
+
+def one_call_in_one_process(_library: None) -> Sample:
+    leaf = weight()
+    return timed_local_backward(lambda: double(leaf * 3).sum())
+
+
+def chain_in_one_process(_library: None) -> Sample:
+    leaf = weight()
+
+    def forward() -> Tensor:
+        h = leaf * 3
+        for _ in range(HOPS):
+            h = double(h)
+        return h.sum()
+
+    return timed_local_backward(forward)
+
+
+def long_graph_in_one_process(_library: None) -> Sample:
+    leaf = weight()
+    return timed_local_backward(lambda: long_graph(leaf * 3).sum())
+
+
+def mlp_in_one_process(_library: None) -> Sample:
+    """With gradients that are new each time, as each context has its own."""
+    batch = torch.rand(32, MLP_WIDTH, requires_grad=True)
+
+    def forward() -> Tensor:
+        mlp().zero_grad()
+        return run_mlp(batch).sum()
+
+    return timed_local_backward(forward)
+
+
+def used_twice_in_one_process(_library: None) -> Sample:
+    leaf = weight()
+
+    def forward() -> Tensor:
+        h = (leaf * 3).tanh()
+        return torch.add(h.sin(), double(h)).sum()
+
+    return timed_local_backward(forward)
+
+
+def sharing_in_one_process(_library: None) -> Sample:
+    leaf = weight()
+
+    def forward() -> Tensor:
+        h = (leaf * 3).tanh()
+        return torch.stack([double(h) for _ in range(SHARED_CALLS)]).sum()
+
+    return timed_local_backward(forward)
+
+
+def unused_in_one_process(_library: None) -> Sample:
+    leaf = weight()
+    return timed_local_backward(lambda: (leaf * 3).tanh().sin().sum())

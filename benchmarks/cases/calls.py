@@ -1,18 +1,21 @@
-"""Calls: nothing, a few floats, many at once, and by reference."""
+"""Calls: nothing, a few floats, many at once, from both sides, from many threads."""
 
 from __future__ import annotations
 
+import importlib
+import threading
 from typing import TYPE_CHECKING
 
 import torch
 
 from benchmarks.cases.timing import Sample, timed
-from benchmarks.libraries import CALLEE
+from benchmarks.libraries import CALLEE, CALLER
 
 if TYPE_CHECKING:
     from benchmarks.libraries import Library
 
-IN_FLIGHT = 64
+CALLS_OF_EACH_SIDE = 100
+CALLER_THREADS = 8
 
 
 def nothing() -> None:
@@ -37,24 +40,55 @@ def call_builtin(library: Library) -> Sample:
     return timed(lambda: library.rpc.rpc_sync(CALLEE, torch.add, args=(tensor, tensor)))
 
 
-def call_nothing_in_flight(library: Library) -> Sample:
+def call_nothing_in_flight(library: Library, count: int) -> Sample:
     def wave() -> None:
-        calls = [library.rpc.rpc_async(CALLEE, nothing) for _ in range(IN_FLIGHT)]
+        calls = [library.rpc.rpc_async(CALLEE, nothing) for _ in range(count)]
         torch.futures.wait_all(calls)
 
-    return timed(wave, IN_FLIGHT)
+    return timed(wave, count)
 
 
-def call_echo_in_flight(library: Library) -> Sample:
+def call_echo_in_flight(library: Library, count: int) -> Sample:
     tensor = torch.rand(4)
 
     def wave() -> None:
-        calls = [library.rpc.rpc_async(CALLEE, echo, args=(tensor,)) for _ in range(IN_FLIGHT)]
+        calls = [library.rpc.rpc_async(CALLEE, echo, args=(tensor,)) for _ in range(count)]
         torch.futures.wait_all(calls)
 
-    return timed(wave, IN_FLIGHT)
+    return timed(wave, count)
 
 
-def make_and_fetch(library: Library) -> Sample:
-    tensor = torch.rand(4)
-    return timed(lambda: library.rpc.remote(CALLEE, echo, args=(tensor,)).to_here())
+def call_often(rpc_module: str, to: str, times: int) -> None:
+    """Runs on either side."""
+    rpc = importlib.import_module(rpc_module)
+    for _ in range(times):
+        rpc.rpc_sync(to, nothing)
+
+
+def call_from_both_sides(library: Library) -> Sample:
+    module = library.rpc.__name__
+
+    def both() -> None:
+        theirs = library.rpc.rpc_async(
+            CALLEE, call_often, args=(module, CALLER, CALLS_OF_EACH_SIDE)
+        )
+        call_often(module, CALLEE, CALLS_OF_EACH_SIDE)
+        theirs.wait()
+
+    return timed(both, 2 * CALLS_OF_EACH_SIDE)
+
+
+def call_from_many_threads(library: Library) -> Sample:
+    each = CALLS_OF_EACH_SIDE // 2
+    arguments = (library.rpc.__name__, CALLEE, each)
+
+    def all_at_once() -> None:
+        threads = [
+            threading.Thread(target=call_often, args=arguments) for _ in range(CALLER_THREADS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return timed(all_at_once, CALLER_THREADS * each)

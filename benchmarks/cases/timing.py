@@ -36,3 +36,15 @@ def timed_backward(library: Library, forward: Callable[[], torch.Tensor]) -> Sam
             return time.perf_counter() - start
 
     return sample
+
+
+def timed_local_backward(forward: Callable[[], torch.Tensor]) -> Sample:
+    """The same graph in one process: what the engine takes without any worker."""
+
+    def sample() -> float:
+        loss = forward()
+        start = time.perf_counter()
+        loss.backward()
+        return time.perf_counter() - start
+
+    return sample

@@ -6,8 +6,10 @@
 Each rank publishes its entry and waits for those of the others, one request each: requests in
 proportion to the ranks, none of which waits behind a chain of others. The answers together grow
 with their square, since everybody learns everybody's address: afterwards nobody needs the store,
-which may go with rank 0. Meetings are numbered by each rank for itself: the nth initialisation of one rank meets the nth of all others, so
-entries of an earlier life are never mistaken for those of this one.
+which may go with rank 0.
+
+Meetings are numbered by each rank for itself: the nth initialisation of one rank meets the nth of
+all others, so entries of an earlier life are never mistaken for those of this one.
 """
 
 from __future__ import annotations

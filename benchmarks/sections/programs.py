@@ -1,0 +1,31 @@
+"""Whole programs, in steps per second. Targets are ratios of time, as everywhere for times."""
+
+from __future__ import annotations
+
+from benchmarks.cases import programs
+from benchmarks.plan import TRIO, Comparison, Section, Target, parameters
+
+_COMMUNICATION_DOMINATES, _NEVER_SLOWER = Target(0.6), Target(1.0)
+
+PROGRAMS = Section(
+    "whole programs, per step",
+    [
+        Comparison(
+            "parameter server, 1 trainer",
+            parameters(programs.parameter_server, 1),
+            _COMMUNICATION_DOMINATES,
+            setting=TRIO,
+        ),
+        Comparison(
+            "parameter server, 2 trainers",
+            parameters(programs.parameter_server, 2),
+            _COMMUNICATION_DOMINATES,
+            setting=TRIO,
+        ),
+        Comparison("RNN language model", programs.language_model, _NEVER_SLOWER, setting=TRIO),
+        Comparison("pipeline of 3 stages", programs.pipeline, _NEVER_SLOWER, setting=TRIO),
+        Comparison(
+            "actor and learner", programs.actor_learner, _COMMUNICATION_DOMINATES, setting=TRIO
+        ),
+    ],
+)
