@@ -239,7 +239,7 @@ def soak(seconds: float, most_threads: int, most_growth_mb: float) -> None:
 def test_a_short_soak_is_right_and_leaves_nothing() -> None:
     # Too short for idle threads to go and for pools to be full: leaks of references show all the
     # same, and those of memory where they are large.
-    soak(6.0, most_threads=40, most_growth_mb=150.0)
+    soak(4.0, most_threads=40, most_growth_mb=150.0)
 
 
 @pytest.mark.slow
