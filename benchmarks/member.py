@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import time
 import traceback
@@ -95,12 +96,17 @@ class Do:
 
 
 def _take_samples(sample: Sample, seconds: float) -> Samples:
+    """For `seconds`, after a third as long for warming up: what was stopped has to find its feet
+    again, caches, clocks and whatever a library learns about its peers."""
     start = time.perf_counter()
     samples = Samples(first=sample())
-    # What takes longer than a turn is warm after the first time.
-    for _ in range(WARM_UP_SAMPLES - 1):
-        if time.perf_counter() - start < seconds:
-            sample()
+    warm_at, latest = start + seconds / 3, start + seconds
+    for number in itertools.count(1):
+        now = time.perf_counter()
+        # What takes longer than a turn is warm after the first time.
+        if now > latest or (now > warm_at and number >= WARM_UP_SAMPLES):
+            break
+        sample()
     end = time.perf_counter() + seconds
     while len(samples.seconds) < LEAST_SAMPLES or time.perf_counter() < end:
         samples.seconds.append(sample())
