@@ -16,6 +16,7 @@ from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.peers import PROTOCOL
 from lockstitch.runtime.worker import Worker
+from lockstitch.testing.patience import Patience
 from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.wire.frames import FrameDecoder, encode
 from lockstitch.wire.messages import Call, Failure, Hello, Message, Payload, Reply, Welcome
@@ -53,9 +54,11 @@ class Background:
         return self._thread.is_alive()
 
     def result(self, hint: str = "") -> Any:
-        self._thread.join(PATIENCE_SECONDS)
-        if self._thread.is_alive():
-            raise AssertionError(f"{self._thread.name} hangs {hint}")
+        patience = Patience(PATIENCE_SECONDS)
+        while self._thread.is_alive():
+            if patience.is_over():
+                raise AssertionError(f"{self._thread.name} hangs {hint}")
+            self._thread.join(0.5)
         if self._error is not None:
             raise self._error
         return self._result
