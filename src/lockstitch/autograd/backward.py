@@ -21,6 +21,7 @@ from lockstitch.autograd.discovery import find_reach
 from lockstitch.autograd.emission import Emission
 from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import find_components
+from lockstitch.autograd.listening import new_sleeper
 from lockstitch.autograd.progress import Phase, Progress
 from lockstitch.autograd.stitch import is_receive, received_message
 from lockstitch.autograd.termination import Standing
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from lockstitch.autograd.post import Participant
     from lockstitch.autograd.stitch import Gradients, Receive
     from lockstitch.ids import GlobalId
+    from lockstitch.runtime.pending import Pending
 
 
 class _Running(threading.local):
@@ -68,7 +70,7 @@ class BackwardPass:
         self._context = context
         self._conductor = conductor
         self._lock = threading.Lock()
-        self._changed: threading.Condition | None = None  # made when somebody waits
+        self._sleepers: list[Pending] = []
         self._walking = threading.Lock()
         self._roots: Entry | None = None
         self._entries: list[Entry] = []
@@ -107,6 +109,10 @@ class BackwardPass:
                 return self._place(message)
             self._inbox.append(message)
             return self._open_inbox if len(self._inbox) == 1 else None
+
+    def answer_on_way_back(self) -> None:
+        """The initiator listens on the connection on which it speaks to this worker."""
+        self._conductor.answer_on_way_back()
 
     def learn_parts(self, parts: Parts) -> list[Task]:
         """The initiator's answer: which of the tensors sent from here take part."""
@@ -278,31 +284,30 @@ class BackwardPass:
 
     def _wait(self, progress: Progress, entry: Entry) -> Gradients | None:
         """Blocks until it is known what comes for `entry`: gradients, or none."""
-
-        def is_settled() -> bool:
-            if self._failure is not None or entry.message in progress.settled:
-                return True
-            return self._parts is not None and entry.message not in self._parts
-
-        with self._lock:
-            if self._changed is None:
-                self._changed = threading.Condition(self._lock)
-            changed = self._changed
         progress.waits_for = entry
-        settled = False
-        while not settled:
-            with self._post.blocked(), changed:
-                settled = changed.wait_for(is_settled, self._conductor.patience())
-            if not settled:
+        while (sleeper := self._fall_asleep(progress, entry)) is not None:
+            if not self._conductor.sleep(sleeper):
                 self._conductor.lose_patience()
         progress.waits_for = None
         with self._lock:
             self._raise_failure()
             return progress.arrived.get(entry.message)
 
+    def _fall_asleep(self, progress: Progress, entry: Entry) -> Pending | None:
+        """What will be finished when something changes; None once `entry` is settled."""
+        with self._lock:
+            if self._failure is not None or entry.message in progress.settled:
+                return None
+            if self._parts is not None and entry.message not in self._parts:
+                return None
+            sleeper = new_sleeper()
+            self._sleepers.append(sleeper)
+            return sleeper
+
     def _wake_waiting(self) -> None:
-        if self._changed is not None:
-            self._changed.notify_all()
+        sleepers, self._sleepers = self._sleepers, []
+        for sleeper in sleepers:
+            sleeper.finish(None, None)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -359,14 +364,16 @@ class BackwardPass:
         emitted: tuple[GlobalId, ...] = (),
         consumed: tuple[GlobalId, ...] = (),
     ) -> None:
-        terms, message = self.terms, receive.message
-        self._post.send(
-            message.worker,
+        terms, message, conductor = self.terms, receive.message, self._conductor
+        worker = message.worker
+        conductor.send(
+            worker,
             Gradient(
                 self._context.id,
                 terms.id,
                 terms.retain_graph,
                 terms.fast,
+                conductor.listens_to(worker),
                 message,
                 emitted,
                 consumed,

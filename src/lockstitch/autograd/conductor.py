@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from lockstitch.autograd.listening import Listening
 from lockstitch.errors import LockstitchError
 from lockstitch.runtime import remote_errors
 from lockstitch.wire.messages import BackwardFailed, NeedParts, Payload, Report
@@ -19,6 +20,7 @@ from lockstitch.wire.pickling import PICKLE
 if TYPE_CHECKING:
     from lockstitch.autograd.post import Participant
     from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.runtime.pending import Pending
     from lockstitch.wire.messages import Message
 
 Task = Callable[[], None]
@@ -56,12 +58,24 @@ class Conductor(Protocol):
         """A component waits to know which stitches take part; see `BackwardPass.learn_parts`."""
         ...
 
-    def patience(self) -> float | None:
-        """How many seconds a blocking run waits before it calls `lose_patience`; None: for ever."""
+    def listens_to(self, worker: WorkerId) -> bool:
+        """A gradient is about to be sent to `worker`: whether it may answer on the way back."""
+        ...
+
+    def sleep(self, sleeper: Pending) -> bool:
+        """Blocks a run until `sleeper` is finished; False when patience ends before."""
         ...
 
     def lose_patience(self) -> None:
         """A blocking run waits in vain: asks who takes part, or whether the pass is stuck."""
+        ...
+
+    def send(self, worker: WorkerId, message: Message) -> None:
+        """Sends a message of the pass to a worker. Raises `PeerDiedError`."""
+        ...
+
+    def answer_on_way_back(self) -> None:
+        """The initiator listens to this worker."""
         ...
 
     def hand_over(self, task: Task) -> None:
@@ -86,11 +100,21 @@ class Nobody:
     def need_parts(self) -> None:
         """Too late."""
 
-    def patience(self) -> float | None:
+    def listens_to(self, _worker: WorkerId) -> bool:
+        """Too late."""
+        return False
+
+    def sleep(self, _sleeper: Pending) -> bool:
         """There is nothing to wait for."""
-        return None
+        return True
 
     def lose_patience(self) -> None:
+        """Too late."""
+
+    def send(self, worker: WorkerId, message: Message) -> None:
+        """Too late."""
+
+    def answer_on_way_back(self) -> None:
         """Too late."""
 
     def hand_over(self, task: Task) -> None:
@@ -113,6 +137,8 @@ class DistantInitiator:
         self._context = context
         self._terms = terms
         self._has_asked = False
+        self._listening = Listening(worker.agent)  # to nobody: that is for the initiator
+        self._is_listened_to = False
 
     def report(
         self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool = False
@@ -126,10 +152,29 @@ class DistantInitiator:
         self._has_asked = True
         self._tell(NeedParts(self._context, self._terms.id))
 
+    def listens_to(self, _worker: WorkerId) -> bool:
+        """Only the initiator reads on the way back."""
+        return False
+
     def patience(self) -> float | None:
-        """See `Conductor.patience`. A fast pass needs no parts, and the initiator sees if it is
-        stuck."""
+        """How long a run waits before it asks; None: for ever. A fast pass needs no parts, and the
+        initiator sees if it is stuck."""
         return None if self._has_asked or self._terms.fast else PATIENCE_SECONDS
+
+    def sleep(self, sleeper: Pending) -> bool:
+        """See `Conductor.sleep`."""
+        return self._listening.sleep(sleeper, self.patience())
+
+    def send(self, worker: WorkerId, message: Message) -> None:
+        """Sends a message of the pass, on the way back where the initiator listens."""
+        if self._is_listened_to and worker == self._terms.initiator:
+            self._worker.agent.send_back(worker, message)
+        else:
+            self._worker.agent.send(worker, message)
+
+    def answer_on_way_back(self) -> None:
+        """See `Conductor.answer_on_way_back`."""
+        self._is_listened_to = True
 
     def lose_patience(self) -> None:
         """See `Conductor.lose_patience`."""
@@ -147,5 +192,5 @@ class DistantInitiator:
 
     def _tell(self, message: Message) -> None:
         # If the initiator is gone, so is the pass.
-        with contextlib.suppress(LockstitchError):
-            self._worker.agent.send(self._terms.initiator, message)
+        with contextlib.suppress(LockstitchError, ConnectionError):
+            self.send(self._terms.initiator, message)

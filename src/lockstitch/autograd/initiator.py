@@ -8,11 +8,13 @@ and failures, the first of which ends the pass on all workers.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 from lockstitch.autograd.backward import BackwardPass
 from lockstitch.autograd.conductor import PATIENCE_SECONDS
 from lockstitch.autograd.discovery import Closure
+from lockstitch.autograd.listening import Listening, new_sleeper
 from lockstitch.autograd.termination import Balance, StandstillDetector
 from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError
 from lockstitch.wire.messages import Abort, AskReach, AskStanding, Parts
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from lockstitch.autograd.stitch import Gradients
     from lockstitch.autograd.termination import Standing
     from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.runtime.pending import Pending
     from lockstitch.wire.messages import Message
 
 # How long a fast pass may be silent before its initiator asks whether it is stuck; doubled after
@@ -47,9 +50,12 @@ class Initiator:
         self.context = context
         self.terms = terms
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._listening = Listening(self._post)
+        self._sleeper: Pending | None = None
+        self._reader: int | None = None
+        """The thread that called `backward`, while it waits for tasks."""
         self._progress = 0
-        self._handed: Task | None = None
+        self._tasks: deque[Task] = deque()
         self._roots_ran = False
         self._balance = Balance()
         self._error: BaseException | None = None
@@ -88,32 +94,49 @@ class Initiator:
 
     def _end(self) -> None:
         self.backward_pass.fail(DistAutogradError("the backward pass has ended"))
+        self._listening.end(failed=self._error is not None)
         if self._error is not None:
             self.context.failed_passes += 1
             self._tell(self.context.workers | self._asked, Abort(self.context.id, self.terms.id))
 
     def _next_task(self) -> Task | None:
         """Waits for something to do on this thread; None when the pass has ended."""
-        with self._lock:
-            task = self._take_handed()
-            if task is not None or self._is_over():
-                return task
-        with self._post.blocked(), self._lock:
-            while not self._is_over():
-                if (task := self._take_handed()) is not None:
-                    return task
+        while True:
+            with self._lock:
+                if self._tasks:
+                    return self._tasks.popleft()
+                if self._is_over():
+                    return None
                 timeout = self.patience() if self._needs_parts or self.terms.fast else None
                 progress = self._progress, self.backward_pass.received
-                self._changed.wait(timeout)
-                if self._is_over() or timeout is None:
-                    continue
-                if progress == (self._progress, self.backward_pass.received):
-                    return self.lose_patience
-            return None
+                sleeper = self._sleeper = new_sleeper()
+            in_time = self._sleep(sleeper, timeout)
+            if not in_time and progress == (self._progress, self.backward_pass.received):
+                return self.lose_patience
 
-    def _take_handed(self) -> Task | None:
-        task, self._handed = self._handed, None
-        return task
+    def _sleep(self, sleeper: Pending, timeout: float | None) -> bool:
+        self._reader = threading.get_ident()
+        try:
+            return self._listening.sleep(sleeper, timeout)
+        except LockstitchError as error:
+            self.fail(error)
+            return True
+        finally:
+            self._reader = None
+
+    def _rouse(self) -> None:
+        sleeper = self._sleeper
+        if sleeper is not None:
+            sleeper.finish(None, None)
+
+    def offer(self, task: Task) -> None:
+        """Has a task of this pass done: by the thread that called `backward`, if that has itself
+        read what led to it, else by the crew."""
+        if self._reader == threading.get_ident():
+            self._tasks.append(task)
+            self._rouse()
+        else:
+            self._post.spawn(task)
 
     def _is_over(self) -> bool:
         return self._error is not None or (self._roots_ran and self._balance.is_zero)
@@ -129,20 +152,35 @@ class Initiator:
             self._balance.add(emitted, consumed)
             self._roots_ran = self._roots_ran or roots_ran
             if self._is_over():
-                self._changed.notify()
+                self._rouse()
 
     def need_parts(self) -> None:
         """Somebody here needs to know. The caller's thread asks when no more gradients come in."""
         with self._lock:
             self._needs_parts = True
             self._progress += 1
-            self._changed.notify()
+            self._rouse()
 
     def patience(self) -> float | None:
-        """See `Conductor.patience`."""
+        """How long its waiting threads wait before they call `lose_patience`; None: for ever."""
         if self.terms.fast:
             return self._silence
         return PATIENCE_SECONDS if self._closure is None else None
+
+    def sleep(self, sleeper: Pending) -> bool:
+        """See `Conductor.sleep`."""
+        return self._listening.sleep(sleeper, self.patience())
+
+    def listens_to(self, worker: WorkerId) -> bool:
+        """See `Conductor.listens_to`."""
+        return self._listening.begin(worker)
+
+    def send(self, worker: WorkerId, message: Message) -> None:
+        """See `Conductor.send`."""
+        self._post.send(worker, message)
+
+    def answer_on_way_back(self) -> None:
+        """The initiator does not answer to itself."""
 
     def lose_patience(self) -> None:
         """See `Conductor.lose_patience`."""
@@ -155,8 +193,8 @@ class Initiator:
         """The roots can run."""
         with self._lock:
             self._progress += 1
-            self._handed = task
-            self._changed.notify()
+            self._tasks.append(task)
+            self._rouse()
 
     def fail(
         self, error: BaseException, worker: WorkerId | None = None, text: str | None = None
@@ -168,7 +206,7 @@ class Initiator:
                 return
             rank = (worker or self._worker.id).rank
             self._error = _as_raised(error, rank, str(error) if text is None else text)
-            self._changed.notify()
+            self._rouse()
         self.backward_pass.fail(error)
 
     # ------------------------------------------------------------ who takes part

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lockstitch.errors import PeerDiedError
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.interceptor import Interceptor
+    from lockstitch.runtime.way_back import WayBack
 
 M = TypeVar("M", bound=Message)
 
@@ -28,6 +29,10 @@ class Post(Protocol):
     interceptor: Interceptor | None
 
     def send(self, to: WorkerId, message: Message) -> None: ...
+
+    def listen(self, to: WorkerId) -> WayBack | None: ...
+
+    def send_back(self, to: WorkerId, message: Message) -> None: ...
 
     def handle(self, cls: type[M], handler: Callable[[WorkerId, M], None]) -> None: ...
 

@@ -259,9 +259,17 @@ class AutogradService:
     def _on_gradient(self, _sender: WorkerId, message: messages.Gradient) -> None:
         terms = Terms(message.backward_pass, message.retain_graph, message.fast)
         backward_pass = self._pass(message.context, terms)
-        task = None if backward_pass is None else backward_pass.receive(message)
+        if backward_pass is None:
+            return
+        if message.listens:
+            backward_pass.answer_on_way_back()
+        task = backward_pass.receive(message)
         if task is not None:
-            self._post.spawn(task)
+            initiator = self._initiators.get(message.backward_pass)
+            if initiator is None:
+                self._post.spawn(task)
+            else:
+                initiator.offer(task)
 
     def _on_report(self, _sender: WorkerId, message: messages.Report) -> None:
         initiator = self._initiators.get(message.backward_pass)

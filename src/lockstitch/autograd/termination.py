@@ -32,14 +32,15 @@ class Balance:
     def __init__(self) -> None:
         self._emitted: set[GlobalId] = set()
         self._consumed: set[GlobalId] = set()
+        self._settled: set[GlobalId] = set()
 
     def add(self, emitted: Sequence[GlobalId], consumed: Sequence[GlobalId]) -> None:
-        """Takes a report into account."""
+        """Takes a report into account; harmless when repeated."""
         self._emitted.update(emitted)
         self._consumed.update(consumed)
-        both = self._emitted & self._consumed
-        self._emitted -= both
-        self._consumed -= both
+        self._settled |= self._emitted & self._consumed
+        self._emitted -= self._settled
+        self._consumed -= self._settled
 
     @property
     def is_zero(self) -> bool:

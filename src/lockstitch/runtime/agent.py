@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.crew import Crew
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.peers import Directory
+    from lockstitch.runtime.way_back import WayBack
     from lockstitch.runtime.worker import Worker
     from lockstitch.transport.base import Listener, Transport
     from lockstitch.wire.messages import Stitch
@@ -321,6 +323,28 @@ class Agent:
     def send(self, to: WorkerId, message: Message) -> None:
         """Sends a control message. Raises `PeerDiedError` when that worker is gone."""
         self.peers.channel(to).post(message)
+
+    def listen(self, to: WorkerId) -> WayBack | None:
+        """Begins to listen to a worker on the connection on which we call it, None where that is
+        not possible. Raises `PeerDiedError`."""
+        return self.peers.channel(to).way_back()
+
+    def send_back(self, to: WorkerId, message: Message) -> None:
+        """`send`, to a worker that listens (`runtime.way_back`)."""
+        caller = self.peers.caller(to)
+        if caller is None:
+            self.send(to, message)
+        elif self.send_filter is None:
+            caller.reply(message)
+        else:
+            self.send_filter(to, message, caller.reply)
+
+    def handle_on_way_back(self, sender: WorkerId, message: Message) -> None:
+        """A message that is no answer has come where answers belong."""
+        handler = self.handlers.get(type(message))
+        if handler is None:
+            raise RemoteProtocolError(f"a {type(message).__name__} came where replies belong")
+        handler(sender, message)
 
     def call(
         self,

@@ -1,5 +1,5 @@
-"""The connection on which we call a peer: our requests go out, its replies come in; in the end its
-goodbye.
+"""The connection on which we call a peer: our requests go out, its replies come in, and, while we
+listen for it, what it sends us on the way back (`runtime.way_back`); in the end its goodbye.
 
 So the thread that waits for a reply may read the connection itself, and gets its own answer without
 anybody being woken. `_reading` is the right to read. Who finds it taken sleeps as a follower; who
@@ -18,12 +18,15 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lockstitch.errors import PeerDiedError, RemoteProtocolError, RpcTimeoutError
+from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.runtime.functions import OutgoingFunctions
 from lockstitch.runtime.pending import Pending
+from lockstitch.runtime.way_back import WayBack
 from lockstitch.transport.spin import Spinner
+from lockstitch.transport.stream import StreamConnection
+from lockstitch.transport.waker import Waker
 from lockstitch.wire.frames import FrameDecoder, encode
-from lockstitch.wire.messages import Failure, Leave, Reply
+from lockstitch.wire.messages import Failure, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +62,8 @@ class Channel:
         self._last_delivered = 0
         self._at_once = False
         """Somebody wants answers to be read as soon as they come."""
+        self.listeners: int = 0
+        """How many wait for what comes on the way back."""
 
     @property
     def outstanding(self) -> int:
@@ -113,6 +118,10 @@ class Channel:
     def attend(self) -> None:
         """Sees to it that answers are read as soon as they come."""
 
+    def way_back(self) -> WayBack | None:
+        """Begins to listen on this channel (`runtime.way_back`); None where that cannot be."""
+        return None
+
     def abandon(self, number: int) -> None:
         """Nobody wants this answer any more; should it come, what it carries is given back."""
         if self._pending.pop(number, None) is not None:
@@ -124,10 +133,8 @@ class Channel:
         reading thread itself waits for. After an interrupt the same answer may be delivered again.
         """
         if type(message) is not Reply and type(message) is not Failure:
-            if type(message) is Leave:  # the end of the connection follows
-                self.agent.peers.note_leave(self.peer.worker, message)
-                return
-            raise RemoteProtocolError(f"a {type(message).__name__} came where replies belong")
+            self.agent.handle_on_way_back(self.peer.worker, message)
+            return
         number = message.request
         pending = self._pending.get(number)
         if pending is None:
@@ -146,7 +153,7 @@ class Channel:
         pending.delivered = True
         self._last_delivered = number
         self._pending.pop(number, None)
-        if not self._pending:
+        if not self._pending and not self.listeners:
             self._at_once = False
 
     def sweep(self, now: float) -> float | None:
@@ -211,6 +218,7 @@ class StreamChannel(Channel):
         self._requested_before = 0
         self._closed = False
         self._spinner = Spinner()
+        self._waker: Waker | None = None
         agent.crew.watch(connection, self)
         agent.crew.watch_end(connection)
 
@@ -249,12 +257,51 @@ class StreamChannel(Channel):
                 if (pending.delivered or not held[0]) and not pending.done:
                     self._follow(pending)
         finally:
-            if followers or self._pending or self._given_up:
+            if followers or self._expects_something():
                 try:
                     self._call_successor()
                 except BaseException:  # an interrupt: others must not sleep on for ever
                     self._call_successor()
                     raise
+
+    def way_back(self) -> WayBack:
+        way_back = WayBack(self)
+        self.expect_answers()
+        return way_back
+
+    def listen(self, sleeper: Pending) -> None:
+        """See `WayBack.wait`."""
+        number = next(self._numbers)  # nobody will answer it; the peer's end finishes it
+        self._pending[number] = sleeper
+        try:
+            if self.error is not None:
+                raise self.error
+            if isinstance(self.connection, StreamConnection):
+                self.wait(sleeper)
+            else:  # its readers cannot be woken, and others may finish the sleeper too
+                self.attend()
+                super().wait(sleeper)
+        finally:
+            self._pending.pop(number, None)
+
+    def glance(self, sleeper: Pending) -> None:
+        """See `WayBack.glance`."""
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            while not sleeper.done:
+                if not self._is_left_over() and not self._spin():
+                    return
+                self._receive_and_take(sleeper, 0)
+        except BlockingIOError:
+            pass
+        finally:
+            self._reading.release()
+            self._call_successor()
+
+    def _spin(self) -> bool:
+        decoder = self.decoder
+        return self._spinner.receive(self.connection, decoder.space(), decoder.counts)
 
     def _follow(self, pending: Pending) -> None:
         """Sleeps until `pending` is done, or is called to read."""
@@ -294,7 +341,7 @@ class StreamChannel(Channel):
         self._arm()
 
     def _expects_something(self) -> bool:
-        return bool(self._pending or self._given_up)
+        return bool(self._pending or self._given_up or self.listeners)
 
     def _look_after(self) -> bool:
         """The crew's monitor asks, every millisecond; True: it need not ask again."""
@@ -323,12 +370,14 @@ class StreamChannel(Channel):
                 self.agent.crew.watch_end(self.connection)
 
     def _read_until(self, pending: Pending) -> None:
-        decoder = self.decoder
         if pending.done or pending.delivered:
             return  # another reader had it already, before this one began to read
         if not self._is_left_over():
-            self._spinner.receive(self.connection, decoder.space(), decoder.counts)
+            self._spin()
         if self._is_left_over() and self._receive_and_take(pending, None):
+            return
+        if pending.is_shared and isinstance(self.connection, StreamConnection):
+            self._read_wakefully(pending, self.connection)
             return
         while not pending.done:
             seconds = _READ_SECONDS
@@ -343,6 +392,24 @@ class StreamChannel(Channel):
                     return
             except BlockingIOError:
                 continue
+
+    def _read_wakefully(self, sleeper: Pending, connection: StreamConnection) -> None:
+        """Reads until `sleeper` is done, which others may do too: then they wake this reader."""
+        waker = self._waker
+        if waker is None:
+            waker = self._waker = Waker()
+        try:
+            sleeper.locks.append(waker)
+            waker.drain()
+            while not sleeper.done:
+                connection.wait_readable(waker)
+                waker.drain()
+                with contextlib.suppress(BlockingIOError):
+                    if self._receive_and_take(sleeper, 0):
+                        return
+        finally:
+            with contextlib.suppress(ValueError):  # an interrupt came before it was appended
+                sleeper.locks.remove(waker)
 
     def _is_left_over(self) -> bool:
         """Whether something has been received, but not delivered yet."""
@@ -428,3 +495,5 @@ class StreamChannel(Channel):
         self._closed = True
         self.agent.crew.forget(self.connection)
         self.connection.close()
+        if self._waker is not None:
+            self._waker.close()

@@ -184,6 +184,10 @@ class Peers:
         """A peer that has connected is who it says."""
         self._callers[caller.peer.worker] = caller
 
+    def caller(self, worker: WorkerId) -> IncomingConnection | None:
+        """The connection on which `worker` calls us, if it does."""
+        return self._callers.get(worker)
+
     # ------------------------------------------------------------ losing them
 
     def caller_lost(self, caller: IncomingConnection, cause: BaseException) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from lockstitch.runtime.channel import Channel
+    from lockstitch.transport.waker import Waker
     from lockstitch.wire.messages import Message
 
 T = TypeVar("T")
@@ -39,6 +40,8 @@ class Pending:
     delivered = False
     """The answer has been taken from the connection, and somebody decodes it."""
     done = False
+    is_shared = False
+    """Others than readers of the connection may finish it."""
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class Pending:
     ) -> None:
         self.deadline = deadline
         self.since = since
-        self.locks: list[threading.Lock] = []
+        self.locks: list[threading.Lock | Waker] = []
         if timeout is not None:
             self.timeout = timeout
         if travels is not None:

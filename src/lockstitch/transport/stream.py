@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import select
 import socket
 import struct
 import threading
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.transport.base import Buffer
+    from lockstitch.transport.waker import Waker
 
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
 # Arguments for `map`, which wants an iterable for each parameter.
@@ -135,6 +137,20 @@ class StreamConnection(SocketEnd):
             raise
         except OSError as error:
             raise _as_connection_error(error, self.peer) from error
+        finally:
+            self._receiving = False
+            if self._closed:
+                self._leave()
+
+    def wait_readable(self, waker: Waker) -> None:
+        """Blocks until there is something to receive, be it the end, or `waker` is released."""
+        self._receiving = True
+        try:
+            if not self._closed:
+                poll = select.poll()
+                poll.register(self._socket, select.POLLIN)
+                poll.register(waker.descriptor, select.POLLIN)
+                poll.poll()
         finally:
             self._receiving = False
             if self._closed:

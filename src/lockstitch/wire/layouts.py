@@ -25,15 +25,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+_IDS: Final = (GlobalId, WorkerId)
+
+
 def _plain(value: Any) -> Any:
     """Tuples of ids, and ids, as exact tuples, which marshal demands."""
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
+def _plainer(annotation: Any) -> Callable[[Any], Any]:
+    """`_plain` for values of the annotated type: the short way for ids."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in _IDS:
+        return tuple
+    if origin is tuple and arguments[-1] is Ellipsis and arguments[0] in _IDS:
+        return lambda ids: tuple(map(tuple, ids))
+    return _plain
+
+
 def _restorer(annotation: Any) -> Callable[[Any], Any] | None:
     """What turns a plain value back into a value of the annotated type; None where it is one."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation in (GlobalId, WorkerId):
+    if annotation in _IDS:
         return annotation._make  # type: ignore[no-any-return]
     if annotation is Stitch:
         return _restore_stitch
@@ -82,6 +95,9 @@ class Layout:
             for place, name in enumerate(plain_names)
             if (restore := _restorer(hints[name])) is not None
         ]
+        self._plainers = [
+            (place, _plainer(hints[plain_names[place]])) for place, _ in self._restorers
+        ]
         self._flat = not self._restorers or (self.stitch is not None and len(self._restorers) == 1)
         self.width = self.count + 3 * self.has_body
         """How many values a frame of this class holds."""
@@ -90,13 +106,17 @@ class Layout:
         values: tuple[Any, ...] = (self._get(message),) if self._single else self._get(message)
         if self._flat and (self.stitch is None or values[self.stitch] is None):
             return values
-        return tuple(map(_plain, values))
+        plain = list(values)
+        for place, make_plain in self._plainers:
+            if plain[place]:
+                plain[place] = make_plain(plain[place])
+        return tuple(plain)
 
     def restore(self, values: list[Any]) -> None:
         """Makes ids of the tuples among `values` that stand for them."""
         try:
             for place, restore in self._restorers:
-                if values[place] is not None:
+                if values[place] != () and values[place] is not None:
                     values[place] = restore(values[place])
         except (TypeError, ValueError) as error:
             raise RemoteProtocolError(

@@ -279,12 +279,15 @@ class ReleaseContext(Message):
 class Gradient(Message):
     """Receiver → sender of the stitch `message`: the gradients of the tensors that crossed, as the
     items of `body` in their order, None where there is none. No items at all make a *null token*:
-    no gradient will come. `emitted` and `consumed` are a report that rides along (see `Report`)."""
+    no gradient will come. `emitted` and `consumed` are a report that rides along (see `Report`).
+    `listens`: until the pass is over, its sender reads answers on the connection on which this
+    came."""
 
     context: int
     backward_pass: GlobalId
     retain_graph: bool
     fast: bool
+    listens: bool
     message: GlobalId
     emitted: tuple[GlobalId, ...]
     consumed: tuple[GlobalId, ...]

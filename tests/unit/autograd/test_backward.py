@@ -12,6 +12,7 @@ from lockstitch.autograd.backward import BackwardPass
 from lockstitch.autograd.conductor import Terms
 from lockstitch.autograd.context import DistAutogradContext
 from lockstitch.autograd.graph import Entry
+from lockstitch.autograd.listening import Listening
 from lockstitch.autograd.stitch import stitch_receive, stitch_send
 from lockstitch.autograd.termination import Standing
 from lockstitch.errors import DistAutogradError
@@ -27,8 +28,10 @@ ONES = (torch.ones(2),)
 class Conductor:
     """Keeps what it is told."""
 
-    def __init__(self, is_distant=True):
+    def __init__(self, is_distant, clerk):
         self.is_distant = is_distant
+        self.clerk = clerk
+        self.listening = Listening(clerk)
         self.reports = []
         self.asked = 0
         self.handed = []
@@ -41,8 +44,14 @@ class Conductor:
     def need_parts(self):
         self.asked += 1
 
-    def patience(self):
-        return 0.001 if not self.waited.is_set() else None
+    def sleep(self, sleeper):
+        return self.listening.sleep(sleeper, 0.001 if not self.waited.is_set() else None)
+
+    def listens_to(self, worker):
+        return False
+
+    def send(self, worker, message):
+        self.clerk.send(worker, message)
 
     def lose_patience(self):
         self.waited.set()
@@ -71,7 +80,7 @@ class Bench:
         clerk = Clerk(office, ME)
         worker = SimpleNamespace(id=ME, name="worker1", agent=clerk, active=clerk.blocked)
         self.sent = clerk.sent
-        self.conductor = Conductor(is_distant)
+        self.conductor = Conductor(is_distant, clerk)
         self.context = DistAutogradContext(7, None)
         self.backward = BackwardPass(worker, self.context, Terms(PASS, False, fast), self.conductor)
 
@@ -82,6 +91,7 @@ class Bench:
         message = Gradient(
             7,
             PASS,
+            False,
             False,
             False,
             GlobalId(*ME, number),

@@ -29,6 +29,7 @@ def gradient(number, *items, emitted=(), consumed=()):
         stitch(99),
         False,
         False,
+        False,
         stitch(number),
         tuple(map(stitch, emitted)),
         tuple(map(stitch, consumed)),

@@ -163,7 +163,7 @@ def test_messages_of_finished_passes_and_unknown_contexts_are_dropped(office):
         none = Payload(0, b"", ())
         for identifier in (context.id, 999):
             for message in (
-                messages.Gradient(identifier, old, False, False, old, (), (), none),
+                messages.Gradient(identifier, old, False, False, False, old, (), (), none),
                 messages.Report(identifier, old, (old,), ()),
                 messages.NeedParts(identifier, old),
                 messages.AskReach(identifier, old, False, False),
@@ -191,7 +191,9 @@ def test_an_abort_before_anything_else_keeps_the_pass_away(office):
         office.deliver(
             office[1].id,
             office[0].id,
-            messages.Gradient(context.id, pass_id, False, False, reply.message, (), (), body),
+            messages.Gradient(
+                context.id, pass_id, False, False, False, reply.message, (), (), body
+            ),
         )
         office.wait_until_quiet()
         assert there.gradients == {}
@@ -210,7 +212,15 @@ def test_messages_of_an_earlier_pass_are_dropped_once_the_next_has_begun(office)
                 office[1].id,
                 office[0].id,
                 messages.Gradient(
-                    context.id, GlobalId(0, 0, number), True, False, reply.message, (), (), body
+                    context.id,
+                    GlobalId(0, 0, number),
+                    True,
+                    False,
+                    False,
+                    reply.message,
+                    (),
+                    (),
+                    body,
                 ),
             )
         office.wait_until_quiet()

@@ -1,0 +1,84 @@
+"""How threads of the initiator wait during a backward pass, and what they read meanwhile.
+
+Workers to which the initiator has sent gradients answer on the way back (`runtime.way_back`), where
+its waiting thread reads for itself: so a pass over two workers, whatever number of hops it has,
+wakes nobody up. Where several workers answer, no single thread could read them all; then the crew
+reads, as it does everything else.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from lockstitch.runtime.pending import Pending
+
+if TYPE_CHECKING:
+    from lockstitch.autograd.post import Post
+    from lockstitch.ids import WorkerId
+    from lockstitch.runtime.way_back import WayBack
+
+_LINGER_SECONDS: Final = 10.0
+
+
+def new_sleeper() -> Pending:
+    """Something to wait for in a backward pass: whoever changes anything finishes it."""
+    sleeper = Pending(None, None, None)
+    sleeper.what = "answers of a backward pass"
+    sleeper.is_shared = True
+    return sleeper
+
+
+class Listening:
+    """The ways back of one pass. Begins with none."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._lock = threading.Lock()
+        self._ways: dict[WorkerId, WayBack | None] = {}
+        self._ended = False
+
+    def begin(self, worker: WorkerId) -> bool:
+        """Something is about to be sent to `worker`: whether it may answer on the way back."""
+        if worker not in self._ways:
+            way = self._post.listen(worker)
+            with self._lock:
+                if self._ended or worker in self._ways:
+                    if way is not None:
+                        way.close()
+                else:
+                    self._ways[worker] = way
+        return self._ways.get(worker) is not None
+
+    def sleep(self, sleeper: Pending, timeout_seconds: float | None) -> bool:
+        """Blocks until `sleeper` is finished (True), or the time is over. Raises `PeerDiedError`
+        where the only worker listened to is lost."""
+        ways = [way for way in list(self._ways.values()) if way is not None]
+        if len(ways) == 1:
+            (way,) = ways
+            if timeout_seconds is None:
+                way.wait(sleeper)
+                if sleeper.error is not None:
+                    raise sleeper.error
+                return True
+            way.glance(sleeper)
+        for way in ways:
+            way.attend()
+        with self._post.blocked(), sleeper.sleeping() as lock:
+            return sleeper.done or lock.acquire(
+                timeout=-1 if timeout_seconds is None else timeout_seconds
+            )
+
+    def end(self, failed: bool) -> None:
+        """The pass has ended. After a failure, something may still be on its way: it is read for a
+        while yet, so that nobody is stuck in sending it."""
+        with self._lock:
+            self._ended = True
+            ways, self._ways = self._ways, {}
+        for way in ways.values():
+            if way is not None:
+                if failed:
+                    way.attend()
+                    self._post.call_later(_LINGER_SECONDS, way.close)
+                else:
+                    way.close()
