@@ -421,6 +421,7 @@ class StreamChannel(Channel):
             decoder = self.decoder
             if not self._is_left_over():  # by an interrupted reader
                 self.connection.receive_into(decoder.space(), decoder.counts, seconds)
+                self._spinner.note_arrival()
             if 0 in decoder.counts:
                 raise ConnectionResetError("it closed the connection")
             decoder.absorb()

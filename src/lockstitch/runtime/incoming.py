@@ -102,6 +102,7 @@ class IncomingConnection(Requests):
     def serve(self) -> None:
         """Handles what has arrived, in order, until the lead is passed on or nothing is left."""
         messages = self._decoder.messages
+        self._spinner.note_arrival()
         try:
             while True:
                 while messages:

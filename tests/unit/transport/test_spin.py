@@ -43,9 +43,11 @@ def spin(spinner: Spinner, connection, counts: list[int] | None = None) -> bool:
     return spinner.receive(connection, memoryview(bytearray(10)), [] if counts is None else counts)
 
 
-def fail_three_times(spinner: Spinner, connection) -> None:
-    for _ in range(3):
-        assert not spin(spinner, connection)
+def wait_in_vain(spinner: Spinner, connection, time: SteppingTime, seconds: float) -> None:
+    """A wait that ends only `seconds` after the spin did."""
+    assert not spin(spinner, connection)
+    time.now += seconds
+    spinner.note_arrival()
 
 
 def test_what_is_there_is_received_at_once(pair):
@@ -70,17 +72,88 @@ def test_what_comes_during_the_spin_is_received(pair):
     assert counts == [3]
 
 
-def test_it_stops_after_a_hundred_and_fifty_microseconds(pair):
+def test_at_first_it_stops_after_fifty_microseconds(pair):
+    looks: list[None] = []
+    assert not spin(Spinner(SteppingTime(MICROSECOND), lambda: looks.append(None)), pair[1])
+    assert 45 <= len(looks) <= 51
+
+
+def test_it_spins_longer_where_waits_were_a_little_longer(pair):
     time = SteppingTime(MICROSECOND)
     looks: list[None] = []
-    assert not spin(Spinner(time, lambda: looks.append(None)), pair[1])
-    assert 145 <= len(looks) <= 151
+    spinner = Spinner(time, lambda: looks.append(None))
+    wait_in_vain(spinner, pair[1], time, 500 * MICROSECOND)
+    usual = spinner._usual_seconds
+    assert usual > 100 * MICROSECOND
+    looks.clear()
+    assert not spin(spinner, pair[1])
+    assert len(looks) == pytest.approx((3 * usual + 50e-6) / MICROSECOND, abs=3)
 
 
-def test_it_stops_when_one_look_takes_long(pair):
+def test_it_does_not_spin_where_waits_are_long_until_they_are_short_again(pair):
+    near, far = pair
+    time = SteppingTime(MICROSECOND)
     looks: list[None] = []
-    assert not spin(Spinner(SteppingTime(51 * MICROSECOND), lambda: looks.append(None)), pair[1])
+    spinner = Spinner(time, lambda: looks.append(None))
+    for _ in range(3):
+        wait_in_vain(spinner, far, time, 1.0)
+    looks.clear()
+    near.send([b"x"])
+    assert not spin(spinner, far)
+    assert looks == []
+    time.now += 20 * MICROSECOND
+    spinner.note_arrival()
+    assert spin(spinner, far)
+
+
+def test_a_wait_without_spinning_is_measured_once(pair):
+    spinner = Spinner(SteppingTime(MICROSECOND))
+    spinner.note_arrival()
+    assert spinner._usual_seconds == 0.0
+    assert not spin(spinner, pair[1])
+    spinner.note_arrival()
+    usual = spinner._usual_seconds
+    assert usual > 0.0
+    spinner.note_arrival()
+    assert spinner._usual_seconds == usual
+    assert f"{usual * 1e6:.0f} µs" in repr(spinner)
+
+
+def slow_look(spinner: Spinner, connection, time: SteppingTime) -> float:
+    """One look that takes a millisecond; returns for how long spinning then pauses."""
+    step, time.step = time.step, 1e-3
+    assert not spin(spinner, connection)
+    pause = spinner._paused_until - time.now
+    time.step = step
+    return pause
+
+
+def test_a_slow_look_ends_it_and_costs_the_right_for_a_millisecond(pair):
+    near, far = pair
+    time = SteppingTime(MICROSECOND)
+    looks: list[None] = []
+    spinner = Spinner(time, lambda: looks.append(None))
+    assert slow_look(spinner, far, time) == pytest.approx(1e-3)
     assert len(looks) == 1
+    near.send([b"x"])
+    assert not spin(spinner, far)
+    time.now += 1e-3
+    assert spin(spinner, far)
+
+
+def test_the_pause_doubles_with_each_slow_look_and_successes_shorten_it_again(pair):
+    near, far = pair
+    time = SteppingTime(MICROSECOND)
+    spinner = Spinner(time, lambda: None)
+    pauses = []
+    for _ in range(9):
+        pauses.append(slow_look(spinner, far, time))
+        time.now = spinner._paused_until
+    assert [round(pause * 1e3) for pause in pauses] == [1, 2, 4, 8, 16, 32, 64, 64, 64]
+    for _ in range(3):
+        near.send([b"x"])
+        assert spin(spinner, far)
+    assert round(slow_look(spinner, far, time) * 1e3) == 8
 
 
 def test_the_end_of_the_stream_counts_as_something(pair):
@@ -89,37 +162,6 @@ def test_the_end_of_the_stream_counts_as_something(pair):
     counts: list[int] = []
     assert spin(Spinner(), far, counts)
     assert counts == [0]
-
-
-def test_three_failures_cost_the_right_for_a_millisecond(pair):
-    near, far = pair
-    time = SteppingTime(MICROSECOND)
-    spinner = Spinner(time)
-    fail_three_times(spinner, far)
-    near.send([b"x"])
-    assert "paused" in repr(spinner)
-    assert not spin(spinner, far)
-    time.now += 1e-3
-    assert spin(spinner, far)
-    assert "ready" in repr(spinner)
-
-
-def test_the_pause_doubles_with_each_failure_and_a_success_shortens_it_again(pair):
-    near, far = pair
-    time = SteppingTime(MICROSECOND)
-    spinner = Spinner(time)
-    fail_three_times(spinner, far)
-    pauses = []
-    for _ in range(9):
-        pauses.append(spinner._paused_until - time.now)
-        time.now = spinner._paused_until
-        assert not spin(spinner, far)
-    assert [round(pause * 1e3) for pause in pauses] == [1, 2, 4, 8, 16, 32, 64, 64, 64]
-    time.now = spinner._paused_until
-    near.send([b"x"])
-    assert spin(spinner, far)
-    fail_three_times(spinner, far)
-    assert round((spinner._paused_until - time.now) * 1e3) == 1
 
 
 def test_only_one_spins_at_a_time(pair):
@@ -141,9 +183,9 @@ def test_a_turn_that_was_never_given_back_passes(pair):
     near, far = pair
     near.send([b"x"])
     time = SteppingTime(MICROSECOND)
-    _TURN.taken_until = time.now + 150 * MICROSECOND  # as an interrupt may leave it
+    _TURN.taken_until = time.now + 50 * MICROSECOND  # as an interrupt may leave it
     assert not spin(Spinner(time), far)
-    time.now += 150 * MICROSECOND
+    time.now += 50 * MICROSECOND
     assert spin(Spinner(time), far)
 
 
