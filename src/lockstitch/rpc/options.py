@@ -16,12 +16,16 @@ from lockstitch.rpc.constants import (
     DEFAULT_NUM_WORKER_THREADS,
     DEFAULT_RPC_TIMEOUT_SEC,
 )
+from lockstitch.transport.pools import default_capacity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     Device = int | str | torch.device
     DeviceMap = Mapping[Device, Device]
+
+
+TRANSPORTS = ("segments", "unix", "tcp")
 
 
 class RpcBackendOptions:
@@ -67,6 +71,14 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     proves who calls. Nothing proves that on TCP yet, and a worker runs whatever a caller asks for,
     so it takes `insecure=True` as well: for networks where everybody is trusted. The environment
     variables LOCKSTITCH_ADDRESS and LOCKSTITCH_INSECURE (1) are the defaults of both.
+
+    `transports`: which roads may be taken, of "segments" (shared memory for large tensors between
+    workers of one host, needs "unix"), "unix" and "tcp" (needs `address`); all by default, or those
+    in LOCKSTITCH_TRANSPORTS, separated by commas. `segment_pool_bytes`: how much shared memory this
+    worker may lend to all its peers together, and `buffer_pool_bytes`: how much memory it may keep
+    warm for what arrives in streams; by default 1 GiB, or a sixteenth of the machine's memory if
+    that is less. What does not fit goes without. LOCKSTITCH_SEGMENT_POOL_BYTES and
+    LOCKSTITCH_BUFFER_POOL_BYTES are the defaults of these.
     """
 
     num_worker_threads: int
@@ -74,6 +86,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     devices: list[torch.device]
     address: str | None
     insecure: bool
+    transports: tuple[str, ...]
+    segment_pool_bytes: int
+    buffer_pool_bytes: int
 
     def __init__(  # noqa: PLR0913 - the incumbent's signature
         self,
@@ -87,6 +102,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         _channels: Sequence[str] | None = None,
         address: str | None = None,
         insecure: bool | None = None,
+        transports: Sequence[str] | None = None,
+        segment_pool_bytes: int | None = None,
+        buffer_pool_bytes: int | None = None,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
         self._check("num_worker_threads", num_worker_threads, Integral)
@@ -99,6 +117,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.insecure = (
             os.environ.get("LOCKSTITCH_INSECURE") == "1" if insecure is None else insecure
         )
+        self.transports = _to_transports(transports)
+        self.segment_pool_bytes = _to_bytes("segment_pool_bytes", segment_pool_bytes)
+        self.buffer_pool_bytes = _to_bytes("buffer_pool_bytes", buffer_pool_bytes)
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:
         """Adds to the device map for the callee named `to`. Raises `ValueError` unless the whole
@@ -109,6 +130,31 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     def set_devices(self, devices: Sequence[Device]) -> None:
         """Names the local CUDA devices in use. Raises `ValueError` for any other kind."""
         self.devices = _to_cuda_devices(devices)
+
+
+def _to_transports(names: Sequence[str] | None) -> tuple[str, ...]:
+    if names is None:
+        named = os.environ.get("LOCKSTITCH_TRANSPORTS", ",".join(TRANSPORTS))
+        names = [name.strip() for name in named.split(",") if name.strip()]
+    unknown = [name for name in names if name not in TRANSPORTS]
+    if unknown or isinstance(names, str):
+        raise ValueError(f"transports are some of {TRANSPORTS}, not {names!r}")
+    return tuple(names)
+
+
+def _to_bytes(option: str, given: int | None) -> int:
+    """The option, or the environment variable of that name, or the default."""
+    variable = f"LOCKSTITCH_{option.upper()}"
+    text = os.environ.get(variable) if given is None else given
+    if text is None:
+        return default_capacity()
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"{option} (or {variable}) is a number of bytes, 0 for none, not {text!r}")
+    return number
 
 
 def _to_device(device: Device) -> torch.device:

@@ -26,6 +26,8 @@ from lockstitch.rpc.options import TensorPipeRpcBackendOptions
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import Worker
+from lockstitch.transport import mapping
+from lockstitch.transport.segments import SegmentPool
 from lockstitch.transport.several import SeveralTransports
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.unix import UnixTransport
@@ -123,7 +125,8 @@ def start_worker(
     `rendezvous.join` raises: names that are taken or ill-formed, ranks that did not come.
     """
     check_devices(options)
-    transport = make_transport(options)
+    segments = make_segments(options)
+    transport = make_transport(options, segments)
     listeners: list[Listener] = []
     try:
         listeners = transport.listen_on_each()
@@ -134,7 +137,11 @@ def start_worker(
             listener.close()
         transport.close()
         raise
-    agent_options = AgentOptions(options.num_worker_threads, options.rpc_timeout)
+    agent_options = AgentOptions(
+        options.num_worker_threads,
+        options.rpc_timeout,
+        buffer_pool_bytes=options.buffer_pool_bytes,
+    )
     if mishaps is not None:
         agent_options = dataclasses.replace(agent_options, interned_functions=0)
     directory = RosterDirectory(roster, transport)
@@ -143,6 +150,10 @@ def start_worker(
         worker.agent.send_filter = mishaps(worker.agent)
     membership = Membership(is_static=bool(world_size), roster=roster)
     plug_services(worker, membership)
+    worker.plug(worker.agent.buffers)
+    if segments is not None:
+        worker.plug(segments)
+        segments.trim_by(worker.agent.call_later)
     worker.agent.on_close(membership.leave)
     worker.agent.on_peer_lost(lambda lost, _error: membership.strike_out(lost))
     worker.agent.on_close(transport.close)
@@ -155,13 +166,24 @@ def start_worker(
     return worker
 
 
-def make_transport(options: TensorPipeRpcBackendOptions) -> SeveralTransports:
+def make_segments(options: TensorPipeRpcBackendOptions) -> SegmentPool | None:
+    """The shared memory that the worker lends to its peers on this host, if it may and can."""
+    wanted = "segments" in options.transports and options.segment_pool_bytes > 0
+    return SegmentPool(options.segment_pool_bytes) if wanted and mapping.IS_AVAILABLE else None
+
+
+def make_transport(
+    options: TensorPipeRpcBackendOptions, segments: SegmentPool | None = None
+) -> SeveralTransports:
     """Unix sockets, and TCP where the options give an address for other hosts.
 
-    Raises `ValueError` for an address where nothing says that callers may go unproved.
+    Raises `ValueError` for an address where nothing says that callers may go unproved, and where
+    the options leave no road at all.
     """
-    transports: dict[str, Transport] = {"unix": UnixTransport()}
-    if options.address is not None:
+    transports: dict[str, Transport] = {}
+    if "unix" in options.transports:
+        transports["unix"] = UnixTransport(segments)
+    if options.address is not None and "tcp" in options.transports:
         if not options.insecure:
             raise ValueError(
                 f"address {options.address!r} asks to listen over TCP, where nothing proves who "
@@ -170,6 +192,11 @@ def make_transport(options: TensorPipeRpcBackendOptions) -> SeveralTransports:
                 "else leave the address out, and workers of one host use unix sockets."
             )
         transports["tcp"] = TcpTransport(options.address)
+    if not transports:
+        raise ValueError(
+            f"with transports={options.transports} and address={options.address!r} nobody can "
+            'reach this worker: name "unix", or "tcp" and an address'
+        )
     return SeveralTransports(transports)
 
 

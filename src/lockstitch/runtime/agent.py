@@ -26,7 +26,9 @@ from lockstitch.runtime.loopback import Loopback
 from lockstitch.runtime.peers import Peers
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.runtime.timer import Deadlines, Timer
-from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
+from lockstitch.transport.pools import default_capacity
+from lockstitch.transport.warm import WarmBuffers
+from lockstitch.wire.frames import DEFAULT_LIMITS, FrameDecoder, FrameLimits
 from lockstitch.wire.messages import Call, Failure, Leave, Message, Payload, RemoteCall, Reply
 from lockstitch.wire.pickling import (
     PICKLE,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.peers import Directory
     from lockstitch.runtime.way_back import WayBack
     from lockstitch.runtime.worker import Worker
-    from lockstitch.transport.base import Listener, Transport
+    from lockstitch.transport.base import Connection, Listener, Transport
     from lockstitch.wire.messages import Stitch
 
 T = TypeVar("T")
@@ -71,6 +73,9 @@ class AgentOptions:
     num_threads: int = 16
     default_timeout: float = 60.0
     limits: FrameLimits = DEFAULT_LIMITS
+    buffer_pool_bytes: int | None = None
+    """How much warm memory is kept for large tensors that arrive in streams; None: see
+    `transport.pools.default_capacity`."""
     interned_functions: int = 4096
     """How many functions each connection remembers by number; with 0 every call spells its function
     out, so that any message may be lost or delayed without harm to those behind it."""
@@ -155,6 +160,9 @@ class Agent:
         self.crew = Crew(
             self.info.name, options.num_threads, self._poller, worker.adopt_thread, self.report
         )
+        capacity = options.buffer_pool_bytes
+        self.buffers = WarmBuffers(default_capacity() if capacity is None else capacity)
+        self.buffers.trim_by(self.call_later)
         self.handlers[Leave] = self.peers.note_leave
         self.on_peer_lost(lambda peer, _error: self.served.drop(peer))
         self.peers.add(self.id, Loopback(self))
@@ -220,6 +228,10 @@ class Agent:
             self.crew.submit(invocation.serve)
         else:
             self.handlers[type(message)](self.id, message)
+
+    def decoder(self, connection: Connection) -> FrameDecoder:
+        """What makes messages of that which arrives on a connection."""
+        return FrameDecoder(self.limits, window=connection.window, allocate=self.buffers.take)
 
     # ------------------------------------------------------------ plugging in
 

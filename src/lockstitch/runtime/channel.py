@@ -208,6 +208,7 @@ class StreamChannel(Channel):
         super().__init__(agent, peer)
         self.connection = connection
         self.decoder = decoder
+        self._lend = connection.lend
         self._send_lock = threading.Lock()
         self._reading = threading.Lock()
         self._followers: deque[Pending] = deque()
@@ -226,7 +227,7 @@ class StreamChannel(Channel):
         return f"<StreamChannel to {self.peer.name!r} · {self.outstanding} outstanding>"
 
     def transmit(self, message: Message) -> None:
-        buffers = encode(message, self.agent.limits)
+        buffers = encode(message, self.agent.limits, self._lend)
         try:
             with self._send_lock:
                 self.connection.send(buffers)

@@ -15,7 +15,7 @@ from lockstitch.errors import RemoteProtocolError
 from lockstitch.runtime.functions import BY_VALUE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
 from lockstitch.transport.spin import Spinner
-from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.frames import encode
 from lockstitch.wire.messages import Call, Hello, RemoteCall
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class IncomingConnection(Requests):
     def __init__(self, agent: Agent, connection: Connection) -> None:
         super().__init__(agent, agent.nobody)
         self.connection = connection
-        self._decoder = FrameDecoder(agent.limits)
+        self._decoder = agent.decoder(connection)
+        self._lend = connection.lend
         self._spinner = Spinner()
         self._send_lock = threading.Lock()
         self._greeted = False
@@ -95,7 +96,7 @@ class IncomingConnection(Requests):
         return f"<IncomingConnection from {self.peer.name!r}>"
 
     def reply(self, message: Message) -> None:
-        buffers = encode(message, self.agent.limits)
+        buffers = encode(message, self.agent.limits, self._lend)
         with self._send_lock:
             self.connection.send(buffers)
 

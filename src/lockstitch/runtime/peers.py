@@ -22,7 +22,7 @@ from lockstitch.errors import (
 )
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime.channel import Channel, StreamChannel
-from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.frames import encode
 from lockstitch.wire.messages import Hello, Leave, Welcome
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.agent import Agent
     from lockstitch.runtime.incoming import IncomingConnection
     from lockstitch.transport.base import Connection
+    from lockstitch.wire.frames import FrameDecoder
 
 PROTOCOL: Final = 1
 _CONNECT_SECONDS: Final = 30.0
@@ -138,7 +139,7 @@ class Peers:
         return StreamChannel(self._agent, peer, connection, decoder)
 
     def _greet(self, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
-        decoder = FrameDecoder(self._agent.limits)
+        decoder = self._agent.decoder(connection)
         info = self._agent.info
         connection.send(encode(Hello(PROTOCOL, _PYTHON, _TORCH, info.name, info.worker)))
         while not decoder.messages:

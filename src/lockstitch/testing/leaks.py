@@ -1,8 +1,9 @@
-"""What this process holds at a moment: threads, child processes, sockets and pipes, workers, and
-what these keep for others.
+"""What this process holds at a moment: threads, child processes, sockets and pipes, shared memory,
+workers, and what these keep for others.
 
-Threads are asked of Python, descriptors and children read from /proc where there is one, references
-and contexts asked of the workers. Two inventories compared say what was left behind in between:
+Threads are asked of Python, descriptors, memory and children read from /proc where there is one,
+references and contexts asked of the workers. Two inventories compared say what was left behind in
+between:
 
     with no_leaks():
         with LocalCluster(2) as cluster:
@@ -24,6 +25,7 @@ from lockstitch.autograd.service import AutogradService
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import living_workers
 from lockstitch.testing.patience import Patience
+from lockstitch.transport import mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,8 +38,8 @@ _PAUSE_SECONDS = 0.02
 @contextlib.contextmanager
 def no_leaks(timeout_seconds: float = 5.0) -> Iterator[None]:
     """Raises `AssertionError` if the block leaves something behind, and says what: threads, child
-    processes, sockets and pipes, workers that were not closed; and of workers that live on, values
-    that others hold references to, and autograd contexts.
+    processes, sockets and pipes, memory shared with other workers, workers that were not closed;
+    and of workers that live on, values that others hold references to, and autograd contexts.
 
     What ends by itself within `timeout_seconds` (a thread on its way out, a reference that waits
     for the garbage collector) is no leak. An error of the block itself passes through unchanged.
@@ -58,7 +60,7 @@ class Inventory:
     @classmethod
     def take(cls) -> Inventory:
         """What is held now."""
-        return cls(_threads() | _children() | _descriptors() | _workers())
+        return cls(_threads() | _children() | _descriptors() | _segments() | _workers())
 
     def wait_until_nothing_new(self, timeout_seconds: float) -> list[str]:
         """The names of what is held now and was not then, once there is none or time is over."""
@@ -114,6 +116,15 @@ def _descriptors() -> dict[object, str]:
         if target.startswith(_TALKING) and int(name) != tracker:
             held["descriptor", int(name), target] = f"descriptor {name} -> {target}"
     return held
+
+
+def _segments() -> dict[object, str]:
+    # While a worker lives it keeps segments for the next messages: they end with it.
+    if living_workers():
+        return {}
+    lines = (line.split() for line in _read(Path("/proc/self/maps")).splitlines())
+    ranges = [line[0] for line in lines if line[5:6] == [f"/memfd:{mapping.NAME}"]]
+    return {("segment", each): f"shared memory at {each}" for each in ranges}
 
 
 def _workers() -> dict[object, str]:

@@ -4,6 +4,11 @@
 - `stream`: connections and listeners over sockets, made by
   - `unix`: between the processes of one user on one machine
   - `tcp`: between machines
+- `segments`: shared memory beside a unix stream, made of
+  - `mapping`: memory that two processes map
+  - `handover`: how one gives it to the other
+- `warm`: memory kept warm for what arrives in streams
+- `pools`, `blocks`: what both lend by, and its bookkeeping
 - `several`: several kinds as one transport
 - `polling`: waiting for many sockets (epoll)
 - `spin`: waiting for one, briefly, without going to sleep

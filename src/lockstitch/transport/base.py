@@ -1,6 +1,6 @@
 """The seam to the outside: streams of bytes between two workers, and waiting for many of them.
 
-Everything above sees only these four protocols; `stream` (unix and TCP sockets) and `memory` (the
+Everything above sees only these protocols; `stream` (unix and TCP sockets) and `memory` (the
 twin for tests) implement them. A connection knows no messages: it carries what `send` is given,
 in order, or fails. The one liberty the twin takes is to treat each `send` as one frame, which it
 may drop, delay or repeat on purpose.
@@ -10,7 +10,7 @@ may drop, delay or repeat on purpose.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,23 @@ class Pollable(Protocol):
     def close(self) -> None:
         """Ends it; harmless when repeated. A receiver blocked in it returns 0."""
         ...
+
+
+class Loan(Protocol):
+    """Memory of the peer's, to be filled and then named to it in a message, or else cancelled."""
+
+    number: int
+    address: int
+
+    def cancel(self) -> None:
+        """The peer will not hear of it."""
+        ...
+
+
+class Lease(Protocol):
+    """The use of memory that the peer has lent. At its end the memory goes back, if `is_taken`."""
+
+    is_taken: bool
 
 
 class Connection(Pollable, Protocol):
@@ -53,6 +70,17 @@ class Connection(Pollable, Protocol):
         peer vanished. The number is *appended*, in the same C call that took the bytes, so that an
         interrupt can never come between them and desynchronise the stream.
         """
+        ...
+
+    def lend(self, nbytes: int) -> Loan | None:
+        """Memory for `nbytes` that the peer will see without a copy; None where there is none, or
+        the stream is the quicker way."""
+        ...
+
+    def window(self, number: int) -> tuple[Any, Lease]:
+        """The memory that the peer has lent under this number, as a writable buffer, and the lease,
+        which ends when nothing refers to the buffer any more. Raises `ConnectionError` when it has
+        lent none."""
         ...
 
 

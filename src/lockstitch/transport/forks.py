@@ -4,6 +4,8 @@ A child made by `os.fork` (a DataLoader worker, say) inherits every descriptor. 
 one end of a connection, the other end does not see the parent's death. So everything here that owns
 a descriptor registers itself, and a child's first act is to close its copies, without a word on the
 wire: the connections themselves remain the parent's.
+
+What a child shares with others through its parent's memory is noted by the parent, before.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ class Abandonable(Protocol):
         ...
 
 
+class Forkable(Protocol):
+    """Something that must know of forks before they happen."""
+
+    def before_fork(self) -> None:
+        """This process is about to get a child, or has just got one; takes no lock."""
+        ...
+
+
 _inherited: WeakSet[Abandonable] = WeakSet()
+_told: WeakSet[Forkable] = WeakSet()
 
 
 def abandon_in_child(owner: Abandonable) -> None:
@@ -29,10 +40,21 @@ def abandon_in_child(owner: Abandonable) -> None:
     _inherited.add(owner)
 
 
+def tell_before_fork(owner: Forkable) -> None:
+    """Has `owner` told of every child that this process forks from now on."""
+    _told.add(owner)
+
+
 def _abandon_all() -> None:
     for owner in list(_inherited):
         owner.abandon()
 
 
+def _tell_all() -> None:
+    for owner in list(_told):
+        owner.before_fork()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)
+    # Once more behind it, for what another thread has received in the meantime.
+    os.register_at_fork(before=_tell_all, after_in_parent=_tell_all, after_in_child=_abandon_all)

@@ -16,13 +16,13 @@ import itertools
 import math
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.clock import Clock
-    from lockstitch.transport.base import Buffer, Connection, Pollable
+    from lockstitch.transport.base import Buffer, Connection, Lease, Loan, Pollable
 
 ALREADY = -math.inf
 
@@ -198,6 +198,14 @@ class MemoryConnection:
             if deadline is not None and self._clock.now() >= deadline:
                 raise BlockingIOError(errno.EAGAIN, "nothing has come")
             self._clock.wait_until(self._changed, _first(deadline, self._incoming.readable_at()))
+
+    def lend(self, nbytes: int) -> Loan | None:  # noqa: ARG002 - see `Connection.lend`
+        """None: a script may lose, delay and repeat frames only if all is in them."""
+        return None
+
+    def window(self, number: int) -> tuple[Any, Lease]:
+        """Raises `ConnectionError`: nothing can have been lent."""
+        raise ConnectionError(f"{self.peer} names a segment, {number}, where there can be none")
 
     def close(self) -> None:
         """Ends both directions; harmless when repeated."""

@@ -21,14 +21,14 @@ import select
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstitch.transport.forks import abandon_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lockstitch.transport.base import Buffer
+    from lockstitch.transport.base import Buffer, Lease, Loan
     from lockstitch.transport.waker import Waker
 
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
@@ -136,7 +136,7 @@ class StreamConnection(SocketEnd):
         except (BlockingIOError, ConnectionError):
             raise
         except OSError as error:
-            raise _as_connection_error(error, self.peer) from error
+            raise as_connection_error(error, self.peer) from error
         finally:
             self._receiving = False
             if self._closed:
@@ -177,7 +177,7 @@ class StreamConnection(SocketEnd):
                 self._send_rest(buffers, sent)
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise _as_connection_error(error, self.peer) from error
+                raise as_connection_error(error, self.peer) from error
             if sent and not self._closed:
                 self._keep_whole(buffers, sent)
             raise
@@ -199,6 +199,14 @@ class StreamConnection(SocketEnd):
         except BaseException:
             self.close()
             raise
+
+    def lend(self, nbytes: int) -> Loan | None:  # noqa: ARG002 - see `Connection.lend`
+        """None: a stream is all there is between the two ends."""
+        return None
+
+    def window(self, number: int) -> tuple[Any, Lease]:
+        """Raises `ConnectionError`: nothing can have been lent."""
+        raise ConnectionError(f"{self.peer} names a segment, {number}, where there can be none")
 
     def _is_in_use(self) -> bool:
         return self._receiving or self._sending or super()._is_in_use()
@@ -262,7 +270,8 @@ def _unsent(buffers: Sequence[Buffer], count: int) -> list[memoryview]:
     return rest
 
 
-def _as_connection_error(error: OSError, peer: str) -> ConnectionError:
+def as_connection_error(error: OSError, peer: str) -> ConnectionError:
+    """The error as one of the connection, in words."""
     if isinstance(error, ConnectionError):
         return error
     return ConnectionError(f"the connection to {peer} failed: {error}")

@@ -2,6 +2,8 @@
 
 Nobody else may talk to a worker, since a worker runs what it is told to: the socket lies in a fresh
 directory that only its user may enter, and each end asks the kernel who the other one is.
+
+Beside the stream the two ends may share memory, for what is large; see `segments`.
 """
 
 from __future__ import annotations
@@ -12,9 +14,24 @@ import socket
 import struct
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from lockstitch.transport import handover
 from lockstitch.transport.polling import EpollPoller
-from lockstitch.transport.stream import StreamConnection, StreamListener, set_timeout
+from lockstitch.transport.segments import LEAST_BYTES, LentSegments, ReceivedSegments
+from lockstitch.transport.stream import (
+    StreamConnection,
+    StreamListener,
+    as_connection_error,
+    set_timeout,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.transport.base import Buffer, Lease, Loan
+    from lockstitch.transport.handover import Handover, Note
+    from lockstitch.transport.segments import SegmentPool
 
 _SCHEME = "unix:"
 _BACKLOG = 1024
@@ -23,10 +40,99 @@ _SEND_BUFFER_BYTES = 1 << 20
 _LONGEST_PATH = 107
 
 
-class UnixTransport:
-    """Makes unix-socket streams; addresses are `unix:/path`."""
+class UnixConnection(StreamConnection):
+    """A stream, and shared memory beside it where both ends want that."""
 
-    def __init__(self) -> None:
+    def __init__(self, sock: socket.socket, peer: str, segments: SegmentPool | None) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        process, _user = _credentials(sock)
+        super().__init__(sock, peer, is_own_process=process == os.getpid())
+        self._segments = segments
+        self._handover: Handover | None = None
+        self._lent: LentSegments | None = None
+        self._received: ReceivedSegments | None = None
+
+    def lend(self, nbytes: int) -> Loan | None:
+        """A segment, if it is quicker than the stream; see `Connection.lend`."""
+        if nbytes < LEAST_BYTES or self._lent is None:
+            return None
+        return self._lent.lend(nbytes)
+
+    def window(self, number: int) -> tuple[Any, Lease]:
+        """The segment that the peer has lent; see `Connection.window`."""
+        if self._received is None:
+            return super().window(number)
+        return self._received.window(number)
+
+    def share_memory(self, link: Handover | None) -> None:
+        """From now on descriptors can be handed over by `link`."""
+        if link is not None and self._segments is not None:
+            self._handover = link
+            self._received = ReceivedSegments(link)
+            self._lent = LentSegments(self._segments, link)
+            if self.is_closed:  # in the meantime
+                self._end_sharing()
+        elif link is not None:
+            link.close()
+
+    def make_beginning(self) -> None:
+        """This end calls: the first byte, which it sends with the first message, tells whether it
+        shares memory."""
+        self.send = self._send_beginning  # type: ignore[method-assign]
+
+    def _send_beginning(self, buffers: Sequence[Buffer]) -> None:
+        """Takes the place of `send` until the first byte has left. Interrupted, the connection is
+        of no use; it has not been used yet, either."""
+        try:
+            if self._closed:
+                raise BrokenPipeError(f"the connection to {self.peer} is closed")
+            wanted = self._segments is not None
+            self.share_memory(handover.offer(self._socket, wanted=wanted))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise as_connection_error(error, self.peer) from error
+            raise
+        del self.send
+        self.send(buffers)
+
+    def await_beginning(self) -> None:
+        """This end was called: the first byte tells whether the caller shares memory."""
+        self._beginning: list[Note] = []
+        self._recv_into = self._receive_beginning  # type: ignore[assignment]
+
+    def _receive_beginning(self, view: memoryview, nbytes: int = 0, flags: int = 0) -> int:
+        """Takes the place of the socket's `recv_into` until the first byte has come."""
+        if not self._beginning:
+            handover.receive_beginning(self._socket, self._beginning, flags)
+        if not self._beginning[0][0]:
+            return 0
+        self.share_memory(handover.begin(self._beginning[0]))
+        self._recv_into = self._socket.recv_into
+        return self._socket.recv_into(view, nbytes, flags)
+
+    def close(self) -> None:
+        """Ends it, and forgets what was lent; harmless when repeated."""
+        super().close()
+        self._end_sharing()
+
+    def _end_sharing(self) -> None:
+        if self._lent is not None:
+            self._lent.close()
+        if self._received is not None:
+            self._received.close()
+        if self._handover is not None:
+            self._handover.close()
+
+
+class UnixTransport:
+    """Makes unix-socket streams; addresses are `unix:/path`.
+
+    `segments` are lent to peers and taken from them; None leaves it at streams.
+    """
+
+    def __init__(self, segments: SegmentPool | None = None) -> None:
+        self._segments = segments
         self._directories: list[Path] = []
         self._process = os.getpid()
 
@@ -44,9 +150,9 @@ class UnixTransport:
         except BaseException:
             sock.close()
             raise
-        return StreamListener(sock, _SCHEME + path, _accepted)
+        return StreamListener(sock, _SCHEME + path, self._accepted)
 
-    def connect(self, address: str, timeout_seconds: float) -> StreamConnection:
+    def connect(self, address: str, timeout_seconds: float) -> UnixConnection:
         """Connects to the listener at `address`; waits while its backlog is full.
 
         Raises `ConnectionError` when nobody listens there or the listener is another user's,
@@ -59,7 +165,10 @@ class UnixTransport:
             set_timeout(sock, socket.SO_SNDTIMEO, timeout_seconds)
             sock.connect(_path_of(address))
             set_timeout(sock, socket.SO_SNDTIMEO, None)
-            return _connection(sock, address)
+            _check_peer(sock)
+            connection = UnixConnection(sock, address, self._segments)
+            connection.make_beginning()
+            return connection
         except BlockingIOError as error:
             sock.close()
             raise TimeoutError(f"{address} did not answer in {timeout_seconds} s") from error
@@ -79,6 +188,12 @@ class UnixTransport:
             while self._directories:
                 shutil.rmtree(self._directories.pop(), ignore_errors=True)
 
+    def _accepted(self, sock: socket.socket) -> UnixConnection:
+        process = _check_peer(sock)
+        connection = UnixConnection(sock, f"{_SCHEME}process {process}", self._segments)
+        connection.await_beginning()
+        return connection
+
     def _fresh_path(self) -> str:
         directory = Path(tempfile.mkdtemp(prefix="lockstitch-"))
         if len(os.fsencode(directory / "socket")) > _LONGEST_PATH:
@@ -94,18 +209,12 @@ def _path_of(address: str) -> str:
     return address.removeprefix(_SCHEME)
 
 
-def _accepted(sock: socket.socket) -> StreamConnection:
-    return _connection(sock, None)
-
-
-def _connection(sock: socket.socket, address: str | None) -> StreamConnection:
-    """Wraps a connected socket, or raises `PermissionError` when its other end is a stranger's."""
+def _check_peer(sock: socket.socket) -> int:
+    """The process at the other end; raises `PermissionError` when that is a stranger's."""
     process, user = _credentials(sock)
     if user != os.geteuid():
         raise PermissionError(f"the other end belongs to user {user}, not to {os.geteuid()}")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-    peer = address or f"{_SCHEME}process {process}"
-    return StreamConnection(sock, peer, is_own_process=process == os.getpid())
+    return process
 
 
 def _credentials(sock: socket.socket) -> tuple[int, int]:

@@ -6,4 +6,5 @@ tensors.py    headers and memory of tensors
 frames.py     messages ⇄ frames: lengths and limits
 layouts.py    the fields of each message class ⇄ plain values
 arrivals.py   tensors arriving: into memory allocated from their headers
+windows.py    tensors arriving: in memory that the sender has filled
 """

@@ -1,13 +1,16 @@
 """Tensors arriving: allocated from their headers, filled from the frame or behind it.
 
 Small memories lie in the frame itself, one behind the other, and are copied out at once; a large
-one becomes a target, into which the stream is then received in place. What is announced is checked
+one becomes a target, into which the stream is then received in place (`windows`: where there is
+nothing left to receive). What is announced is checked
 against the frame's lengths before memory is allocated for it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
 
     from lockstitch.wire.tensors import Header
 
+Allocate = Callable[[int], Any]
+"""Gives memory for so many bytes as a writable buffer, or None."""
+
+_UINT8: Final = DTYPES.index(torch.uint8)
 _HOST: Final = torch.device("cpu")
 _FINISHED_LATER: Final = DTYPE_BITS | REQUIRES_GRAD | PARAMETER
 # Allocating like a tensor that is at hand is quicker than from a shape.
@@ -45,11 +52,19 @@ _prototypes: Final[dict[tuple[int, tuple[int, ...]], tuple[torch.Tensor, int]]] 
 
 class Arrivals:
     """The items of one message. `address` is that of the frame's small memories, `small_length` and
-    `bulk_length` are the lengths of what lies in the frame and behind it."""
+    `bulk_length` are the lengths of what lies in the frame and behind it; `allocate` may have
+    memory for the latter."""
 
-    __slots__ = ("_address", "_bases", "_bulk", "_small", "items", "targets")
+    __slots__ = ("_address", "_allocate", "_bases", "_bulk", "_small", "items", "targets")
 
-    def __init__(self, address: int, small_length: int, bulk_length: int) -> None:
+    def __init__(
+        self,
+        address: int,
+        small_length: int,
+        bulk_length: int,
+        allocate: Allocate | None = None,
+    ) -> None:
+        self._allocate = allocate
         self.items: list[Any] = []
         self.targets: list[memoryview] = []
         self._address = address
@@ -102,18 +117,32 @@ class Arrivals:
             raise RemoteProtocolError("a frame is shorter than its tensors need")
 
     def _fill(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
-        if size > INLINE_BYTES:
-            self.targets.append(Memory(tensor.data_ptr(), size, tensor).view())
-        elif size:
+        """Copies a small memory out of the frame."""
+        if size:
             ctypes.memmove(tensor.data_ptr(), self._address, size)
             self._address += size
         return tensor
+
+    def _large(self, index: int, shape: tuple[int, ...], size: int) -> torch.Tensor:
+        """A tensor of `size` bytes, of dtype number `index`, to be filled from behind the frame."""
+        memory = None if self._allocate is None else self._allocate(size)
+        if memory is None:
+            tensor = torch.empty(shape, dtype=DTYPES[index], device=_HOST)
+        else:
+            tensor = view_of(memory, index, shape, 0)
+        self.targets.append(Memory(tensor.data_ptr(), size, tensor).view())
+        return tensor
+
+    def _bytes(self, length: int) -> torch.Tensor:
+        if length > INLINE_BYTES:
+            return self._large(_UINT8, (length,), length)
+        return self._fill(torch.empty(length, dtype=torch.uint8, device=_HOST), length)
 
     def _buffer(self, length: int) -> memoryview:
         self._announce(length)
         if not length:
             return memoryview(bytearray())
-        buffer = self._fill(torch.empty(length, dtype=torch.uint8, device=_HOST), length)
+        buffer = self._bytes(length)
         return Memory(buffer.data_ptr(), length, buffer).view()
 
     def _tensor(self, header: Header) -> torch.Tensor:
@@ -136,7 +165,7 @@ class Arrivals:
             size *= extent
         self._announce(size)
         if size > INLINE_BYTES:
-            return self._fill(torch.empty(shape, dtype=DTYPES[index], device=_HOST), size)
+            return self._large(index, shape, size)
         known = _prototypes.get((index, shape))
         if known is None:
             known = torch.empty(shape, dtype=DTYPES[index], device=_HOST), size
@@ -150,7 +179,7 @@ class Arrivals:
             self._bases = {}
         if code & STRIDED:  # the first of those that share a storage: it brings the bytes
             self._announce(extent)
-            base = self._fill(torch.empty(extent, dtype=torch.uint8, device=_HOST), extent)
+            base = self._bytes(extent)
             self._bases[len(self.items)] = base
         else:
             base = self._bases[extent]
@@ -196,6 +225,14 @@ def take_alone(headers: Any, address: int, length: int) -> torch.Tensor | None:
     tensor = torch.empty_like(known[0])
     ctypes.memmove(tensor.data_ptr(), address, length)
     return tensor
+
+
+def view_of(memory: Any, index: int, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+    """A tensor of dtype number `index` that lies in a writable buffer and keeps it."""
+    dtype = DTYPES[index]
+    if dtype is None:
+        raise TypeError(f"this torch has no dtype number {index}")
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
 
 
 def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:

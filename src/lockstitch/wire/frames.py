@@ -2,29 +2,34 @@
 
     ┌ header, 20 bytes ┬ fields (marshal) ┬ small tensors ┬ bulk: large stream, large tensors ┐
     │ u32 inline length│                  │               │                                   │
-    │ u8 kind, u8 0    │                  │ ◄─ small ───► │                                   │
-    │ u16 0, u32 small │ ◄─ inline length bytes ────────► │ ◄─ bulk length bytes ───────────► │
+    │ u8 kind, u8 flag │                  │ ◄─ small ───► │                                   │
+    │ u16, u32 small   │ ◄─ inline length bytes ────────► │ ◄─ bulk length bytes ───────────► │
     │ u64 bulk length  │                                  │                                   │
 
 How fields are written: `wire.layouts`. Items of at most `INLINE_BYTES` travel inside the frame, the
-others behind it, straight from and into their own memory.
+others behind it, straight from and into their own memory. Or, with flag `IN_SEGMENT`, they lie in
+memory that both sides share, each aligned, in the segment that the u16 names: then nothing follows
+the frame.
 
 Nothing here does I/O: the decoder is given bytes, or told where bytes are to be put.
 """
 
 from __future__ import annotations
 
+import ctypes
 import marshal
 import struct
 import typing
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import numpy
 import torch
 
 from lockstitch.errors import LocalProtocolError, RemoteProtocolError
-from lockstitch.wire.arrivals import Arrivals, finish
+from lockstitch.wire.arrivals import Allocate, Arrivals, finish
 from lockstitch.wire.layouts import layout_of
 from lockstitch.wire.messages import KINDS, Message, Payload
 from lockstitch.wire.tensors import (
@@ -35,12 +40,39 @@ from lockstitch.wire.tensors import (
     describe,
     find_shared,
 )
+from lockstitch.wire.windows import WindowArrivals, aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HEADER: Final = struct.Struct("<IBBHIQ")
 _HEADER_BYTES: Final = HEADER.size
+IN_SEGMENT: Final = 1
+
+
+class Loan(Protocol):
+    """Memory that the receiver will see without a copy, once it is filled and `number` sent."""
+
+    number: int
+    address: int
+
+    def cancel(self) -> None:
+        """The receiver will not hear of it."""
+        ...
+
+
+Lend = Callable[[int], "Loan | None"]
+"""Asks for so many bytes of memory that the receiver will see; None: the stream will do."""
+
+
+class Lease(Protocol):
+    """The use of such memory by its receiver. Its end gives the memory back, if `is_taken`."""
+
+    is_taken: bool
+
+
+Window = Callable[[int], "tuple[Any, Lease]"]
+"""The memory of that number as a writable buffer, and the lease that ends with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +90,13 @@ DEFAULT_LIMITS: Final = FrameLimits()
 # ---------------------------------------------------------------- encoding
 
 
-def encode(message: Message, limits: FrameLimits = DEFAULT_LIMITS) -> list[Any]:
+def encode(
+    message: Message, limits: FrameLimits = DEFAULT_LIMITS, lend: Lend | None = None
+) -> list[Any]:
     """The frame of `message` as buffers to be sent in order (one, where it is small).
 
-    Raises `LocalProtocolError` where it exceeds `limits`.
+    What `lend` lends is used for large items. Raises `LocalProtocolError` where the message exceeds
+    `limits`.
     """
     cls = type(message)
     layout = layout_of(cls)
@@ -71,7 +106,7 @@ def encode(message: Message, limits: FrameLimits = DEFAULT_LIMITS) -> list[Any]:
         if items or len(stream) > INLINE_BYTES:
             alone = copy_alone(items)
             if alone is None or len(stream) > INLINE_BYTES:
-                return _encode_items(cls.KIND, values, encoding, stream, items, limits)
+                return _encode_items(cls.KIND, values, message.body, limits, lend)  # type: ignore[attr-defined]
             item, memory = alone
             inline = marshal.dumps((*values, encoding, stream, (item,))) + memory
             header = HEADER.pack(len(inline), cls.KIND, 0, 0, len(memory), 0)
@@ -93,40 +128,48 @@ def _check_length(inline: bytes, bulk_length: int, limits: FrameLimits) -> None:
 
 
 def _encode_items(
-    kind: int,
-    values: tuple[Any, ...],
-    encoding: int,
-    stream: Any,
-    items: Sequence[Any],
-    limits: FrameLimits,
+    kind: int, values: tuple[Any, ...], body: Payload, limits: FrameLimits, lend: Lend | None
 ) -> list[Any]:
+    encoding, stream, items = body
     memories: list[Memory] = []
     shared = find_shared(items) if len(items) > 1 else {}
     headers = tuple(
         _describe_item(item, memories, shared, index) for index, item in enumerate(items)
     )
-    bulk: list[Any] = []
-    bulk_length = 0
+    large = [memory for memory in memories if memory.nbytes > INLINE_BYTES]
+    announced: Any = stream
     if len(stream) > INLINE_BYTES:
-        bulk.append(stream)
-        bulk_length = len(stream)
-        stream = bulk_length
-    small = []
-    for memory in memories:
-        if memory.nbytes <= INLINE_BYTES:
-            small.append(memory.copy())
-        else:
-            bulk.append(memory.view())
-            bulk_length += memory.nbytes
-    small_bytes = b"".join(small)
-    inline = marshal.dumps((*values, encoding, stream, headers)) + small_bytes
+        large.insert(0, _BufferMemory(memoryview(stream)))
+        announced = len(stream)
+    small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
+    bulk_length = sum([memory.nbytes for memory in large])
+    inline = marshal.dumps((*values, encoding, announced, headers)) + small_bytes
     _check_length(inline, bulk_length, limits)
     if len(items) > limits.items:
         raise LocalProtocolError(
             f"a message of {len(items):,} tensors exceeds the limit of {limits.items:,}"
         )
+    if large and lend is not None:
+        span = sum([aligned(memory.nbytes) for memory in large])
+        loan = lend(span)
+        if loan is not None:
+            _fill(loan, large)
+            header = HEADER.pack(len(inline), kind, IN_SEGMENT, loan.number, len(small_bytes), span)
+            return [header + inline]
     header = HEADER.pack(len(inline), kind, 0, 0, len(small_bytes), bulk_length)
-    return [header + inline, *bulk]
+    return [header + inline, *[memory.view() for memory in large]]
+
+
+def _fill(loan: Loan, memories: list[Memory]) -> None:
+    """Copies memories to where the receiver will look for them."""
+    try:
+        address = loan.address
+        for memory in memories:
+            memory.copy_to(address)
+            address += aligned(memory.nbytes)
+    except BaseException:  # an interrupt: nothing has been sent yet
+        loan.cancel()
+        raise
 
 
 def _describe_item(
@@ -151,6 +194,11 @@ class _BufferMemory(Memory):
 
     def copy(self) -> bytes:
         return bytes(typing.cast("memoryview", self.keep))
+
+    def copy_to(self, address: int) -> None:
+        # As an array, because its address can be had even where it is read-only.
+        source = numpy.frombuffer(typing.cast("memoryview", self.keep), dtype=numpy.uint8)
+        ctypes.memmove(address, source.ctypes.data, self.nbytes)
 
     def view(self) -> memoryview:
         return typing.cast("memoryview", self.keep)
@@ -226,9 +274,21 @@ class FrameDecoder:
     adds it up, a message stays in `messages` until its reader removes it, and every step changes
     all that it changes without a call in between. Whoever finds the decoder `is_torn`, or counts in
     it, was preceded by a reader who was struck, and calls `absorb` before anything else.
+
+    `window` opens what the sender has lent; `allocate` gives memory for what arrives in the stream,
+    as a buffer of that size or more, or None.
     """
 
-    def __init__(self, limits: FrameLimits = DEFAULT_LIMITS, capacity: int = 128 * 1024) -> None:
+    def __init__(
+        self,
+        limits: FrameLimits = DEFAULT_LIMITS,
+        capacity: int = 128 * 1024,
+        *,
+        window: Window | None = None,
+        allocate: Allocate | None = None,
+    ) -> None:
+        self._open_window = window
+        self._allocate = allocate
         self.counts: list[int] = []
         self.messages: deque[Message] = deque()
         self.is_torn = False
@@ -285,9 +345,15 @@ class FrameDecoder:
         if available < _HEADER_BYTES:
             self._make_room(_HEADER_BYTES)
             return False
-        inline_length, kind, flags, _, small, bulk_length = HEADER.unpack_from(self._view, start)
+        inline_length, kind, flags, number, small, bulk_length = HEADER.unpack_from(
+            self._view, start
+        )
         limits = self._limits
-        if flags or inline_length > limits.inline_bytes or bulk_length > limits.bulk_bytes:
+        if (
+            flags > IN_SEGMENT
+            or inline_length > limits.inline_bytes
+            or bulk_length > limits.bulk_bytes
+        ):
             raise RemoteProtocolError(
                 f"a frame announces {inline_length + bulk_length:,} bytes, more than is allowed, "
                 "or flags that are unknown here"
@@ -304,24 +370,41 @@ class FrameDecoder:
             simple = layout_of(KINDS[kind]).read(inline, address, small)
             if simple is not None:
                 return self._keep(simple, start + whole)
-        frame = IncomingFrame(kind, inline, limits.items, Arrivals(address, small, bulk_length))
+        lease: Lease | None = None
+        if flags:
+            arrivals, lease = self._arrivals_in_window(address, small, number, bulk_length)
+        else:
+            arrivals = Arrivals(address, small, bulk_length, self._allocate)
+        frame = IncomingFrame(kind, inline, limits.items, arrivals)
         if frame.targets:
             self._target = self._filled = 0
             self._frame = frame
             self._start = start + whole
             return True
-        return self._keep(frame.message(), start + whole)
+        return self._keep(frame.message(), start + whole, lease)
 
-    def _keep(self, message: Message, end: int) -> bool:
+    def _keep(self, message: Message, end: int, lease: Lease | None = None) -> bool:
         """A message is complete that ends at `end` of the buffer; whether to look for more."""
         append = self.messages.append
         is_last = end == self._end and len(self._view) == self._capacity
+        if lease is not None:
+            lease.is_taken = True  # before it, an interrupted reader begins again
         if is_last:
             self._start = self._end = 0
         else:
             self._start = end
         append(message)
         return not is_last
+
+    def _arrivals_in_window(
+        self, address: int, small: int, number: int, bulk_length: int
+    ) -> tuple[Arrivals, Lease]:
+        if self._open_window is None:
+            raise RemoteProtocolError(f"a frame names a segment, {number}, where there can be none")
+        buffer, lease = self._open_window(number)
+        if bulk_length > len(buffer):
+            raise RemoteProtocolError(f"segment {number} has no room for {bulk_length:,} bytes")
+        return WindowArrivals(address, small, bulk_length, buffer), lease
 
     def _take_bulk(self) -> bool:
         """Moves what the buffer holds of the bulk; the rest is received in place. False when there

@@ -91,6 +91,10 @@ class Memory:
         """The bytes, copied: for small tensors, which travel inside the frame."""
         return ctypes.string_at(self.address, self.nbytes)
 
+    def copy_to(self, address: int) -> None:
+        """Copies the bytes to where the receiver will see them. Other threads run meanwhile."""
+        ctypes.memmove(address, self.address, self.nbytes)
+
     def view(self) -> memoryview:
         """The bytes in place, writable: for large tensors, sent from and received into memory."""
         if not self.nbytes:

@@ -55,6 +55,7 @@ class Closing:
             far.send([b"".join(encode(welcome))])
         self.peer = "peer1"
         self.receive_into = self._near.receive_into
+        self.lend, self.window = self._near.lend, self._near.window
 
     def send(self, buffers) -> None:  # type: ignore[no-untyped-def]
         with contextlib.suppress(ConnectionError):  # a socket's reader is the first to see an end

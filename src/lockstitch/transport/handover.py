@@ -1,0 +1,122 @@
+"""Beside a unix connection: a pair of sockets over which its two ends hand each other descriptors.
+
+A descriptor that travels along a stream of bytes is lost if the reader does not ask for it with the
+very byte that it came with, and asking always would make every read dearer. So whoever connects
+makes a second pair of sockets and sends one of them along with the very first byte, which is there
+for nothing else.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch.transport.forks import abandon_in_child
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Note = tuple[bytes, list[Any], int, Any]
+
+WITHOUT: Final = b"\x00"
+WITH: Final = b"\x01"
+"""First byte of a connection: whether a socket comes along."""
+
+_INT_BYTES: Final = array.array("i").itemsize
+_ROOM: Final = socket.CMSG_SPACE(_INT_BYTES)
+_LONGEST_NOTE: Final = 64
+_NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
+_QUIETLY: Final = socket.MSG_DONTWAIT | _NO_SIGNAL
+_RECEIVING: Final = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class Handover:
+    """One end of the pair. Nothing here blocks."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        # Reentrant, because a destructor may close while this very thread is inside.
+        self._lock = threading.RLock()  # keeps the descriptor while somebody uses it
+        abandon_in_child(self)
+
+    def send(self, note: bytes, descriptor: int) -> None:
+        """Hands over a descriptor. Raises `OSError` where that is not possible now."""
+        with self._lock:
+            self._socket.sendmsg([note], _rights(descriptor), _QUIETLY)
+
+    def receive(self, notes: list[Note]) -> None:
+        """Appends what has been handed over next, to be read by `open_note`. Raises
+        `BlockingIOError` if there is nothing."""
+        with self._lock:  # call and storing are one C call, as in `stream`
+            notes.extend(map(self._socket.recvmsg, (_LONGEST_NOTE,), (_ROOM,), (_RECEIVING,)))
+
+    def close(self) -> None:
+        """Ends it; harmless when repeated."""
+        with self._lock:
+            self._socket.close()
+
+    def abandon(self) -> None:
+        """Closes a forked child's copy."""
+        self._socket.close()
+
+
+def offer(sock: socket.socket, *, wanted: bool) -> Handover | None:
+    """Begins the connection on `sock`, which this side has made, with a handover. None where it is
+    not wanted, or the system has no more descriptors: then it begins without."""
+    try:
+        ours, theirs = _pair() if wanted else (None, None)
+    except OSError:
+        ours = theirs = None
+    if ours is None or theirs is None:
+        sock.sendall(WITHOUT, _NO_SIGNAL)
+        return None
+    try:
+        sock.sendmsg([WITH], _rights(theirs.fileno()), _NO_SIGNAL)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Handover(ours)
+
+
+def _rights(descriptor: int) -> list[tuple[int, int, array.array[int]]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def receive_beginning(sock: socket.socket, notes: list[Note], flags: int) -> None:
+    """Appends the first byte of a connection that somebody has made to us, and what came with it,
+    to be read by `begin`. The byte is empty at the end of the stream."""
+    flags |= getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+    notes.extend(map(sock.recvmsg, (1,), (_ROOM,), (flags,)))
+
+
+def begin(note: Note) -> Handover | None:
+    """The handover that the caller offers, if it does."""
+    first, ancillary, _, _ = note
+    descriptors = descriptors_in(ancillary)
+    if first == WITH and len(descriptors) == 1:
+        return Handover(socket.socket(fileno=descriptors[0]))
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if first not in (WITH, WITHOUT):
+        raise ConnectionError(f"what connected is no worker: it began with {first!r}")
+    return None  # not offered, or lost: this process may have no more descriptors
+
+
+def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that came with a message."""
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            with contextlib.suppress(ValueError):
+                found.frombytes(data[: len(data) - len(data) % _INT_BYTES])
+    return list(found)

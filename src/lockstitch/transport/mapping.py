@@ -1,0 +1,111 @@
+"""Shared memory without a name: made by one process, mapped by another that is given its
+descriptor, gone with the last of them however they end.
+
+When a mapping ends is delicate. The garbage collector calls the finalizers of everything in a cycle
+first, in any order, and one of them may still use the memory: so a finalizer must not unmap it. And
+`mmap` objects of Python, which have none, keep a descriptor open each. A storage of torch that maps
+a file has neither fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+import torch
+
+IS_AVAILABLE: Final = hasattr(os, "memfd_create")
+"""Whether this system has memory of this kind."""
+NAME: Final = "lockstitch"
+"""Under which /proc/PID/maps lists it."""
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_madvise = _LIBC.madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_DONT_FORK: Final = getattr(mmap, "MADV_DONTFORK", None)
+_REMOVE: Final = getattr(mmap, "MADV_REMOVE", None)
+_MEMORY: Final = Path("/proc/meminfo")
+# One piece of memory is at most this part of what there is.
+_LEAST_SHARE: Final = 2
+_POPULATE: Final = 23  # MADV_POPULATE_WRITE, where the kernel knows it
+_SEALS: Final = sum(
+    getattr(fcntl, name, 0) for name in ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
+)
+
+
+class Mapping:
+    """Memory shared with another process, here at `address`; unmapped when nothing refers to it."""
+
+    __slots__ = ("__weakref__", "_storage", "address", "size")
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        """Maps `size` bytes of the memory behind `descriptor`, which may then be closed.
+
+        Raises `OSError` when there is less of it, or no room for it.
+        """
+        if os.fstat(descriptor).st_size < size:
+            raise OSError(errno.EINVAL, f"shared memory of less than {size:,} bytes")
+        try:
+            storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", True, size)
+        except RuntimeError as error:
+            raise OSError(errno.ENOMEM, f"cannot map {size:,} bytes: {error}") from error
+        self._storage = storage
+        self.address: int = storage.data_ptr()
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"<Mapping of {self.size:,} bytes at {self.address:#x}>"
+
+    def populate(self) -> None:
+        """Finds all pages now, at once, and not one by one when they are written to."""
+        _madvise(self.address, self.size, _POPULATE)
+
+    def keep_from_children(self) -> None:
+        """Forked children shall not have it: it would live as long as they do."""
+        if _DONT_FORK is not None:
+            _madvise(self.address, self.size, _DONT_FORK)
+
+    def give_up(self) -> None:
+        """Frees the memory itself, also where another process still maps it. Nobody uses it."""
+        if _REMOVE is not None:
+            _madvise(self.address, self.size, _REMOVE)
+
+
+def _available_bytes() -> int:
+    """How much memory could be had now."""
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", _MEMORY.read_text())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else sys.maxsize
+
+
+def create(size: int) -> tuple[Mapping, int]:
+    """Fresh shared memory of `size` bytes, and its descriptor, which the caller closes.
+
+    Raises `OSError` when there is not that much. The memory is taken at once: whoever writes to it
+    later must not find that there is none.
+    """
+    # The system would promise any size, and end somebody's process when it cannot keep it.
+    if size > _available_bytes() // _LEAST_SHARE:
+        raise OSError(errno.ENOMEM, f"there is no memory for {size:,} bytes to share")
+    descriptor = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        with contextlib.suppress(OSError):  # a kernel without seals
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        mapping = Mapping(descriptor, size)
+        mapping.populate()
+        mapping.keep_from_children()
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return mapping, descriptor

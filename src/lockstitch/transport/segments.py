@@ -1,0 +1,320 @@
+"""Segments: memory that two processes of one host share, so that a large message is copied once.
+
+    sender                        table, one byte per segment           receiver
+    lend ─ copy into the segment ─────── LENT ──► frame ───────► window on it, used in place
+    lend it again  ◄───────────────────── FREE ◄───────────────── last tensor in it is gone
+
+The sender makes segments and keeps them warm (`SegmentPool`). Each belongs to one direction of one
+connection; its descriptor is handed over once. Until the receiver says FREE, a segment is the
+receiver's alone: whatever it writes there nobody else will see. It says so by a byte in a table
+that both share, in the finalizer of the last tensor, which needs no lock, no message and no thread.
+
+When a connection ends its segments are forgotten by the sender; what the receiver still uses stays
+until it has done with it. Segments have no name: the last process that has one takes it along.
+
+*Forks.* A child of the receiver inherits the tensors in a segment, and nobody hears when it has
+done with them. So what is in use at a fork becomes KEPT, the sender never lends it again, and GONE
+at the end, when the number may get another segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+import threading
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from lockstitch.clock import SYSTEM_CLOCK, Clock
+from lockstitch.transport import mapping
+from lockstitch.transport.blocks import MOST_BLOCKS, PAGE_BYTES, Block
+from lockstitch.transport.forks import abandon_in_child, tell_before_fork
+from lockstitch.transport.handover import descriptors_in
+from lockstitch.transport.mapping import Mapping
+from lockstitch.transport.pools import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from lockstitch.transport.handover import Handover, Note
+
+LEAST_BYTES: Final = 64 * 1024
+"""Less than this goes by the stream, which is quicker then."""
+
+FREE: Final = 0
+NEW: Final = 1  # lent for the first time: its descriptor is still to be received
+LENT: Final = 2
+KEPT: Final = 3  # like LENT, and will never be FREE
+GONE: Final = 4  # was KEPT
+
+_NOTE: Final = struct.Struct("<HQ")  # number, size
+_TABLE: Final = 0xFFFF  # stands for the table's number
+_TABLE_BYTES: Final = PAGE_BYTES
+assert MOST_BLOCKS <= _TABLE_BYTES
+# After a failure, the system is not asked for memory again for so long.
+_PAUSE_SECONDS: Final = 1.0
+
+
+class Loan:
+    """A segment to be filled: write to `address`, then send `number` to the peer, or `cancel`."""
+
+    __slots__ = ("_block", "_memory", "_pool", "address", "number")
+
+    def __init__(self, pool: SegmentPool, block: Block, memory: Mapping) -> None:
+        self._pool = pool
+        self._block = block
+        self._memory = memory  # stays mapped until it is filled, even if the connection ends
+        self.number = block.number
+        self.address = memory.address
+
+    def cancel(self) -> None:
+        """The peer will not hear of it."""
+        self._pool.take_back(self._block)
+
+
+class SegmentPool(Pool):
+    """The segments that one worker lends, to all its peers together."""
+
+    def __init__(self, capacity_bytes: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(capacity_bytes, clock)
+        self._paused_until = float("-inf")
+
+    def lend(self, owner: LentSegments, nbytes: int) -> Loan | None:
+        """A segment with room for `nbytes`; None where there is none or it would be no gain."""
+        if not owner.open():
+            return None
+        gone: list[Block] = []
+        with self._lock:
+            if owner.is_closed:
+                return None
+            block = self._reuse(owner, nbytes)
+            if block is None:
+                if self._clock.now() < self._paused_until:
+                    self._refused += 1
+                    return None
+                block, gone = self._make(owner, nbytes)
+            if block is not None:
+                owner.mark_lent(block)
+                memory: Mapping | None = block.memory
+        for each in gone:
+            self._free(each)
+        if block is None:
+            return None
+        if memory is None:
+            memory = self._hand_over(owner, block)
+        return None if memory is None else Loan(self, block, memory)
+
+    def _hand_over(self, owner: LentSegments, block: Block) -> Mapping | None:
+        try:
+            memory = block.memory = owner.hand_over(block.number, block.size)
+        except OSError:  # no memory, no descriptors, a peer that reads none: the stream will do
+            self._paused_until = self._clock.now() + _PAUSE_SECONDS
+            self._unmake(block)
+            return None
+        except BaseException:
+            self._unmake(block)
+            raise
+        return memory
+
+    def take_back(self, block: Block) -> None:
+        """A block was not used after all."""
+        with self._lock:
+            owner = cast("LentSegments", block.owner)
+            if not owner.is_closed:
+                owner.mark_free(block)
+                self._ledger.give_back(block, self._clock.now())
+
+    def forget(self, owner: LentSegments) -> None:
+        """The connection of `owner` has ended."""
+        with self._lock:
+            owner.is_closed = True
+            owner.table = bytearray(_TABLE_BYTES)
+            gone = self._ledger.drop_owner(owner)
+        for block in gone:
+            block.memory = None
+
+    def _collect(self, owner: Hashable, now: float) -> None:
+        table = cast("LentSegments", owner).table
+        ledger = self._ledger
+        for block in ledger.lent(owner):
+            state = table[block.number]
+            if state == FREE:
+                ledger.give_back(block, now)
+            elif state in (KEPT, GONE):
+                ledger.retire(block)
+                block.memory = None
+        for number in ledger.retired(owner):
+            if table[number] == GONE:
+                ledger.clear(owner, number)
+
+    def _free(self, block: Block) -> None:
+        # The peer may still map it. It does not use it, so the memory can go before the mapping.
+        block.memory.give_up()
+        block.memory = None
+
+
+class LentSegments:
+    """The sending end of one connection: what it has lent to its peer."""
+
+    def __init__(self, pool: SegmentPool, handover: Handover) -> None:
+        self.is_closed = False
+        self.table: Any = b""
+        self._pool = pool
+        self._handover = handover
+        self._opening = threading.Lock()
+        abandon_in_child(self)
+
+    def abandon(self) -> None:
+        """A forked child has none of the memory, and lends nothing."""
+        self.is_closed = True
+        self.table = bytearray(_TABLE_BYTES)
+
+    def lend(self, nbytes: int) -> Loan | None:
+        """See `SegmentPool.lend`."""
+        return self._pool.lend(self, nbytes)
+
+    def close(self) -> None:
+        """Forgets all; harmless when repeated."""
+        self._pool.forget(self)
+
+    def open(self) -> bool:
+        """Sees to it that both sides have the table; False if that is not possible."""
+        if not self.table and not self.is_closed:
+            with self._opening:
+                if not self.table:
+                    try:
+                        self.table = _bytes_of(self.hand_over(_TABLE, _TABLE_BYTES))
+                    except OSError:
+                        self._pool.forget(self)
+        return not self.is_closed
+
+    def hand_over(self, number: int, size: int) -> Mapping:
+        """Makes memory and hands it to the peer as `number`. Raises `OSError`."""
+        memory, descriptor = mapping.create(size)
+        try:
+            self._handover.send(_NOTE.pack(number, size), descriptor)
+        finally:
+            os.close(descriptor)
+        return memory
+
+    def mark_lent(self, block: Block) -> None:
+        if block.memory is None:
+            self.table[block.number] = NEW
+        elif self.table[block.number] != NEW:  # it was, and the peer has never heard of it
+            self.table[block.number] = LENT
+
+    def mark_free(self, block: Block) -> None:
+        if self.table[block.number] != NEW:
+            self.table[block.number] = FREE
+
+
+class Lease:
+    """Goes with a window; its end says that the sender may use the segment again, if `is_taken`.
+
+    A plain attribute: whoever has received a message sets it in the same breath in which the
+    message becomes his, so that no interrupt can come between.
+    """
+
+    __slots__ = ("_mapping", "_number", "_segments", "is_taken")
+
+    def __init__(self, segments: ReceivedSegments, number: int, memory: Mapping) -> None:
+        self.is_taken = False
+        self._segments = segments
+        self._number = number
+        self._mapping = memory
+
+    def __del__(self) -> None:
+        if self.is_taken:
+            self._segments.release(self._number)
+
+
+class ReceivedSegments:
+    """The receiving end of one connection: what the peer has lent us."""
+
+    def __init__(self, handover: Handover) -> None:
+        self._handover = handover
+        self._notes: list[Note] = []
+        self._mapped: dict[int, Mapping] = {}
+        self._table: Any = b""
+        abandon_in_child(self)
+        tell_before_fork(self)
+
+    def window(self, number: int) -> tuple[ctypes.Array[Any], Lease]:
+        """The segment that the peer has lent as `number`: an object whose memory is there, and the
+        lease that ends with it. Raises `ConnectionError` if there is none."""
+        if not self._table or self._table[number] == NEW:
+            self._receive()
+        memory = self._mapped.get(number)
+        if memory is None or self._table[number] not in (NEW, LENT, KEPT):
+            raise ConnectionError(f"the peer names a segment, {number}, that it has not lent")
+        if self._table[number] == NEW:
+            self._table[number] = LENT
+        lease = Lease(self, number, memory)
+        array = (ctypes.c_char * memory.size).from_address(memory.address)
+        array.lease = lease  # type: ignore[attr-defined]
+        return array, lease
+
+    def release(self, number: int) -> None:
+        """Nothing refers to that window any more. Called by finalizers: anywhere, at any time."""
+        # What was written and read there must be over before the sender sees the byte. On x86 that
+        # is so; elsewhere it takes two locks, since things may move into one, but not through two.
+        with threading.Lock():
+            pass
+        with threading.Lock():
+            pass
+        self._table[number] = GONE if self._table[number] == KEPT else FREE
+
+    def close(self) -> None:
+        """The connection has ended: the peer has forgotten what it lent. Leases keep their memory
+        and tell nobody of their end; harmless when repeated."""
+        self._table = bytearray(_TABLE_BYTES)
+        self._mapped = {}
+
+    def before_fork(self) -> None:
+        """What is in use now, a child will have as well."""
+        for number in list(self._mapped):
+            if self._table[number] == LENT:
+                self._table[number] = KEPT
+
+    def abandon(self) -> None:
+        """In a forked child: what it lets go of is its own affair."""
+        self._table = bytearray(_TABLE_BYTES)
+
+    def _receive(self) -> None:
+        """Maps all that has been handed over. An interrupted one is finished by the next."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._handover.receive(self._notes)
+                self._open_notes()
+        self._open_notes()
+
+    def _open_notes(self) -> None:
+        notes = self._notes
+        while notes:
+            data, ancillary, _, _ = notes[0]
+            descriptors = descriptors_in(ancillary)
+            if len(data) != _NOTE.size or len(descriptors) != 1:
+                raise ConnectionError(
+                    "a shared memory segment did not arrive: this process may have too many open "
+                    "files (ulimit -n)"
+                )
+            number, size = _NOTE.unpack(data)
+            try:
+                memory = Mapping(descriptors[0], size)
+            except OSError as error:
+                raise ConnectionError(f"a shared memory segment cannot be used: {error}") from error
+            if number == _TABLE:
+                table = _bytes_of(memory)
+                self._table = table
+            else:
+                self._mapped[number] = memory
+            del notes[0]  # from storing the memory to here, nothing is called
+            os.close(descriptors[0])
+
+
+def _bytes_of(memory: Mapping) -> Any:
+    """The memory as a mutable sequence of numbers from 0 to 255."""
+    table = (ctypes.c_ubyte * memory.size).from_address(memory.address)
+    table.mapping = memory  # type: ignore[attr-defined]
+    return table

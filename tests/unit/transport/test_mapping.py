@@ -1,0 +1,92 @@
+"""Shared memory: two mappings are one memory, and nothing of it outlives its users."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+from lockstitch.transport import mapping
+from lockstitch.transport.mapping import Mapping, create
+
+SIZE = 1 << 16
+
+
+@pytest.fixture
+def shared():
+    memory, descriptor = create(SIZE)
+    yield memory, descriptor
+    os.close(descriptor)
+
+
+def listed() -> str:
+    return "\n".join(
+        line for line in Path("/proc/self/maps").read_text().splitlines() if mapping.NAME in line
+    )
+
+
+def test_what_one_writes_the_other_reads(shared):
+    memory, descriptor = shared
+    other = Mapping(descriptor, SIZE)
+    assert other.address != memory.address
+    ctypes.memmove(memory.address + 100, b"hello", 5)
+    assert ctypes.string_at(other.address + 100, 5) == b"hello"
+    assert repr(other) == f"<Mapping of 65,536 bytes at {other.address:#x}>"
+
+
+def test_it_is_unmapped_with_its_last_reference():
+    memory, descriptor = create(SIZE)
+    os.close(descriptor)
+    assert f"{memory.address:x}-" in listed()
+    address = memory.address
+    del memory
+    assert f"{address:x}-" not in listed()
+
+
+def test_less_memory_than_promised_is_refused(shared):
+    _, descriptor = shared
+    with pytest.raises(OSError, match="less than 131,072 bytes"):
+        Mapping(descriptor, 2 * SIZE)
+
+
+def test_nobody_can_take_the_memory_away(shared):
+    _, descriptor = shared
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, 0)
+
+
+def test_what_is_given_up_is_empty_for_all(shared):
+    memory, descriptor = shared
+    other = Mapping(descriptor, SIZE)
+    ctypes.memset(memory.address, 7, SIZE)
+    before = os.fstat(descriptor).st_blocks
+    memory.give_up()
+    assert os.fstat(descriptor).st_blocks < before
+    assert ctypes.string_at(other.address, 3) == bytes(3)
+
+
+def test_more_memory_than_there_is_is_refused_at_once(monkeypatch, tmp_path):
+    with pytest.raises(OSError, match="no memory for"):
+        create(1 << 62)
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(mapping, "_MEMORY", meminfo)
+    meminfo.write_text("MemTotal:  900 kB\nMemAvailable:   127 kB\n")
+    with pytest.raises(OSError, match="no memory for 65,536 bytes"):
+        create(SIZE)
+    meminfo.write_text("MemAvailable: 128 kB\n")
+    memory, descriptor = create(SIZE)
+    os.close(descriptor)
+    assert memory.size == SIZE
+
+
+def test_what_cannot_be_mapped_leaves_no_descriptor(monkeypatch):
+    def no_room(*args):
+        raise OSError(12, "no room")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="no room"):
+        create(SIZE)
+    assert len(os.listdir("/proc/self/fd")) == before
