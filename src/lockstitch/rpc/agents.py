@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstitch.rpc.meetings import Meetings
+from lockstitch.transport.segments import SegmentPool
 
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.worker import Worker
+    from lockstitch.transport.pools import Pool
 
 
 class RpcAgent:
@@ -33,10 +37,19 @@ class TensorPipeAgent(RpcAgent):
         return list(self.worker.agent.members())
 
     def get_debug_info(self) -> dict[str, str]:
-        """How many threads and calls there are, under the incumbent's keys."""
+        """How many threads and calls there are, under the incumbent's keys, and what the pools of
+        memory hold (see `transport.pools.PoolStatistics`)."""
         agent = self.worker.agent
         now = agent.statistics()
-        return {
+        pools: dict[str, Pool] = {"buffers": agent.buffers}
+        with contextlib.suppress(LookupError):  # there may be no shared memory
+            pools["segments"] = self.worker.service(SegmentPool)
+        memory = {
+            f"{name}.{figure}": str(number)
+            for name, pool in pools.items()
+            for figure, number in dataclasses.asdict(pool.statistics()).items()
+        }
+        return memory | {
             "agent.thread_pool_size": str(agent.options.num_threads),
             "agent.num_threads": str(now.threads),
             "agent.client_active_calls": str(now.outstanding),

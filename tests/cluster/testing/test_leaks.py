@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from lockstitch import autograd, rpc
 from lockstitch.testing import LocalCluster, no_leaks
 from lockstitch.testing.leaks import Inventory
+from lockstitch.transport.mapping import create
 
 
 def test_nothing_new_is_reported_when_nothing_was_made() -> None:
@@ -58,6 +60,15 @@ def test_child_process_is_named_with_its_command_and_so_is_a_zombie() -> None:
         child.kill()
         zombie = before.wait_until_nothing_new(timeout_seconds=0.5)
         assert any("a zombie" in name for name in zombie)
+
+
+def test_shared_memory_is_named() -> None:
+    before = Inventory.take()
+    memory, descriptor = create(1 << 16)
+    os.close(descriptor)
+    (left,) = before.wait_until_nothing_new(timeout_seconds=0)
+    assert left.startswith(f"shared memory at {memory.address:x}-")
+    del memory
 
 
 def test_worker_that_was_not_closed_is_named() -> None:

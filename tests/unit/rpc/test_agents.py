@@ -8,6 +8,7 @@ from lockstitch import rpc
 from lockstitch.rpc.agents import RpcAgent, TensorPipeAgent
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
+from lockstitch.transport.segments import SegmentPool
 from tests.unit.rpc.programs import on_all
 
 
@@ -35,6 +36,10 @@ def test_figures(cluster) -> None:
     assert info["agent.thread_pool_size"] == "27"
     assert info["agent.client_active_calls"] == info["agent.server_active_calls"] == "0"
     assert TensorPipeAgent(cluster[0]).get_metrics() == info
+    assert info["buffers.lent"] == "0"
+    assert "segments.lent" not in info
+    cluster[0].plug(SegmentPool(1 << 20))
+    assert TensorPipeAgent(cluster[0]).get_debug_info()["segments.capacity_bytes"] == f"{1 << 20}"
 
 
 def test_all_can_be_waited_for_and_one_ended(cluster) -> None:

@@ -75,3 +75,28 @@ def test_devices_are_cuda_devices() -> None:
     assert options.devices == [torch.device("cuda:0"), torch.device("cuda:1")]
     with pytest.raises(ValueError, match="expect a list of CUDA devices"):
         options.set_devices(["cpu"])
+
+
+def test_roads_are_all_unless_some_are_named(monkeypatch) -> None:
+    assert TensorPipeRpcBackendOptions().transports == ("segments", "unix", "tcp")
+    assert TensorPipeRpcBackendOptions(transports=["tcp"]).transports == ("tcp",)
+    monkeypatch.setenv("LOCKSTITCH_TRANSPORTS", "unix, tcp,")
+    assert TensorPipeRpcBackendOptions().transports == ("unix", "tcp")
+    assert TensorPipeRpcBackendOptions(transports=["unix"]).transports == ("unix",)
+    for wrong in (["smoke signals"], "unix"):
+        with pytest.raises(ValueError, match="transports are some of"):
+            TensorPipeRpcBackendOptions(transports=wrong)
+
+
+@pytest.mark.parametrize("name", ["segment_pool_bytes", "buffer_pool_bytes"])
+def test_amounts_of_memory_are_numbers_of_bytes(monkeypatch, name) -> None:
+    variable = f"LOCKSTITCH_{name.upper()}"
+    assert 0 < getattr(TensorPipeRpcBackendOptions(), name) <= 1 << 30
+    assert getattr(TensorPipeRpcBackendOptions(**{name: 0}), name) == 0
+    monkeypatch.setenv(variable, "12345")
+    assert getattr(TensorPipeRpcBackendOptions(), name) == 12345
+    monkeypatch.setenv(variable, "1 GiB")
+    with pytest.raises(ValueError, match=f"{name}.*{variable}.*a number of bytes"):
+        TensorPipeRpcBackendOptions()
+    with pytest.raises(ValueError, match="not -1"):
+        TensorPipeRpcBackendOptions(**{name: -1})

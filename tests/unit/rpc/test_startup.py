@@ -12,6 +12,7 @@ from lockstitch.rpc.startup import (
     RosterDirectory,
     check_devices,
     join_seconds,
+    make_segments,
     make_transport,
 )
 
@@ -116,3 +117,20 @@ def test_tcp_is_opened_only_where_somebody_answers_for_it() -> None:
         for listener in listeners:
             listener.close()
         transport.close()
+
+
+def test_roads_that_are_not_named_are_not_opened() -> None:
+    options = TensorPipeRpcBackendOptions(transports=["tcp"], address="127.0.0.1", insecure=True)
+    transport = make_transport(options)
+    (listener,) = transport.listen_on_each()
+    assert listener.address.startswith("tcp:")
+    listener.close()
+    transport.close()
+    with pytest.raises(ValueError, match="nobody can reach this worker"):
+        make_transport(TensorPipeRpcBackendOptions(transports=["tcp", "segments"]))
+
+
+def test_shared_memory_is_lent_only_where_it_may_be() -> None:
+    assert make_segments(TensorPipeRpcBackendOptions(segment_pool_bytes=1 << 20)) is not None
+    assert make_segments(TensorPipeRpcBackendOptions(segment_pool_bytes=0)) is None
+    assert make_segments(TensorPipeRpcBackendOptions(transports=["unix"])) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -14,11 +15,14 @@ from lockstitch.transport.mapping import Mapping, create
 SIZE = 1 << 16
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def shared():
+    """Not a fixture, whose value would outlive the test's end."""
     memory, descriptor = create(SIZE)
-    yield memory, descriptor
-    os.close(descriptor)
+    try:
+        yield memory, descriptor
+    finally:
+        os.close(descriptor)
 
 
 def listed() -> str:
@@ -27,13 +31,13 @@ def listed() -> str:
     )
 
 
-def test_what_one_writes_the_other_reads(shared):
-    memory, descriptor = shared
-    other = Mapping(descriptor, SIZE)
-    assert other.address != memory.address
-    ctypes.memmove(memory.address + 100, b"hello", 5)
-    assert ctypes.string_at(other.address + 100, 5) == b"hello"
-    assert repr(other) == f"<Mapping of 65,536 bytes at {other.address:#x}>"
+def test_what_one_writes_the_other_reads():
+    with shared() as (memory, descriptor):
+        other = Mapping(descriptor, SIZE)
+        assert other.address != memory.address
+        ctypes.memmove(memory.address + 100, b"hello", 5)
+        assert ctypes.string_at(other.address + 100, 5) == b"hello"
+        assert repr(other) == f"<Mapping of 65,536 bytes at {other.address:#x}>"
 
 
 def test_it_is_unmapped_with_its_last_reference():
@@ -45,26 +49,24 @@ def test_it_is_unmapped_with_its_last_reference():
     assert f"{address:x}-" not in listed()
 
 
-def test_less_memory_than_promised_is_refused(shared):
-    _, descriptor = shared
-    with pytest.raises(OSError, match="less than 131,072 bytes"):
+def test_less_memory_than_promised_is_refused():
+    with shared() as (_, descriptor), pytest.raises(OSError, match="less than 131,072 bytes"):
         Mapping(descriptor, 2 * SIZE)
 
 
-def test_nobody_can_take_the_memory_away(shared):
-    _, descriptor = shared
-    with pytest.raises(PermissionError):
+def test_nobody_can_take_the_memory_away():
+    with shared() as (_, descriptor), pytest.raises(PermissionError):
         os.ftruncate(descriptor, 0)
 
 
-def test_what_is_given_up_is_empty_for_all(shared):
-    memory, descriptor = shared
-    other = Mapping(descriptor, SIZE)
-    ctypes.memset(memory.address, 7, SIZE)
-    before = os.fstat(descriptor).st_blocks
-    memory.give_up()
-    assert os.fstat(descriptor).st_blocks < before
-    assert ctypes.string_at(other.address, 3) == bytes(3)
+def test_what_is_given_up_is_empty_for_all():
+    with shared() as (memory, descriptor):
+        other = Mapping(descriptor, SIZE)
+        ctypes.memset(memory.address, 7, SIZE)
+        before = os.fstat(descriptor).st_blocks
+        memory.give_up()
+        assert os.fstat(descriptor).st_blocks < before
+        assert ctypes.string_at(other.address, 3) == bytes(3)
 
 
 def test_more_memory_than_there_is_is_refused_at_once(monkeypatch, tmp_path):
