@@ -101,6 +101,7 @@ def test_tensors_that_share_a_storage_still_do() -> None:
     assert shared.contains(part.data_ptr())
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_strides_survive_and_sparse_tensors_too() -> None:
     shared = Shared()
     strided = torch.arange(30_000.0).view(100, 300)[:, :290].t()
