@@ -106,7 +106,7 @@ class Ledger:
         spare = account.spare
         for place in range(len(spare) - 1, -1, -1):
             block = spare[place]
-            if nbytes <= block.size and block.size <= max(nbytes, PAGE_BYTES) * _LEAST_PART:
+            if self.fits(block, nbytes):
                 del spare[place]
                 block.is_lent = True
                 block.used_at = now
@@ -114,6 +114,15 @@ class Ledger:
                 account.reused[block.size] += 1
                 return block
         return None
+
+    def lend_again(self, block: Block) -> None:
+        """A lent block has come back and is lent again at once."""
+        self._accounts[block.owner].reused[block.size] += 1
+
+    @staticmethod
+    def fits(block: Block, nbytes: int) -> bool:
+        """Whether a block holds `nbytes`, and is not much too large for that."""
+        return nbytes <= block.size <= max(nbytes, PAGE_BYTES) * _LEAST_PART
 
     def make(self, owner: Hashable, nbytes: int, now: float) -> tuple[Block | None, list[Block]]:
         """Lends a new block, whose memory is still to be made; None where that does not pay or
@@ -166,6 +175,7 @@ class Ledger:
         account = self._accounts[block.owner]
         if block.is_lent:
             del account.lent[block.number]
+            block.is_lent = False
         else:
             account.spare.remove(block)
         account.counts[block.size] -= 1

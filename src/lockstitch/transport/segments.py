@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.transport import mapping
-from lockstitch.transport.blocks import MOST_BLOCKS, PAGE_BYTES, Block
+from lockstitch.transport.blocks import MOST_BLOCKS, PAGE_BYTES, Block, Ledger
 from lockstitch.transport.forks import abandon_in_child, tell_before_fork
 from lockstitch.transport.handover import descriptors_in
 from lockstitch.transport.mapping import Mapping
@@ -88,6 +88,12 @@ class SegmentPool(Pool):
         with self._lock:
             if owner.is_closed:
                 return None
+            block = owner.come_back(nbytes)
+            if block is not None:  # the short way, without asking the ledger
+                self._ledger.lend_again(block)
+                self._reused += 1
+                owner.table[block.number] = LENT
+                return Loan(self, block, block.memory)
             block = self._reuse(owner, nbytes)
             if block is None:
                 if self._clock.now() < self._paused_until:
@@ -96,6 +102,7 @@ class SegmentPool(Pool):
                 block, gone = self._make(owner, nbytes)
             if block is not None:
                 owner.mark_lent(block)
+                owner.recent = [block, *[each for each in owner.recent if each is not block][:2]]
                 memory: Mapping | None = block.memory
         for each in gone:
             self._free(each)
@@ -160,6 +167,8 @@ class LentSegments:
     def __init__(self, pool: SegmentPool, handover: Handover) -> None:
         self.is_closed = False
         self.table: Any = b""
+        self.recent: list[Block] = []
+        """The blocks that were looked for last, and are likely to be what is looked for next."""
         self._pool = pool
         self._handover = handover
         self._opening = threading.Lock()
@@ -188,6 +197,18 @@ class LentSegments:
                     except OSError:
                         self._pool.forget(self)
         return not self.is_closed
+
+    def come_back(self, nbytes: int) -> Block | None:
+        """A block for `nbytes` that came back since anybody looked; its memory is the warmest."""
+        for block in self.recent:
+            if (
+                self.table[block.number] == FREE
+                and block.is_lent
+                and Ledger.fits(block, nbytes)
+                and block.memory is not None
+            ):
+                return block
+        return None
 
     def hand_over(self, number: int, size: int) -> Mapping:
         """Makes memory and hands it to the peer as `number`. Raises `OSError`."""

@@ -70,6 +70,12 @@ def test_who_gives_back_may_have_more(ledger: Ledger) -> None:
     assert made(ledger, MB) is None
 
 
+def test_what_comes_back_and_is_lent_at_once_counts_as_used_again(ledger: Ledger) -> None:
+    block = [made(ledger, MB) for _ in range(TRIAL_BLOCKS)][0]
+    ledger.lend_again(block)
+    assert made(ledger, MB) is not None
+
+
 def test_the_longest_unused_goes_when_room_is_needed(ledger: Ledger) -> None:
     old, young, lent = (made(ledger, 20 * MB, owner) for owner in "abc")
     ledger.give_back(old, 1.0)
@@ -145,6 +151,11 @@ class Lending(RuleBasedStateMachine):
     def give_back(self, block) -> None:
         if self.held.pop(id(block), None) is not None:
             self.ledger.give_back(block, self.now)
+
+    @rule(block=lent)
+    def lend_again(self, block) -> None:
+        if id(block) in self.held:
+            self.ledger.lend_again(block)
 
     @rule(block=consumes(lent))
     def retire(self, block) -> None:
