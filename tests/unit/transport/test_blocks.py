@@ -71,7 +71,7 @@ def test_who_gives_back_may_have_more(ledger: Ledger) -> None:
 
 
 def test_what_comes_back_and_is_lent_at_once_counts_as_used_again(ledger: Ledger) -> None:
-    block = [made(ledger, MB) for _ in range(TRIAL_BLOCKS)][0]
+    block, *_others = (made(ledger, MB) for _ in range(TRIAL_BLOCKS))
     ledger.lend_again(block)
     assert made(ledger, MB) is not None
 
