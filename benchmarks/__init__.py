@@ -1,7 +1,7 @@
 """Lockstitch against the incumbent, `torch.distributed.rpc`, in one run.
 
     python -m benchmarks [--quick] [--only NAME] [--out FOLDER] [--json FILE] [--docs]
-    python -m benchmarks --from-json FILE [--docs]
+    python -m benchmarks --from-json FILE … [--docs]
 
     __main__.py     the command
     options.py      what it was asked

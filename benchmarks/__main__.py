@@ -71,15 +71,15 @@ def main(arguments: list[str]) -> int:
     options, console = parse_options(arguments), Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH_OF_FILES)
-    if options.from_json is not None:
-        report = Report.read(options.from_json)
+    if options.from_json:
+        report = Report.join([Report.read(path) for path in options.from_json])
     else:
         try:
             report = run(options, arguments, console)
         except CaseError as error:
             console.print(str(error), style="red", markup=False, highlight=False)
             return 1
-        report.write(options.json)
+    report.write(options.json)
     show(report, console)
     pictures = draw_pictures(report, options.folder)
     written = [str(path) for path in [options.json, *pictures]]

@@ -26,7 +26,7 @@ class Options:
     json: Path
     docs: bool
     is_quick: bool
-    from_json: Path | None
+    from_json: list[Path]
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
@@ -59,7 +59,10 @@ def parse_options(arguments: Sequence[str]) -> Options:
         "--from-json",
         metavar="FILE",
         type=Path,
-        help="measure nothing: show, and with --docs render, the figures of an earlier run",
+        nargs="+",
+        default=[],
+        help="measure nothing: show, and with --docs render, the figures of an earlier run, or of "
+        "several that are parts of one",
     )
     given = parser.parse_args(arguments)
     if given.docs and given.only:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.result import Figure, Row
+from benchmarks.sections import SECTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -32,6 +35,35 @@ class Report:
         content = json.loads(path.read_text())
         rows = [_row(row) for row in content.pop("rows")]
         return cls(rows=rows, **content)
+
+    @classmethod
+    def join(cls, reports: Sequence[Report]) -> Report:
+        """Several parts of one plan, taken one after the other, as one report; of a row that is in
+        several, the last. Raises ValueError where they were not taken on the same thing."""
+        first, *others = reports
+        if any(_without_load(each.machine) != _without_load(first.machine) for each in others):
+            machines = "\n".join(each.machine for each in reports)
+            raise ValueError(f"these reports are not of one machine and commit:\n{machines}")
+        rows: dict[tuple[str, str], Row] = {}
+        for each in reports:
+            rows |= {(row.section, row.name): row for row in each.rows}
+        return cls(
+            first.machine,
+            first.date,
+            "; ".join(dict.fromkeys(each.command for each in reports)),
+            sum(each.seconds for each in reports),
+            sorted(rows.values(), key=_place),
+        )
+
+
+def _place(row: Row) -> int:
+    """Sections in the order of the plan, then whatever else there is."""
+    titles = [section.title for section in SECTIONS]
+    return titles.index(row.section) if row.section in titles else len(titles)
+
+
+def _without_load(machine: str) -> str:
+    return re.sub(r"load before [\d.]+", "", machine)
 
 
 def _row(content: dict[str, object]) -> Row:
