@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 _SHORTEST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.02
 _FAREWELL_SECONDS = 5.0
-_NUDGE_SECONDS = 1.0
+_FIRST_NUDGE_SECONDS = 1.0
+_LONGEST_NUDGE_SECONDS = 4.0
 _LAST_WORDS_SECONDS = 0.5
 
 
@@ -192,9 +193,9 @@ class Meetings:
         `RpcTimeoutError`, `PeerDiedError`, or `RpcError` where somebody has called it off."""
         worker = self._worker
         deadline = self._deadline(timeout_seconds)
-        pause = _first(_NUDGE_SECONDS, timeout_seconds)
+        patience = _FIRST_NUDGE_SECONDS
         with worker.agent.blocked():
-            while not worker.clock.wait(event, pause):
+            while not worker.clock.wait(event, _first(patience, self._remaining(deadline))):
                 remaining = self._remaining(deadline)
                 if remaining is not None and remaining <= 0:
                     raise RpcTimeoutError(
@@ -202,7 +203,7 @@ class Meetings:
                         f"{timeout_seconds:.2f} seconds: worker {worker.name!r} waits for them"
                     )
                 worker.agent.spawn(partial(self._nudge, meeting, gathering))
-                pause = _first(_NUDGE_SECONDS, remaining)
+                patience = min(2 * patience, _LONGEST_NUDGE_SECONDS)
         if gathering.failure is not None:
             raise copy.copy(gathering.failure)
 
