@@ -41,7 +41,7 @@ def measure(options: Options) -> Iterator[Row]:
         yield from growth_rows(options.pace, options.only, log)
 
 
-def run(options: Options, arguments: list[str], console: Console) -> Report:
+def run(options: Options, console: Console) -> Report:
     """Measures everything that was asked for."""
     machine, date = Machine.take(), datetime.datetime.now(tz=datetime.timezone.utc)
     start, rows = time.monotonic(), []
@@ -50,9 +50,8 @@ def run(options: Options, arguments: list[str], console: Console) -> Report:
         for row in measure(options):
             rows.append(row)
             status.update(f"{time.monotonic() - start:.0f} s · {row.section}: {row.name}")
-    command = " ".join(["python -m benchmarks", *arguments])
     seconds = round(time.monotonic() - start, 1)
-    return Report(str(machine), f"{date:%Y-%m-%d %H:%M} UTC", command, seconds, rows)
+    return Report(str(machine), f"{date:%Y-%m-%d %H:%M} UTC", options.command, seconds, rows)
 
 
 def show(report: Report, console: Console) -> None:
@@ -75,7 +74,7 @@ def main(arguments: list[str]) -> int:
         report = Report.join([Report.read(path) for path in options.from_json])
     else:
         try:
-            report = run(options, arguments, console)
+            report = run(options, console)
         except CaseError as error:
             console.print(str(error), style="red", markup=False, highlight=False)
             return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,12 @@ class Options:
     docs: bool
     is_quick: bool
     from_json: list[Path]
+
+    @property
+    def command(self) -> str:
+        """What says which figures were taken, without where they were written."""
+        only = [f"--only {shlex.quote(self.only)}"] if self.only else []
+        return " ".join(["python -m benchmarks", *(["--quick"] * self.is_quick), *only])
 
 
 def parse_options(arguments: Sequence[str]) -> Options:

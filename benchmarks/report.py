@@ -50,7 +50,7 @@ class Report:
         return cls(
             first.machine,
             first.date,
-            "; ".join(dict.fromkeys(each.command for each in reports)),
+            _command_of([each.command for each in reports]),
             sum(each.seconds for each in reports),
             sorted(rows.values(), key=_place),
         )
@@ -60,6 +60,11 @@ def _place(row: Row) -> int:
     """Sections in the order of the plan, then whatever else there is."""
     titles = [section.title for section in SECTIONS]
     return titles.index(row.section) if row.section in titles else len(titles)
+
+
+def _command_of(commands: Sequence[str]) -> str:
+    whole = dict.fromkeys(command.partition(" --only ")[0] for command in commands)
+    return commands[0] if len(commands) == 1 else " and ".join(whole) + ", in parts"
 
 
 def _without_load(machine: str) -> str:

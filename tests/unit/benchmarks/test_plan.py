@@ -78,6 +78,9 @@ def test_the_command_is_read() -> None:
     assert (options.only, options.folder) == ("calls", Path("elsewhere"))
     assert options.json == Path("elsewhere/benchmarks.json")
     assert parse_options([]).pace is FULL
+    assert parse_options(["--only", "a b", "--quick"]).command == (
+        "python -m benchmarks --quick --only 'a b'"
+    )
     assert parse_options(["--docs"]).docs
 
 

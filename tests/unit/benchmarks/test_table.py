@@ -93,12 +93,14 @@ def test_parts_of_a_run_are_put_together_in_the_order_of_the_plan() -> None:
     newer = dataclasses.replace(ROWS[0], name="no-op", ratio=0.3)
     machine = "a machine · load before 1.5"
     parts = [
-        Report(machine, "today", "one", 5.0, [ROWS[2], ROWS[4], ROWS[0]]),
-        Report(machine.replace("1.5", "0.25"), "later", "two", 7.0, [newer, ROWS[1]]),
+        Report(machine, "today", "bench --only calls", 5.0, [ROWS[2], ROWS[4], ROWS[0]]),
+        Report(
+            machine.replace("1.5", "0.25"), "later", "bench --only 'a b'", 7.0, [newer, ROWS[1]]
+        ),
     ]
     whole = Report.join(parts)
     assert whole.rows == [newer, ROWS[1], ROWS[2], ROWS[4]]
-    assert (whole.command, whole.seconds) == ("one; two", 12.0)
+    assert (whole.command, whole.seconds) == ("bench, in parts", 12.0)
     with pytest.raises(ValueError, match="not of one machine"):
         Report.join([parts[0], dataclasses.replace(parts[1], machine="another")])
 
