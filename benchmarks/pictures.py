@@ -114,11 +114,17 @@ def draw_ratios(rows: Sequence[Row]) -> Picture | None:
             axes.plot([mark, mark], [place - 0.45, place + 0.45], color="black", linewidth=1.2)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.set_yticks(range(len(compared)), [row.name for row in compared])
+    axes.set_yticks(range(len(compared)), [_label(row) for row in compared])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_title("times better than torch.distributed.rpc (black: the target)", loc="left")
     return picture
+
+
+def _label(row: Row) -> str:
+    """Some names are clear only below the title of their section."""
+    needs_title = row.section in ("backward", "no-op to a busy worker")
+    return f"{row.section}: {row.name}" if needs_title else row.name
 
 
 def draw_curves(rows: Sequence[Row], curves: Sequence[Curve]) -> Picture | None:
