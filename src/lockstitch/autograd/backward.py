@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import torch
 
 from lockstitch.autograd.conductor import NOBODY
 from lockstitch.autograd.decisions import Decision, decide
@@ -23,7 +25,7 @@ from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import find_components
 from lockstitch.autograd.listening import new_sleeper
 from lockstitch.autograd.progress import Phase, Progress
-from lockstitch.autograd.stitch import is_receive, received_message
+from lockstitch.autograd.stitch import RECEIVE_NODE, received_message
 from lockstitch.autograd.termination import Standing
 from lockstitch.errors import DistAutogradError
 from lockstitch.wire.messages import Gradient, Payload
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from lockstitch.autograd.stitch import Gradients, Receive
     from lockstitch.ids import GlobalId
     from lockstitch.runtime.pending import Pending
+
+
+_MOST_COMPACTED: Final = 1024
 
 
 class _Running(threading.local):
@@ -182,7 +187,7 @@ class BackwardPass:
             entries = [] if self._roots is None else [self._roots]
             entries.extend(send.entry() for send in sends)
             components: dict[GlobalId | None, Progress] = {}
-            for component in find_components(entries, is_receive):
+            for component in find_components(entries, RECEIVE_NODE):
                 progress = Progress(component)
                 for entry in component.entries:
                     components[entry.message] = progress
@@ -365,6 +370,8 @@ class BackwardPass:
         consumed: tuple[GlobalId, ...] = (),
     ) -> None:
         terms, message, conductor = self.terms, receive.message, self._conductor
+        if gradients is not None:
+            gradients = tuple([_compact(gradient) for gradient in gradients])
         worker = message.worker
         conductor.send(
             worker,
@@ -380,3 +387,14 @@ class BackwardPass:
                 Payload(NOTHING, b"", gradients or ()),
             ),
         )
+
+
+def _compact(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A small gradient crosses quicker if it is laid out densely; that of a sum is not."""
+    if (
+        gradient is None
+        or gradient.layout is not torch.strided
+        or gradient.numel() > _MOST_COMPACTED
+    ):
+        return gradient
+    return gradient.contiguous()

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge
 from lockstitch.autograd.torch_internals import AccumulateGrad, Node, node_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from lockstitch.ids import GlobalId
 
@@ -53,11 +53,10 @@ class Component(NamedTuple):
     is_covered: bool
 
 
-def find_components(
-    entries: Sequence[Entry], is_receive: Callable[[Node], bool]
-) -> list[Component]:
-    """Walks the graph once from `entries` (the roots first, then the newest send first)."""
-    walk = _Walk(is_receive)
+def find_components(entries: Sequence[Entry], receive_type: type) -> list[Component]:
+    """Walks the graph once from `entries` (the roots first, then the newest send first). Nodes of
+    exactly `receive_type` are receives."""
+    walk = _Walk(receive_type)
     areas = [walk.enter(index, entry) for index, entry in enumerate(entries)]
     if not walk.united:
         return [
@@ -95,44 +94,54 @@ class _Area:
 class _Walk:
     """Depth first from each entry in turn; a node already reached from elsewhere unites the two."""
 
-    def __init__(self, is_receive: Callable[[Node], bool]) -> None:
-        self._is_receive = is_receive
+    def __init__(self, receive_type: type) -> None:
+        self._receive_type = receive_type
         self._owner: dict[Node, int] = {}
         self.united: dict[int, int] = {}
         """Union-find over entries: index → an earlier index of the same component."""
 
     def enter(self, index: int, entry: Entry) -> _Area:
         """Walks from one entry."""
-        owner, is_receive = self._owner, self._is_receive
+        owner, receive_type, leaf_type = self._owner, self._receive_type, AccumulateGrad
         area = _Area()
-        leaves = area.leaves
         waiting = [edge.node for edge in entry.edges]
         while waiting:
-            node = waiting.pop()
-            reached_from = owner.get(node)
-            if reached_from is not None:
-                if reached_from != index:
-                    self._unite(reached_from, index)
-            elif type(node) is AccumulateGrad:
-                if node in leaves:
-                    continue
-                leaves[node] = None
-                # A shared leaf does not unite, since gradients can be added in any order; but a
-                # hook must see their sum, and only once.
-                if node_hooks(node):
-                    area.hooked.add(node)
-                    owner[node] = index
-                elif node.variable._backward_hooks:  # type: ignore[attr-defined]
-                    owner[node] = index
-            else:
+            node: Node | None = waiting.pop()
+            while node is not None:
+                reached_from = owner.get(node)
+                if reached_from is not None:
+                    if reached_from != index:
+                        self._unite(reached_from, index)
+                    break
+                kind = type(node)
+                if kind is leaf_type:
+                    self._enter_leaf(node, index, area)
+                    break
                 owner[node] = index
-                if is_receive(node):
+                if kind is receive_type:
                     area.receives.append(node)
+                    break
+                following = node.next_functions
+                if len(following) == 1:  # a chain: no need to put it aside
+                    node = following[0][0]
                     continue
-                for following, _ in node.next_functions:
-                    if following is not None:
-                        waiting.append(following)
+                for each, _ in following:
+                    if each is not None:
+                        waiting.append(each)
+                break
         return area
+
+    def _enter_leaf(self, node: Node, index: int, area: _Area) -> None:
+        # A shared leaf does not unite, since gradients can be added in any order; but a hook must
+        # see their sum, and only once.
+        if node in area.leaves:
+            return
+        area.leaves[node] = None
+        if node_hooks(node):
+            area.hooked.add(node)
+            self._owner[node] = index
+        elif node.variable._backward_hooks:
+            self._owner[node] = index
 
     def _find(self, index: int) -> int:
         united = self.united

@@ -78,22 +78,18 @@ class RecvRpc(torch.autograd.Function):
         return None, None, None
 
 
-_RECEIVE_NODE: type = RecvRpc._backward_cls
-_RECEIVE_NODE.__name__ = RECV_NAME
+RECEIVE_NODE: type = RecvRpc._backward_cls
+"""What the receiving half of a stitch is, in the graph."""
+RECEIVE_NODE.__name__ = RECV_NAME
 
 _ANCHOR = torch.zeros(0, requires_grad=True)
 ANCHOR = GradientEdge(torch.ops.aten.alias(_ANCHOR).grad_fn.next_functions[0][0], 0)
 """The edge below every receive: with it among the engine's inputs, receives run."""
 
 
-def is_receive(node: Node) -> bool:
-    """Whether `node` is the receiving half of a stitch."""
-    return type(node) is _RECEIVE_NODE
-
-
 def received_message(node: Node) -> GlobalId | None:
     """The stitch whose receiving half `node` is; None for other nodes."""
-    if type(node) is not _RECEIVE_NODE:
+    if type(node) is not RECEIVE_NODE:
         return None
     receive: Receive = node.receive  # type: ignore[attr-defined]
     return receive.message

@@ -11,7 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 from lockstitch.autograd.context import DistAutogradContext
 from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import Entry, find_components
-from lockstitch.autograd.stitch import is_receive, stitch_receive, stitch_send
+from lockstitch.autograd.stitch import RECEIVE_NODE, stitch_receive, stitch_send
 from lockstitch.ids import GlobalId
 
 WAIT_SECONDS = 10
@@ -44,7 +44,7 @@ def received(number):
 
 
 def prepare(*entries, retain_graph=False):
-    (component,) = find_components(list(entries), is_receive)
+    (component,) = find_components(list(entries), RECEIVE_NODE)
     context = DistAutogradContext(1, None)
     outlet = Outlet()
     return ComponentRun(component, context, retain_graph, outlet), context, outlet

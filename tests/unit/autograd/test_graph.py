@@ -6,7 +6,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from lockstitch.autograd.graph import Entry, find_components, interior_nodes
-from lockstitch.autograd.stitch import is_receive, stitch_receive
+from lockstitch.autograd.stitch import RECEIVE_NODE, stitch_receive
 from lockstitch.ids import GlobalId
 
 
@@ -33,7 +33,7 @@ def names(component):
 
 
 def find(*entries):
-    return find_components(list(entries), is_receive)
+    return find_components(list(entries), RECEIVE_NODE)
 
 
 def leaves_of(component):
