@@ -113,7 +113,7 @@ class Invocation:
         body: Payload = self.message.body  # type: ignore[attr-defined]
         session = UnpickleSession(self.caller) if body.encoding == PICKLE else None
         try:
-            function, args, kwargs = self.arguments(session)
+            call = [self.arguments(session)]
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
             self.agent.discard(body, self.caller)
             self._conclude(then, None, error)
@@ -121,9 +121,9 @@ class Invocation:
         if session is not None and session.received:
             unconfirmed = [each for each in session.received if not each.is_confirmed()]
             if unconfirmed:
-                self._park(unconfirmed, lambda: self._execute(function, args, kwargs, then))
+                self._park(unconfirmed, lambda: self._execute(call, then))
                 return
-        self._execute(function, args, kwargs, then)
+        self._execute(call, then)
 
     def arguments(
         self, session: UnpickleSession | None = None
@@ -132,6 +132,8 @@ class Invocation:
         message = self.message
         body: Payload = message.body  # type: ignore[attr-defined]
         value = self.agent.open(body, self.stitch, self.caller, session)
+        if type(body.items) is list:
+            body.items.clear()  # nobody but the function shall keep them
         if message.function == 0:  # type: ignore[attr-defined]
             function, args, kwargs = value
             return function, args, kwargs
@@ -165,11 +167,12 @@ class Invocation:
 
     def _execute(
         self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]],
         then: Callable[[Any, BaseException | None], None],
     ) -> None:
+        """Runs the only entry of `call`, which it takes out: when the answer leaves, the memory of
+        large arguments is back already, and its sender finds it warm."""
+        function, args, kwargs = call.pop()
         self.thread = threading.get_ident()
         self.is_parked = False
         try:
@@ -187,6 +190,7 @@ class Invocation:
             self._raised(then, error)
             return
         self.thread = None
+        del args, kwargs
         if type(value) is Deferred:
             self.park()
             # Not `then`: the answer must keep its exception's type.

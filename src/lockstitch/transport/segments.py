@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from lockstitch.transport.handover import Handover, Note
 
-LEAST_BYTES: Final = 64 * 1024
+LEAST_BYTES: Final = 16 * 1024
 """Less than this goes by the stream, which is quicker then."""
 
 FREE: Final = 0
