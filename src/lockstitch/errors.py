@@ -11,6 +11,10 @@
     ├── RRefError                     a remote reference was misused
     │   └── OwnerDiedError            … its owner is gone              (also ConnectionError)
     ├── DistAutogradError             a backward pass over several workers failed
+    ├── CollectiveError               a reduction over ranks failed
+    │   ├── MismatchError             … because ranks submitted different things under one name
+    │   ├── RankLostError             … because a rank is gone         (also ConnectionError)
+    │   └── StalledError              … because ranks did not submit in time (also TimeoutError)
     └── ProtocolError                 the two ends disagree
         ├── LocalProtocolError        our side broke the rules (a bug here)
         └── RemoteProtocolError       the peer's side did
@@ -73,6 +77,22 @@ class OwnerDiedError(RRefError, ConnectionError):
 
 class DistAutogradError(LockstitchError):
     """A backward pass over several workers failed."""
+
+
+class CollectiveError(LockstitchError):
+    """A collective operation over ranks failed."""
+
+
+class MismatchError(CollectiveError):
+    """Ranks submitted under one name what does not fit together; raised on each of them."""
+
+
+class RankLostError(CollectiveError, ConnectionError):
+    """A rank died or shut down while others needed it."""
+
+
+class StalledError(CollectiveError, TimeoutError):
+    """Some ranks did not submit an operation that others wait for."""
 
 
 class ProtocolError(LockstitchError):

@@ -1,0 +1,52 @@
+"""Operations over all ranks: allreduce, allgather, broadcast and their kin, negotiated by name.
+
+A session's road: `session` → negotiation → a backend.
+
+- `session`: one rank's part: submits, waits; `opening` makes one
+- `requests`: what a rank asks for, and what the others must know of it
+- `checks`: what is wrong with a request whatever others do
+- `handles`, `outstanding`: operations under way on this rank
+- `process_sets`, `topology`: who takes part, and where everybody stands
+- `events`: what a session tells those who look on
+- `negotiation`: who is ready for what, as a table; no I/O
+- `arithmetic`: what an operation computes, in plain torch
+- `outcomes`: how an operation ends for a rank
+- `backend`: the seam below the session, implemented by
+  - `memory`: several ranks in one process, for tests
+"""
+
+from lockstitch.collectives.events import Observers, Progress, Stall, Statistics, Step
+from lockstitch.collectives.handles import Handle
+from lockstitch.collectives.memory import LocalSessions
+from lockstitch.collectives.process_sets import ProcessSet
+from lockstitch.collectives.requests import (
+    AVERAGE,
+    GLOBAL_SET,
+    SUM,
+    Kind,
+    ReduceOp,
+    Reduction,
+    Request,
+)
+from lockstitch.collectives.session import Session
+from lockstitch.collectives.topology import Topology
+
+__all__ = [
+    "Session",
+    "LocalSessions",
+    "Handle",
+    "Request",
+    "Kind",
+    "Reduction",
+    "ReduceOp",
+    "SUM",
+    "AVERAGE",
+    "ProcessSet",
+    "GLOBAL_SET",
+    "Topology",
+    "Observers",
+    "Progress",
+    "Step",
+    "Stall",
+    "Statistics",
+]

@@ -1,0 +1,255 @@
+"""What an operation computes, from all ranks' parts: plain torch, no communication.
+
+The parts are lists of tensors, one list for each position in the process set, `None` where a rank
+has joined. Sums go in the order of positions, so that all ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from lockstitch.collectives.requests import Description, Kind, ReduceOp, Reduction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockstitch.collectives.requests import Request
+
+Parts = list[list[torch.Tensor] | None]
+"""By position in the process set."""
+
+FOLDS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.AVERAGE: torch.add,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.PRODUCT: torch.mul,
+}
+
+
+@functools.cache
+def can_reduce(dtype: torch.dtype, op: ReduceOp) -> bool:
+    """Whether torch knows how to do this with tensors of this type, on the CPU."""
+    if op is ReduceOp.ADASUM:
+        return dtype.is_floating_point and can_reduce(dtype, ReduceOp.SUM)
+    try:
+        sample = torch.empty(2, dtype=dtype)
+        FOLDS[op](sample, sample, out=sample)
+    except (RuntimeError, TypeError):  # NotImplementedError is one
+        return False
+    return True
+
+
+def result_factor(reduction: Reduction, set_size: int) -> float:
+    """What the folded parts are multiplied by at the end."""
+    share = 1.0 / set_size if reduction.op is ReduceOp.AVERAGE else 1.0
+    return reduction.postscale * share
+
+
+def scale_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Multiplies in place. Integers are scaled in double precision and cut towards zero."""
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.mul_(factor)
+    return tensor.copy_(tensor.to(torch.float64).mul_(factor))
+
+
+def scaled_copy(source: torch.Tensor, factor: float, out: torch.Tensor) -> None:
+    """`out = source * factor`, from any layout and device into `out`."""
+    if factor == 1.0:
+        out.copy_(source)
+    elif source.dtype.is_floating_point and source.device == out.device:
+        torch.mul(source, factor, out=out)
+    else:
+        scale_(out.copy_(source), factor)
+
+
+def fold(op: ReduceOp, parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """The parts, of one shape, combined in their order; `out` may be the first of them."""
+    if len(parts) == 1:
+        return out if out is parts[0] else out.copy_(parts[0])
+    combine = FOLDS[op]
+    combine(parts[0], parts[1], out=out)
+    for part in parts[2:]:
+        combine(out, part, out=out)
+    return out
+
+
+def adasum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Adaptive summation (Maleki et al., 2020): neighbours are combined, then pairs of them."""
+    level = [part.reshape(-1) for part in parts]
+    while len(level) > 1:
+        pairs = [_adapted_sum(*level[i : i + 2]) for i in range(0, len(level) - 1, 2)]
+        level = pairs + level[len(level) - len(level) % 2 :]
+    return level[0].view(parts[0].shape)
+
+
+def _adapted_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Orthogonal gradients are added, parallel ones averaged."""
+    wide_a, wide_b = a.double(), b.double()
+    dot = float(torch.dot(wide_a, wide_b))
+    of_a, of_b = float(torch.dot(wide_a, wide_a)), float(torch.dot(wide_b, wide_b))
+    weight_a = 1.0 - dot / (2 * of_a) if of_a > 0 else 1.0
+    weight_b = 1.0 - dot / (2 * of_b) if of_b > 0 else 1.0
+    return (wide_a.mul_(weight_a).add_(wide_b, alpha=weight_b)).to(a.dtype)
+
+
+def reduce(
+    reduction: Reduction, parts: Sequence[torch.Tensor], set_size: int, out: torch.Tensor
+) -> torch.Tensor:
+    """Reduces parts that are prescaled already into `out`, of the same shape and any layout."""
+    if reduction.op is ReduceOp.ADASUM:
+        out.copy_(adasum(parts))
+    elif out.device == parts[0].device:
+        fold(reduction.op, parts, out)
+    else:
+        out.copy_(fold(reduction.op, parts, torch.empty_like(parts[0])))
+    return scale_(out, result_factor(reduction, set_size))
+
+
+# ---------------------------------------------------------------- rows
+
+
+def row_ranges(rows: int, set_size: int) -> list[tuple[int, int]]:
+    """How rows are dealt out: evenly, the first positions get one more where it does not go up."""
+    share, rest = divmod(rows, set_size)
+    begins = [share * position + min(position, rest) for position in range(set_size + 1)]
+    return list(itertools.pairwise(begins))
+
+
+def splits_of(description: Description, set_size: int) -> tuple[int, ...]:
+    """How many rows an alltoall sends to each position."""
+    if description.splits is not None:
+        return description.splits
+    return (description.shapes[0][0] // set_size,) * set_size
+
+
+# ---------------------------------------------------------------- operations
+
+
+def combine(
+    request: Request, described: Sequence[Description | None], parts: Parts, position: int
+) -> list[torch.Tensor]:
+    """What the rank at `position` gets out of the operation, in its outputs if it has named some.
+
+    No part may share memory with the outputs. The parts are prescaled already.
+    """
+    return _OPERATIONS[request.kind](request, described, parts, position)
+
+
+def _allreduce(
+    request: Request, _described: Sequence[Description | None], parts: Parts, _position: int
+) -> list[torch.Tensor]:
+    assert request.reduction is not None
+    present = [part for part in parts if part is not None]
+    outputs = outputs_of(request)
+    for index, out in enumerate(outputs):
+        reduce(request.reduction, [part[index] for part in present], len(parts), out)
+    return outputs
+
+
+def _reducescatter(
+    request: Request, _described: Sequence[Description | None], parts: Parts, position: int
+) -> list[torch.Tensor]:
+    assert request.reduction is not None
+    outputs = []
+    for index, tensor in enumerate(request.tensors):
+        begin, end = row_ranges(tensor.shape[0], len(parts))[position]
+        whole = [part[index] for part in parts if part is not None]
+        if request.reduction.op is ReduceOp.ADASUM:
+            mine = [torch.empty_like(whole[0])]
+            mine = [reduce(request.reduction, whole, len(parts), mine[0])[begin:end]]
+            outputs.append(mine[0].to(tensor.device, copy=True))
+            continue
+        rows = [each[begin:end] for each in whole]
+        out = torch.empty_like(rows[0], device=tensor.device)
+        outputs.append(reduce(request.reduction, rows, len(parts), out))
+    return outputs
+
+
+def _allgather(
+    request: Request, _described: Sequence[Description | None], parts: Parts, _position: int
+) -> list[torch.Tensor]:
+    outputs = []
+    for index, tensor in enumerate(request.tensors):
+        pieces = [part[index] for part in parts if part is not None]
+        rows = sum(len(piece) for piece in pieces)
+        out = tensor.new_empty((rows, *tensor.shape[1:]))
+        begin = 0
+        for piece in pieces:
+            out[begin : begin + len(piece)].copy_(piece)
+            begin += len(piece)
+        outputs.append(out)
+    return outputs
+
+
+def _broadcast(
+    request: Request, _described: Sequence[Description | None], parts: Parts, _position: int
+) -> list[torch.Tensor]:
+    (source,) = [part for part in parts if part]
+    outputs = outputs_of(request)
+    for out, part in zip(outputs, source, strict=True):
+        out.copy_(part)
+    return outputs
+
+
+def _alltoall(
+    request: Request, described: Sequence[Description | None], parts: Parts, position: int
+) -> list[torch.Tensor]:
+    (tensor,) = request.tensors
+    pieces = []
+    for part, description in zip(parts, described, strict=True):
+        assert part is not None
+        assert description is not None
+        splits = splits_of(description, len(parts))
+        begin = sum(splits[:position])
+        pieces.append(part[0][begin : begin + splits[position]])
+    received = torch.tensor([len(piece) for piece in pieces], dtype=torch.int32)
+    out = tensor.new_empty((int(received.sum()), *tensor.shape[1:]))
+    begin = 0
+    for piece in pieces:
+        out[begin : begin + len(piece)].copy_(piece)
+        begin += len(piece)
+    return [out, received]
+
+
+def _nothing(*_arguments: object) -> list[torch.Tensor]:
+    return []
+
+
+_OPERATIONS: dict[Kind, Callable[..., list[torch.Tensor]]] = {
+    Kind.ALLREDUCE: _allreduce,
+    Kind.ALLGATHER: _allgather,
+    Kind.BROADCAST: _broadcast,
+    Kind.ALLTOALL: _alltoall,
+    Kind.REDUCESCATTER: _reducescatter,
+    Kind.BARRIER: _nothing,
+    Kind.ADD_SET: _nothing,
+    Kind.REMOVE_SET: _nothing,
+}
+
+
+def outputs_of(request: Request) -> list[torch.Tensor]:
+    """Where the results of an operation that keeps shapes go."""
+    if request.outputs is not None:
+        return list(request.outputs)
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in request.tensors]
+
+
+def rows_gathered(described: Sequence[Description | None]) -> tuple[tuple[int, ...], ...]:
+    """Of an allgather: for each tensor, how many rows come from each position."""
+    present = [each for each in described if each is not None]
+    return tuple(
+        tuple(each.shapes[index][0] for each in present) for index in range(len(present[0].shapes))
+    )
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """How many elements a tensor of that shape has."""
+    return math.prod(shape)

@@ -1,0 +1,53 @@
+"""The seam below a session: whatever negotiates with the other ranks and moves the tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.process_sets import ProcessSet
+
+
+class Backend(Protocol):
+    """One rank's end. All methods may be called from several threads."""
+
+    name: str
+
+    @property
+    def negotiation_bytes(self) -> int:
+        """What this rank has told others so far, tensors not counted."""
+        ...
+
+    def submit(self, handle: Handle[Any]) -> None:
+        """Begins the operation and does what can be done at once. Waits for no other rank, unless
+        there is no room for more operations in flight."""
+        ...
+
+    def advance(self) -> None:
+        """Does what can be done at once for all that is under way."""
+        ...
+
+    def wait(self, handle: Handle[Any]) -> None:
+        """Returns when the handle is done. Ends at Ctrl-C."""
+        ...
+
+    def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor in the memory that is best to reduce from."""
+        ...
+
+    def open_set(self, process_set: ProcessSet) -> None:
+        """A new process set is known on all ranks; this one may be no member."""
+        ...
+
+    def close_set(self, process_set: ProcessSet) -> None:
+        """A process set is no longer used."""
+        ...
+
+    def close(self) -> None:
+        """Says goodbye and gives everything back; harmless when repeated."""
+        ...

@@ -1,0 +1,69 @@
+"""What can be told to be wrong before any other rank is asked: a `ValueError`, here and now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lockstitch.collectives.arithmetic import can_reduce
+from lockstitch.collectives.requests import Kind
+
+if TYPE_CHECKING:
+    from lockstitch.collectives.process_sets import ProcessSet
+    from lockstitch.collectives.requests import Request
+
+_NEEDS_ROWS = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)
+
+
+def check(request: Request, process_set: ProcessSet, rank: int) -> None:
+    """Raises `ValueError` where a request makes no sense whatever the other ranks submit."""
+    process_set.position(rank)
+    for tensor in request.tensors:
+        _check_tensor(request, tensor)
+    if request.kind is Kind.BROADCAST and not process_set.includes(request.root):
+        raise ValueError(
+            f"root rank {request.root} of {request.name!r} is not in process set "
+            f"{process_set.id}, {list(process_set.ranks)} (roots are global ranks)"
+        )
+    if request.kind is Kind.ALLTOALL:
+        _check_splits(request, process_set.size)
+    for tensor, out in zip(request.tensors, request.outputs or (), strict=bool(request.outputs)):
+        if out.shape != tensor.shape or out.dtype != tensor.dtype:
+            raise ValueError(
+                f"{request.name!r}: an output is {tuple(out.shape)} of {out.dtype}, "
+                f"its input {tuple(tensor.shape)} of {tensor.dtype}"
+            )
+
+
+def _check_tensor(request: Request, tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"{request.name!r}: a {tensor.layout} tensor cannot be sent; make it dense"
+        )
+    reduction = request.reduction
+    if reduction is not None and not can_reduce(tensor.dtype, reduction.op):
+        raise ValueError(
+            f"{request.name!r}: torch cannot do {reduction.op.value} with {tensor.dtype}"
+        )
+    if request.kind in _NEEDS_ROWS and tensor.ndim == 0:
+        raise ValueError(
+            f"{request.name!r}: {request.kind.value} works on rows, but the tensor is a scalar"
+        )
+
+
+def _check_splits(request: Request, size: int) -> None:
+    rows = request.tensors[0].shape[0]
+    if request.splits is None:
+        if rows % size:
+            raise ValueError(
+                f"{request.name!r}: {rows} rows cannot be dealt out evenly to {size} ranks; "
+                "give splits"
+            )
+        return
+    splits = request.splits
+    if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
+        raise ValueError(
+            f"{request.name!r}: splits {list(splits)} must be {size} numbers that add up to "
+            f"the {rows} rows of the tensor"
+        )

@@ -1,0 +1,84 @@
+"""Handles of operations under way: completed once, by whichever thread finishes the operation."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from lockstitch.errors import copy_of
+
+if TYPE_CHECKING:
+    from lockstitch.collectives.requests import Request
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """One operation of this rank. `Session.wait(handle)` gives its result, as often as asked."""
+
+    __slots__ = ("_error", "_is_done", "_signal", "_value", "request", "rows", "submitted_at")
+
+    def __init__(self, request: Request, submitted_at: float = 0.0) -> None:
+        self.request = request
+        self.submitted_at = submitted_at
+        self.rows: tuple[tuple[int, ...], ...] = ()
+        """Of an allgather: for each tensor, how many rows came from each rank of the set."""
+        self._is_done = False
+        self._value: object = None
+        self._error: BaseException | None = None
+        self._signal: threading.Event | None = None
+
+    def __repr__(self) -> str:
+        state = "under way"
+        if self._is_done:
+            state = "done" if self._error is None else f"failed: {self._error!r}"
+        return f"<Handle of {self.request.kind.value} {self.name!r} · {state}>"
+
+    @property
+    def name(self) -> str:
+        """What the operation was submitted under."""
+        return self.request.name
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is a result or an error."""
+        return self._is_done
+
+    def result(self) -> T:
+        """The result of an operation that is done, or raises its error."""
+        if not self._is_done:
+            raise RuntimeError(f"{self.name!r} is not done: wait for it first")
+        if self._error is not None:
+            raise copy_of(self._error)
+        return cast("T", self._value)
+
+    # ------------------------------------------------------------ for backends
+
+    def complete(self, value: object) -> None:
+        """The operation is done."""
+        self._value = value
+        self._finish()
+
+    def fail(self, error: BaseException) -> None:
+        """The operation has failed; harmless when it is done already."""
+        if not self._is_done:
+            self._error = error
+            self._finish()
+
+    def _finish(self) -> None:
+        self._is_done = True
+        if self._signal is not None:
+            self._signal.set()
+
+    def signal(self) -> threading.Event:
+        """Something to wait on: set when the operation is done, or by `nudge`."""
+        if self._signal is None:
+            self._signal = threading.Event()
+        if self._is_done:
+            self._signal.set()
+        return self._signal
+
+    def nudge(self) -> None:
+        """Wakes whoever waits on the signal, without a result."""
+        if self._signal is not None:
+            self._signal.set()

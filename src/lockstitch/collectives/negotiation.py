@@ -1,0 +1,235 @@
+"""Who is ready for what: negotiation by name, as a table without I/O.
+
+Ranks submit operations under names, each in an order of its own. An operation may be performed when
+every rank of its process set has submitted it, or has *joined* (is out of data). The table is told
+what each rank does, in the order in which that rank did it, and answers with instructions.
+
+What always holds: the answers depend on what each rank did and in which order *it* did so, and not
+on how the ranks' doings are interleaved. So every rank may keep a table of its own, filled at its
+own pace from the ranks' logs, and all come to the same conclusions without a word about them; only
+the order of conclusions may differ. Where one order is needed on all ranks, one table decides.
+
+How a submission finds its partners. A rank's *epoch* is the number of its joins so far. The kth
+submission of a name in an epoch meets the kth of every other rank in the same epoch. A rank that
+has joined takes no part in what is left of that epoch; once all have joined, the next begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lockstitch.collectives.requests import Description, Kind, disagreement, ranks_in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# What goes on without the ranks that have joined. Of anything else they would owe a part.
+_WITHOUT_JOINED = (Kind.ALLREDUCE, Kind.BARRIER)
+
+
+# ---------------------------------------------------------------- events
+
+
+class Submitted(NamedTuple):
+    """`rank` has submitted an operation. `note` comes back with the instruction."""
+
+    rank: int
+    description: Description
+    note: Any = None
+
+
+class Joined(NamedTuple):
+    """`rank` is out of data, at a time by which the last to join is told."""
+
+    rank: int
+    at: int
+
+
+class Left(NamedTuple):
+    """`rank` has shut down: it submits nothing any more."""
+
+    rank: int
+
+
+Event = Submitted | Joined | Left
+
+# ---------------------------------------------------------------- instructions
+
+
+@dataclass(frozen=True, slots=True)
+class Perform:
+    """All ranks are ready for the operation, and agree about it."""
+
+    name: str
+    parts: dict[int, Submitted]
+    """By rank, ascending; ranks that have joined are not among them."""
+
+    @property
+    def description(self) -> Description:
+        """That of the first rank; sizes may differ where the kind of operation allows it."""
+        return next(iter(self.parts.values())).description
+
+
+class Objection:
+    """Why an operation is refused."""
+
+    MISMATCH = "mismatch"
+    JOINED = "joined"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The operation cannot be performed; whoever has submitted it gets the text as an error."""
+
+    name: str
+    parts: dict[int, Submitted]
+    objection: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllJoined:
+    """Every rank has joined; `last` did so last."""
+
+    last: int
+
+
+Instruction = Perform | Refuse | AllJoined
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An operation that some rank has submitted and others have not."""
+
+    name: str
+    submitted: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+# ---------------------------------------------------------------- the table
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One operation that is not decided yet."""
+
+    epoch: int
+    parts: dict[int, Submitted] = field(default_factory=dict)
+
+
+class Negotiation:
+    """The table of one process set."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.ranks = tuple(sorted(ranks))
+        self._open: dict[str, list[_Entry]] = {}
+        self._joins: dict[int, list[int]] = {rank: [] for rank in self.ranks}
+        self._left: set[int] = set()
+        self._finished_epochs = 0
+
+    def __repr__(self) -> str:
+        return f"<Negotiation of {len(self.ranks)} ranks · {len(self.waiting())} waiting>"
+
+    def handle(self, event: Event) -> Sequence[Instruction]:
+        """Takes in what a rank did; returns what follows from it."""
+        if type(event) is Submitted:
+            return self._submitted(event)
+        if type(event) is Joined:
+            self._joins[event.rank].append(event.at)
+            return [*self._decide_all(), *self._end_epochs()]
+        self._left.add(event.rank)
+        return self._decide_all()
+
+    def waiting(self) -> list[Waiting]:
+        """The operations that some ranks have submitted and others have not."""
+        return [
+            Waiting(name, tuple(sorted(entry.parts)), tuple(self._missing(entry)))
+            for name, entries in self._open.items()
+            for entry in entries
+        ]
+
+    def missing(self, name: str, rank: int) -> tuple[int, ...]:
+        """Whom `rank` waits for under this name."""
+        for entry in self._open.get(name, ()):
+            if rank in entry.parts:
+                return tuple(self._missing(entry))
+        return ()
+
+    def not_joined(self) -> tuple[int, ...]:
+        """Who has not joined in the current epoch."""
+        return tuple(r for r, times in self._joins.items() if len(times) <= self._finished_epochs)
+
+    # ------------------------------------------------------------ inside
+
+    def _submitted(self, event: Submitted) -> Sequence[Instruction]:
+        name, rank = event.description.name, event.rank
+        epoch = len(self._joins[rank])
+        entries = self._open.get(name)
+        if entries is None:
+            entries = self._open[name] = []
+        for entry in entries:
+            if rank not in entry.parts and entry.epoch == epoch:
+                break
+        else:
+            entry = _Entry(epoch)
+            entries.append(entry)
+        entry.parts[rank] = event
+        if len(entry.parts) < len(self.ranks) and not self._left and not self._someone_joined():
+            return ()  # the usual case, decided quickly
+        return self._decide(name, entry)
+
+    def _someone_joined(self) -> bool:
+        return any(len(times) > self._finished_epochs for times in self._joins.values())
+
+    def _missing(self, entry: _Entry) -> list[int]:
+        return [
+            rank
+            for rank in self.ranks
+            if rank not in entry.parts and len(self._joins[rank]) <= entry.epoch
+        ]
+
+    def _decide_all(self) -> list[Instruction]:
+        undecided = [(name, entry) for name, entries in self._open.items() for entry in entries]
+        return [what for name, entry in undecided for what in self._decide(name, entry)]
+
+    def _decide(self, name: str, entry: _Entry) -> Sequence[Instruction]:
+        missing = self._missing(entry)
+        gone = [rank for rank in missing if rank in self._left]
+        if missing and not gone:
+            return ()
+        entries = self._open[name]
+        entries.remove(entry)
+        if not entries:
+            del self._open[name]
+        parts = {rank: entry.parts[rank] for rank in self.ranks if rank in entry.parts}
+        if gone:
+            text = f"{name!r} can never be performed: {ranks_in_words(gone)} shut down without it"
+            return [Refuse(name, parts, Objection.LEFT, text)]
+        return [self._judge(name, parts)]
+
+    def _judge(self, name: str, parts: dict[int, Submitted]) -> Instruction:
+        """Every rank is accounted for: does it all fit?"""
+        difference = disagreement({rank: part.description for rank, part in parts.items()})
+        if difference is not None:
+            text = f"ranks disagree about {name!r}. {difference}. Nothing was done; go on."
+            return Refuse(name, parts, Objection.MISMATCH, text)
+        ready = Perform(name, parts)
+        if len(parts) < len(self.ranks) and ready.description.kind not in _WITHOUT_JOINED:
+            joined = [rank for rank in self.ranks if rank not in parts]
+            text = (
+                f"{ready.description.kind.value} {name!r} needs every rank, but "
+                f"{ranks_in_words(joined)} joined, having no more data"
+            )
+            return Refuse(name, parts, Objection.JOINED, text)
+        return ready
+
+    def _end_epochs(self) -> list[Instruction]:
+        ended: list[Instruction] = []
+        while not self.not_joined():
+            epoch = self._finished_epochs
+            times = [(times[epoch], rank) for rank, times in self._joins.items()]
+            self._finished_epochs += 1
+            ended.append(AllJoined(max(times)[1]))
+        return ended

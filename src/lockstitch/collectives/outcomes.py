@@ -1,0 +1,33 @@
+"""How an operation ends for this rank: its value, or the error that the table's answer means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockstitch.collectives.negotiation import Objection, Refuse
+from lockstitch.errors import CollectiveError, MismatchError, RankLostError
+
+if TYPE_CHECKING:
+    import torch
+
+    from lockstitch.collectives.requests import Request
+
+_ERRORS = {
+    Objection.MISMATCH: MismatchError,
+    Objection.JOINED: CollectiveError,
+    Objection.LEFT: RankLostError,
+}
+
+
+def error_of(refusal: Refuse) -> CollectiveError:
+    """The error for everyone who has submitted what is refused."""
+    return _ERRORS[refusal.objection](refusal.text)
+
+
+def value_of(
+    request: Request, results: list[torch.Tensor]
+) -> torch.Tensor | list[torch.Tensor] | None:
+    """What `wait` returns: a tensor, a list where a group was submitted, or nothing."""
+    if request.is_group:
+        return results
+    return results[0] if results else None

@@ -1,0 +1,159 @@
+"""What this rank has under way: by name, with its age, and told to whoever looks on.
+
+A name is in flight from `begin` until its result is where it belongs. When the session is broken
+(a rank died, or it was shut down), everything under way fails at once and nothing begins any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.collectives.events import Observers, Progress, Stall, Step
+from lockstitch.collectives.handles import Handle
+from lockstitch.collectives.requests import Kind
+from lockstitch.errors import CollectiveError, StalledError, copy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.clock import Clock
+    from lockstitch.collectives.requests import Request
+
+
+class Outstanding:
+    """The handles of one rank's session that are not done."""
+
+    def __init__(
+        self,
+        rank: int,
+        clock: Clock,
+        *,
+        stall_warning_seconds: float = 60.0,
+        stall_failure_seconds: float = 0.0,
+    ) -> None:
+        self.rank = rank
+        self.clock = clock
+        self.observers = Observers()
+        self.submitted = self.completed = self.failed = self.tensor_bytes = 0
+        self._handles: dict[tuple[int, str], Handle[Any]] = {}
+        self._broken: BaseException | None = None
+        self._lock = threading.Lock()
+        self._stall_warning_seconds = stall_warning_seconds
+        self._stall_failure_seconds = stall_failure_seconds
+        self._warned: set[Handle[Any]] = set()
+        self._next_look = clock.now() + 1.0
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing can begin any more."""
+        return self._broken is not None
+
+    def check(self) -> None:
+        """Raises why the session is broken, if it is."""
+        if self._broken is not None:
+            raise copy_of(self._broken)
+
+    def begin(self, request: Request) -> Handle[Any]:
+        """A handle for a new operation; `ValueError` when its name is in flight."""
+        handle: Handle[Any] = Handle(request, self.clock.now())
+        with self._lock:
+            self.check()
+            known = self._handles.setdefault((request.process_set, request.name), handle)
+        if known is not handle:
+            raise ValueError(
+                f"{request.name!r} is in flight on rank {self.rank} already: wait for its handle "
+                "before submitting it again, or use another name"
+            )
+        self.submitted += 1
+        for tensor in request.tensors:
+            self.tensor_bytes += tensor.nbytes
+        self.tell(handle, Step.SUBMITTED)
+        return handle
+
+    def find(self, process_set: int, name: str) -> Handle[Any] | None:
+        """The handle in flight under a name."""
+        return self._handles.get((process_set, name))
+
+    def complete(self, handle: Handle[Any], value: object) -> None:
+        """The operation is done, its name free."""
+        self._forget(handle)
+        self.completed += 1
+        self.tell(handle, Step.DONE)
+        handle.complete(value)
+
+    def fail(self, handle: Handle[Any], error: BaseException) -> None:
+        """The operation failed, its name is free."""
+        self._forget(handle)
+        if not handle.is_done:
+            self.failed += 1
+            self.tell(handle, Step.FAILED)
+        handle.fail(error)
+
+    def break_off(self, error: BaseException) -> None:
+        """Fails all that is under way and all that will be asked for; the first reason stays."""
+        with self._lock:
+            if self._broken is None:
+                self._broken = error
+            left = list(self._handles.values())
+        for handle in left:
+            self.fail(handle, error)
+
+    def all(self) -> list[Handle[Any]]:
+        """Everything under way."""
+        return list(self._handles.values())
+
+    def tell(self, handle: Handle[Any], step: Step) -> None:
+        """Tells the observer that an operation has reached a step."""
+        observer = self.observers.progress
+        if observer is not None:
+            request = handle.request
+            at = self.clock.now()
+            observer(Progress(request.name, request.kind, step, at, request.process_set))
+
+    def look_for_stalls(self, missing: Callable[[Handle[Any]], tuple[int, ...]]) -> None:
+        """Reports what has waited too long, each once; to be called now and then by who waits.
+
+        What has waited longer than the failure time breaks the session.
+        """
+        now = self.clock.now()
+        if now < self._next_look:
+            return
+        self._next_look = now + 1.0
+        for handle in self.all():
+            waited = now - handle.submitted_at
+            # A rank may wait in a join for as long as the others have data.
+            if handle.request.kind is Kind.JOIN or handle.is_done:
+                continue
+            absent = missing(handle)
+            if self._stall_warning_seconds and waited > self._stall_warning_seconds:
+                self._warn(handle, waited, absent)
+            if self._stall_failure_seconds and waited > self._stall_failure_seconds:
+                self.break_off(_stalled(handle, waited, absent, self.rank))
+
+    def _warn(self, handle: Handle[Any], waited: float, absent: tuple[int, ...]) -> None:
+        if handle not in self._warned:
+            self._warned.add(handle)
+            if self.observers.stall is not None:
+                request = handle.request
+                self.observers.stall(
+                    Stall(request.name, request.kind, waited, absent, request.process_set)
+                )
+
+    def _forget(self, handle: Handle[Any]) -> None:
+        request = handle.request
+        with self._lock:
+            self._handles.pop((request.process_set, request.name), None)
+        self._warned.discard(handle)
+
+
+def _stalled(
+    handle: Handle[Any], waited: float, absent: tuple[int, ...], rank: int
+) -> CollectiveError:
+    whom = f"ranks {list(absent)}" if absent else "other ranks"
+    return StalledError(
+        f"{handle.name!r} on rank {rank} waited {waited:.0f} s for {whom}, which did not submit it"
+    )

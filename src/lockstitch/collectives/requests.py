@@ -1,0 +1,200 @@
+"""What a rank asks for: values only.
+
+A `Request` is what one rank submits, with its tensors. A `Description` is what the others must know
+of it: name, kind, dtypes, shapes, operator, scales. Descriptions of one name are compared on every
+rank (`disagreement`), and from them alone each rank knows the sizes of what the others send.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GLOBAL_SET: Final = 0
+"""The process set of all ranks."""
+
+
+class Kind(enum.Enum):
+    """The operations."""
+
+    ALLREDUCE = "allreduce"
+    ALLGATHER = "allgather"
+    BROADCAST = "broadcast"
+    ALLTOALL = "alltoall"
+    REDUCESCATTER = "reducescatter"
+    BARRIER = "barrier"
+    JOIN = "join"
+    ADD_SET = "add_process_set"
+    REMOVE_SET = "remove_process_set"
+
+
+class ReduceOp(enum.Enum):
+    """How the tensors of several ranks become one."""
+
+    AVERAGE = "average"
+    SUM = "sum"
+    ADASUM = "adasum"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """An operator, and factors for what goes in and what comes out.
+
+    Integers are scaled in double precision and cut towards zero. An average divides by the number
+    of ranks in the process set, including those that have joined.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+
+SUM: Final = Reduction(ReduceOp.SUM)
+AVERAGE: Final = Reduction(ReduceOp.AVERAGE)
+
+
+@dataclass(slots=True)
+class Request:
+    """One rank's part in an operation. Nobody changes it once it is submitted."""
+
+    kind: Kind
+    name: str
+    tensors: tuple[torch.Tensor, ...] = ()
+    outputs: tuple[torch.Tensor, ...] | None = None
+    """Where the results go (may be `tensors` themselves); None makes new tensors."""
+    reduction: Reduction | None = None
+    root: int = -1
+    splits: tuple[int, ...] | None = None
+    process_set: int = GLOBAL_SET
+    ranks: tuple[int, ...] = ()
+    is_group: bool = False
+    """Whether the result is a list of tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the other ranks must know of a request."""
+
+    kind: Kind
+    name: str
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    reduction: Reduction | None = None
+    root: int = -1
+    splits: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] = ()
+
+    def encode(self) -> bytes:
+        """As bytes; equal for equal descriptions."""
+        reduction = self.reduction
+        fields = (
+            self.kind.value,
+            self.name,
+            self.dtypes,
+            self.shapes,
+            reduction and (reduction.op.value, reduction.prescale, reduction.postscale),
+            self.root,
+            self.splits,
+            self.ranks,
+        )
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Description:
+        """What `encode` made bytes of."""
+        kind, name, dtypes, shapes, reduction, root, splits, ranks = json.loads(content)
+        return cls(
+            Kind(kind),
+            name,
+            tuple(dtypes),
+            tuple(map(tuple, shapes)),
+            reduction and Reduction(ReduceOp(reduction[0]), *reduction[1:]),
+            root,
+            splits if splits is None else tuple(splits),
+            tuple(ranks),
+        )
+
+
+def describe(request: Request) -> Description:
+    """The part of a request that crosses to the other ranks."""
+    return Description(
+        request.kind,
+        request.name,
+        tuple(dtype_name(tensor.dtype) for tensor in request.tensors),
+        tuple(tuple(tensor.shape) for tensor in request.tensors),
+        request.reduction,
+        request.root,
+        request.splits,
+        request.ranks,
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The inverse of `dtype_name`."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+# Whatever stands here must be the same on all ranks; of these kinds only the trailing dimensions.
+_FREE_FIRST_DIMENSION = (Kind.ALLGATHER, Kind.ALLTOALL)
+
+
+def disagreement(described: Mapping[int, Description]) -> str | None:
+    """What the ranks do not agree about, in words; None where everything fits."""
+    ranks = list(described)
+    first = described[ranks[0]]
+    if all(each is first for each in described.values()):
+        return None
+    for aspect, value_of in _ASPECTS:
+        values = {rank: value_of(each) for rank, each in described.items()}
+        if any(value != values[ranks[0]] for value in values.values()):
+            return f"{aspect} {_by_value(values)}"
+    return None
+
+
+def _by_value(values: Mapping[int, Any]) -> str:
+    """`3 on rank 0; 4 on ranks 1, 2`: few values, possibly many ranks."""
+    holders: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        holders.setdefault(str(value), []).append(rank)
+    return "; ".join(f"{value} on {ranks_in_words(ranks)}" for value, ranks in holders.items())
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 1, 2`; many are cut short."""
+    shown = ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+def _comparable_shapes(description: Description) -> tuple[tuple[int, ...], ...]:
+    if description.kind in _FREE_FIRST_DIMENSION:
+        return tuple(("any", *shape[1:]) for shape in description.shapes)  # type: ignore[misc]
+    return description.shapes
+
+
+_ASPECTS = (
+    ("kind of operation:", lambda each: each.kind.value),
+    ("number of tensors:", lambda each: len(each.shapes)),
+    ("dtype:", lambda each: ", ".join(each.dtypes)),
+    ("shape:", lambda each: ", ".join(map(str, _comparable_shapes(each)))),
+    ("operator:", lambda each: each.reduction and each.reduction.op.value),
+    ("prescale factor:", lambda each: each.reduction and each.reduction.prescale),
+    ("postscale factor:", lambda each: each.reduction and each.reduction.postscale),
+    ("root rank:", lambda each: each.root),
+    ("ranks of the process set:", lambda each: each.ranks),
+)

@@ -1,0 +1,383 @@
+"""One rank's part in the reductions of a job: what faces are built on.
+
+Every operation is submitted under a name and returns a `Handle` at once. Ranks may submit in any
+order; an operation is done when all ranks of its process set have submitted it. `wait(handle)` gives
+the result, `poll(handle)` says whether there is one.
+
+- *Names*. A name is unique while in flight: a second submission raises `ValueError`. Without a name
+  an operation is matched by its place among the unnamed ones of its kind and process set.
+- *Errors*. What is wrong whatever others do raises `ValueError` at submission, on this rank only.
+  What does not fit together (`MismatchError`), or cannot be done because ranks have joined
+  (`CollectiveError`), is raised by `wait` on every rank of the set, and the session goes on. A rank
+  that dies ends the session: everything under way, and every later submission, raises
+  `RankLostError` on every survivor at once. After `shutdown` everything raises `CollectiveError`.
+- *Tensors*. Any layout and device. Reductions take every dtype with which torch can do them;
+  operations that only move tensors take every dtype. Inputs must not change before the operation is
+  done. All ranks get the same bits from a reduction.
+- *Threads*. Any thread may submit and wait, also while others do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lockstitch.collectives import checks
+from lockstitch.collectives.events import Observers, Statistics
+from lockstitch.collectives.process_sets import ProcessSet
+from lockstitch.collectives.requests import AVERAGE, GLOBAL_SET, Kind, Reduction, Request
+from lockstitch.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import torch
+
+    from lockstitch.collectives.backend import Backend
+    from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.process_sets import ProcessSets
+    from lockstitch.collectives.topology import Topology
+
+T = TypeVar("T")
+
+# Automatic names come around again, so that the ranks need not tell each other new ones for ever.
+_AUTOMATIC_NAMES = 1024
+
+
+class Session:
+    """See the module. Made by `open_session`, or several in one process by `LocalSessions`."""
+
+    def __init__(
+        self, topology: Topology, backend: Backend, outstanding: Outstanding, sets: ProcessSets
+    ) -> None:
+        self.topology = topology
+        self._backend = backend
+        self._outstanding = outstanding
+        self._sets = sets
+        self._counts: dict[tuple[int, Kind], itertools.count[int]] = {}
+        self._set_changes = threading.Lock()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Session of rank {self.rank}/{self.size} over {self._backend.name} · "
+            f"{len(self._outstanding)} under way>"
+        )
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.shutdown()
+
+    # ------------------------------------------------------------ where this rank stands
+
+    @property
+    def rank(self) -> int:
+        """The global rank."""
+        return self.topology.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the session has."""
+        return self.topology.size
+
+    @property
+    def backend_name(self) -> str:
+        """`shared_memory`, `c10d`, `hierarchical` or `memory`."""
+        return self._backend.name
+
+    @property
+    def observers(self) -> Observers:
+        """Whom to tell of progress and stalls; set its fields at any time."""
+        return self._outstanding.observers
+
+    def statistics(self) -> Statistics:
+        """Counts since the beginning."""
+        counts = self._outstanding
+        return Statistics(
+            backend=self._backend.name,
+            submitted=counts.submitted,
+            completed=counts.completed,
+            failed=counts.failed,
+            under_way=len(counts),
+            negotiation_bytes=self._backend.negotiation_bytes,
+            tensor_bytes=counts.tensor_bytes,
+            process_sets=len(self._sets.all()),
+        )
+
+    # ------------------------------------------------------------ operations
+
+    def allreduce(
+        self,
+        tensor: torch.Tensor,
+        reduction: Reduction = AVERAGE,
+        *,
+        name: str | None = None,
+        process_set: int = GLOBAL_SET,
+        output: torch.Tensor | None = None,
+    ) -> Handle[torch.Tensor]:
+        """Reduces tensors of one shape and dtype over the ranks.
+
+        The result goes to `output` (`output=tensor`: in place), or to a new tensor. Ranks that have
+        joined contribute nothing.
+        """
+        outputs = None if output is None else (output,)
+        return self.submit(
+            Request(
+                Kind.ALLREDUCE,
+                self._name(Kind.ALLREDUCE, name, process_set),
+                (tensor.detach(),),
+                outputs=outputs,
+                reduction=reduction,
+                process_set=process_set,
+            )
+        )
+
+    def grouped_allreduce(
+        self,
+        tensors: Sequence[torch.Tensor],
+        reduction: Reduction = AVERAGE,
+        *,
+        name: str | None = None,
+        process_set: int = GLOBAL_SET,
+        outputs: Sequence[torch.Tensor] | None = None,
+    ) -> Handle[list[torch.Tensor]]:
+        """Like `allreduce` for several tensors as one operation: all of them or none."""
+        return self.submit(
+            Request(
+                Kind.ALLREDUCE,
+                self._name(Kind.ALLREDUCE, name, process_set),
+                _detached(tensors),
+                outputs=None if outputs is None else tuple(outputs),
+                reduction=reduction,
+                process_set=process_set,
+                is_group=True,
+            )
+        )
+
+    def allgather(
+        self, tensor: torch.Tensor, *, name: str | None = None, process_set: int = GLOBAL_SET
+    ) -> Handle[torch.Tensor]:
+        """All ranks' rows, one below the other in the order of ranks.
+
+        The numbers of rows may differ, everything else must not. Afterwards `handle.rows[0]` has
+        the number of rows from each rank.
+        """
+        full_name = self._name(Kind.ALLGATHER, name, process_set)
+        tensors = (tensor.detach(),)
+        return self.submit(Request(Kind.ALLGATHER, full_name, tensors, process_set=process_set))
+
+    def grouped_allgather(
+        self,
+        tensors: Sequence[torch.Tensor],
+        *,
+        name: str | None = None,
+        process_set: int = GLOBAL_SET,
+    ) -> Handle[list[torch.Tensor]]:
+        """Like `allgather` for several tensors as one operation: all of them or none."""
+        return self.submit(
+            Request(
+                Kind.ALLGATHER,
+                self._name(Kind.ALLGATHER, name, process_set),
+                _detached(tensors),
+                process_set=process_set,
+                is_group=True,
+            )
+        )
+
+    def broadcast(
+        self,
+        tensor: torch.Tensor,
+        root: int,
+        *,
+        name: str | None = None,
+        process_set: int = GLOBAL_SET,
+        output: torch.Tensor | None = None,
+    ) -> Handle[torch.Tensor]:
+        """The tensor of rank `root`, a global rank also in a process set."""
+        return self.submit(
+            Request(
+                Kind.BROADCAST,
+                self._name(Kind.BROADCAST, name, process_set),
+                (tensor.detach(),),
+                outputs=None if output is None else (output,),
+                root=root,
+                process_set=process_set,
+            )
+        )
+
+    def alltoall(
+        self,
+        tensor: torch.Tensor,
+        splits: Sequence[int] | None = None,
+        *,
+        name: str | None = None,
+        process_set: int = GLOBAL_SET,
+    ) -> Handle[list[torch.Tensor]]:
+        """Sends `splits[i]` rows to the ith rank of the set (without splits: the same number to
+        each). The result is two tensors: the rows received, in the order of ranks, and how many
+        came from each rank (int32)."""
+        return self.submit(
+            Request(
+                Kind.ALLTOALL,
+                self._name(Kind.ALLTOALL, name, process_set),
+                (tensor.detach(),),
+                splits=None if splits is None else tuple(map(int, splits)),
+                process_set=process_set,
+                is_group=True,
+            )
+        )
+
+    def reducescatter(
+        self,
+        tensor: torch.Tensor,
+        reduction: Reduction = AVERAGE,
+        *,
+        name: str | None = None,
+        process_set: int = GLOBAL_SET,
+    ) -> Handle[torch.Tensor]:
+        """Reduces, and leaves each rank its share of the rows; the first ranks get one more where
+        the number does not divide."""
+        return self.submit(
+            Request(
+                Kind.REDUCESCATTER,
+                self._name(Kind.REDUCESCATTER, name, process_set),
+                (tensor.detach(),),
+                reduction=reduction,
+                process_set=process_set,
+            )
+        )
+
+    def grouped_reducescatter(
+        self,
+        tensors: Sequence[torch.Tensor],
+        reduction: Reduction = AVERAGE,
+        *,
+        name: str | None = None,
+        process_set: int = GLOBAL_SET,
+    ) -> Handle[list[torch.Tensor]]:
+        """Like `reducescatter` for several tensors as one operation: all of them or none."""
+        return self.submit(
+            Request(
+                Kind.REDUCESCATTER,
+                self._name(Kind.REDUCESCATTER, name, process_set),
+                _detached(tensors),
+                reduction=reduction,
+                process_set=process_set,
+                is_group=True,
+            )
+        )
+
+    def barrier(self, *, process_set: int = GLOBAL_SET) -> None:
+        """Returns when every rank of the set has come here, or has joined."""
+        name = self._name(Kind.BARRIER, None, process_set)
+        self.wait(self.submit(Request(Kind.BARRIER, name, process_set=process_set)))
+
+    def join(self) -> int:
+        """This rank is out of data: allreduces of the others go on without it until all have
+        joined. Returns the rank that joined last. Other operations that need this rank fail."""
+        last: int = self.wait(self.submit(Request(Kind.JOIN, "join")))
+        return last
+
+    # ------------------------------------------------------------ handles
+
+    def submit(self, request: Request) -> Handle[Any]:
+        """What the methods above come down to. Raises `ValueError` when the request makes no
+        sense or its name is in flight, `CollectiveError` when the session is over."""
+        self._outstanding.check()
+        checks.check(request, self._sets[request.process_set], self.rank)
+        handle = self._outstanding.begin(request)
+        self._backend.submit(handle)
+        return handle
+
+    def poll(self, handle: Handle[Any]) -> bool:
+        """Whether the operation is done; never waits."""
+        if not handle.is_done:
+            self._backend.advance()
+        return handle.is_done
+
+    def wait(self, handle: Handle[T]) -> T:
+        """The operation's result, or raises its error."""
+        if not handle.is_done:
+            self._backend.wait(handle)
+        return handle.result()
+
+    # ------------------------------------------------------------ memory
+
+    def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor that is reduced fastest, in place: it lives where the other ranks
+        of this host can reach it. Views of it (the gradients in a bucket) are as good. It is an
+        ordinary tensor otherwise, and its memory is free when nobody holds it any more."""
+        self._outstanding.check()
+        return self._backend.resident(shape, dtype)
+
+    # ------------------------------------------------------------ process sets
+
+    def process_set(self, set_id: int) -> ProcessSet:
+        """The set with that id; `ValueError` where there is none."""
+        return self._sets[set_id]
+
+    def process_sets(self) -> list[ProcessSet]:
+        """All sets, the one of all ranks first."""
+        return self._sets.all()
+
+    def add_process_set(self, ranks: Iterable[int]) -> ProcessSet:
+        """Makes a new set, on all ranks of the session: each must call this, with the same ranks,
+        in the same order as other changes of sets. Returns when all have. Raises `ValueError` for
+        impossible or existing ranks, `MismatchError` when the ranks differ."""
+        with self._set_changes:
+            chosen = self._sets.checked(ranks)
+            number = self._count(GLOBAL_SET, Kind.ADD_SET)
+            name = f"process_set.add.{number}"
+            self.wait(self.submit(Request(Kind.ADD_SET, name, ranks=chosen)))
+            added = ProcessSet(number + 1, chosen)
+            self._backend.open_set(added)
+            self._sets.add(added)
+            return added
+
+    def remove_process_set(self, set_id: int) -> None:
+        """Ends a set, on all ranks of the session, as `add_process_set` begins it."""
+        with self._set_changes:
+            removed = self._sets[set_id]
+            if set_id == GLOBAL_SET:
+                raise ValueError("the process set of all ranks cannot be removed")
+            number = self._count(GLOBAL_SET, Kind.REMOVE_SET)
+            name = f"process_set.remove.{number}"
+            self.wait(self.submit(Request(Kind.REMOVE_SET, name, root=set_id)))
+            self._sets.remove(set_id)
+            self._backend.close_set(removed)
+
+    # ------------------------------------------------------------ the end
+
+    def shutdown(self) -> None:
+        """Ends this rank's part; harmless when repeated. What is under way here fails, as does
+        whatever other ranks still want from this one. Waits for nobody."""
+        self._outstanding.break_off(
+            CollectiveError(f"the session of rank {self.rank} was shut down")
+        )
+        self._backend.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _name(self, kind: Kind, name: str | None, process_set: int) -> str:
+        if name is not None:
+            return name
+        number = self._count(process_set, kind) % _AUTOMATIC_NAMES
+        automatic = f"{kind.value}.noname.{number}"
+        earlier = self._outstanding.find(process_set, automatic)
+        if earlier is not None:
+            self._backend.wait(earlier)
+        return automatic
+
+    def _count(self, process_set: int, kind: Kind) -> int:
+        key = (process_set, kind)
+        counter = self._counts.get(key)
+        if counter is None:
+            counter = self._counts.setdefault(key, itertools.count())
+        return next(counter)
+
+
+def _detached(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor.detach() for tensor in tensors)
