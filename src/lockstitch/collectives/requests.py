@@ -181,9 +181,9 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {shown}"
 
 
-def _comparable_shapes(description: Description) -> tuple[tuple[int, ...], ...]:
+def _comparable_shapes(description: Description) -> tuple[tuple[int | str, ...], ...]:
     if description.kind in _FREE_FIRST_DIMENSION:
-        return tuple(("any", *shape[1:]) for shape in description.shapes)  # type: ignore[misc]
+        return tuple(("any", *shape[1:]) for shape in description.shapes)
     return description.shapes
 
 

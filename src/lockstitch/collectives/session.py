@@ -1,8 +1,8 @@
 """One rank's part in the reductions of a job: what faces are built on.
 
 Every operation is submitted under a name and returns a `Handle` at once. Ranks may submit in any
-order; an operation is done when all ranks of its process set have submitted it. `wait(handle)` gives
-the result, `poll(handle)` says whether there is one.
+order; an operation is done when all ranks of its process set have submitted it. `wait(handle)`
+gives the result, `poll(handle)` says whether there is one.
 
 - *Names*. A name is unique while in flight: a second submission raises `ValueError`. Without a name
   an operation is matched by its place among the unnamed ones of its kind and process set.

@@ -1,4 +1,4 @@
-"""Where this rank stands: among all, among those of its host, and among its peers of other hosts."""
+"""Where this rank stands: among all, on its host, and among its peers on other hosts."""
 
 from __future__ import annotations
 
