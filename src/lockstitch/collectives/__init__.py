@@ -11,13 +11,18 @@ A session's road: `session` → negotiation → a backend.
 - `negotiation`: who is ready for what, as a table; no I/O
 - `arithmetic`: what an operation computes, in plain torch
 - `outcomes`: how an operation ends for a rank
+- `fusion`: how tensors are put together and cut apart; no I/O
+- `options`: what can be chosen
 - `backend`: the seam below the session, implemented by
+  - `shared_memory`: the ranks of one host, through memory that all of them map
   - `memory`: several ranks in one process, for tests
 """
 
 from lockstitch.collectives.events import Observers, Progress, Stall, Statistics, Step
 from lockstitch.collectives.handles import Handle
 from lockstitch.collectives.memory import LocalSessions
+from lockstitch.collectives.opening import open_session
+from lockstitch.collectives.options import SessionOptions
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import (
     AVERAGE,
@@ -32,6 +37,8 @@ from lockstitch.collectives.session import Session
 from lockstitch.collectives.topology import Topology
 
 __all__ = [
+    "open_session",
+    "SessionOptions",
     "Session",
     "LocalSessions",
     "Handle",

@@ -70,11 +70,12 @@ def scaled_copy(source: torch.Tensor, factor: float, out: torch.Tensor) -> None:
         scale_(out.copy_(source), factor)
 
 
-def fold(op: ReduceOp, parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+def fold(
+    combine: Callable[..., torch.Tensor], parts: Sequence[torch.Tensor], out: torch.Tensor
+) -> torch.Tensor:
     """The parts, of one shape, combined in their order; `out` may be the first of them."""
     if len(parts) == 1:
         return out if out is parts[0] else out.copy_(parts[0])
-    combine = FOLDS[op]
     combine(parts[0], parts[1], out=out)
     for part in parts[2:]:
         combine(out, part, out=out)
@@ -107,9 +108,9 @@ def reduce(
     if reduction.op is ReduceOp.ADASUM:
         out.copy_(adasum(parts))
     elif out.device == parts[0].device:
-        fold(reduction.op, parts, out)
+        fold(FOLDS[reduction.op], parts, out)
     else:
-        out.copy_(fold(reduction.op, parts, torch.empty_like(parts[0])))
+        out.copy_(fold(FOLDS[reduction.op], parts, torch.empty_like(parts[0])))
     return scale_(out, result_factor(reduction, set_size))
 
 

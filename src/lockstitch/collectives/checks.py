@@ -28,7 +28,18 @@ def check(request: Request, process_set: ProcessSet, rank: int) -> None:
         )
     if request.kind is Kind.ALLTOALL:
         _check_splits(request, process_set.size)
-    for tensor, out in zip(request.tensors, request.outputs or (), strict=bool(request.outputs)):
+
+
+def check_outputs(request: Request) -> None:
+    """Raises `ValueError` where outputs do not fit the tensors."""
+    outputs = request.outputs or ()
+    if len(outputs) != len(request.tensors):
+        raise ValueError(
+            f"{request.name!r}: {len(request.tensors)} tensors, {len(outputs)} outputs"
+        )
+    for tensor, out in zip(request.tensors, outputs, strict=True):
+        if out is tensor:
+            continue
         if out.shape != tensor.shape or out.dtype != tensor.dtype:
             raise ValueError(
                 f"{request.name!r}: an output is {tuple(out.shape)} of {out.dtype}, "

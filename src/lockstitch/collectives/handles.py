@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from lockstitch.errors import copy_of
 
 if TYPE_CHECKING:
+    from lockstitch.collectives.forms import Form
     from lockstitch.collectives.requests import Request
 
 T = TypeVar("T")
@@ -16,21 +17,34 @@ T = TypeVar("T")
 class Handle(Generic[T]):
     """One operation of this rank. `Session.wait(handle)` gives its result, as often as asked."""
 
-    __slots__ = ("_error", "_is_done", "_signal", "_value", "request", "rows", "submitted_at")
+    __slots__ = (
+        "_error",
+        "_signal",
+        "_value",
+        "form",
+        "is_done",
+        "key",
+        "request",
+        "rows",
+        "submitted_at",
+    )
 
-    def __init__(self, request: Request, submitted_at: float = 0.0) -> None:
+    def __init__(self, request: Request, form: Form, submitted_at: float = 0.0) -> None:
         self.request = request
+        self.key = (request.process_set, request.name)
+        self.form = form
         self.submitted_at = submitted_at
         self.rows: tuple[tuple[int, ...], ...] = ()
         """Of an allgather: for each tensor, how many rows came from each rank of the set."""
-        self._is_done = False
+        self.is_done = False
+        """Whether there is a result or an error."""
         self._value: object = None
         self._error: BaseException | None = None
         self._signal: threading.Event | None = None
 
     def __repr__(self) -> str:
         state = "under way"
-        if self._is_done:
+        if self.is_done:
             state = "done" if self._error is None else f"failed: {self._error!r}"
         return f"<Handle of {self.request.kind.value} {self.name!r} · {state}>"
 
@@ -39,14 +53,9 @@ class Handle(Generic[T]):
         """What the operation was submitted under."""
         return self.request.name
 
-    @property
-    def is_done(self) -> bool:
-        """Whether there is a result or an error."""
-        return self._is_done
-
     def result(self) -> T:
         """The result of an operation that is done, or raises its error."""
-        if not self._is_done:
+        if not self.is_done:
             raise RuntimeError(f"{self.name!r} is not done: wait for it first")
         if self._error is not None:
             raise copy_of(self._error)
@@ -61,12 +70,12 @@ class Handle(Generic[T]):
 
     def fail(self, error: BaseException) -> None:
         """The operation has failed; harmless when it is done already."""
-        if not self._is_done:
+        if not self.is_done:
             self._error = error
             self._finish()
 
     def _finish(self) -> None:
-        self._is_done = True
+        self.is_done = True
         if self._signal is not None:
             self._signal.set()
 
@@ -74,7 +83,7 @@ class Handle(Generic[T]):
         """Something to wait on: set when the operation is done, or by `nudge`."""
         if self._signal is None:
             self._signal = threading.Event()
-        if self._is_done:
+        if self.is_done:
             self._signal.set()
         return self._signal
 

@@ -29,7 +29,7 @@ from lockstitch.collectives.negotiation import (
 from lockstitch.collectives.outcomes import error_of, value_of
 from lockstitch.collectives.outstanding import Outstanding
 from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
-from lockstitch.collectives.requests import GLOBAL_SET, Kind, describe
+from lockstitch.collectives.requests import GLOBAL_SET, Kind
 from lockstitch.collectives.session import Session
 from lockstitch.collectives.topology import Topology
 from lockstitch.errors import RankLostError
@@ -183,7 +183,7 @@ class _Meeting:
             self._joining[rank] = handle
             event = Joined(rank, time.monotonic_ns())
         else:
-            event = Submitted(rank, describe(request), handle)
+            event = Submitted(rank, handle.form.description, handle)
         with self._lock:
             for instruction in self._tables[request.process_set].handle(event):
                 self._follow(request.process_set, instruction)

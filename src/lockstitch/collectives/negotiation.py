@@ -16,7 +16,7 @@ has joined takes no part in what is left of that epoch; once all have joined, th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstitch.collectives.requests import Description, Kind, disagreement, ranks_in_words
@@ -57,7 +57,7 @@ Event = Submitted | Joined | Left
 # ---------------------------------------------------------------- instructions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Perform:
     """All ranks are ready for the operation, and agree about it."""
 
@@ -111,12 +111,14 @@ class Waiting:
 # ---------------------------------------------------------------- the table
 
 
-@dataclass(slots=True, eq=False)
 class _Entry:
     """One operation that is not decided yet."""
 
-    epoch: int
-    parts: dict[int, Submitted] = field(default_factory=dict)
+    __slots__ = ("epoch", "parts")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.parts: dict[int, Submitted] = {}
 
 
 class Negotiation:
@@ -128,6 +130,8 @@ class Negotiation:
         self._joins: dict[int, list[int]] = {rank: [] for rank in self.ranks}
         self._left: set[int] = set()
         self._finished_epochs = 0
+        self._is_plain = True
+        """Nobody has joined or left: then the usual case is decided quickly."""
 
     def __repr__(self) -> str:
         return f"<Negotiation of {len(self.ranks)} ranks · {len(self.waiting())} waiting>"
@@ -138,8 +142,12 @@ class Negotiation:
             return self._submitted(event)
         if type(event) is Joined:
             self._joins[event.rank].append(event.at)
-            return [*self._decide_all(), *self._end_epochs()]
+            self._is_plain = False
+            answers = [*self._decide_all(), *self._end_epochs()]
+            self._is_plain = not self._left and not self._someone_joined()
+            return answers
         self._left.add(event.rank)
+        self._is_plain = False
         return self._decide_all()
 
     def waiting(self) -> list[Waiting]:
@@ -164,20 +172,31 @@ class Negotiation:
     # ------------------------------------------------------------ inside
 
     def _submitted(self, event: Submitted) -> Sequence[Instruction]:
-        name, rank = event.description.name, event.rank
+        rank, description, _ = event
+        name = description.name
         epoch = len(self._joins[rank])
         entries = self._open.get(name)
         if entries is None:
-            entries = self._open[name] = []
+            entry = _Entry(epoch)
+            entries = self._open[name] = [entry]
         for entry in entries:
             if rank not in entry.parts and entry.epoch == epoch:
                 break
         else:
             entry = _Entry(epoch)
             entries.append(entry)
-        entry.parts[rank] = event
-        if len(entry.parts) < len(self.ranks) and not self._left and not self._someone_joined():
-            return ()  # the usual case, decided quickly
+        parts = entry.parts
+        parts[rank] = event
+        if self._is_plain:
+            if len(parts) < len(self.ranks):
+                return ()
+            for each in parts.values():
+                if each.description is not description:
+                    break
+            else:
+                if len(entries) == 1:
+                    del self._open[name]
+                    return (Perform(name, {rank: parts[rank] for rank in self.ranks}),)
         return self._decide(name, entry)
 
     def _someone_joined(self) -> bool:

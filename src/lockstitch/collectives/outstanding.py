@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.clock import Clock
+    from lockstitch.collectives.forms import Form
     from lockstitch.collectives.requests import Request
 
 
 class Outstanding:
-    """The handles of one rank's session that are not done."""
+    """The handles of one rank's session that are not done.
+
+    A dictionary of the interpreter's own is enough of a lock for one that begins and one that ends.
+    """
 
     def __init__(
         self,
@@ -38,6 +42,9 @@ class Outstanding:
         self.submitted = self.completed = self.failed = self.tensor_bytes = 0
         self._handles: dict[tuple[int, str], Handle[Any]] = {}
         self._broken: BaseException | None = None
+        self.is_broken = False
+        """Whether nothing can begin any more."""
+        self._now = clock.now
         self._lock = threading.Lock()
         self._stall_warning_seconds = stall_warning_seconds
         self._stall_failure_seconds = stall_failure_seconds
@@ -47,42 +54,45 @@ class Outstanding:
     def __len__(self) -> int:
         return len(self._handles)
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether nothing can begin any more."""
-        return self._broken is not None
-
     def check(self) -> None:
         """Raises why the session is broken, if it is."""
         if self._broken is not None:
             raise copy_of(self._broken)
 
-    def begin(self, request: Request) -> Handle[Any]:
+    def begin(self, request: Request, form: Form) -> Handle[Any]:
         """A handle for a new operation; `ValueError` when its name is in flight."""
-        handle: Handle[Any] = Handle(request, self.clock.now())
-        with self._lock:
-            self.check()
-            known = self._handles.setdefault((request.process_set, request.name), handle)
+        handle: Handle[Any] = Handle(request, form, self._now())
+        key = handle.key
+        known = self._handles.setdefault(key, handle)
         if known is not handle:
             raise ValueError(
                 f"{request.name!r} is in flight on rank {self.rank} already: wait for its handle "
                 "before submitting it again, or use another name"
             )
+        # Looked at afterwards: whoever breaks the session off looks for handles afterwards.
+        if self._broken is not None:
+            self._forget(handle)
+            raise copy_of(self._broken)
         self.submitted += 1
-        for tensor in request.tensors:
-            self.tensor_bytes += tensor.nbytes
-        self.tell(handle, Step.SUBMITTED)
+        self.tensor_bytes += form.tensor_bytes
+        if self.observers.progress is not None:
+            self.tell(handle, Step.SUBMITTED)
         return handle
 
     def find(self, process_set: int, name: str) -> Handle[Any] | None:
         """The handle in flight under a name."""
         return self._handles.get((process_set, name))
 
+    def is_in_flight(self, key: tuple[int, str]) -> bool:
+        """Whether there is one, by process set and name."""
+        return key in self._handles
+
     def complete(self, handle: Handle[Any], value: object) -> None:
         """The operation is done, its name free."""
         self._forget(handle)
         self.completed += 1
-        self.tell(handle, Step.DONE)
+        if self.observers.progress is not None:
+            self.tell(handle, Step.DONE)
         handle.complete(value)
 
     def fail(self, handle: Handle[Any], error: BaseException) -> None:
@@ -98,6 +108,7 @@ class Outstanding:
         with self._lock:
             if self._broken is None:
                 self._broken = error
+                self.is_broken = True
             left = list(self._handles.values())
         for handle in left:
             self.fail(handle, error)
@@ -144,10 +155,9 @@ class Outstanding:
                 )
 
     def _forget(self, handle: Handle[Any]) -> None:
-        request = handle.request
-        with self._lock:
-            self._handles.pop((request.process_set, request.name), None)
-        self._warned.discard(handle)
+        self._handles.pop(handle.key, None)
+        if self._warned:
+            self._warned.discard(handle)
 
 
 def _stalled(

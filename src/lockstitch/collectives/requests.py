@@ -24,6 +24,8 @@ GLOBAL_SET: Final = 0
 class Kind(enum.Enum):
     """The operations."""
 
+    __hash__ = object.__hash__
+
     ALLREDUCE = "allreduce"
     ALLGATHER = "allgather"
     BROADCAST = "broadcast"
@@ -37,6 +39,9 @@ class Kind(enum.Enum):
 
 class ReduceOp(enum.Enum):
     """How the tensors of several ranks become one."""
+
+    # The default goes through Python code, which shows in every small reduction.
+    __hash__ = object.__hash__
 
     AVERAGE = "average"
     SUM = "sum"

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstitch.collectives import checks
 from lockstitch.collectives.events import Observers, Statistics
+from lockstitch.collectives.forms import Forms
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import AVERAGE, GLOBAL_SET, Kind, Reduction, Request
 from lockstitch.errors import CollectiveError
@@ -56,8 +57,10 @@ class Session:
         self._backend = backend
         self._outstanding = outstanding
         self._sets = sets
+        self._forms = Forms(topology.rank)
         self._counts: dict[tuple[int, Kind], itertools.count[int]] = {}
         self._set_changes = threading.Lock()
+        self._submitting = threading.Lock()
 
     def __repr__(self) -> str:
         return (
@@ -123,14 +126,17 @@ class Session:
         The result goes to `output` (`output=tensor`: in place), or to a new tensor. Ranks that have
         joined contribute nothing.
         """
-        outputs = None if output is None else (output,)
+        tensors = (_plain(tensor),)
+        outputs: tuple[torch.Tensor, ...] | None = tensors
+        if output is not tensor:
+            outputs = None if output is None else (_plain(output),)
         return self.submit(
             Request(
                 Kind.ALLREDUCE,
-                self._name(Kind.ALLREDUCE, name, process_set),
-                (tensor.detach(),),
-                outputs=outputs,
-                reduction=reduction,
+                name or self._name(Kind.ALLREDUCE, process_set),
+                tensors,
+                outputs,
+                reduction,
                 process_set=process_set,
             )
         )
@@ -148,9 +154,9 @@ class Session:
         return self.submit(
             Request(
                 Kind.ALLREDUCE,
-                self._name(Kind.ALLREDUCE, name, process_set),
-                _detached(tensors),
-                outputs=None if outputs is None else tuple(outputs),
+                name or self._name(Kind.ALLREDUCE, process_set),
+                _all_plain(tensors),
+                outputs=None if outputs is None else _all_plain(outputs),
                 reduction=reduction,
                 process_set=process_set,
                 is_group=True,
@@ -165,8 +171,8 @@ class Session:
         The numbers of rows may differ, everything else must not. Afterwards `handle.rows[0]` has
         the number of rows from each rank.
         """
-        full_name = self._name(Kind.ALLGATHER, name, process_set)
-        tensors = (tensor.detach(),)
+        full_name = name or self._name(Kind.ALLGATHER, process_set)
+        tensors = (_plain(tensor),)
         return self.submit(Request(Kind.ALLGATHER, full_name, tensors, process_set=process_set))
 
     def grouped_allgather(
@@ -180,8 +186,8 @@ class Session:
         return self.submit(
             Request(
                 Kind.ALLGATHER,
-                self._name(Kind.ALLGATHER, name, process_set),
-                _detached(tensors),
+                name or self._name(Kind.ALLGATHER, process_set),
+                _all_plain(tensors),
                 process_set=process_set,
                 is_group=True,
             )
@@ -200,9 +206,9 @@ class Session:
         return self.submit(
             Request(
                 Kind.BROADCAST,
-                self._name(Kind.BROADCAST, name, process_set),
-                (tensor.detach(),),
-                outputs=None if output is None else (output,),
+                name or self._name(Kind.BROADCAST, process_set),
+                (_plain(tensor),),
+                outputs=None if output is None else (_plain(output),),
                 root=root,
                 process_set=process_set,
             )
@@ -222,8 +228,8 @@ class Session:
         return self.submit(
             Request(
                 Kind.ALLTOALL,
-                self._name(Kind.ALLTOALL, name, process_set),
-                (tensor.detach(),),
+                name or self._name(Kind.ALLTOALL, process_set),
+                (_plain(tensor),),
                 splits=None if splits is None else tuple(map(int, splits)),
                 process_set=process_set,
                 is_group=True,
@@ -243,8 +249,8 @@ class Session:
         return self.submit(
             Request(
                 Kind.REDUCESCATTER,
-                self._name(Kind.REDUCESCATTER, name, process_set),
-                (tensor.detach(),),
+                name or self._name(Kind.REDUCESCATTER, process_set),
+                (_plain(tensor),),
                 reduction=reduction,
                 process_set=process_set,
             )
@@ -262,8 +268,8 @@ class Session:
         return self.submit(
             Request(
                 Kind.REDUCESCATTER,
-                self._name(Kind.REDUCESCATTER, name, process_set),
-                _detached(tensors),
+                name or self._name(Kind.REDUCESCATTER, process_set),
+                _all_plain(tensors),
                 reduction=reduction,
                 process_set=process_set,
                 is_group=True,
@@ -272,7 +278,7 @@ class Session:
 
     def barrier(self, *, process_set: int = GLOBAL_SET) -> None:
         """Returns when every rank of the set has come here, or has joined."""
-        name = self._name(Kind.BARRIER, None, process_set)
+        name = self._name(Kind.BARRIER, process_set)
         self.wait(self.submit(Request(Kind.BARRIER, name, process_set=process_set)))
 
     def join(self) -> int:
@@ -286,9 +292,15 @@ class Session:
     def submit(self, request: Request) -> Handle[Any]:
         """What the methods above come down to. Raises `ValueError` when the request makes no
         sense or its name is in flight, `CollectiveError` when the session is over."""
-        self._outstanding.check()
-        checks.check(request, self._sets[request.process_set], self.rank)
-        handle = self._outstanding.begin(request)
+        outstanding = self._outstanding
+        if outstanding.is_broken:
+            outstanding.check()
+        process_set = self._sets[request.process_set]
+        with self._submitting:
+            form = self._forms.of(request, process_set, outstanding.is_in_flight)
+            if request.outputs is not None and request.outputs is not request.tensors:
+                checks.check_outputs(request)
+            handle = outstanding.begin(request, form)
         self._backend.submit(handle)
         return handle
 
@@ -361,9 +373,8 @@ class Session:
 
     # ------------------------------------------------------------ inside
 
-    def _name(self, kind: Kind, name: str | None, process_set: int) -> str:
-        if name is not None:
-            return name
+    def _name(self, kind: Kind, process_set: int) -> str:
+        """An automatic name, for who gives none."""
         number = self._count(process_set, kind) % _AUTOMATIC_NAMES
         automatic = f"{kind.value}.noname.{number}"
         earlier = self._outstanding.find(process_set, automatic)
@@ -379,5 +390,10 @@ class Session:
         return next(counter)
 
 
-def _detached(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    return tuple(tensor.detach() for tensor in tensors)
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with nothing of autograd."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _all_plain(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return tuple(map(_plain, tensors))

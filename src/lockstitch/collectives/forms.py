@@ -1,0 +1,124 @@
+"""Forms: what stays the same each time a name is submitted.
+
+A training program submits the same names with the same shapes over and over. What follows from
+these, that the request makes sense, its description for the other ranks, its number, is worked out
+once and kept as a `Form`; each submission is only compared with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from lockstitch.collectives import checks
+from lockstitch.collectives.requests import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockstitch.collectives.process_sets import ProcessSet
+    from lockstitch.collectives.requests import Request
+
+MOST_FORMS: Final = 1 << 15
+
+
+class Form:
+    """A request without its tensors."""
+
+    __slots__ = (
+        "description",
+        "dtypes",
+        "kind",
+        "note",
+        "number",
+        "ranks",
+        "reduction",
+        "root",
+        "shapes",
+        "splits",
+        "tensor_bytes",
+    )
+
+    def __init__(self, request: Request, number: int) -> None:
+        self.kind = request.kind
+        self.reduction = request.reduction
+        self.root = request.root
+        self.splits = request.splits
+        self.ranks = request.ranks
+        self.shapes = [tensor.shape for tensor in request.tensors]
+        self.dtypes = [tensor.dtype for tensor in request.tensors]
+        self.tensor_bytes = sum(tensor.nbytes for tensor in request.tensors)
+        self.description = describe(request)
+        self.number = number
+        """Of all names that this rank knows, this one's."""
+        self.note: Any = None
+        """For the backend; None while it has not seen this form."""
+
+    def fits(self, request: Request) -> bool:
+        """Whether the request is another one of this form."""
+        if (
+            self.kind is not request.kind
+            or (self.reduction is not request.reduction and self.reduction != request.reduction)
+            or self.root != request.root
+            or self.splits != request.splits
+            or self.ranks != request.ranks
+        ):
+            return False
+        if len(request.tensors) == len(self.shapes) == 1:  # the usual case
+            (tensor,) = request.tensors
+            return (
+                tensor.shape == self.shapes[0]
+                and tensor.dtype is self.dtypes[0]
+                and tensor.layout is torch.strided
+            )
+        return self._fit(request.tensors)
+
+    def _fit(self, tensors: Sequence[torch.Tensor]) -> bool:
+        if len(tensors) != len(self.shapes):
+            return False
+        return all(
+            tensor.shape == shape and tensor.dtype is dtype and tensor.layout is torch.strided
+            for tensor, shape, dtype in zip(tensors, self.shapes, self.dtypes, strict=True)
+        )
+
+
+class Forms:
+    """The forms of one rank's names. The lock is the caller's affair."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._forms: dict[tuple[int, str], Form] = {}
+        self._numbers = itertools.count()
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._forms)
+
+    def of(
+        self,
+        request: Request,
+        process_set: ProcessSet,
+        is_in_flight: Callable[[tuple[int, str]], bool],
+    ) -> Form:
+        """The form of a request; raises `ValueError` where it makes no sense."""
+        key = (request.process_set, request.name)
+        form = self._forms.get(key)
+        if form is not None and form.fits(request):
+            return form
+        checks.check(request, process_set, self._rank)
+        if form is not None:
+            number = form.number
+        else:
+            if len(self._forms) >= MOST_FORMS:
+                self._forget(is_in_flight)
+            number = self._free.pop() if self._free else next(self._numbers)
+        self._forms[key] = form = Form(request, number)
+        return form
+
+    def _forget(self, is_in_flight: Callable[[tuple[int, str]], bool]) -> None:
+        """Names that are not in flight may be told anew when they come again."""
+        for key in list(self._forms):
+            if not is_in_flight(key):
+                self._free.append(self._forms.pop(key).number)

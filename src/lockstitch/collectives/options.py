@@ -1,0 +1,31 @@
+"""What can be chosen when a session begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+BackendName = Literal["auto", "shared_memory", "c10d", "hierarchical"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """All ranks of a session must choose alike."""
+
+    backend: BackendName = "auto"
+    """`auto` takes shared memory where all ranks are on one host, `hierarchical` where several
+    hosts have several ranks, else `c10d`; and always `c10d` for a device that is not the CPU."""
+    device: str = "cpu"
+    """Where most tensors live: chooses what `c10d` reduces with (Gloo or NCCL)."""
+    timeout_seconds: float = 60.0
+    """How long the ranks may take to find each other."""
+    stall_warning_seconds: float = 60.0
+    """After how long the wait for other ranks is reported; 0: never."""
+    stall_failure_seconds: float = 0.0
+    """After how long such a wait ends the session with an error; 0: never."""
+    fusion_bytes: int = 128 << 20
+    """Up to how many bytes `c10d` joins operations that are ready together."""
+    arena_bytes: int = 1 << 36
+    """How much memory a rank may share with the others of its host. Only what is used is taken."""
+    host: str | None = None
+    """The name of this rank's host, where that is not to be found out."""

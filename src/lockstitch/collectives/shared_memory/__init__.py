@@ -1,0 +1,12 @@
+"""Reductions between the ranks of one host, through memory that all of them map.
+
+- `backend`: who drives: the threads that submit and wait; `helper` where nobody waits
+- `channel`: one process set: logs, table, operations under way
+- `operations`: how tensors move: whole, in place, or in chunks
+- `definitions`: what is known of each name
+- `log`: what each rank did, as words in shared memory
+- `arena`: room in a rank's part of the segment
+- `segment`: the shared memory, and where things are in it
+- `bells`: sleeping, waking, and seeing who died
+- `introduction`: how the ranks come to share all this
+"""

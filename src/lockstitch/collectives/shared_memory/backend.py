@@ -1,0 +1,334 @@
+"""The ranks of one host: negotiation and tensors through one shared segment.
+
+Who drives. Whoever submits or waits does the work, one thread at a time (`_lock`); there is no
+coordinator and no cycle. Of several waiting threads one holds the *token*: it looks at the logs
+again and again for 50 µs, then sleeps until somebody rings. The others sleep on their handles. The
+holder completes their operations too, and passes the token on when its own is done.
+
+Operations that nobody waits for are looked after by a helper thread (`helper`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lockstitch.collectives.process_sets import ProcessSet
+from lockstitch.collectives.requests import GLOBAL_SET
+from lockstitch.collectives.shared_memory.arena import Arena, ArenaFullError
+from lockstitch.collectives.shared_memory.bells import Bells
+from lockstitch.collectives.shared_memory.channel import Channel, LogFullError
+from lockstitch.collectives.shared_memory.helper import Helper
+from lockstitch.collectives.shared_memory.log import Fence
+from lockstitch.collectives.shared_memory.segment import Geometry, Segment
+from lockstitch.errors import CollectiveError, RankLostError
+from lockstitch.transport.forks import abandon_in_child
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.shared_memory.introduction import Acquaintance
+
+_SPIN_SECONDS = 50e-6
+_LOOK_SECONDS = 1.0
+# How soon to look again for room that others give back without ringing.
+_ROOM_SECONDS = 1e-3
+
+
+class SharedMemoryBackend:
+    """One rank's end. `known` is taken over."""
+
+    name = "shared_memory"
+
+    def __init__(
+        self, rank: int, geometry: Geometry, known: Acquaintance, outstanding: Outstanding
+    ) -> None:
+        self._rank = rank
+        self._outstanding = outstanding
+        self._segment = Segment(known.segment, geometry)
+        known.close_segment()
+        self._arena = Arena(geometry.arena_bytes)
+        self._bells = Bells(rank, known, self._segment.sleepers(), Fence())
+        self._lock = threading.RLock()
+        self._token = threading.Lock()
+        self._followers: list[Handle[Any]] = []
+        self._channels: dict[int, Channel] = {}
+        self._open_channels: tuple[Channel, ...] = ()
+        self._has_left = False
+        self._is_closed = False
+        self._is_abandoned = False
+        self._turns = 0
+        self._is_token_wanted = False
+        self._helper = Helper(f"rank {rank} reductions", self)
+        self.open_set(ProcessSet(GLOBAL_SET, tuple(range(geometry.ranks))))
+        abandon_in_child(self)
+
+    def __repr__(self) -> str:
+        return f"<SharedMemoryBackend of rank {self._rank} · {self._arena!r}>"
+
+    @property
+    def negotiation_bytes(self) -> int:
+        return 8 * sum(channel.words_written for channel in self._channels.values())
+
+    # ------------------------------------------------------------ the backend
+
+    def submit(self, handle: Handle[Any]) -> None:
+        if self._is_abandoned:
+            self._check_process()
+        try:
+            while not self._try_submit(handle):
+                self._sleep_without_token()
+        except BaseException as error:
+            self._outstanding.fail(handle, error)
+            raise
+        if not handle.is_done and self._helper.is_parked:
+            self._helper.look_after()
+
+    def _try_submit(self, handle: Handle[Any]) -> bool:
+        with self._lock:
+            if self._has_left:
+                return True  # the handle has failed, or will at once
+            try:
+                self._channels[handle.request.process_set].submit(handle)
+            except LogFullError:
+                return False
+            except ArenaFullError:
+                self._check_hope(handle)
+                return False
+            except ValueError:
+                raise
+            except BaseException as error:
+                self._break(error)
+                raise
+            self._turn()
+            if self._bells.is_asleep:
+                self._bells.ring_own()  # what the sleeper waits for may be done now
+        return True
+
+    def _check_hope(self, handle: Handle[Any]) -> None:
+        """Will there ever be more room?"""
+        if all(channel.is_idle for channel in self._channels.values()):
+            size = self._segment.geometry.arena_bytes
+            raise CollectiveError(
+                f"{handle.name!r} does not fit into the {size} bytes that rank {self._rank} shares "
+                "with the others: raise `arena_bytes`"
+            )
+
+    def advance(self) -> None:
+        self._check_process()
+        with self._lock:
+            self._turn()
+
+    def wait(self, handle: Handle[Any]) -> None:
+        if self._is_abandoned:
+            self._check_process()
+        while not handle.is_done:
+            if self._token.acquire(blocking=False):
+                try:
+                    self._drive(handle)
+                finally:
+                    self._token.release()
+                    self._promote()
+            else:
+                self._follow(handle)
+
+    def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        count = 1
+        for length in shape:
+            count *= length
+        size = max(count, 1) * dtype.itemsize
+        with self._lock:
+            try:
+                place = self._arena.take(size)
+            except ArenaFullError as error:
+                raise CollectiveError(f"rank {self._rank} has no room: {error}") from error
+        memory = self._segment.memory(self._segment.arena_begin(self._rank) + place, size)
+        weakref.finalize(memory, self._arena.drop, place).atexit = False
+        # Of its own storage, so that saving the tensor does not save the segment.
+        flat = torch.frombuffer(memory, dtype=dtype, count=max(count, 1))
+        return flat[:count].view(tuple(shape))
+
+    def open_set(self, process_set: ProcessSet) -> None:
+        if process_set.includes(self._rank):
+            with self._lock:
+                self._channels[process_set.id] = Channel(
+                    process_set,
+                    self._rank,
+                    self._segment,
+                    self._arena,
+                    self._outstanding,
+                    self._bells,
+                )
+                self._open_channels = tuple(self._channels.values())
+
+    def close_set(self, process_set: ProcessSet) -> None:
+        with self._lock:
+            self._channels.pop(process_set.id, None)
+            self._open_channels = tuple(self._channels.values())
+
+    def close(self) -> None:
+        if self._is_abandoned or self._is_closed:
+            return
+        self._is_closed = True
+        with self._lock:
+            self._say_goodbye()
+        # Whoever is inside a sleep is woken, and gone when the token is free.
+        self._bells.ring_own()
+        self._helper.close()
+        with self._token:
+            self._bells.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the session is the parent's."""
+        self._is_abandoned = True
+        self._bells.close()
+
+    # ------------------------------------------------------------ driving
+
+    def _turn(self) -> bool:
+        """One look at all logs; whether anything was new."""
+        self._turns += 1
+        is_news = False
+        try:
+            for channel in self._open_channels:
+                if channel.advance():
+                    is_news = True
+        except BaseException as error:
+            self._break(error)
+            raise
+        return is_news
+
+    def _drive(self, handle: Handle[Any] | None) -> None:
+        """Works until the handle is done; without one, until nothing is under way or somebody else
+        wants to."""
+        spin_until = time.perf_counter() + _SPIN_SECONDS
+        while not self._is_over(handle):
+            with self._lock:
+                is_news = self._turn()
+            if is_news:
+                spin_until = time.perf_counter() + _SPIN_SECONDS
+            elif time.perf_counter() < spin_until:
+                os.sched_yield()
+            else:
+                self._sleep(handle)
+                spin_until = time.perf_counter() + _SPIN_SECONDS
+
+    def _is_over(self, handle: Handle[Any] | None) -> bool:
+        if handle is not None:
+            return handle.is_done
+        return self._is_token_wanted or not len(self._outstanding) or self._has_left
+
+    def _sleep(self, handle: Handle[Any] | None, timeout_seconds: float = _LOOK_SECONDS) -> None:
+        """Until somebody rings; holds the token."""
+        self._bells.lie_down()
+        try:
+            with self._lock:
+                is_news = self._turn()
+            if is_news or self._is_over(handle):
+                return
+            dead = self._bells.sleep(timeout_seconds)
+        finally:
+            self._bells.get_up()
+        if dead:
+            self._mourn(dead)
+        self._outstanding.look_for_stalls(self._missing)
+
+    def _sleep_without_token(self) -> None:
+        """For a moment: others give room back without ringing."""
+        if self._token.acquire(blocking=False):
+            try:
+                self._sleep(None, _ROOM_SECONDS)
+            finally:
+                self._token.release()
+                self._promote()
+        else:
+            threading.Event().wait(_ROOM_SECONDS)
+
+    def _follow(self, handle: Handle[Any]) -> None:
+        """Another thread drives: sleeps until the handle is done, or the token is offered."""
+        signal = handle.signal()
+        self._followers.append(handle)
+        try:
+            if self._helper.is_driving:
+                self._is_token_wanted = True
+                self._bells.ring_own()
+            # Published first, tried afterwards: who passes the token on looks in the other order.
+            if not self._token.locked():
+                return
+            signal.wait(_LOOK_SECONDS)
+            if not handle.is_done:
+                signal.clear()
+                if handle.is_done:
+                    signal.set()
+        finally:
+            self._is_token_wanted = False
+            self._followers.remove(handle)
+
+    def _promote(self) -> None:
+        for follower in list(self._followers):
+            if not follower.is_done:
+                follower.nudge()
+                return
+
+    def drive_unattended(self) -> None:
+        """What the helper does: drives if nobody else does."""
+        if self._is_token_wanted or not self._token.acquire(blocking=False):
+            return
+        try:
+            self._drive(None)
+        finally:
+            self._token.release()
+            self._promote()
+
+    @property
+    def turns(self) -> int:
+        """How often somebody has looked at the logs."""
+        return self._turns
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is under way."""
+        return len(self._outstanding) > 0
+
+    # ------------------------------------------------------------ ends
+
+    def _mourn(self, dead: list[int]) -> None:
+        with self._lock:
+            self._turn()  # what they had finished is finished
+            lost = [rank for rank in dead if self._bells.watches(rank)]
+            if lost:
+                words = ", ".join(map(str, lost))
+                self._break(RankLostError(f"rank {words} died (seen by rank {self._rank})"))
+
+    def _break(self, error: BaseException) -> None:
+        """The session is over: here, and for the others."""
+        if not isinstance(error, CollectiveError):
+            error = CollectiveError(
+                f"the session ended when rank {self._rank} could not do its part: {error!r}"
+            )
+        self._outstanding.break_off(error)
+        self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        if not self._has_left:
+            self._has_left = True
+            for channel in self._channels.values():
+                channel.leave()
+
+    def _missing(self, handle: Handle[Any]) -> tuple[int, ...]:
+        with self._lock:
+            channel = self._channels.get(handle.request.process_set)
+            return channel.missing(handle.name) if channel else ()
+
+    def _check_process(self) -> None:
+        if self._is_abandoned:
+            raise CollectiveError(
+                f"this process was forked from rank {self._rank}, which alone may use its session"
+            )

@@ -1,0 +1,115 @@
+"""What is known of each name: its description, how its tensors lie in memory, and how they are cut.
+
+Equal descriptions, whichever rank they come from, are one `Definition`: so agreement is seen by
+identity, and what was worked out once is kept. A rank numbers its own definitions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from lockstitch.collectives.arithmetic import FOLDS
+from lockstitch.collectives.fusion import Layout, chunks
+from lockstitch.collectives.requests import Description, Kind, ReduceOp, dtype_named
+from lockstitch.collectives.shared_memory.log import NUMBERS
+
+if TYPE_CHECKING:
+    from lockstitch.collectives.fusion import Piece
+    from lockstitch.collectives.shared_memory.segment import Segment
+
+ONE_PHASE_BYTES = 1 << 20
+"""Up to here private tensors are copied as a whole, beyond in chunks."""
+CHUNK_BYTES = 1 << 19
+
+_KEPT_VIEWS = 64
+
+
+class Definition:
+    """A description, and what follows from it."""
+
+    __slots__ = (
+        "_chunks",
+        "_views",
+        "can_be_sliced",
+        "content",
+        "description",
+        "dtypes",
+        "fold",
+        "has_single",
+        "is_large",
+        "item_sizes",
+        "layout",
+    )
+
+    def __init__(self, description: Description, content: bytes) -> None:
+        self.description = description
+        self.content = content
+        self.dtypes = tuple(dtype_named(name) for name in description.dtypes)
+        self.item_sizes = [dtype.itemsize for dtype in self.dtypes]
+        sizes = map(math.prod, description.shapes)
+        self.layout = Layout.of(n * size for n, size in zip(sizes, self.item_sizes, strict=True))
+        reduction = description.reduction
+        # Whether any part of the result depends on the same part of the inputs only.
+        self.can_be_sliced = (
+            description.kind is Kind.ALLREDUCE
+            and reduction is not None
+            and reduction.op is not ReduceOp.ADASUM
+        )
+        self.fold = FOLDS[reduction.op] if self.can_be_sliced and reduction else torch.add
+        """What combines two tensors."""
+        self.has_single = self.can_be_sliced and len(self.dtypes) == 1
+        """Whether it is a reduction of one tensor."""
+        self.is_large = self.can_be_sliced and self.layout.size > ONE_PHASE_BYTES
+        """Whether private tensors of this description travel in chunks."""
+        self._views: dict[int, list[torch.Tensor]] = {}
+        self._chunks: list[tuple[Piece, ...]] | None = None
+
+    def views(self, segment: Segment, begin: int) -> list[torch.Tensor]:
+        """The tensors as they lie one behind the other from byte `begin` of the segment on."""
+        views = self._views.get(begin)
+        if views is None:
+            if len(self._views) >= _KEPT_VIEWS:
+                self._views.clear()
+            views = self._views[begin] = [
+                segment.tensor(begin + offset, dtype, shape)
+                for offset, dtype, shape in zip(
+                    self.layout.offsets, self.dtypes, self.description.shapes, strict=True
+                )
+            ]
+        return views
+
+    def chunks(self) -> list[tuple[Piece, ...]]:
+        """How the tensors are cut into chunks."""
+        if self._chunks is None:
+            counts = [math.prod(shape) for shape in self.description.shapes]
+            self._chunks = chunks(counts, self.item_sizes, CHUNK_BYTES)
+        return self._chunks
+
+
+class Definitions:
+    """All definitions of one process set, as one rank knows them."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Definition] = {}
+        self._of_others: dict[tuple[int, int], Definition] = {}
+
+    def intern(self, content: bytes) -> Definition:
+        """The definition with these bytes."""
+        definition = self._known.get(content)
+        if definition is None:
+            if len(self._known) >= NUMBERS:
+                self._known.clear()  # only identity is lost
+            definition = Definition(Description.decode(content), content)
+            self._known[content] = definition
+        return definition
+
+    def learn(self, rank: int, number: int, content: bytes) -> None:
+        """Another rank's number now stands for this."""
+        self._of_others[rank, number] = self.intern(content)
+
+    def of(self, rank: int, number: int) -> Definition:
+        """What another rank's number stands for."""
+        return self._of_others[rank, number]

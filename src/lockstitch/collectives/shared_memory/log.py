@@ -1,0 +1,161 @@
+"""Logs in shared memory: what each rank did, in order, as words of 8 bytes.
+
+Every rank writes one log in each process set, and reads those of the others; nobody else writes it.
+A log is a ring of words. Its *tail* counts the words ever written, and moves only when a record is
+whole. Each reader's *cursor* says how far it has read, so that the writer overruns nobody.
+
+    bits 0-3   what happened
+    bits 4-19  the writer's number for the name and description
+    bits 20-63 an argument
+
+`DEFINE` gives a number its meaning and is followed by the description itself; a name is described
+once and then takes one word for each submission.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DEFINE: Final = 1
+"""This number stands for a description; the argument is its length in bytes."""
+SUBMIT: Final = 2
+"""Submitted; the argument says where the tensors are, with a flag (below)."""
+SLICE_DONE: Final = 3
+"""So many chunks are there."""
+DONE: Final = 4
+"""This rank needs nothing more of the operation."""
+PLACE: Final = 5
+"""The tensors are (also) there."""
+JOIN: Final = 6
+"""Out of data, at a time (bits 4-63, nanoseconds)."""
+LEAVE: Final = 7
+"""Shut down; the last word."""
+
+RESIDENT: Final = 1 << 43
+"""Flag of SUBMIT: the place is the tensor itself, not a copy."""
+PLACE_MASK: Final = (1 << 42) - 1
+NUMBERS: Final = 1 << 16
+
+# A plain store is seen after the plain stores before it: true of x86. Elsewhere it takes a fence.
+_STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
+
+
+class Fence:
+    """A full memory barrier: taking a lock and letting it go, 0.1 µs.
+
+    "Store, then read what others stored" needs one even on x86, or both sides may miss the other.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        self._lock.acquire()
+        self._lock.release()
+
+
+def word(what: int, number: int = 0, argument: int = 0) -> int:
+    """Packs a word."""
+    return what | number << 4 | argument << 20
+
+
+def definition(number: int, content: bytes) -> list[int]:
+    """The words of a DEFINE record."""
+    padded = content + bytes(-len(content) % 8)
+    body = memoryview(padded).cast("Q").tolist()
+    return [word(DEFINE, number, len(content)), *body]
+
+
+def definition_content(words: Sequence[int], at: int) -> tuple[bytes, int]:
+    """The description that the DEFINE at index `at` announces, and the index behind it."""
+    length = words[at] >> 20
+    end = at + 1 + (length + 7) // 8
+    body = b"".join(each.to_bytes(8, "little") for each in words[at + 1 : end])
+    return body[:length], end
+
+
+class LogWriter:
+    """This rank's own log. `tails` and `cursors` are words in shared memory: a tail for each
+    writer, and for each writer a row of its readers' cursors."""
+
+    def __init__(
+        self, ring: memoryview, tails: memoryview, cursors: memoryview, index: int, fence: Fence
+    ) -> None:
+        self._ring = ring
+        self._tails = tails
+        self._index = index
+        self._size = len(ring)
+        self._tail = 0
+        self._limit = self._size
+        self._cursors = cursors
+        self._fence = fence
+
+    @property
+    def written(self) -> int:
+        """Words so far."""
+        return self._tail
+
+    def has_room(self, count: int) -> bool:
+        """Whether `count` words can be appended without overrunning a reader."""
+        if self._tail + count <= self._limit:
+            return True
+        readers = [self._cursors[i] for i in range(len(self._cursors)) if i != self._index]
+        self._limit = min(readers, default=self._tail) + self._size
+        return self._tail + count <= self._limit
+
+    def append_one(self, word: int) -> None:
+        """Writes a record of one word; there must be room."""
+        tail = self._tail
+        self._ring[tail % self._size] = word
+        if not _STORES_IN_ORDER:
+            self._fence()
+        self._tails[self._index] = self._tail = tail + 1
+
+    def append(self, words: Sequence[int]) -> None:
+        """Writes a record; there must be room."""
+        ring, size, tail = self._ring, self._size, self._tail
+        for each in words:
+            ring[tail % size] = each
+            tail += 1
+        if not _STORES_IN_ORDER:
+            self._fence()
+        self._tails[self._index] = self._tail = tail
+
+
+class LogReader:
+    """Another rank's log, read by this one."""
+
+    def __init__(
+        self, ring: memoryview, tails: memoryview, cursors: memoryview, writer: int, reader: int
+    ) -> None:
+        self._ring = ring
+        self._size = len(ring)
+        self._tails = tails
+        self._cursors = cursors
+        self._writer = writer
+        self._reader = reader
+        self.position = 0
+        """Words read so far."""
+        self._told = 0
+
+    def read(self) -> Sequence[int]:
+        """The words that are new; whole records only."""
+        tail = self._tails[self._writer]
+        begin = self.position
+        if tail == begin:
+            return ()
+        at, end = begin % self._size, (tail - 1) % self._size + 1
+        if at < end:
+            words: list[int] = self._ring[at:end].tolist()
+        else:
+            words = self._ring[at:].tolist() + self._ring[:end].tolist()
+        self.position = tail
+        # The cursor is for a writer that runs out of room: often enough is enough.
+        if tail - self._told >= self._size // 8:
+            self._told = self._cursors[self._reader] = tail
+        return words

@@ -1,0 +1,139 @@
+"""The segment: one piece of memory that all ranks of a host map, and where things are in it.
+
+It is an anonymous file (memfd) without a name, so that nothing is left when the last rank is gone.
+It is sparse: only what was touched takes memory. In it lie, one behind the other,
+
+    sleepers          a word for each rank: whether it sleeps and wants to be woken
+    control areas     for each process set: the tails, the readers' cursors, and the logs
+    arenas            for each rank: its tensors
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+_PAGE: Final = 4096
+_WORD: Final = 8
+_KEPT_VECTORS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The sizes of everything; the same on all ranks."""
+
+    ranks: int
+    arena_bytes: int = 1 << 36
+    log_words: int = 1 << 16
+    most_sets: int = 1024
+
+    @property
+    def sleepers_bytes(self) -> int:
+        return _pages(self.ranks * _WORD)
+
+    @property
+    def tails_bytes(self) -> int:
+        return _pages(self.ranks * _WORD)
+
+    @property
+    def cursors_bytes(self) -> int:
+        return _pages(self.ranks * self.ranks * _WORD)
+
+    @property
+    def control_bytes(self) -> int:
+        return self.tails_bytes + self.cursors_bytes + self.ranks * self.log_words * _WORD
+
+    @property
+    def arenas_begin(self) -> int:
+        return self.sleepers_bytes + self.most_sets * self.control_bytes
+
+    @property
+    def size(self) -> int:
+        return self.arenas_begin + self.ranks * self.arena_bytes
+
+
+def _pages(size: int) -> int:
+    return (size + _PAGE - 1) // _PAGE * _PAGE
+
+
+def create(geometry: Geometry) -> int:
+    """A new segment; returns its descriptor, to be handed around and closed when all map it."""
+    descriptor = os.memfd_create("lockstitch-reductions", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, geometry.size)
+    return descriptor
+
+
+class Segment:
+    """The segment as one rank has it mapped: for as long as a tensor in it lives."""
+
+    def __init__(self, descriptor: int, geometry: Geometry) -> None:
+        self.geometry = geometry
+        # torch maps the file itself and keeps no descriptor.
+        self._bytes = torch.from_file(
+            f"/proc/self/fd/{descriptor}", shared=True, size=geometry.size, dtype=torch.uint8
+        )
+        self.address = self._bytes.data_ptr()
+        self._vectors: dict[tuple[int, torch.dtype, int], torch.Tensor] = {}
+        self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: self._bytes}
+
+    def words(self, begin: int, count: int) -> memoryview:
+        """`count` words from byte `begin` on."""
+        # The stubs do not know that arrays offer their memory.
+        view = memoryview(self._bytes[begin : begin + count * _WORD].numpy())  # type: ignore[arg-type]
+        return view.cast("Q")
+
+    def sleepers(self) -> memoryview:
+        """A word for each rank."""
+        return self.words(0, self.geometry.ranks)
+
+    def tails(self, set_id: int, count: int) -> memoryview:
+        """A process set's tails, one for each member."""
+        return self.words(self._control(set_id), count)
+
+    def cursors(self, set_id: int, writer: int, count: int) -> memoryview:
+        """How far each member has read the log of the `writer`th."""
+        begin = self._control(set_id) + self.geometry.tails_bytes + writer * count * _WORD
+        return self.words(begin, count)
+
+    def log(self, set_id: int, writer: int) -> memoryview:
+        """The log of a process set's `writer`th member."""
+        geometry = self.geometry
+        logs = self._control(set_id) + geometry.tails_bytes + geometry.cursors_bytes
+        return self.words(logs + writer * geometry.log_words * _WORD, geometry.log_words)
+
+    def arena_begin(self, rank: int) -> int:
+        """Where the arena of a rank begins, in bytes from the segment's beginning."""
+        return self.geometry.arenas_begin + rank * self.geometry.arena_bytes
+
+    def tensor(self, begin: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """A contiguous tensor at byte `begin`, for our own use: it shares the segment's storage."""
+        typed = self._typed.get(dtype)
+        if typed is None:
+            typed = self._typed.setdefault(dtype, self._bytes.view(dtype))
+        strides, step = [], 1
+        for length in reversed(shape):
+            strides.append(step)
+            step *= max(length, 1)
+        return typed.as_strided(shape, strides[::-1], begin // dtype.itemsize)
+
+    def vector(self, begin: int, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """Like `tensor`, of one dimension; kept, for the same are wanted again and again."""
+        key = (begin, dtype, count)
+        vector = self._vectors.get(key)
+        if vector is None:
+            if len(self._vectors) >= _KEPT_VECTORS:
+                self._vectors.clear()
+            vector = self._vectors[key] = self.tensor(begin, dtype, (count,))
+        return vector
+
+    def memory(self, begin: int, size: int) -> object:
+        """An array of bytes, for tensors with a storage of their own (`torch.frombuffer`)."""
+        return self._bytes[begin : begin + size].numpy()
+
+    def _control(self, set_id: int) -> int:
+        if set_id >= self.geometry.most_sets:
+            raise ValueError(f"more than {self.geometry.most_sets} process sets in one session")
+        return self.geometry.sleepers_bytes + set_id * self.geometry.control_bytes
