@@ -75,15 +75,15 @@ def main() -> None:
                 f"{case.name:22}{ranks:6}{ours:10.3f}{gloo:10.3f}{gloo / ours:13.1f}{copy:10.3f}",
                 flush=True,
             )
-        print(f"{'a rank killed':22}{ranks:6}{_time_to_notice(ranks):10.1f} ms until the last raises")
+        print(
+            f"{'a rank killed':22}{ranks:6}{_time_to_notice(ranks):10.1f} ms until the last raises"
+        )
 
 
 # ---------------------------------------------------------------- processes
 
 
-def _measure(
-    ranks: int, cases: list[Case], is_quick: bool
-) -> Iterator[tuple[float, float, float]]:
+def _measure(ranks: int, cases: list[Case], is_quick: bool) -> Iterator[tuple[float, float, float]]:
     with _processes(ranks, _rank_measures, cases, is_quick) as pipes:
         for _ in cases:
             yield pipes[0].recv()
@@ -128,7 +128,9 @@ class _processes:  # noqa: N801 - reads as a function
 
 def _rank_measures(rank: int, size: int, file: str, pipe, cases, is_quick: bool) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(file + ".gloo"), rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(file + ".gloo"), rank=rank, world_size=size
+    )
     with open_session(rank, size, dist.FileStore(file)) as session:
         for case in cases:
             turns = max(4, case.turns // (4 if is_quick else 1))

@@ -87,6 +87,13 @@ class Handle(Generic[T]):
             self._signal.set()
         return self._signal
 
+    def rearm(self) -> None:
+        """Makes the signal wait again, if there is no result yet."""
+        if self._signal is not None:
+            self._signal.clear()
+            if self.is_done:
+                self._signal.set()
+
     def nudge(self) -> None:
         """Wakes whoever waits on the signal, without a result."""
         if self._signal is not None:

@@ -13,11 +13,17 @@ from __future__ import annotations
 
 import functools
 import os
+import secrets
 from typing import TYPE_CHECKING
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
+from lockstitch.collectives.c10d.backend import C10dBackend
+from lockstitch.collectives.c10d.hierarchical import HierarchicalPlane
+from lockstitch.collectives.c10d.hub import Hub
+from lockstitch.collectives.c10d.plane import GroupPlane, Plane
+from lockstitch.collectives.c10d.star import Centre, Spoke, call_hub
 from lockstitch.collectives.memory import LocalSessions
 from lockstitch.collectives.options import SessionOptions
 from lockstitch.collectives.outstanding import Outstanding
@@ -29,13 +35,19 @@ from lockstitch.collectives.shared_memory.segment import Geometry, create
 from lockstitch.collectives.topology import Topology
 from lockstitch.errors import CollectiveError
 from lockstitch.rendezvous import Roster, host_identity, join, open_store
+from lockstitch.transport import TcpTransport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockstitch.collectives.backend import Backend
+    from lockstitch.collectives.c10d.messages import Message
     from lockstitch.collectives.options import BackendName
+    from lockstitch.transport import Listener
 
 _PREFIX = "reductions"
-_HOST, _DOOR = "host:", "door:"
+# What ranks publish: their host, where it may be entered, and, by rank 0, how to reach the hub.
+_HOST, _DOOR, _HUB, _TOKEN = "host:", "door:", "hub:", "token:"
 
 
 def open_session(
@@ -67,52 +79,118 @@ def open_session(
         stall_failure_seconds=chosen.stall_failure_seconds,
     )
     opened = PrefixStore(_PREFIX, _opened_store(store, rank, size, chosen.timeout_seconds))
-    door = Doorway()
-    try:
-        host = chosen.host or host_identity()
-        addresses = (_HOST + host, _DOOR + door.address)
-        roster = join(opened, f"rank{rank}", rank, size, addresses, chosen.timeout_seconds)
-        topology = Topology.of(rank, _published(roster, size, _HOST))
-        backend = _backend(roster, topology, door, chosen, outstanding)
-    finally:
-        door.close()
-    return Session(topology, backend, outstanding, ProcessSets(size))
+    return _Opening(rank, size, opened, chosen, outstanding).session()
 
 
-def _backend(
-    roster: Roster,
-    topology: Topology,
-    door: Doorway,
-    options: SessionOptions,
-    outstanding: Outstanding,
-) -> Backend:
-    name = _chosen_backend(topology, options)
-    if name == "shared_memory":
-        if topology.host_count > 1:
+class _Opening:
+    """One rank on its way into a session."""
+
+    def __init__(
+        self, rank: int, size: int, store: Store, options: SessionOptions, outstanding: Outstanding
+    ) -> None:
+        self._rank = rank
+        self._size = size
+        self._store = store
+        self._options = options
+        self._outstanding = outstanding
+        self._sets = ProcessSets(size)
+        self._transport = TcpTransport(
+            options.address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
+        )
+
+    def session(self) -> Session:
+        """Publishes, meets, chooses, connects."""
+        options = self._options
+        door = Doorway()
+        listener = self._listen() if self._rank == 0 else None
+        try:
+            addresses = [_HOST + (options.host or host_identity()), _DOOR + door.address]
+            if listener is not None:
+                addresses += [_HUB + listener.address, _TOKEN + secrets.token_hex(16)]
+            roster = join(
+                self._store,
+                f"rank{self._rank}",
+                self._rank,
+                self._size,
+                addresses,
+                options.timeout_seconds,
+            )
+            topology = Topology.of(self._rank, _published(roster, _HOST))
+            name = _chosen_backend(topology, options)
+            backend: Backend
+            if name == "shared_memory":
+                backend = self._share_memory(roster, topology, door, self._outstanding)
+            else:
+                backend = self._distribute(roster, topology, door, listener, name)
+                listener = None
+        finally:
+            door.close()
+            if listener is not None:
+                listener.close()
+        return Session(topology, backend, self._outstanding, self._sets)
+
+    def _listen(self) -> Listener | None:
+        if self._options.backend == "shared_memory":
+            return None
+        try:
+            return self._transport.listen()
+        except OSError as error:
+            raise CollectiveError(
+                f"rank 0 cannot listen for the others ({error}): give the address of its host as "
+                "SessionOptions.address"
+            ) from error
+
+    def _share_memory(
+        self, roster: Roster, topology: Topology, door: Doorway, outstanding: Outstanding
+    ) -> SharedMemoryBackend:
+        """The backend of the ranks of this host; they are numbered from 0."""
+        options = self._options
+        local_rank, count = topology.local_rank, topology.local_size
+        if options.backend == "shared_memory" and topology.host_count > 1:
             raise CollectiveError(
                 f"shared memory needs all ranks on one host, but there are {topology.host_count}"
             )
-        doors = _published(roster, topology.size, _DOOR)
-        return share_memory(topology, doors, door, options, outstanding)
-    raise CollectiveError(f"there is no backend {name!r}")
+        geometry = Geometry(count, arena_bytes=options.arena_bytes)
+        if local_rank == 0:
+            known = door.receive_all(count, create(geometry), options.timeout_seconds)
+        else:
+            first = _published(roster, _DOOR)[topology.local_ranks[0]]
+            known = introduce_oneself(first, local_rank, count, options.timeout_seconds)
+        return SharedMemoryBackend(local_rank, geometry, known, outstanding)
 
+    def _distribute(
+        self,
+        roster: Roster,
+        topology: Topology,
+        door: Doorway,
+        listener: Listener | None,
+        name: BackendName,
+    ) -> C10dBackend:
+        """The backend over torch.distributed."""
+        (token,) = _published(roster, _TOKEN)
+        (address,) = _published(roster, _HUB)
+        rank, options, transport = self._rank, self._options, self._transport
 
-def share_memory(
-    topology: Topology,
-    doors: list[str],
-    door: Doorway,
-    options: SessionOptions,
-    outstanding: Outstanding,
-) -> SharedMemoryBackend:
-    """The backend of the ranks of this host; they are numbered from 0."""
-    local_rank, count = topology.local_rank, topology.local_size
-    geometry = Geometry(count, arena_bytes=options.arena_bytes)
-    if local_rank == 0:
-        known = door.receive_all(count, create(geometry), options.timeout_seconds)
-    else:
-        first = doors[topology.local_ranks[0]]
-        known = introduce_oneself(first, local_rank, count, options.timeout_seconds)
-    return SharedMemoryBackend(local_rank, geometry, known, outstanding)
+        def connect(hear: Callable[[Message], None]) -> Centre | Spoke:
+            if listener is not None:
+                hub = Hub(self._size, options.fusion_bytes)
+                return Centre(hub, transport, listener, hear, token)
+            return Spoke(rank, call_hub(transport, address, options.timeout_seconds), hear, token)
+
+        store = PrefixStore(f"groups/{roster.me.generation}", self._store)
+        plane: Plane = GroupPlane(rank, store, options.device)
+        if name == "hierarchical":
+            plane = HierarchicalPlane(topology, store, self._local_session(roster, topology, door))
+        return C10dBackend(rank, plane, self._sets, self._outstanding, connect, name)
+
+    def _local_session(self, roster: Roster, topology: Topology, door: Doorway) -> Session:
+        """A session of the ranks of this host among themselves."""
+        if topology.local_size == 1:
+            return LocalSessions(1)[0]
+        local = Topology(topology.local_rank, (0,) * topology.local_size)
+        outstanding = Outstanding(topology.local_rank, self._outstanding.clock)
+        backend = self._share_memory(roster, topology, door, outstanding)
+        return Session(local, backend, outstanding, ProcessSets(local.size))
 
 
 def _chosen_backend(topology: Topology, options: SessionOptions) -> BackendName:
@@ -125,14 +203,15 @@ def _chosen_backend(topology: Topology, options: SessionOptions) -> BackendName:
     return "hierarchical" if topology.size > topology.host_count else "c10d"
 
 
-def _published(roster: Roster, size: int, what: str) -> list[str]:
-    """What each rank has published under a prefix, in the order of ranks."""
-    found = []
-    for rank in range(size):
-        member = roster.find(rank)
-        assert member is not None
-        found += [each.removeprefix(what) for each in member.addresses if each.startswith(what)]
-    return found
+def _published(roster: Roster, what: str) -> list[str]:
+    """What the ranks have published under a prefix, in the order of ranks."""
+    members = sorted(roster.members(), key=lambda member: member.info.id)
+    return [
+        address.removeprefix(what)
+        for member in members
+        for address in member.addresses
+        if address.startswith(what)
+    ]
 
 
 def _opened_store(store: str | Store, rank: int, size: int, timeout_seconds: float) -> Store:

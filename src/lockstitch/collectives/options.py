@@ -27,5 +27,8 @@ class SessionOptions:
     """Up to how many bytes `c10d` joins operations that are ready together."""
     arena_bytes: int = 1 << 36
     """How much memory a rank may share with the others of its host. Only what is used is taken."""
+    address: str | None = None
+    """Of this rank's host, for the ranks of others; default MASTER_ADDR, or else loopback. Only
+    rank 0 is connected to."""
     host: str | None = None
     """The name of this rank's host, where that is not to be found out."""

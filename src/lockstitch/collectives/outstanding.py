@@ -125,10 +125,11 @@ class Outstanding:
             at = self.clock.now()
             observer(Progress(request.name, request.kind, step, at, request.process_set))
 
-    def look_for_stalls(self, missing: Callable[[Handle[Any]], tuple[int, ...]]) -> None:
+    def look_for_stalls(self, missing: Callable[[Handle[Any]], tuple[int, ...] | None]) -> None:
         """Reports what has waited too long, each once; to be called now and then by who waits.
 
-        What has waited longer than the failure time breaks the session.
+        `missing` says for whom an operation waits, or None where that has to be asked first. What
+        has waited longer than the failure time breaks the session.
         """
         now = self.clock.now()
         if now < self._next_look:
@@ -139,20 +140,25 @@ class Outstanding:
             # A rank may wait in a join for as long as the others have data.
             if handle.request.kind is Kind.JOIN or handle.is_done:
                 continue
+            is_late = 0 < self._stall_warning_seconds < waited and handle not in self._warned
+            is_hopeless = 0 < self._stall_failure_seconds < waited
+            if not is_late and not is_hopeless:
+                continue
             absent = missing(handle)
-            if self._stall_warning_seconds and waited > self._stall_warning_seconds:
+            if absent is None:
+                continue
+            if is_late:
                 self._warn(handle, waited, absent)
-            if self._stall_failure_seconds and waited > self._stall_failure_seconds:
+            if is_hopeless:
                 self.break_off(_stalled(handle, waited, absent, self.rank))
 
     def _warn(self, handle: Handle[Any], waited: float, absent: tuple[int, ...]) -> None:
-        if handle not in self._warned:
-            self._warned.add(handle)
-            if self.observers.stall is not None:
-                request = handle.request
-                self.observers.stall(
-                    Stall(request.name, request.kind, waited, absent, request.process_set)
-                )
+        self._warned.add(handle)
+        if self.observers.stall is not None:
+            request = handle.request
+            self.observers.stall(
+                Stall(request.name, request.kind, waited, absent, request.process_set)
+            )
 
     def _forget(self, handle: Handle[Any]) -> None:
         self._handles.pop(handle.key, None)

@@ -359,6 +359,10 @@ class Session:
             name = f"process_set.remove.{number}"
             self.wait(self.submit(Request(Kind.REMOVE_SET, name, root=set_id)))
             self._sets.remove(set_id)
+            gone = CollectiveError(f"process set {set_id} was removed on rank {self.rank}")
+            for handle in self._outstanding.all():
+                if handle.request.process_set == set_id:
+                    self._outstanding.fail(handle, gone)
             self._backend.close_set(removed)
 
     # ------------------------------------------------------------ the end

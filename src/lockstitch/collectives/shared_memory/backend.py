@@ -61,6 +61,7 @@ class SharedMemoryBackend:
         self._followers: list[Handle[Any]] = []
         self._channels: dict[int, Channel] = {}
         self._open_channels: tuple[Channel, ...] = ()
+        self._closing: list[Channel] = []
         self._has_left = False
         self._is_closed = False
         self._is_abandoned = False
@@ -166,12 +167,16 @@ class SharedMemoryBackend:
                     self._outstanding,
                     self._bells,
                 )
-                self._open_channels = tuple(self._channels.values())
+                self._closing = [each for each in self._closing if not each.is_idle]
+                self._open_channels = (*self._channels.values(), *self._closing)
 
     def close_set(self, process_set: ProcessSet) -> None:
         with self._lock:
-            self._channels.pop(process_set.id, None)
-            self._open_channels = tuple(self._channels.values())
+            closed = self._channels.pop(process_set.id, None)
+            if closed is not None:
+                # Others may still be reading what this rank has put there.
+                self._closing = [each for each in [*self._closing, closed] if not each.is_idle]
+            self._open_channels = (*self._channels.values(), *self._closing)
 
     def close(self) -> None:
         if self._is_abandoned or self._is_closed:
@@ -263,10 +268,7 @@ class SharedMemoryBackend:
             if not self._token.locked():
                 return
             signal.wait(_LOOK_SECONDS)
-            if not handle.is_done:
-                signal.clear()
-                if handle.is_done:
-                    signal.set()
+            handle.rearm()
         finally:
             self._is_token_wanted = False
             self._followers.remove(handle)
@@ -283,6 +285,8 @@ class SharedMemoryBackend:
             return
         try:
             self._drive(None)
+        except Exception:  # noqa: BLE001 - the session has ended with it, which others will be told
+            return
         finally:
             self._token.release()
             self._promote()

@@ -1,0 +1,14 @@
+"""Reductions over torch.distributed: between hosts, and on accelerators.
+
+Its process groups want every rank to begin the same operations in the same order. So one table, on
+rank 0, hears what every rank submits, and tells all of them what to perform next, once every rank
+is ready for it. Operations that are ready together are fused.
+
+- `backend`: one rank's end: submits, and waits
+- `hub`: the table of rank 0, and its orders; no I/O
+- `messages`: what ranks and hub tell each other; no I/O
+- `star`: the connections between them
+- `performing`: carrying out orders, one after the other
+- `plane`: the operations of a process group
+- `hierarchical`: the same, with the ranks of each host going through shared memory
+"""

@@ -1,0 +1,272 @@
+"""One rank's end: what is submitted goes to rank 0, what comes back is performed in order.
+
+Two threads work for it. One reads what rank 0 says and puts it in a queue; the other performs one
+order after the other, for an operation of a process group blocks until all ranks are in it. That
+delays nobody for ever: an order is given only when all ranks are ready, and in the same order to
+all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from lockstitch.collectives.arithmetic import rows_gathered
+from lockstitch.collectives.c10d.messages import (
+    Ask,
+    Define,
+    Detailed,
+    Join,
+    Joined,
+    Lost,
+    Message,
+    Missing,
+    Order,
+    Refused,
+    Submit,
+)
+from lockstitch.collectives.c10d.performing import (
+    contribute_nothing,
+    is_reducible,
+    perform,
+    perform_bucket,
+    take_part_in_gather,
+)
+from lockstitch.collectives.events import Step
+from lockstitch.collectives.negotiation import Refuse
+from lockstitch.collectives.outcomes import error_of, value_of
+from lockstitch.collectives.requests import GLOBAL_SET, Description, Kind
+from lockstitch.errors import CollectiveError, RankLostError
+from lockstitch.transport.forks import abandon_in_child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockstitch.collectives.c10d.plane import Plane
+    from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
+
+_LOOK_SECONDS = 1.0
+
+
+class Ear(Protocol):
+    """Where this rank talks to rank 0."""
+
+    bytes_sent: int
+
+    def tell(self, message: Message) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class C10dBackend:
+    """See the module. `connect` makes the end of the star that calls back with what rank 0 says."""
+
+    def __init__(
+        self,
+        rank: int,
+        plane: Plane,
+        sets: ProcessSets,
+        outstanding: Outstanding,
+        connect: Callable[[Callable[[Message], None]], Ear],
+        name: str = "c10d",
+    ) -> None:
+        self.name = name
+        self._rank = rank
+        self._plane = plane
+        self._sets = sets
+        self._outstanding = outstanding
+        self._under_way: dict[int, Handle[Any]] = {}
+        self._joining: Handle[Any] | None = None
+        self._missing: dict[int, tuple[int, ...]] = {}
+        self._orders: SimpleQueue[Message | None] = SimpleQueue()
+        self._submitting = threading.Lock()
+        self._is_closed = False
+        self._is_abandoned = False
+        self.open_set(sets[GLOBAL_SET])
+        self._performer = threading.Thread(
+            target=self._run, name=f"rank {rank} reductions", daemon=True
+        )
+        self._performer.start()
+        self._ear = connect(self._hear)
+        abandon_in_child(self)
+
+    @property
+    def negotiation_bytes(self) -> int:
+        return self._ear.bytes_sent
+
+    # ------------------------------------------------------------ the backend
+
+    def submit(self, handle: Handle[Any]) -> None:
+        if self._is_abandoned:
+            self._refuse_child()
+        if handle.request.kind is Kind.JOIN:
+            self._joining = handle
+            self._ear.tell(Join(time.time_ns()))
+            return
+        form = handle.form
+        if handle.request.tensors and handle.request.tensors[0].is_cuda:
+            # What computes the tensors must be over before another thread reads them.
+            torch.cuda.current_stream(handle.request.tensors[0].device).synchronize()
+        with self._submitting:
+            self._under_way[form.number] = handle
+            if form.note is None:
+                process_set = self._sets[handle.request.process_set]
+                content = form.description.encode().decode()
+                self._ear.tell(Define(form.number, process_set.id, process_set.ranks, content))
+                form.note = True
+            self._ear.tell(Submit(form.number))
+
+    def advance(self) -> None:
+        """Nothing: threads of its own do the work."""
+        if self._is_abandoned:
+            self._refuse_child()
+
+    def wait(self, handle: Handle[Any]) -> None:
+        if self._is_abandoned:
+            self._refuse_child()
+        signal = handle.signal()
+        while not signal.wait(_LOOK_SECONDS):
+            self._outstanding.look_for_stalls(self._whom_it_waits_for)
+
+    def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=self._plane.device)
+
+    def open_set(self, process_set: ProcessSet) -> None:
+        self._plane.open_set(process_set)
+
+    def close_set(self, process_set: ProcessSet) -> None:
+        self._plane.close_set(process_set)
+
+    def close(self) -> None:
+        if self._is_closed or self._is_abandoned:
+            return
+        self._is_closed = True
+        self._ear.close()
+        self._orders.put(None)
+        self._plane.abort()
+        self._performer.join()
+        self._plane.close()
+
+    def abandon(self) -> None:
+        """In a forked child, where there are no threads to perform anything."""
+        self._is_abandoned = True
+
+    # ------------------------------------------------------------ what rank 0 says
+
+    def _hear(self, message: Message) -> None:
+        """In the thread that reads: quickly, for the next message may be urgent."""
+        if isinstance(message, Lost):
+            self._break(_loss(message.rank, self._rank))
+            self._plane.abort()
+        elif isinstance(message, Missing):
+            self._missing[message.number] = message.ranks
+        else:
+            self._orders.put(message)
+
+    def _whom_it_waits_for(self, handle: Handle[Any]) -> tuple[int, ...] | None:
+        """Rank 0 knows; until it has answered nobody does."""
+        missing = self._missing.pop(handle.form.number, None)
+        if missing is None:
+            self._ear.tell(Ask(handle.form.number))
+        return missing
+
+    def _break(self, error: BaseException) -> None:
+        self._outstanding.break_off(error)
+
+    # ------------------------------------------------------------ performing
+
+    def _run(self) -> None:
+        while (message := self._orders.get()) is not None:
+            if self._outstanding.is_broken:
+                continue
+            try:
+                self._obey(message)
+            except Exception as error:  # noqa: BLE001 - the session ends with it, everywhere
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Others wait in the operation that failed here, so nobody can go on."""
+        broken = CollectiveError(f"an operation failed on rank {self._rank}: {error}")
+        broken.__cause__ = error
+        self._break(broken)
+        self._plane.abort()
+
+    def _obey(self, message: Message) -> None:
+        if isinstance(message, Order):
+            self._perform_together([self._under_way.pop(number) for number in message.numbers])
+        elif isinstance(message, Detailed):
+            self._perform_detailed(message)
+        elif isinstance(message, Refused):
+            handle = self._under_way.pop(message.number)
+            refusal = Refuse(handle.name, {}, message.objection, message.text)
+            self._outstanding.fail(handle, error_of(refusal))
+        elif isinstance(message, Joined) and self._joining is not None:
+            joining, self._joining = self._joining, None
+            self._outstanding.complete(joining, message.last)
+
+    def _perform_together(self, handles: list[Handle[Any]]) -> None:
+        for handle in handles:
+            self._outstanding.tell(handle, Step.READY)
+        request = handles[0].request
+        process_set = self._sets[request.process_set]
+        if is_reducible(handles[0].form.description, self._plane):
+            requests = [handle.request for handle in handles]
+            results = perform_bucket(requests, self._plane, process_set)
+            self._synchronize()
+            for handle, tensors in zip(handles, results, strict=True):
+                self._outstanding.complete(handle, value_of(handle.request, tensors))
+            return
+        for handle in handles:
+            self._perform_one(handle, [handle.form.description] * process_set.size)
+
+    def _perform_detailed(self, message: Detailed) -> None:
+        process_set = self._sets[message.set_id]
+        described = [
+            None if content is None else Description.decode(content.encode())
+            for content in message.described
+        ]
+        present = next(each for each in described if each is not None)
+        if message.number == -1:
+            if is_reducible(present, self._plane):
+                contribute_nothing(present, self._plane, process_set)
+            elif present.shapes:
+                take_part_in_gather(described, self._plane, process_set)
+            return
+        handle = self._under_way.pop(message.number)
+        self._outstanding.tell(handle, Step.READY)
+        if is_reducible(present, self._plane):
+            (results,) = perform_bucket([handle.request], self._plane, process_set)
+            self._synchronize()
+            self._outstanding.complete(handle, value_of(handle.request, results))
+        else:
+            self._perform_one(handle, described)
+
+    def _perform_one(self, handle: Handle[Any], described: list[Description | None]) -> None:
+        process_set = self._sets[handle.request.process_set]
+        me = process_set.position(self._rank)
+        results = perform(handle.request, described, self._plane, me, process_set)
+        self._synchronize()
+        if handle.request.kind is Kind.ALLGATHER:
+            handle.rows = rows_gathered(described)
+        self._outstanding.complete(handle, value_of(handle.request, results))
+
+    def _synchronize(self) -> None:
+        if self._plane.device.type == "cuda":
+            torch.cuda.current_stream(self._plane.device).synchronize()
+
+    def _refuse_child(self) -> None:
+        raise CollectiveError(
+            f"this process was forked from rank {self._rank}, which alone may use its session"
+        )
+
+
+def _loss(lost: int, rank: int) -> RankLostError:
+    if lost == 0:  # all orders came from it, so its goodbye ends the session as well
+        return RankLostError(f"rank 0 died or shut down (seen by rank {rank})")
+    return RankLostError(f"rank {lost} died (heard by rank {rank})")

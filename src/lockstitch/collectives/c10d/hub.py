@@ -1,0 +1,186 @@
+"""What rank 0 decides for all: tables of all process sets, messages in, messages out. No I/O.
+
+An order goes out only when every rank of its set is ready: rank 0's own order of submissions would
+be a deadlock wherever another rank's differs. All ranks get their orders in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from lockstitch.collectives.arithmetic import element_count
+from lockstitch.collectives.c10d.messages import (
+    Ask,
+    Define,
+    Detailed,
+    Join,
+    Joined,
+    Leave,
+    Lost,
+    Message,
+    Missing,
+    Order,
+    Refused,
+    Submit,
+)
+from lockstitch.collectives.fusion import buckets
+from lockstitch.collectives.negotiation import (
+    AllJoined,
+    Instruction,
+    Left,
+    Negotiation,
+    Perform,
+    Submitted,
+)
+from lockstitch.collectives.negotiation import Joined as HasJoined
+from lockstitch.collectives.requests import GLOBAL_SET, Description, Kind, ReduceOp, dtype_named
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+# Of these each rank must know the sizes of all others.
+_SIZES_DIFFER = (Kind.ALLGATHER, Kind.ALLTOALL)
+
+
+class Note(NamedTuple):
+    """To whom a message goes."""
+
+    to: int
+    message: Message
+
+
+class _Known(NamedTuple):
+    set_id: int
+    description: Description
+    content: str
+
+
+class Hub:
+    """Everybody's submissions, and what follows from them."""
+
+    def __init__(self, size: int, fusion_bytes: int) -> None:
+        self._fusion_bytes = fusion_bytes
+        self._tables = {GLOBAL_SET: Negotiation(range(size))}
+        self._known: dict[tuple[int, int], _Known] = {}
+        self._contents: dict[str, Description] = {}
+        self._gone: set[int] = set()
+
+    def hear(self, told: Iterable[tuple[int, Message]]) -> list[Note]:
+        """Takes in what ranks have told, all that is there at this moment; returns the answers."""
+        ready: list[tuple[int, Perform]] = []
+        notes: list[Note] = []
+        for rank, message in told:
+            for set_id, instruction in self._take_in(rank, message, notes):
+                if isinstance(instruction, Perform):
+                    ready.append((set_id, instruction))
+                else:
+                    notes += self._answers(set_id, instruction)
+        for bucket in buckets(ready, self._fusion_key, _size, self._fusion_bytes):
+            notes += self._orders(bucket)
+        return notes
+
+    def lost(self, rank: int) -> list[Note]:
+        """A rank's connection has ended. It is no loss if it had said goodbye."""
+        if rank in self._gone:
+            return []
+        self._gone.add(rank)
+        everybody = self._tables[GLOBAL_SET].ranks
+        return [Note(each, Lost(rank)) for each in everybody if each not in self._gone]
+
+    # ------------------------------------------------------------ inside
+
+    def _take_in(
+        self, rank: int, message: Message, notes: list[Note]
+    ) -> Sequence[tuple[int, Instruction]]:
+        if isinstance(message, Submit):
+            known = self._known[rank, message.number]
+            event = Submitted(rank, known.description, message.number)
+            return [(known.set_id, each) for each in self._tables[known.set_id].handle(event)]
+        if isinstance(message, Define):
+            self._define(rank, message)
+        elif isinstance(message, Join):
+            joined = HasJoined(rank, message.at)
+            return [(GLOBAL_SET, each) for each in self._tables[GLOBAL_SET].handle(joined)]
+        elif isinstance(message, Leave):
+            self._gone.add(rank)
+            return [
+                (set_id, each)
+                for set_id, table in self._tables.items()
+                if rank in table.ranks
+                for each in table.handle(Left(rank))
+            ]
+        elif isinstance(message, Ask):
+            known = self._known[rank, message.number]
+            missing = self._tables[known.set_id].missing(known.description.name, rank)
+            notes.append(Note(rank, Missing(message.number, missing)))
+        return ()
+
+    def _define(self, rank: int, message: Define) -> None:
+        if message.set_id not in self._tables:
+            table = self._tables[message.set_id] = Negotiation(message.ranks)
+            for gone in self._gone.intersection(message.ranks):
+                table.handle(Left(gone))
+        description = self._contents.get(message.content)
+        if description is None:
+            if len(self._contents) >= 1 << 16:
+                self._contents.clear()
+            description = Description.decode(message.content.encode())
+            self._contents[message.content] = description
+        self._known[rank, message.number] = _Known(message.set_id, description, message.content)
+
+    def _fusion_key(self, item: tuple[int, Perform]) -> Hashable | None:
+        set_id, ready = item
+        description = ready.description
+        reduction = description.reduction
+        if (
+            description.kind is not Kind.ALLREDUCE
+            or reduction is None
+            or reduction.op is ReduceOp.ADASUM
+            or len(set(description.dtypes)) != 1
+            or len(ready.parts) < len(self._tables[set_id].ranks)
+        ):
+            return None
+        return set_id, description.dtypes[0], reduction
+
+    def _orders(self, bucket: list[tuple[int, Perform]]) -> list[Note]:
+        set_id, first = bucket[0]
+        ranks = self._tables[set_id].ranks
+        is_plain = len(first.parts) == len(ranks) and first.description.kind not in _SIZES_DIFFER
+        if is_plain:
+            return [
+                Note(rank, Order(tuple(ready.parts[rank].note for _, ready in bucket)))
+                for rank in ranks
+            ]
+        (ready,) = (ready for _, ready in bucket)
+        described = tuple(
+            self._known[rank, ready.parts[rank].note].content if rank in ready.parts else None
+            for rank in ranks
+        )
+        return [
+            Note(
+                rank,
+                Detailed(ready.parts[rank].note if rank in ready.parts else -1, set_id, described),
+            )
+            for rank in ranks
+            if rank not in self._gone
+        ]
+
+    def _answers(self, set_id: int, instruction: Instruction) -> list[Note]:
+        if isinstance(instruction, AllJoined):
+            ranks = self._tables[set_id].ranks
+            return [Note(rank, Joined(instruction.last)) for rank in ranks]
+        if isinstance(instruction, Perform):
+            raise AssertionError("orders are made by `_orders`")
+        return [
+            Note(rank, Refused(part.note, instruction.objection, instruction.text))
+            for rank, part in instruction.parts.items()
+            if rank not in self._gone
+        ]
+
+
+def _size(item: tuple[int, Perform]) -> int:
+    description = item[1].description
+    return sum(
+        element_count(shape) * dtype_named(dtype).itemsize
+        for shape, dtype in zip(description.shapes, description.dtypes, strict=True)
+    )

@@ -1,0 +1,199 @@
+"""Carrying out one order on a plane: from requests to results.
+
+Reductions that the plane can do are packed into one vector, reduced, and unpacked. Everything else
+comes down to moving bytes; what is to be computed is then computed by each rank from all parts
+(`collectives.arithmetic`), in the same order, so with the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lockstitch.collectives.arithmetic import (
+    combine,
+    element_count,
+    outputs_of,
+    result_factor,
+    scale_,
+    scaled_copy,
+    splits_of,
+)
+from lockstitch.collectives.requests import (
+    Description,
+    Kind,
+    ReduceOp,
+    Reduction,
+    Request,
+    dtype_named,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.collectives.c10d.plane import Plane
+    from lockstitch.collectives.process_sets import ProcessSet
+
+Described = "Sequence[Description | None]"
+
+
+def perform_bucket(
+    requests: Sequence[Request], plane: Plane, process_set: ProcessSet
+) -> list[list[torch.Tensor]]:
+    """Several allreduces of one dtype and reduction as one; returns the results of each."""
+    reduction = requests[0].reduction
+    assert reduction is not None
+    tensors = [tensor for request in requests for tensor in request.tensors]
+    flat = torch.empty(
+        sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=plane.device
+    )
+    begin = 0
+    for tensor in tensors:
+        end = begin + tensor.numel()
+        scaled_copy(tensor, reduction.prescale, flat[begin:end].view(tensor.shape))
+        begin = end
+    plane.reduce(flat, reduction.op, process_set)
+    scale_(flat, result_factor(reduction, process_set.size))
+    results = [outputs_of(request) for request in requests]
+    begin = 0
+    for out in [out for outs in results for out in outs]:
+        end = begin + out.numel()
+        out.copy_(flat[begin:end].view(out.shape))
+        begin = end
+    return results
+
+
+def is_reducible(description: Description, plane: Plane) -> bool:
+    """Whether an operation is an allreduce that the plane can do."""
+    reduction = description.reduction
+    return (
+        description.kind is Kind.ALLREDUCE
+        and reduction is not None
+        and reduction.op is not ReduceOp.ADASUM
+        and len(set(description.dtypes)) == 1
+        and plane.can_reduce(dtype_named(description.dtypes[0]))
+    )
+
+
+def contribute_nothing(description: Description, plane: Plane, process_set: ProcessSet) -> None:
+    """The part of a rank that has joined, in an allreduce of the others."""
+    assert description.reduction is not None
+    if not is_reducible(description, plane):
+        return
+    dtype = dtype_named(description.dtypes[0])
+    count = sum(map(element_count, description.shapes))
+    neutral = torch.full(
+        (count,), _neutral(description.reduction, dtype), dtype=dtype, device=plane.device
+    )
+    plane.reduce(neutral, description.reduction.op, process_set)
+
+
+def perform(
+    request: Request, described: Sequence[Description | None], plane: Plane, me: int, of: ProcessSet
+) -> list[torch.Tensor]:
+    """Any one operation; `described` by position in the set, `me` this rank's position."""
+    if request.kind is Kind.BROADCAST:
+        return _broadcast(request, plane, of)
+    if request.kind is Kind.ALLTOALL:
+        return _alltoall(request, described, plane, me, of)
+    if not request.tensors:
+        return []
+    sizes = [0 if each is None else sum(_byte_counts(each)) for each in described]
+    factor = request.reduction.prescale if request.reduction else 1.0
+    gathered = plane.gather(_as_bytes(request.tensors, factor, plane.device), sizes, of)
+    parts = [
+        None if each is None else _from_bytes(content, each)
+        for content, each in zip(gathered, described, strict=True)
+    ]
+    return combine(request, described, parts, me)
+
+
+def take_part_in_gather(
+    described: Sequence[Description | None], plane: Plane, of: ProcessSet
+) -> None:
+    """The part of a rank that has joined, where the others gather."""
+    sizes = [0 if each is None else sum(_byte_counts(each)) for each in described]
+    plane.gather(torch.empty(0, dtype=torch.uint8, device=plane.device), sizes, of)
+
+
+def _broadcast(request: Request, plane: Plane, of: ProcessSet) -> list[torch.Tensor]:
+    content = _as_bytes(request.tensors, 1.0, plane.device)
+    plane.broadcast(content, of.position(request.root), of)
+    outputs = outputs_of(request)
+    begin = 0
+    for out in outputs:
+        end = begin + out.numel() * out.itemsize
+        out.copy_(_view(content[begin:end], out.dtype, tuple(out.shape)))
+        begin = end
+    return outputs
+
+
+def _alltoall(
+    request: Request, described: Sequence[Description | None], plane: Plane, me: int, of: ProcessSet
+) -> list[torch.Tensor]:
+    (tensor,) = request.tensors
+    row = element_count(tensor.shape[1:])
+    present = [each for each in described if each is not None]
+    splits = [splits_of(each, of.size) for each in present]
+    received = [each[me] for each in splits]
+    row_bytes = row * tensor.itemsize
+    content = plane.exchange(
+        _as_bytes((tensor,), 1.0, plane.device),
+        [rows * row_bytes for rows in splits[me]],
+        [rows * row_bytes for rows in received],
+        of,
+    )
+    out = _view(content, tensor.dtype, (sum(received), *tensor.shape[1:])).to(tensor.device)
+    return [out, torch.tensor(received, dtype=torch.int32)]
+
+
+def _as_bytes(tensors: Sequence[torch.Tensor], factor: float, device: torch.device) -> torch.Tensor:
+    content = torch.empty(
+        sum(tensor.numel() * tensor.itemsize for tensor in tensors),
+        dtype=torch.uint8,
+        device=device,
+    )
+    begin = 0
+    for tensor in tensors:
+        end = begin + tensor.numel() * tensor.itemsize
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        scaled_copy(tensor, factor, copy)
+        content[begin:end] = copy.view(-1).view(torch.uint8)
+        begin = end
+    return content
+
+
+def _from_bytes(content: torch.Tensor, description: Description) -> list[torch.Tensor]:
+    found = []
+    begin = 0
+    for size, shape, dtype in zip(
+        _byte_counts(description), description.shapes, description.dtypes, strict=True
+    ):
+        found.append(_view(content[begin : begin + size], dtype_named(dtype), shape))
+        begin += size
+    return found
+
+
+def _view(content: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    # A copy, since the bytes may begin anywhere, and a dtype wants its alignment.
+    return content.clone().view(dtype).view(shape)
+
+
+def _byte_counts(description: Description) -> list[int]:
+    return [
+        element_count(shape) * dtype_named(dtype).itemsize
+        for shape, dtype in zip(description.shapes, description.dtypes, strict=True)
+    ]
+
+
+def _neutral(reduction: Reduction, dtype: torch.dtype) -> float:
+    """What changes nothing."""
+    if reduction.op is ReduceOp.PRODUCT:
+        return 1
+    if reduction.op in (ReduceOp.MIN, ReduceOp.MAX):
+        limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+        if dtype.is_floating_point:
+            return float("inf") if reduction.op is ReduceOp.MIN else float("-inf")
+        return limits.max if reduction.op is ReduceOp.MIN else limits.min
+    return 0

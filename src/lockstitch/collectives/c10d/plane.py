@@ -1,0 +1,162 @@
+"""What a process group of torch.distributed does for us: a few operations, in an agreed order.
+
+The groups are our own, made from the store; torch's default group is neither used nor needed. What
+a group cannot reduce (Gloo knows few dtypes) is gathered as bytes and reduced by each rank.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import distributed
+from torch.distributed import ReduceOp as TorchOp
+from torch.distributed.distributed_c10d import PrefixStore
+
+from lockstitch.collectives.requests import ReduceOp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.distributed_c10d import Store
+
+    from lockstitch.collectives.process_sets import ProcessSet
+
+_OPS: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: TorchOp.SUM,
+    ReduceOp.AVERAGE: TorchOp.SUM,
+    ReduceOp.MIN: TorchOp.MIN,
+    ReduceOp.MAX: TorchOp.MAX,
+    ReduceOp.PRODUCT: TorchOp.PRODUCT,
+}
+# What both Gloo and NCCL reduce. Gloo's bfloat16 is not there in all of its operators.
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.int32,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+)
+_TIMEOUT = timedelta(days=1)
+
+
+class Plane(Protocol):
+    """The operations; all ranks of a set call them in the same order, one at a time."""
+
+    device: torch.device
+
+    def open_set(self, process_set: ProcessSet) -> None:
+        """Prepares for a set. All ranks of the session call this, its members or not."""
+        ...
+
+    def close_set(self, process_set: ProcessSet) -> None: ...
+
+    def can_reduce(self, dtype: torch.dtype) -> bool:
+        """Whether `reduce` takes it."""
+        ...
+
+    def reduce(self, flat: torch.Tensor, op: ReduceOp, process_set: ProcessSet) -> None:
+        """Reduces a vector, in place; an average is only summed."""
+        ...
+
+    def gather(
+        self, mine: torch.Tensor, sizes: Sequence[int], process_set: ProcessSet
+    ) -> list[torch.Tensor]:
+        """Everybody's bytes; `sizes` says how many each position has."""
+        ...
+
+    def broadcast(self, content: torch.Tensor, root: int, process_set: ProcessSet) -> None:
+        """Bytes of the rank at position `root`, in place."""
+        ...
+
+    def exchange(
+        self,
+        mine: torch.Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        """Sends `send[i]` bytes to position i, receives `receive[i]` from it."""
+        ...
+
+    def abort(self) -> None:
+        """Ends operations that wait for others, from any thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class GroupPlane:
+    """A plane over process groups, one for each process set."""
+
+    def __init__(self, rank: int, store: Store, device: str) -> None:
+        self.device = torch.device(device)
+        self._rank = rank
+        self._store = store
+        self._groups: dict[int, Any] = {}  # torch's own stubs do not agree about them
+
+    def open_set(self, process_set: ProcessSet) -> None:
+        if process_set.includes(self._rank):
+            self._groups[process_set.id] = self._new_group(process_set)
+
+    def close_set(self, process_set: ProcessSet) -> None:
+        group = self._groups.pop(process_set.id, None)
+        if group is not None:
+            group.shutdown()
+
+    def can_reduce(self, dtype: torch.dtype) -> bool:
+        return dtype in _DTYPES
+
+    def reduce(self, flat: torch.Tensor, op: ReduceOp, process_set: ProcessSet) -> None:
+        options = distributed.AllreduceOptions()
+        options.reduceOp = _OPS[op]
+        self._groups[process_set.id].allreduce([flat], options).wait()
+
+    def gather(
+        self, mine: torch.Tensor, sizes: Sequence[int], process_set: ProcessSet
+    ) -> list[torch.Tensor]:
+        longest = max(sizes)
+        if not longest:
+            return [mine.new_empty(0) for _ in sizes]
+        padded = mine.new_zeros(longest)
+        padded[: len(mine)] = mine
+        found = [padded.new_empty(longest) for _ in sizes]
+        self._groups[process_set.id].allgather([found], [padded]).wait()
+        return [each[:size] for each, size in zip(found, sizes, strict=True)]
+
+    def broadcast(self, content: torch.Tensor, root: int, process_set: ProcessSet) -> None:
+        options = distributed.BroadcastOptions()
+        options.rootRank = root
+        options.rootTensor = 0
+        self._groups[process_set.id].broadcast([content], options).wait()
+
+    def exchange(
+        self,
+        mine: torch.Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        received = mine.new_empty(sum(receive))
+        group = self._groups[process_set.id]
+        options = distributed.AllToAllOptions()
+        group.alltoall_base(received, mine, list(receive), list(send), options).wait()
+        return received
+
+    def abort(self) -> None:
+        for group in list(self._groups.values()):
+            group.abort()
+
+    def close(self) -> None:
+        self._groups.clear()
+
+    def _new_group(self, process_set: ProcessSet) -> Any:
+        store = PrefixStore(f"set{process_set.id}", self._store)
+        position = process_set.position(self._rank)
+        if self.device.type == "cuda":
+            options = distributed.ProcessGroupNCCL.Options()
+            return distributed.ProcessGroupNCCL(store, position, process_set.size, options)
+        return distributed.ProcessGroupGloo(store, position, process_set.size, _TIMEOUT)

@@ -1,0 +1,222 @@
+"""The connections between rank 0 and the others: whole messages both ways.
+
+On rank 0 one thread reads all connections and asks the hub; elsewhere one thread reads the one.
+Whoever submits sends for himself. Rank 0 talks to its own hub without a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from lockstitch.collectives.c10d import messages
+from lockstitch.collectives.c10d.messages import Hello, Leave, Lost, Message
+from lockstitch.errors import CollectiveError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.collectives.c10d.hub import Hub, Note
+    from lockstitch.transport import Connection, Listener, Pollable, Transport
+
+Hear = "Callable[[Message], None]"
+
+
+class Line:
+    """A connection that carries messages. One thread reads; any may send."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._sending = threading.Lock()
+        self._received = bytearray()
+
+    def send(self, message: Message) -> None:
+        """Raises `ConnectionError` when the other end is gone."""
+        content = messages.encode(message)
+        with self._sending:
+            self.connection.send([content])
+
+    def read(self, timeout_seconds: float | None = None) -> list[Message]:
+        """Waits for something; returns the messages that are whole by then. Raises
+        `ConnectionError` at the end, `BlockingIOError` when the time is over."""
+        view = memoryview(bytearray(1 << 16))
+        counts: list[int] = []
+        self.connection.receive_into(view, counts, timeout_seconds)
+        if not counts[0]:
+            raise ConnectionError("the other end has closed the connection")
+        self._received += view[: counts[0]]
+        whole = []
+        while len(self._received) >= messages.LENGTH_SIZE:
+            end = messages.LENGTH_SIZE + messages.length(self._received[: messages.LENGTH_SIZE])
+            if len(self._received) < end:
+                break
+            whole.append(messages.decode(self._received[messages.LENGTH_SIZE : end]))
+            del self._received[:end]
+        return whole
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class Spoke:
+    """The end of every rank but 0."""
+
+    def __init__(
+        self, rank: int, line: Line, hear: Callable[[Message], None], hub_token: str
+    ) -> None:
+        self._rank = rank
+        self._line = line
+        self._hear = hear
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=f"rank {rank} orders", daemon=True)
+        self.bytes_sent = 0
+        line.send(Hello(rank, hub_token))
+        self._thread.start()
+
+    def tell(self, message: Message) -> None:
+        """Says something to rank 0. If that is gone, the reading thread has seen it too."""
+        self.bytes_sent += len(messages.encode(message))
+        with contextlib.suppress(ConnectionError):
+            self._line.send(message)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.tell(Leave())
+        self._line.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                for message in self._line.read():
+                    self._hear(message)
+        except (ConnectionError, ProtocolError):
+            if not self._is_closed:
+                self._hear(Lost(0))
+
+
+class Centre:
+    """The end of rank 0, which has the hub."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        transport: Transport,
+        listener: Listener,
+        hear: Callable[[Message], None],
+        token: str,
+    ) -> None:
+        self._hub = hub
+        self._hear = hear
+        self._token = token
+        self._transport = transport
+        self._listener = listener
+        self._poller = transport.poller()
+        self._lines: dict[int, Line] = {}
+        self._own: SimpleQueue[Message] = SimpleQueue()
+        self._strangers: dict[int, Line] = {}
+        self._ranks: dict[int, int] = {}
+        """Which rank is behind a connection."""
+        self._is_closed = False
+        self.bytes_sent = 0
+        self._thread = threading.Thread(target=self._run, name="rank 0 orders", daemon=True)
+        self._thread.start()
+
+    def tell(self, message: Message) -> None:
+        """Says something to the hub."""
+        self.bytes_sent += len(messages.encode(message))
+        self._own.put(message)
+        self._poller.wake()
+
+    def close(self) -> None:
+        self.tell(Leave())
+        self._is_closed = True
+        self._poller.wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        self._poller.add(self._listener)
+        self._poller.arm(self._listener)
+        while True:
+            told: list[tuple[int, Message]] = []
+            for pollable in self._poller.wait(None):
+                self._look_at(pollable, told)
+            while not self._own.empty():
+                told.append((0, self._own.get()))
+            self._send(self._hub.hear(told))
+            if self._is_closed and self._own.empty():
+                break
+        self._end()
+
+    def _look_at(self, pollable: Pollable, told: list[tuple[int, Message]]) -> None:
+        if pollable is self._listener:
+            connection = self._listener.accept()
+            if connection is not None:
+                self._strangers[id(connection)] = Line(connection)
+                self._poller.add(connection)
+                self._poller.arm(connection)
+            self._poller.arm(self._listener)
+            return
+        line = self._strangers.get(id(pollable)) or self._lines.get(self._ranks[id(pollable)])
+        assert line is not None
+        try:
+            heard = line.read(0)
+        except BlockingIOError:
+            heard = []
+        except (ConnectionError, ProtocolError):
+            self._hang_up(line)
+            return
+        for message in heard:
+            if isinstance(message, Hello):
+                self._greet(line, message)
+            elif id(pollable) in self._ranks:
+                told.append((self._ranks[id(pollable)], message))
+        self._poller.arm(pollable)
+
+    def _greet(self, line: Line, hello: Hello) -> None:
+        if secrets.compare_digest(hello.token, self._token) and hello.rank not in self._lines:
+            self._strangers.pop(id(line.connection), None)
+            self._lines[hello.rank] = line
+            self._ranks[id(line.connection)] = hello.rank
+
+    def _hang_up(self, line: Line) -> None:
+        self._poller.remove(line.connection)
+        self._strangers.pop(id(line.connection), None)
+        rank = self._ranks.get(id(line.connection))
+        line.close()
+        if rank is not None:
+            self._lines.pop(rank, None)
+            self._send(self._hub.lost(rank))
+
+    def _send(self, notes: list[Note]) -> None:
+        for to, message in notes:
+            if to == 0:
+                self._hear(message)
+                continue
+            line = self._lines.get(to)
+            if line is not None:
+                # Who is gone is seen when its connection is read.
+                with contextlib.suppress(ConnectionError):
+                    line.send(message)
+
+    def _end(self) -> None:
+        for line in [*self._lines.values(), *self._strangers.values()]:
+            line.close()
+        self._listener.close()
+        self._poller.close()
+        self._transport.close()
+
+
+def call_hub(transport: Transport, address: str, timeout_seconds: float) -> Line:
+    """A line to rank 0."""
+    try:
+        return Line(transport.connect(address, timeout_seconds))
+    except (ConnectionError, TimeoutError) as error:
+        raise CollectiveError(f"rank 0 cannot be reached at {address}: {error}") from error
