@@ -5,6 +5,7 @@ A session's road: `session` → negotiation → a backend.
 - `session`: one rank's part: submits, waits; `opening` makes one
 - `requests`: what a rank asks for, and what the others must know of it
 - `checks`: what is wrong with a request whatever others do
+- `forms`: what stays the same each time a name is submitted
 - `handles`, `outstanding`: operations under way on this rank
 - `process_sets`, `topology`: who takes part, and where everybody stands
 - `events`: what a session tells those who look on
@@ -15,6 +16,7 @@ A session's road: `session` → negotiation → a backend.
 - `options`: what can be chosen
 - `backend`: the seam below the session, implemented by
   - `shared_memory`: the ranks of one host, through memory that all of them map
+  - `c10d`: over torch.distributed, between hosts, also in two levels
   - `memory`: several ranks in one process, for tests
 """
 

@@ -23,7 +23,7 @@ def check(request: Request, process_set: ProcessSet, rank: int) -> None:
         _check_tensor(request, tensor)
     if request.kind is Kind.BROADCAST and not process_set.includes(request.root):
         raise ValueError(
-            f"root rank {request.root} of {request.name!r} is not in process set "
+            f"root rank {request.root} of {_what(request)} is not in process set "
             f"{process_set.id}, {list(process_set.ranks)} (roots are global ranks)"
         )
     if request.kind is Kind.ALLTOALL:
@@ -32,17 +32,19 @@ def check(request: Request, process_set: ProcessSet, rank: int) -> None:
 
 def check_outputs(request: Request) -> None:
     """Raises `ValueError` where outputs do not fit the tensors."""
-    outputs = request.outputs or ()
+    outputs = request.outputs
+    if outputs is None or outputs is request.tensors:
+        return
     if len(outputs) != len(request.tensors):
         raise ValueError(
-            f"{request.name!r}: {len(request.tensors)} tensors, {len(outputs)} outputs"
+            f"{_what(request)}: {len(request.tensors)} tensors, {len(outputs)} outputs"
         )
     for tensor, out in zip(request.tensors, outputs, strict=True):
         if out is tensor:
             continue
         if out.shape != tensor.shape or out.dtype != tensor.dtype:
             raise ValueError(
-                f"{request.name!r}: an output is {tuple(out.shape)} of {out.dtype}, "
+                f"{_what(request)}: an output is {tuple(out.shape)} of {out.dtype}, "
                 f"its input {tuple(tensor.shape)} of {tensor.dtype}"
             )
 
@@ -50,16 +52,16 @@ def check_outputs(request: Request) -> None:
 def _check_tensor(request: Request, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise ValueError(
-            f"{request.name!r}: a {tensor.layout} tensor cannot be sent; make it dense"
+            f"{_what(request)}: a {tensor.layout} tensor cannot be sent; make it dense"
         )
     reduction = request.reduction
     if reduction is not None and not can_reduce(tensor.dtype, reduction.op):
         raise ValueError(
-            f"{request.name!r}: torch cannot do {reduction.op.value} with {tensor.dtype}"
+            f"{_what(request)}: torch cannot do {reduction.op.value} with {tensor.dtype}"
         )
     if request.kind in _NEEDS_ROWS and tensor.ndim == 0:
         raise ValueError(
-            f"{request.name!r}: {request.kind.value} works on rows, but the tensor is a scalar"
+            f"{_what(request)}: {request.kind.value} works on rows, but the tensor is a scalar"
         )
 
 
@@ -68,13 +70,17 @@ def _check_splits(request: Request, size: int) -> None:
     if request.splits is None:
         if rows % size:
             raise ValueError(
-                f"{request.name!r}: {rows} rows cannot be dealt out evenly to {size} ranks; "
+                f"{_what(request)}: {rows} rows cannot be dealt out evenly to {size} ranks; "
                 "give splits"
             )
         return
     splits = request.splits
     if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
         raise ValueError(
-            f"{request.name!r}: splits {list(splits)} must be {size} numbers that add up to "
+            f"{_what(request)}: splits {list(splits)} must be {size} numbers that add up to "
             f"the {rows} rows of the tensor"
         )
+
+
+def _what(request: Request) -> str:
+    return repr(request.name) if request.name else f"an {request.kind.value} without a name"

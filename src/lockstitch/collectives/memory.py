@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
 
 
 class LocalSessions:

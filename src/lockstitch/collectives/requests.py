@@ -70,10 +70,11 @@ AVERAGE: Final = Reduction(ReduceOp.AVERAGE)
 
 @dataclass(slots=True)
 class Request:
-    """One rank's part in an operation. Nobody changes it once it is submitted."""
+    """One rank's part in an operation; nobody changes it once it is submitted."""
 
     kind: Kind
-    name: str
+    name: str = ""
+    """Empty: an automatic one."""
     tensors: tuple[torch.Tensor, ...] = ()
     outputs: tuple[torch.Tensor, ...] | None = None
     """Where the results go (may be `tensors` themselves); None makes new tensors."""

@@ -133,7 +133,7 @@ class Session:
         return self.submit(
             Request(
                 Kind.ALLREDUCE,
-                name or self._name(Kind.ALLREDUCE, process_set),
+                name or "",
                 tensors,
                 outputs,
                 reduction,
@@ -154,7 +154,7 @@ class Session:
         return self.submit(
             Request(
                 Kind.ALLREDUCE,
-                name or self._name(Kind.ALLREDUCE, process_set),
+                name or "",
                 _all_plain(tensors),
                 outputs=None if outputs is None else _all_plain(outputs),
                 reduction=reduction,
@@ -171,7 +171,7 @@ class Session:
         The numbers of rows may differ, everything else must not. Afterwards `handle.rows[0]` has
         the number of rows from each rank.
         """
-        full_name = name or self._name(Kind.ALLGATHER, process_set)
+        full_name = name or ""
         tensors = (_plain(tensor),)
         return self.submit(Request(Kind.ALLGATHER, full_name, tensors, process_set=process_set))
 
@@ -186,7 +186,7 @@ class Session:
         return self.submit(
             Request(
                 Kind.ALLGATHER,
-                name or self._name(Kind.ALLGATHER, process_set),
+                name or "",
                 _all_plain(tensors),
                 process_set=process_set,
                 is_group=True,
@@ -206,7 +206,7 @@ class Session:
         return self.submit(
             Request(
                 Kind.BROADCAST,
-                name or self._name(Kind.BROADCAST, process_set),
+                name or "",
                 (_plain(tensor),),
                 outputs=None if output is None else (_plain(output),),
                 root=root,
@@ -228,7 +228,7 @@ class Session:
         return self.submit(
             Request(
                 Kind.ALLTOALL,
-                name or self._name(Kind.ALLTOALL, process_set),
+                name or "",
                 (_plain(tensor),),
                 splits=None if splits is None else tuple(map(int, splits)),
                 process_set=process_set,
@@ -249,7 +249,7 @@ class Session:
         return self.submit(
             Request(
                 Kind.REDUCESCATTER,
-                name or self._name(Kind.REDUCESCATTER, process_set),
+                name or "",
                 (_plain(tensor),),
                 reduction=reduction,
                 process_set=process_set,
@@ -268,7 +268,7 @@ class Session:
         return self.submit(
             Request(
                 Kind.REDUCESCATTER,
-                name or self._name(Kind.REDUCESCATTER, process_set),
+                name or "",
                 _all_plain(tensors),
                 reduction=reduction,
                 process_set=process_set,
@@ -278,8 +278,7 @@ class Session:
 
     def barrier(self, *, process_set: int = GLOBAL_SET) -> None:
         """Returns when every rank of the set has come here, or has joined."""
-        name = self._name(Kind.BARRIER, process_set)
-        self.wait(self.submit(Request(Kind.BARRIER, name, process_set=process_set)))
+        self.wait(self.submit(Request(Kind.BARRIER, process_set=process_set)))
 
     def join(self) -> int:
         """This rank is out of data: allreduces of the others go on without it until all have
@@ -296,6 +295,11 @@ class Session:
         if outstanding.is_broken:
             outstanding.check()
         process_set = self._sets[request.process_set]
+        if not request.name:
+            # Only now, so that a request that is refused here is not missed in the counting.
+            checks.check(request, process_set, self.rank)
+            checks.check_outputs(request)
+            request.name = self._name(request.kind, request.process_set)
         with self._submitting:
             form = self._forms.of(request, process_set, outstanding.is_in_flight)
             if request.outputs is not None and request.outputs is not request.tensors:

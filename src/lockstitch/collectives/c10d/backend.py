@@ -22,6 +22,7 @@ from lockstitch.collectives.c10d.messages import (
     Detailed,
     Join,
     Joined,
+    Leave,
     Lost,
     Message,
     Missing,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
 
 _LOOK_SECONDS = 1.0
+_PATIENCE_SECONDS = 1.0
 
 
 class Ear(Protocol):
@@ -149,8 +151,11 @@ class C10dBackend:
         self._is_closed = True
         self._ear.close()
         self._orders.put(None)
-        self._plane.abort()
-        self._performer.join()
+        # What is being performed is let go on for a moment: other ranks may be in it, too.
+        self._performer.join(_PATIENCE_SECONDS)
+        if self._performer.is_alive():
+            self._plane.abort()
+            self._performer.join()
         self._plane.close()
 
     def abandon(self) -> None:
@@ -162,7 +167,8 @@ class C10dBackend:
     def _hear(self, message: Message) -> None:
         """In the thread that reads: quickly, for the next message may be urgent."""
         if isinstance(message, Lost):
-            self._break(_loss(message.rank, self._rank))
+            lost = f"rank {message.rank} died (heard by rank {self._rank})"
+            self._break(RankLostError(lost))
             self._plane.abort()
         elif isinstance(message, Missing):
             self._missing[message.number] = message.ranks
@@ -206,6 +212,9 @@ class C10dBackend:
             handle = self._under_way.pop(message.number)
             refusal = Refuse(handle.name, {}, message.objection, message.text)
             self._outstanding.fail(handle, error_of(refusal))
+        elif isinstance(message, Leave):
+            text = f"rank 0, from which all orders come, shut down (heard by rank {self._rank})"
+            self._break(RankLostError(text))
         elif isinstance(message, Joined) and self._joining is not None:
             joining, self._joining = self._joining, None
             self._outstanding.complete(joining, message.last)
@@ -264,9 +273,3 @@ class C10dBackend:
         raise CollectiveError(
             f"this process was forked from rank {self._rank}, which alone may use its session"
         )
-
-
-def _loss(lost: int, rank: int) -> RankLostError:
-    if lost == 0:  # all orders came from it, so its goodbye ends the session as well
-        return RankLostError(f"rank 0 died or shut down (seen by rank {rank})")
-    return RankLostError(f"rank {lost} died (heard by rank {rank})")

@@ -53,7 +53,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """I shut down."""
+    """I shut down. From rank 0 it is the last word: no orders come any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,8 +83,8 @@ class Spoke:
             self._line.send(message)
 
     def close(self) -> None:
-        self._is_closed = True
         self.tell(Leave())
+        self._is_closed = True
         self._line.close()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -93,6 +93,7 @@ class Spoke:
         try:
             while not self._is_closed:
                 for message in self._line.read():
+                    self._is_closed |= isinstance(message, Leave)
                     self._hear(message)
         except (ConnectionError, ProtocolError):
             if not self._is_closed:
@@ -207,6 +208,9 @@ class Centre:
                     line.send(message)
 
     def _end(self) -> None:
+        for line in self._lines.values():
+            with contextlib.suppress(ConnectionError):
+                line.send(Leave())
         for line in [*self._lines.values(), *self._strangers.values()]:
             line.close()
         self._listener.close()

@@ -247,8 +247,9 @@ class Channel:
     def _left(self, rank: int) -> None:
         self._bells.forget(rank)
         error = RankLostError(f"rank {rank} shut down before it had done its part")
+        self._step_all()  # with what it had said before
         for operation in list(self._active):
-            if any(part.rank == rank and not part.is_done for part in operation.present):
+            if any(part.rank == rank and operation.owes(part) for part in operation.present):
                 self._active.remove(operation)
                 self._outstanding.fail(operation.handle, error)
                 self._linger(operation)

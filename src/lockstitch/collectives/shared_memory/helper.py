@@ -9,6 +9,7 @@ somebody wants to. When nothing was under way for a while it sleeps and takes no
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Protocol
 
 _TICK_SECONDS = 2e-3
@@ -38,7 +39,8 @@ class Helper:
 
     def __init__(self, name: str, driven: Driven) -> None:
         self._name = name
-        self._driven = driven
+        # The two know each other; without a cycle the segment is unmapped as soon as it may be.
+        self._driven: Driven = weakref.proxy(driven)
         self.is_parked = True
         self._is_closed = False
         self._wake = threading.Event()

@@ -117,6 +117,10 @@ class Operation:
         self.present = present
         self.position = position
 
+    def owes(self, part: Part) -> bool:
+        """Whether this rank still waits for something of that part."""
+        raise NotImplementedError
+
     def end(self) -> None:
         """Nobody needs it any more. Operation and parts know each other, which would make work for
         the garbage collector with every operation."""
@@ -213,6 +217,9 @@ class Whole(Operation):
         described = [part.definition.description if part else None for part in self.parts]
         self._value = self.finish(combine(self.request, described, tensors, self.position))
 
+    def owes(self, _part: Part) -> bool:
+        return False
+
     def result(self) -> object:
         return self._value
 
@@ -267,6 +274,9 @@ class InChunks(Operation):
             if gathered.data_ptr() != out.data_ptr():
                 out.copy_(gathered.view(out.shape))
         return True
+
+    def owes(self, part: Part) -> bool:
+        return part.produced < len(self._chunks)
 
     def result(self) -> object:
         return self.finish(self._results)
@@ -348,6 +358,9 @@ class InPlace(Operation):
             stage(self.request, self.definition.views(room.segment, place))
             room.tell_place(self, place)
         return all(part.whole_place != NOWHERE for part in self.present)
+
+    def owes(self, part: Part) -> bool:
+        return not part.produced
 
     def result(self) -> object:
         return self.finish(self._results)

@@ -1,0 +1,463 @@
+"""Every operation of a session, on every backend, against plain torch."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from lockstitch.collectives import AVERAGE, SUM, Kind, ReduceOp, Reduction, Step
+from lockstitch.collectives.arithmetic import adasum
+from lockstitch.errors import CollectiveError, MismatchError, RankLostError
+from tests.cluster.collectives.ranks import BACKENDS, Ranks, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockstitch.collectives import Session
+
+SIZE = 4
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.t().contiguous().t(),
+    "strided": lambda t: torch.stack([t, t], -1)[..., 0],
+}
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with Ranks(SIZE, request.param) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> None:
+    """Here the sessions live as long as the module; test_backend.py looks for leaks."""
+
+
+def inputs(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [sample(rank, shape, dtype) for rank in range(SIZE)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sum_of_any_dtype_is_that_of_torch(ranks: Ranks, dtype: torch.dtype) -> None:
+    tensors = inputs((5, 3), dtype)
+    expected = tensors[0].clone()
+    for tensor in tensors[1:]:
+        expected = expected + tensor
+    results = ranks.run(lambda s: s.wait(s.allreduce(tensors[s.rank], SUM)))
+    for result in results:
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [3, 400_000])
+def test_any_layout_is_reduced_in_place_and_out_of_place(
+    ranks: Ranks, layout: str, rows: int
+) -> None:
+    tensors = [LAYOUTS[layout](tensor) for tensor in inputs((rows, 2), torch.float32)]
+    expected = torch.stack(tensors).sum(0)
+    fresh = ranks.run(lambda s: s.wait(s.allreduce(tensors[s.rank], SUM)))
+    ranks.run(lambda s: s.wait(s.allreduce(tensors[s.rank], SUM, output=tensors[s.rank])))
+    for result in fresh + tensors:
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT])
+def test_other_operators_are_those_of_torch(ranks: Ranks, op: ReduceOp) -> None:
+    tensors = inputs((7,), torch.float32)
+    stacked = torch.stack(tensors)
+    expected = {
+        ReduceOp.MIN: stacked.amin(0),
+        ReduceOp.MAX: stacked.amax(0),
+        ReduceOp.PRODUCT: stacked.prod(0),
+    }[op]
+    for result in ranks.run(lambda s: s.wait(s.allreduce(tensors[s.rank], Reduction(op)))):
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("count", [10, 500_000])
+def test_average_and_scales(ranks: Ranks, count: int) -> None:
+    tensors = inputs((count,), torch.float64)
+    reduction = Reduction(ReduceOp.AVERAGE, prescale=0.5, postscale=3.0)
+    expected = torch.stack(tensors).mul(0.5).mean(0).mul(3.0)
+    for result in ranks.run(lambda s: s.wait(s.allreduce(tensors[s.rank], reduction))):
+        torch.testing.assert_close(result, expected)
+
+
+def test_average_of_integers_is_cut_towards_zero(ranks: Ranks) -> None:
+    values = [-7, 0, 0, 0]
+    results = ranks.run(lambda s: s.wait(s.allreduce(torch.tensor([values[s.rank]]), AVERAGE)))
+    assert [result.tolist() for result in results] == [[-1]] * SIZE
+
+
+def test_adasum_is_the_same_on_all_ranks(ranks: Ranks) -> None:
+    tensors = inputs((6, 2), torch.float32)
+    expected = adasum(tensors)
+    reduction = Reduction(ReduceOp.ADASUM)
+    for result in ranks.run(lambda s: s.wait(s.allreduce(tensors[s.rank], reduction))):
+        torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("count", [5, 300_000])
+def test_group_is_reduced_as_one_with_mixed_dtypes(ranks: Ranks, count: int) -> None:
+    groups = [
+        [sample(rank, (count,), torch.float32), sample(rank, (2, 3), torch.int64)]
+        for rank in range(SIZE)
+    ]
+    results = ranks.run(lambda s: s.wait(s.grouped_allreduce(groups[s.rank], SUM)))
+    for first, second in results:
+        assert torch.equal(first, sum(group[0] for group in groups))
+        assert torch.equal(second, sum(group[1] for group in groups))
+
+
+def test_tensor_that_wants_gradients_is_reduced_without_them(ranks: Ranks) -> None:
+    leaves = [torch.ones(3, requires_grad=True) for _ in range(SIZE)]
+    ranks.run(lambda s: s.wait(s.allreduce(leaves[s.rank], SUM, output=leaves[s.rank])))
+    assert all(leaf.detach().tolist() == [SIZE] * 3 for leaf in leaves)
+
+
+def test_resident_tensors_are_reduced_in_place(ranks: Ranks) -> None:
+    def program(session: Session) -> list[float]:
+        tensor = session.resident((300_001,), torch.float32).fill_(session.rank + 1)
+        session.wait(session.allreduce(tensor, AVERAGE, name="resident", output=tensor))
+        return [tensor.min().item(), tensor.max().item()]
+
+    assert ranks.run(program) == [[2.5, 2.5]] * SIZE
+
+
+@pytest.mark.parametrize("count", [30_000, 600_001])
+def test_resident_and_private_tensors_meet(ranks: Ranks, count: int) -> None:
+    def program(session: Session) -> list[float]:
+        tensor = torch.empty(count)
+        if session.rank in (0, 3):
+            tensor = session.resident((count,), torch.float32)
+        tensor.fill_(session.rank + 1)
+        session.wait(session.allreduce(tensor, SUM, name="mixed", output=tensor))
+        return [tensor.min().item(), tensor.max().item()]
+
+    assert ranks.run(program) == [[10, 10]] * SIZE
+
+
+def test_resident_tensor_has_a_storage_of_its_own(ranks: Ranks) -> None:
+    tensor = ranks[0].resident((10, 3), torch.float16)
+    assert tensor.shape == (10, 3)
+    assert tensor.untyped_storage().nbytes() == 60
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.float8_e4m3fn], ids=str)
+def test_allgather_takes_different_numbers_of_rows(ranks: Ranks, dtype: torch.dtype) -> None:
+    tensors = [sample(rank, (rank, 2), torch.float32).to(dtype) for rank in range(SIZE)]
+    expected = torch.cat([tensor.float() for tensor in tensors])
+
+    def program(session: Session) -> tuple[torch.Tensor, object]:
+        handle = session.allgather(tensors[session.rank])
+        return session.wait(handle), handle.rows
+
+    for gathered, rows in ranks.run(program):
+        assert gathered.dtype is dtype
+        assert torch.equal(gathered.float(), expected)
+        assert rows == ((0, 1, 2, 3),)
+
+
+def test_grouped_allgather(ranks: Ranks) -> None:
+    results = ranks.run(
+        lambda s: s.wait(s.grouped_allgather([torch.tensor([s.rank]), torch.ones(1, 2)]))
+    )
+    for first, second in results:
+        assert first.tolist() == [0, 1, 2, 3]
+        assert second.shape == (SIZE, 2)
+
+
+@pytest.mark.parametrize("root", [0, 2])
+def test_broadcast_gives_everyone_the_roots_tensor(ranks: Ranks, root: int) -> None:
+    tensors = [torch.full((3, 2), rank, dtype=torch.bfloat16) for rank in range(SIZE)]
+    fresh = ranks.run(lambda s: s.wait(s.broadcast(tensors[s.rank], root)))
+    assert all((tensor == root).all() for tensor in fresh)
+    assert [tensor[0, 0].item() for tensor in tensors] == [0, 1, 2, 3]
+    ranks.run(lambda s: s.wait(s.broadcast(tensors[s.rank], root, output=tensors[s.rank])))
+    assert all((tensor == root).all() for tensor in tensors)
+
+
+def test_alltoall_with_splits(ranks: Ranks) -> None:
+    def program(session: Session) -> list[object]:
+        splits = [(session.rank + to) % 3 for to in range(SIZE)]
+        rows = torch.tensor([[session.rank, to] for to in range(SIZE) for _ in range(splits[to])])
+        received, counts = session.wait(session.alltoall(rows.view(-1, 2), splits))
+        return [received.tolist(), counts.tolist()]
+
+    for to, (received, counts) in enumerate(ranks.run(program)):
+        assert counts == [(source + to) % 3 for source in range(SIZE)]
+        assert received == [[s, to] for s in range(SIZE) for _ in range((s + to) % 3)]
+
+
+def test_alltoall_without_splits_deals_out_evenly(ranks: Ranks) -> None:
+    results = ranks.run(lambda s: s.wait(s.alltoall(torch.arange(8) + 10 * s.rank)))
+    assert results[1][0].tolist() == [2, 3, 12, 13, 22, 23, 32, 33]
+
+
+def test_reducescatter_gives_the_first_ranks_the_remainder(ranks: Ranks) -> None:
+    tensors = inputs((6, 2), torch.float32)
+    whole = torch.stack(tensors).sum(0)
+    results = ranks.run(lambda s: s.wait(s.reducescatter(tensors[s.rank], SUM)))
+    assert [len(result) for result in results] == [2, 2, 1, 1]
+    assert torch.equal(torch.cat(results), whole)
+
+
+def test_grouped_reducescatter(ranks: Ranks) -> None:
+    tensors = inputs((4,), torch.float32)
+    results = ranks.run(
+        lambda s: s.wait(s.grouped_reducescatter([tensors[s.rank], tensors[s.rank]], AVERAGE))
+    )
+    for index in range(2):
+        gathered = torch.cat([result[index] for result in results])
+        assert torch.equal(gathered, torch.stack(tensors).mean(0))
+
+
+def test_empty_tensors_are_reduced(ranks: Ranks) -> None:
+    results = ranks.run(lambda s: s.wait(s.allreduce(torch.empty(0, 3), SUM)))
+    assert all(result.shape == (0, 3) for result in results)
+
+
+def test_ranks_may_submit_in_any_order(ranks: Ranks) -> None:
+    names = [f"tensor {index}" for index in range(12)]
+
+    def program(session: Session) -> list[float]:
+        order = names[session.rank :] + names[: session.rank]
+        handles = {
+            name: session.allreduce(torch.tensor([float(names.index(name))]), SUM, name=name)
+            for name in order
+        }
+        session.barrier()
+        return [session.wait(handles[name]).item() for name in names]
+
+    assert ranks.run(program) == [[SIZE * index for index in range(12)]] * SIZE
+
+
+def test_many_large_tensors_are_under_way_at_once(ranks: Ranks) -> None:
+    def program(session: Session) -> bool:
+        tensors = [torch.full((400_000,), float(index)) for index in range(5)]
+        order = range(5) if session.rank % 2 else reversed(range(5))
+        handles = [
+            session.allreduce(tensors[index], SUM, name=f"large {index}", output=tensors[index])
+            for index in order
+        ]
+        for handle in handles:
+            session.wait(handle)
+        return all((t == SIZE * index).all().item() for index, t in enumerate(tensors))
+
+    assert ranks.run(program) == [True] * SIZE
+
+
+@pytest.mark.parametrize(
+    ("what", "submit"),
+    [
+        ("shape", lambda s: s.allreduce(torch.ones(1 + s.rank), SUM, name="x")),
+        (
+            "dtype",
+            lambda s: s.allreduce(
+                torch.ones(2, dtype=[torch.int32, torch.float32][s.rank % 2]), SUM, name="x"
+            ),
+        ),
+        ("root", lambda s: s.broadcast(torch.ones(1), s.rank % 2, name="x")),
+        (
+            "operator",
+            lambda s: s.allreduce(torch.ones(1), [SUM, AVERAGE][s.rank % 2], name="x"),
+        ),
+        (
+            "kind",
+            lambda s: (
+                s.allgather(torch.ones(1), name="x")
+                if s.rank
+                else s.allreduce(torch.ones(1), SUM, name="x")
+            ),
+        ),
+        ("shape", lambda s: s.allgather(torch.ones(1, 1 + s.rank), name="x")),
+    ],
+)
+def test_mismatch_is_raised_on_every_rank_and_the_session_goes_on(
+    ranks: Ranks, what: str, submit: object
+) -> None:
+    for _ in range(2):
+        errors = ranks.errors(lambda s: s.wait(submit(s)))  # type: ignore[operator]
+        assert {type(error) for error in errors} == {MismatchError}
+        assert {str(error) for error in errors} == {str(errors[0])}
+        assert what in str(errors[0])
+        assert "rank" in str(errors[0])
+    assert all(r == SIZE for r in ranks.run(lambda s: s.wait(s.allreduce(torch.ones(1), SUM))))
+
+
+def test_name_in_flight_is_refused_here_and_now(ranks: Ranks) -> None:
+    session = ranks[0]
+    handle = session.allreduce(torch.ones(1), SUM, name="twice")
+    with pytest.raises(ValueError, match="'twice' is in flight on rank 0 already"):
+        session.allreduce(torch.ones(1), SUM, name="twice")
+    assert not session.poll(handle)
+    others = ranks.run(
+        lambda s: s.wait(s.allreduce(torch.ones(1), SUM, name="twice") if s.rank else handle)
+    )
+    assert others == [SIZE] * SIZE
+
+
+@pytest.mark.parametrize(
+    ("submit", "text"),
+    [
+        (lambda s: s.allreduce(torch.ones(2).to_sparse(), SUM), "sparse"),
+        (lambda s: s.allreduce(torch.ones(2, dtype=torch.float8_e5m2), SUM), "cannot do sum"),
+        (lambda s: s.allreduce(torch.ones(2).long(), Reduction(ReduceOp.ADASUM)), "adasum"),
+        (lambda s: s.allgather(torch.tensor(1.0)), "scalar"),
+        (lambda s: s.reducescatter(torch.tensor(1.0)), "scalar"),
+        (lambda s: s.broadcast(torch.ones(1), 7), "root rank 7"),
+        (lambda s: s.alltoall(torch.ones(5)), "dealt out evenly"),
+        (lambda s: s.alltoall(torch.ones(4), [1, 1, 1]), "splits"),
+        (lambda s: s.allreduce(torch.ones(1), process_set=9), "no process set 9"),
+        (lambda s: s.allreduce(torch.ones(1), output=torch.ones(2)), "output"),
+    ],
+)
+def test_nonsense_is_a_value_error_before_anybody_is_asked(
+    ranks: Ranks, submit: object, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        submit(ranks[1])  # type: ignore[operator]
+
+
+def test_join_lets_the_others_go_on(ranks: Ranks) -> None:
+    def program(session: Session) -> tuple[list[float], int]:
+        if session.rank:
+            large = session.wait(session.allreduce(torch.ones(400_000), AVERAGE, name="big"))
+            assert (large == 0.75).all()
+        sums = [
+            session.wait(session.allreduce(torch.ones(1), SUM, name="uneven")).item()
+            for _ in range(session.rank)
+        ]
+        return sums, session.join()
+
+    results = ranks.run(program)
+    assert [sums for sums, _ in results][3] == [3, 2, 1]
+    assert len({last for _, last in results}) == 1
+    # And the session goes on.
+    assert ranks.run(lambda s: s.wait(s.allreduce(torch.ones(1), SUM)).item()) == [SIZE] * SIZE
+
+
+def test_what_needs_all_ranks_fails_when_one_has_joined(ranks: Ranks) -> None:
+    def program(session: Session) -> str:
+        text = ""
+        if session.rank:
+            try:
+                session.wait(session.allgather(torch.ones(1), name="needs all"))
+            except CollectiveError as error:
+                text = str(error)
+        session.join()
+        return text
+
+    texts = ranks.run(program)
+    assert all("rank 0 joined" in text for text in texts[1:])
+
+
+def test_process_sets_work_at_the_same_time(ranks: Ranks) -> None:
+    held = threading.Event()
+
+    def program(session: Session) -> object:
+        odd = session.add_process_set([1, 3])
+        even = session.add_process_set([2, 0])
+        mine = odd if odd.includes(session.rank) else even
+        if mine is even and session.rank == 0:
+            held.wait(30)  # the odd ones must get on meanwhile
+        total = 0.0
+        for _ in range(5):
+            tensor = torch.tensor([float(session.rank)])
+            total += session.wait(session.allreduce(tensor, SUM, process_set=mine.id)).item()
+        root = mine.ranks[1]
+        got = session.wait(session.broadcast(tensor, root, process_set=mine.id)).item()
+        session.barrier(process_set=mine.id)
+        if session.rank == 3:
+            held.set()
+        other = even if mine is odd else odd
+        with pytest.raises(ValueError, match="not in process set"):
+            session.allreduce(torch.ones(1), process_set=other.id)
+        session.remove_process_set(even.id)
+        session.remove_process_set(odd.id)
+        return total, got
+
+    assert ranks.run(program) == [(10, 2), (20, 3), (10, 2), (20, 3)]
+
+
+def test_sets_that_ranks_disagree_about_are_refused(ranks: Ranks) -> None:
+    errors = ranks.errors(lambda s: s.add_process_set([0, 1 + s.rank % 2]))
+    assert {type(error) for error in errors} == {MismatchError}
+    errors = ranks.errors(lambda s: s.add_process_set([0, 1, 2, 3]))
+    assert "has the ranks" in str(errors[0])
+
+
+def test_several_threads_of_a_rank_submit_and_wait(ranks: Ranks) -> None:
+    def program(session: Session) -> list[float]:
+        results = [0.0] * 4
+
+        def work(index: int) -> None:
+            for turn in range(10):
+                tensor = torch.tensor([float(index)])
+                handle = session.allreduce(tensor, SUM, name=f"thread {index} turn {turn}")
+                results[index] = session.wait(handle).item()
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    assert ranks.run(program) == [[0, 4, 8, 12]] * SIZE
+
+
+def test_names_may_come_and_go(ranks: Ranks) -> None:
+    def program(session: Session) -> bool:
+        handles = [session.allreduce(torch.ones(1), SUM, name=f"new {i}") for i in range(300)]
+        return all(session.wait(handle).item() == SIZE for handle in handles)
+
+    assert ranks.run(program) == [True] * SIZE
+
+
+def test_observer_is_told_of_each_step(ranks: Ranks) -> None:
+    seen: list[Step] = []
+    ranks[0].observers.progress = lambda progress: seen.append(progress.step)
+    ranks.run(lambda s: s.wait(s.allreduce(torch.ones(1), SUM, name="seen")))
+    ranks[0].observers.progress = None
+    assert seen == [Step.SUBMITTED, Step.READY, Step.DONE]
+
+
+def test_statistics_count(ranks: Ranks) -> None:
+    before = ranks[0].statistics()
+    ranks.run(lambda s: s.wait(s.allreduce(torch.ones(10), SUM, name="counted")))
+    after = ranks[0].statistics()
+    assert after.backend == ranks.backend
+    assert (after.submitted, after.completed) == (before.submitted + 1, before.completed + 1)
+    assert after.tensor_bytes == before.tensor_bytes + 40
+    assert after.under_way == 0
+    assert Kind.ALLREDUCE.value in repr(ranks[0].allreduce.__name__)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rank_that_shuts_down_fails_what_others_still_want(backend: str) -> None:
+    with Ranks(3, backend) as three:
+        handles = [three[rank].allreduce(torch.ones(1), SUM, name="orphan") for rank in range(2)]
+        three[2].shutdown()
+        for rank in range(2):
+            with pytest.raises(RankLostError, match="shut down"):
+                three[rank].wait(handles[rank])
+        with pytest.raises(CollectiveError, match="was shut down"):
+            three[2].allreduce(torch.ones(1))

@@ -1,0 +1,57 @@
+"""The thread that drives when nobody else does."""
+
+from __future__ import annotations
+
+import threading
+
+from lockstitch.collectives.shared_memory.helper import Helper
+
+
+class Driven:
+    """Something under way, until it was driven."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.is_busy = True
+        self.was_driven = threading.Event()
+
+    def drive_unattended(self) -> None:
+        self.is_busy = False
+        self.was_driven.set()
+
+
+def test_it_drives_when_nobody_does_and_again_after_parking() -> None:
+    driven = Driven()
+    helper = Helper("helper", driven)
+    assert helper.is_parked
+    for _ in range(2):
+        driven.is_busy = True
+        driven.was_driven.clear()
+        helper.look_after()
+        assert driven.was_driven.wait(30)
+    helper.close()
+    helper.close()
+
+
+def test_it_leaves_alone_what_somebody_drives() -> None:
+    class Restless(Driven):
+        looked = 0
+
+        @property  # type: ignore[override]
+        def turns(self) -> int:
+            self.looked += 1
+            if self.looked > 20:
+                self.is_busy = False
+                self.was_looked_at.set()
+            return self.looked
+
+        @turns.setter
+        def turns(self, _value: int) -> None:
+            self.was_looked_at = threading.Event()
+
+    driven = Restless()
+    helper = Helper("helper", driven)
+    helper.look_after()
+    assert driven.was_looked_at.wait(30)
+    helper.close()
+    assert not driven.was_driven.is_set()
