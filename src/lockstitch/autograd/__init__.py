@@ -16,6 +16,7 @@ A drop-in for `torch.distributed.autograd`. How it works, in the order in which 
     backward.py     one worker's part of one pass
     conductor.py    who conducts the pass, as those see it who take part
     initiator.py    the pass as a whole, on the worker that called `backward`
+    listening.py    how its threads wait, and what they read meanwhile
     discovery.py    SMART: which stitches take part
     termination.py  is the pass finished, is it stuck
     post.py         what all this asks of the rest of the house

@@ -322,6 +322,8 @@ class StreamChannel(Channel):
             if not follower.done and not follower.delivered:
                 follower.wake()
                 return
+        if self._closed:
+            return
         if self._is_left_over():  # the poller does not know of it
             self.agent.spawn(self.serve)
         self.expect_answers()

@@ -11,6 +11,7 @@
 - `pools`, `blocks`: what both lend by, and its bookkeeping
 - `several`: several kinds as one transport
 - `polling`: waiting for many sockets (epoll)
+- `waker`: waking who waits for one
 - `spin`: waiting for one, briefly, without going to sleep
 - `memory`, `memory_streams`: the twin inside one process, with scripted faults
 - `forks`: forked children let go of their parent's sockets

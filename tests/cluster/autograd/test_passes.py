@@ -288,3 +288,28 @@ def test_a_fast_pass_whose_assumption_is_false_names_the_stitch(cluster):
         with pytest.raises(DistAutogradError, match=r"stitches: number 0 of rank 0\. Use mode"):
             autograd.backward(context_id, [h.sum()], mode="fast")
     wait_until_no_thread_is_blocked()
+
+
+def test_a_pass_over_two_workers_needs_no_connection_back(cluster):
+    one, other = cluster[0], cluster[1]
+    with one.active(), autograd.context() as context:
+        h = leaf() * 3
+        for _ in range(4):
+            h = rpc.rpc_sync(other.name, times_weight, args=(h,))
+        autograd.backward(context, [h.sum()])
+        reached = [channel.peer for channel in other.agent.peers.channels()]
+    assert one.info not in reached, "gradients and reports went back where the calls came from"
+    assert all(channel.listeners == 0 for channel in one.agent.peers.channels())
+
+
+def test_after_a_failed_pass_nobody_listens_for_long(cluster):
+    Breaks.fails = True
+    one, other = cluster[0], cluster[1]
+    with one.active(), autograd.context() as context:
+        result = rpc.rpc_sync(other.name, break_in_backward, args=(leaf() * 3,))
+        with pytest.raises(DistAutogradError, match="a broken backward"):
+            autograd.backward(context, [result.sum()])
+        assert autograd.get_gradients(context) == {}
+    with one.active():
+        product = rpc.rpc_sync(other.name, times_weight, args=(leaf(),))
+    assert torch.equal(product, leaf() * WEIGHT)

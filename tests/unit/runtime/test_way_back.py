@@ -1,0 +1,187 @@
+"""A thread that listens reads for itself, can be woken by others, and leaves nothing unread."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.errors import PeerDiedError
+from lockstitch.ids import WorkerInfo
+from lockstitch.runtime.channel import StreamChannel
+from lockstitch.runtime.pending import Pending
+from lockstitch.transport.stream import StreamConnection
+from lockstitch.wire.frames import DEFAULT_LIMITS, FrameDecoder, encode
+from lockstitch.wire.messages import ContextReleased
+from tests.unit.runtime.stage import Background, Stage, wait_until
+
+
+class Crew:
+    """Notes what a channel asks of its worker's threads."""
+
+    def __init__(self):
+        self.armed = 0
+        self.checks = []
+
+    def watch(self, _connection, _source): ...
+
+    def watch_end(self, _connection): ...
+
+    def forget(self, _connection): ...
+
+    def arm(self, _connection):
+        self.armed += 1
+
+    def look_after(self, check):
+        self.checks.append(check)
+
+    def is_member(self):
+        return False
+
+    def blocked(self):
+        return contextlib.nullcontext()
+
+
+class Line:
+    """A channel over a socket; `heard` is what came on the way back."""
+
+    def __init__(self):
+        near, far = socket.socketpair()
+        self.heard = []
+        self.crew = Crew()
+        self.sleeper = Pending(None, None, None)
+        self.sleeper.is_shared = True
+        self.lost = []
+        agent = SimpleNamespace(
+            options=SimpleNamespace(interned_functions=16),
+            limits=DEFAULT_LIMITS,
+            clock=SYSTEM_CLOCK,
+            crew=self.crew,
+            handle_on_way_back=self.hear,
+            fail_pending=lambda pending, error: pending.finish(None, error),
+            peers=SimpleNamespace(lose=lambda peer, error: self.lost.append(error)),
+        )
+        self.far = StreamConnection(far, "near")
+        self.channel = StreamChannel(
+            agent, WorkerInfo("peer", 1), StreamConnection(near, "far"), FrameDecoder()
+        )
+
+    def hear(self, _sender, message):
+        self.heard.append(message)
+        self.sleeper.finish(None, None)
+
+    def say(self, number):
+        self.far.send(encode(ContextReleased(number)))
+
+
+@pytest.fixture
+def line():
+    line = Line()
+    yield line
+    line.channel.close()
+    line.far.close()
+
+
+def test_who_listens_reads_for_itself(line):
+    way = line.channel.way_back()
+    waiting = Background(way.wait, line.sleeper)
+    line.say(7)
+    waiting.result()
+    assert line.heard == [ContextReleased(7)]
+    assert line.crew.armed == 0
+    way.close()
+
+
+def test_what_came_before_is_found(line):
+    way = line.channel.way_back()
+    line.say(7)
+    way.wait(line.sleeper)
+    assert line.heard == [ContextReleased(7)]
+    way.close()
+
+
+def test_others_can_finish_it_while_it_reads(line):
+    way = line.channel.way_back()
+    waiting = Background(way.wait, line.sleeper)
+    wait_until(line.channel._reading.locked)
+    line.sleeper.finish(None, None)
+    waiting.result()
+    assert line.sleeper.locks == []
+    way.wait(line.sleeper)  # nor does it wait for what is finished
+    way.close()
+
+
+def test_the_peers_end_finishes_it_with_an_error(line):
+    way = line.channel.way_back()
+    waiting = Background(way.wait, line.sleeper)
+    line.far.close()
+    waiting.result()
+    assert isinstance(line.sleeper.error, PeerDiedError)
+    assert line.lost == [line.sleeper.error]
+    with pytest.raises(PeerDiedError):
+        way.wait(Pending(None, None, None))
+    way.close()
+
+
+def test_a_glance_reads_what_is_there_and_does_not_block(line):
+    way = line.channel.way_back()
+    way.glance(line.sleeper)
+    assert not line.sleeper.done
+    line.say(7)
+    way.glance(line.sleeper)
+    assert line.sleeper.done
+    way.close()
+
+
+def test_while_nobody_waits_the_crew_reads_a_moment_later(line):
+    way = line.channel.way_back()
+    (check,) = line.crew.checks
+    assert line.crew.armed == 0
+    assert check()
+    assert line.crew.armed == 1
+    line.say(7)
+    line.channel.serve()
+    assert line.heard == [ContextReleased(7)]
+    way.attend()
+    assert line.crew.armed == 2
+    way.close()
+
+
+def test_it_is_closed_once(line):
+    one, other = line.channel.way_back(), line.channel.way_back()
+    assert line.channel.listeners == 2
+    one.close()
+    one.close()
+    assert line.channel.listeners == 1
+    other.close()
+    assert line.channel.listeners == 0
+
+
+def test_where_readers_cannot_be_woken_the_crew_reads_at_once():
+    with Stage() as stage:
+        heard = []
+        sleeper = Pending(None, None, None)
+
+        def handle(_sender, message):
+            heard.append(message)
+            sleeper.finish(None, None)
+
+        stage.agent.handle(ContextReleased, handle)
+        way = Background(stage.agent.listen, stage.peer.info.worker).result()
+        waiting = Background(way.wait, sleeper)
+        stage.peer.send(ContextReleased(3))
+        waiting.result()
+        assert heard == [ContextReleased(3)]
+        way.close()
+
+
+def test_a_message_that_nobody_handles_ends_the_connection():
+    with Stage() as stage:
+        call = Background(stage.call)
+        stage.peer.receive_call()
+        stage.peer.send(ContextReleased(3))
+        with pytest.raises(PeerDiedError, match="where replies belong"):
+            call.result()
