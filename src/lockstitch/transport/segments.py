@@ -314,6 +314,8 @@ class ReceivedSegments:
         notes = self._notes
         while notes:
             data, ancillary, _, _ = notes[0]
+            if not data:
+                raise ConnectionResetError("the peer is gone, and what it has lent with it")
             descriptors = descriptors_in(ancillary)
             if len(data) != _NOTE.size or len(descriptors) != 1:
                 raise ConnectionError(

@@ -246,6 +246,16 @@ def test_descriptors_that_the_receiver_cannot_take_are_named(pair):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_peer_that_is_gone_before_its_segment_came_is_named(pair):
+    pair.take(pair.lend(b"x"))
+    number = pair.lend(b"y", 2 * MB)
+    pair.take(number)
+    pair.far._received._table[9] = segments.NEW  # as if it had announced one more
+    pair.near.close()
+    with pytest.raises(ConnectionError, match="the peer is gone"):
+        pair.far.window(9)
+
+
 # ---------------------------------------------------------------- ends
 
 
@@ -258,6 +268,23 @@ def test_nothing_is_mapped_when_connections_and_tensors_are_gone():
     assert bytes(window[:4]) == b"kept"  # its user may go on
     del window, pair
     assert mapped_bytes() == before
+
+
+def test_finalizers_may_look_at_memory_that_is_garbage_with_them(pair):
+    class Owner:
+        def __init__(self, window) -> None:
+            self.window = window
+            self.itself = self
+
+        def __del__(self) -> None:
+            seen.append(bytes(self.window[:4]))
+
+    seen: list[bytes] = []
+    owner = Owner(pair.take(pair.lend(b"data")))
+    pair.close()
+    del owner
+    gc.collect()
+    assert seen == [b"data"]
 
 
 def test_loan_of_a_connection_that_ends_meanwhile_does_no_harm(pair):
