@@ -229,6 +229,14 @@ def test_grouped_reducescatter(ranks: Ranks) -> None:
         assert torch.equal(gathered, torch.stack(tensors).mean(0))
 
 
+def test_tensor_of_many_chunks_is_reduced(ranks: Ranks) -> None:
+    # Beyond the ring of chunks, so that each of its places is used again.
+    tensors = inputs((6_000_001,), torch.float32)
+    expected = torch.stack(tensors).sum(0)
+    ranks.run(lambda s: s.wait(s.allreduce(tensors[s.rank], SUM, output=tensors[s.rank])))
+    assert all(torch.equal(tensor, expected) for tensor in tensors)
+
+
 def test_empty_tensors_are_reduced(ranks: Ranks) -> None:
     results = ranks.run(lambda s: s.wait(s.allreduce(torch.empty(0, 3), SUM)))
     assert all(result.shape == (0, 3) for result in results)
@@ -449,6 +457,22 @@ def test_statistics_count(ranks: Ranks) -> None:
     assert after.tensor_bytes == before.tensor_bytes + 40
     assert after.under_way == 0
     assert Kind.ALLREDUCE.value in repr(ranks[0].allreduce.__name__)
+
+
+def test_two_ranks_reduce_large_tensors_of_all_kinds() -> None:
+    with Ranks(2, "shared_memory") as pair:
+        for count in (300_001, 2_000_000):
+            tensors = [sample(rank, (count,), torch.float32) for rank in range(2)]
+            for reduction in (SUM, AVERAGE, Reduction(ReduceOp.MAX, prescale=2.0)):
+                expected = tensors[0] + tensors[1]
+                if reduction is AVERAGE:
+                    expected = expected / 2
+                elif reduction is not SUM:
+                    expected = torch.maximum(*tensors) * 2
+                results = pair.run(
+                    lambda s, r=reduction, t=tensors: s.wait(s.allreduce(t[s.rank], r))
+                )
+                assert all(torch.equal(result, expected) for result in results)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

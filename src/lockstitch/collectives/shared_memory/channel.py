@@ -22,7 +22,11 @@ from lockstitch.collectives.negotiation import (
 from lockstitch.collectives.outcomes import error_of
 from lockstitch.collectives.requests import Kind
 from lockstitch.collectives.shared_memory import log
-from lockstitch.collectives.shared_memory.definitions import Definition, Definitions
+from lockstitch.collectives.shared_memory.definitions import (
+    Definition,
+    Definitions,
+    chunk_bytes_for,
+)
 from lockstitch.collectives.shared_memory.log import LogReader, LogWriter, word
 from lockstitch.collectives.shared_memory.operations import (
     NOWHERE,
@@ -69,6 +73,7 @@ class Channel:
         self.process_set = process_set
         self.rank = rank
         self.segment = segment
+        self.chunk_bytes = chunk_bytes_for(process_set.size)
         self.table = Negotiation(process_set.ranks)
         self._arena = arena
         self._arena_begin = segment.arena_begin(rank)
@@ -213,6 +218,8 @@ class Channel:
                 self._submitted(rank, number, argument)
             elif what == log.SLICE_DONE:
                 self._current[rank, number].produced = argument
+            elif what == log.REDUCED:
+                self._current[rank, number].reduced = argument
             elif what == log.DONE:
                 self._done(self._current[rank, number])
             elif what == log.DEFINE:
@@ -358,6 +365,10 @@ class Channel:
     def tell_progress(self, operation: Operation, count: int) -> None:
         self._own_part(operation).produced = count
         self._say_one(word(log.SLICE_DONE, operation.handle.form.number, count))
+
+    def tell_reduced(self, operation: Operation, count: int) -> None:
+        self._own_part(operation).reduced = count
+        self._say_one(word(log.REDUCED, operation.handle.form.number, count))
 
     def tell_place(self, operation: Operation, place: int) -> None:
         self._own_part(operation).whole_place = place

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 ONE_PHASE_BYTES = 1 << 20
 """Up to here private tensors are copied as a whole, beyond in chunks."""
-CHUNK_BYTES = 1 << 19
+# Two ranks keep their rings in the cache. More of them mostly share processors, and each turn that
+# they have to wait for costs more than the cache saves.
+_CHUNK_BYTES_OF_TWO = 1 << 18
+_CHUNK_BYTES_OF_MORE = 1 << 22
 
 _KEPT_VIEWS = 64
 
@@ -65,7 +68,7 @@ class Definition:
         self.is_large = self.can_be_sliced and self.layout.size > ONE_PHASE_BYTES
         """Whether private tensors of this description travel in chunks."""
         self._views: dict[int, list[torch.Tensor]] = {}
-        self._chunks: list[tuple[Piece, ...]] | None = None
+        self._chunks: dict[int, list[tuple[Piece, ...]]] = {}
 
     def views(self, segment: Segment, begin: int) -> list[torch.Tensor]:
         """The tensors as they lie one behind the other from byte `begin` of the segment on."""
@@ -81,12 +84,18 @@ class Definition:
             ]
         return views
 
-    def chunks(self) -> list[tuple[Piece, ...]]:
-        """How the tensors are cut into chunks."""
-        if self._chunks is None:
+    def chunks(self, chunk_bytes: int) -> list[tuple[Piece, ...]]:
+        """How the tensors are cut into chunks of that size."""
+        cut = self._chunks.get(chunk_bytes)
+        if cut is None:
             counts = [math.prod(shape) for shape in self.description.shapes]
-            self._chunks = chunks(counts, self.item_sizes, CHUNK_BYTES)
-        return self._chunks
+            cut = self._chunks[chunk_bytes] = chunks(counts, self.item_sizes, chunk_bytes)
+        return cut
+
+
+def chunk_bytes_for(set_size: int) -> int:
+    """How long the chunks are in a process set of that many ranks."""
+    return _CHUNK_BYTES_OF_TWO if set_size <= 2 else _CHUNK_BYTES_OF_MORE
 
 
 class Definitions:

@@ -35,6 +35,8 @@ JOIN: Final = 6
 """Out of data, at a time (bits 4-63, nanoseconds)."""
 LEAVE: Final = 7
 """Shut down; the last word."""
+REDUCED: Final = 8
+"""This rank's slice of so many chunks is reduced."""
 
 RESIDENT: Final = 1 << 43
 """Flag of SUBMIT: the place is the tensor itself, not a copy."""

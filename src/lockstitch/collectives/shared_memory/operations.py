@@ -6,9 +6,11 @@ from what all of them have logged:
   large allreduces.
 - *In place*: the tensors live in the arenas. Each rank reduces a slice of all of them and writes it
   into each. Two phases: every rank keeps a copy of its own, for it may change it afterwards.
-- *In chunks*: large private tensors pass through a ring of chunks that stays in the cache. A rank
-  may be `DEPTH` chunks ahead of its own reading; the ring has twice as many, so that a chunk is
-  overwritten only when all have read it: whoever has written chunk p has read all up to p - DEPTH.
+- *In chunks*: large private tensors pass through a ring of chunks that stays in the cache. Of two
+  ranks each adds the other's chunk to its own. More would have to read too much: there each reduces
+  a slice of the chunk, in its own ring, and then collects the slices of all. A rank may be `DEPTH`
+  chunks ahead of its own reading; the ring has twice as many, so that a chunk is overwritten only
+  when all have read it: whoever has written chunk p has read all up to p - DEPTH.
 
 Where only some tensors live in the arenas, the others are copied there, and it goes on in place.
 """
@@ -31,7 +33,6 @@ from lockstitch.collectives.arithmetic import (
 from lockstitch.collectives.outcomes import value_of
 from lockstitch.collectives.requests import Kind
 from lockstitch.collectives.shared_memory.arena import ArenaFullError
-from lockstitch.collectives.shared_memory.definitions import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives.shared_memory.definitions import Definition
     from lockstitch.collectives.shared_memory.segment import Segment
 
-DEPTH = 4
+DEPTH = 2
 RESIDENT_BYTES = 1 << 16
 """Smaller tensors are quicker copied than reduced in two phases."""
 # In place, a slice is worked on in blocks that stay in the cache between reading and writing.
@@ -55,6 +56,7 @@ class Room(Protocol):
 
     rank: int
     segment: Segment
+    chunk_bytes: int
 
     def take(self, operation: Operation, size: int) -> int:
         """Room in this rank's arena, until all are done with the operation; see `Arena.take`."""
@@ -62,6 +64,10 @@ class Room(Protocol):
 
     def tell_progress(self, operation: Operation, count: int) -> None:
         """So many chunks, or the slice, are there."""
+        ...
+
+    def tell_reduced(self, operation: Operation, count: int) -> None:
+        """The slice of so many chunks is reduced."""
         ...
 
     def tell_place(self, operation: Operation, place: int) -> None:
@@ -80,6 +86,7 @@ class Part:
         "place",
         "produced",
         "rank",
+        "reduced",
         "whole_place",
     )
 
@@ -92,6 +99,7 @@ class Part:
         """Where a tensor lies as a whole, once it does."""
         self.is_resident = is_resident
         self.produced = 0
+        self.reduced = 0
         self.is_done = False
         self.operation: Operation | None = None
 
@@ -230,11 +238,12 @@ class InChunks(Operation):
     def prepare(self, room: Room) -> int:
         """Fills the first chunks; returns where the ring is."""
         assert self.request.reduction is not None
-        self._chunks = self.definition.chunks()
+        self._chunk_bytes = room.chunk_bytes
+        self._chunks = self.definition.chunks(room.chunk_bytes)
         flat = [tensor.contiguous().view(-1) for tensor in self.request.tensors]
         self._sources = self._cut(flat)
         self._factor = self.request.reduction.prescale
-        self.ring = room.take(self, 2 * DEPTH * CHUNK_BYTES)
+        self.ring = room.take(self, 2 * DEPTH * self._chunk_bytes)
         self.produced = self.told = self.consumed = 0
         self._produce(room)
         return self.ring
@@ -253,6 +262,9 @@ class InChunks(Operation):
             for out in self._results
         ]
         self._sinks = self._cut(self._gathered)
+        self._has_slices = len(present) > 2
+        self._index = present.index(parts[position])  # type: ignore[arg-type]  # it is present
+        self.reduced = 0
         # Of two, this rank's own part is read from the tensor itself where it is still there.
         is_own_intact = self._factor == 1.0 and len(present) == 2
         self._peer = (
@@ -267,16 +279,24 @@ class InChunks(Operation):
                 self.told = self.produced
                 room.tell_progress(self, self.produced)
             ready = min(part.produced for part in self.present)
+            if self._has_slices:
+                self._reduce_slices(room, ready)
+                ready = min(part.reduced for part in self.present)
             if ready <= self.consumed:
                 return False
-            self._consume(room)
+            if self._has_slices:
+                self._collect_slices(room)
+            else:
+                self._consume(room)
+            self.consumed += 1
         for gathered, out in zip(self._gathered, self._results, strict=True):
             if gathered.data_ptr() != out.data_ptr():
                 out.copy_(gathered.view(out.shape))
         return True
 
     def owes(self, part: Part) -> bool:
-        return part.produced < len(self._chunks)
+        given = part.reduced if self._has_slices else part.produced
+        return given < len(self._chunks)
 
     def result(self) -> object:
         return self.finish(self._results)
@@ -311,10 +331,49 @@ class InChunks(Operation):
         if self._result_factor != 1.0:
             for out in sinks:
                 scale_(out, self._result_factor)
-        self.consumed += 1
+
+    def _reduce_slices(self, room: Room, ready: int) -> None:
+        """This rank's slice of every chunk that is there; nobody else reads that slice of its ring
+        before it is told."""
+        before = self.reduced
+        while self.reduced < ready:
+            rings = [
+                self._slices(room, part.place, self.reduced, self._index) for part in self.present
+            ]
+            own = rings[self._index]
+            for out, *tensors in zip(own, *rings, strict=True):
+                if self._index:
+                    # In the order of ranks, and into memory that is one of those to be read.
+                    out.copy_(fold(self._fold, tensors, torch.empty_like(out)))
+                else:
+                    fold(self._fold, tensors, out)
+                scale_(out, self._result_factor)
+            self.reduced += 1
+        if self.reduced > before:
+            room.tell_reduced(self, self.reduced)
+
+    def _collect_slices(self, room: Room) -> None:
+        chunk = self._chunks[self.consumed]
+        count = len(self.present)
+        for index, part in enumerate(self.present):
+            slices = self._slices(room, part.place, self.consumed, index)
+            for piece, sink, each in zip(chunk, self._sinks[self.consumed], slices, strict=True):
+                begin, end = _share(piece.end - piece.begin, count, index)
+                sink[begin:end].copy_(each)
+
+    def _slices(self, room: Room, ring: int, chunk: int, index: int) -> list[torch.Tensor]:
+        """One slice of each piece of a chunk."""
+        at = ring + chunk % (2 * DEPTH) * self._chunk_bytes
+        found = []
+        for piece in self._chunks[chunk]:
+            dtype = self.definition.dtypes[piece.tensor]
+            begin, end = _share(piece.end - piece.begin, len(self.present), index)
+            place = at + piece.offset + begin * dtype.itemsize
+            found.append(room.segment.vector(place, dtype, end - begin))
+        return found
 
     def _views(self, room: Room, ring: int, chunk: int) -> list[torch.Tensor]:
-        begin = ring + chunk % (2 * DEPTH) * CHUNK_BYTES
+        begin = ring + chunk % (2 * DEPTH) * self._chunk_bytes
         dtypes, vector = self.definition.dtypes, room.segment.vector
         return [
             vector(begin + piece.offset, dtypes[piece.tensor], piece.end - piece.begin)
@@ -382,6 +441,11 @@ class InPlace(Operation):
             scale_(first, factor)
             for other in blocks[1:]:
                 other.copy_(first)
+
+
+def _share(count: int, shares: int, index: int) -> tuple[int, int]:
+    """The index-th of equal shares of so many elements."""
+    return count * index // shares, count * (index + 1) // shares
 
 
 def _slice(count: int, slices: int, index: int, item_size: int) -> tuple[int, int]:

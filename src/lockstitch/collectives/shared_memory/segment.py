@@ -18,7 +18,7 @@ import torch
 
 _PAGE: Final = 4096
 _WORD: Final = 8
-_KEPT_VECTORS: Final = 1024
+_KEPT_VECTORS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
