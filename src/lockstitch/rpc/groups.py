@@ -43,7 +43,7 @@ def _all_gather(
     seconds = timeout if timeout > 0 else None
     try:
         gathering = meetings.gatherings.get(meeting)
-        with meetings.calling_off(meeting, gathering):
+        with meetings.calling_off(meeting, gathering, parent_may_be_late=True):
             # Who brings None is not named: a barrier shall not send all names to all.
             _gather_to_leader(meeting, worker.name, {} if obj is None else {worker.name: obj})
             meetings.wait_for(meeting, gathering, gathering.ready, seconds)

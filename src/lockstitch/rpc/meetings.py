@@ -146,13 +146,20 @@ class Meetings:
             self._rests.end(meeting)
 
     @contextlib.contextmanager
-    def calling_off(self, meeting: str, gathering: Gathering) -> Iterator[None]:
-        """When the wait within fails, the others need not wait on."""
+    def calling_off(
+        self, meeting: str, gathering: Gathering, *, parent_may_be_late: bool = False
+    ) -> Iterator[None]:
+        """When the wait within fails, the others need not wait on. With `parent_may_be_late`, a
+        parent that does not answer in time is left to find out by itself who is missing."""
         try:
             yield
         except LockstitchError as error:
             reason = error.reason if isinstance(error, _CalledOffError) else str(error)
-            for neighbour in (*gathering.neighbours_above, *gathering.neighbours_below):
+            told = [*gathering.neighbours_above, *gathering.neighbours_below]
+            is_for_parent = gathering.ready.is_set() and isinstance(error, RpcTimeoutError)
+            if parent_may_be_late and is_for_parent:
+                told = gathering.neighbours_below
+            for neighbour in told:
                 with contextlib.suppress(LockstitchError):  # it may be the one that is gone
                     self._worker.agent.send(neighbour, CalledOff(meeting, reason))
             raise

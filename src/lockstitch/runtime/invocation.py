@@ -19,7 +19,7 @@ import torch
 from lockstitch.errors import LocalProtocolError, LockstitchError
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
-from lockstitch.wire.messages import Failure, Payload, Reply
+from lockstitch.wire.messages import Failure, Payload, RemoteCall, Reply
 from lockstitch.wire.pickling import PICKLE, UnpickleSession
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Invocation:
 
     def serve(self) -> None:
         """Serves the request on this thread, and notes whether that was quick."""
-        if self.expires is not None and self.agent.clock.now() >= self.expires:
+        if self._is_given_up():
             body = getattr(self.message, "body", None)
             if body is not None:
                 self.agent.discard(body, self.caller)
@@ -105,6 +105,15 @@ class Invocation:
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
             self.fail(error)
         self.known.note(time.perf_counter() - started)
+
+    def _is_given_up(self) -> bool:
+        """Whether the caller's time is over. What was to stay here is still made: others may have
+        been told of it."""
+        return (
+            self.expires is not None
+            and type(self.message) is not RemoteCall
+            and self.agent.clock.now() >= self.expires
+        )
 
     def run(self, then: Callable[[Any, BaseException | None], None]) -> None:
         """Runs the user's function and then `then(value, error)`, sooner or later, on some thread

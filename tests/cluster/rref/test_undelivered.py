@@ -57,6 +57,15 @@ def test_in_arguments_that_cannot_be_unpickled(cluster):
     assert eventually(lambda: nothing_is_held(cluster))
 
 
+def test_a_value_is_made_although_its_user_has_given_up(cluster):
+    rref = remote(cluster[1], add, 1, 2, timeout=1e-9)
+    with pytest.raises(RuntimeError):
+        rref._get_future().wait()
+    assert eventually(lambda: references(cluster[1]).statistics().owned == 1)
+    del rref
+    assert eventually(lambda: nothing_is_held(cluster))
+
+
 def test_in_an_answer_that_comes_too_late(cluster):
     Gate.close()
     rref = remote(cluster[1], add, 1, 2)

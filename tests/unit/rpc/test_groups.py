@@ -78,6 +78,23 @@ def test_a_follower_gives_up_too(cluster) -> None:
         cluster.run(1, api._all_gather, None, None, 0.2)
 
 
+def test_a_leader_that_is_late_says_itself_who_is_missing(cluster, monkeypatch) -> None:
+    gatherings = cluster[0].service(Meetings).gatherings
+    bring, gate = gatherings.bring, threading.Event()
+
+    def bring_late(meeting: str, name: str, obj: object) -> None:
+        if name != "worker0":
+            gate.wait(20)
+        bring(meeting, name, obj)
+
+    monkeypatch.setattr(gatherings, "bring", bring_late)
+    with pytest.raises(RpcTimeoutError, match="worker 'worker0' did not answer"):
+        cluster.run(1, api._all_gather, None, None, 0.1)
+    with pytest.raises(RpcTimeoutError, match="timed out in _all_gather after 0.20 seconds"):
+        cluster.run(0, api._all_gather, None, None, 0.2)
+    gate.set()
+
+
 def test_what_runs_on_others_is_what_their_program_put_in_its_place() -> None:
     for function in (api._broadcast_to_followers, api._gather_to_leader):
         assert qualified_name(function) == f"lockstitch.rpc.api:{function.__name__}"
