@@ -108,6 +108,10 @@ class Ledger:
         """Something happened to a reference to another worker's value."""
         self._act(self._decide_user(event))
 
+    def tell_user_soon(self, event: UserEvent) -> None:
+        """`tell_user` for threads that must not block: what is to be done is done by the crew."""
+        self._act_soon(self._decide_user(event))
+
     def claim(self, event: Called | Asked) -> OwnedValue | None:
         """The value that a request names; None if the request comes too late, or a second time."""
         acts = Acts()

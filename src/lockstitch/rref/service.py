@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from lockstitch.rref.user_fork import UserFork
     from lockstitch.runtime.agent import MakeCall
+    from lockstitch.runtime.pending import Future
     from lockstitch.runtime.worker import Worker
     from lockstitch.wire.pickling import PickleSession, UnpickleSession
 
@@ -127,7 +128,7 @@ class ReferenceService(Home):
     def _watch(
         self,
         rref: RRef[Any],
-        creation: torch.futures.Future[Any],
+        creation: Future[Any],
         outcome: Callable[[BaseException | None], None],
     ) -> None:
         rref._creation = creation
@@ -139,11 +140,11 @@ class ReferenceService(Home):
             finally:
                 self._ledger.creation_ended()
 
-        creation.add_done_callback(done)
+        creation.add_inner_callback(done)
 
     def _created(self, fork: UserFork, error: BaseException | None) -> None:
         if error is None:
-            self._ledger.tell_user(Settled(fork.fork))
+            self._ledger.tell_user_soon(Settled(fork.fork))
             return
         if isinstance(error, RpcTimeoutError):
             fork.time_out()
@@ -151,7 +152,7 @@ class ReferenceService(Home):
             fork.orphan()
         else:
             fork.fail(error)
-        self._ledger.tell_user(Abandoned(fork.fork))
+        self._ledger.tell_user_soon(Abandoned(fork.fork))
 
     # ------------------------------------------------------------ fetching them
 

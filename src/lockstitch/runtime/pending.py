@@ -171,6 +171,11 @@ class Future(torch.futures.Future[T]):
         self.attend()
         super().add_done_callback(callback)
 
+    def add_inner_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
+        """Has `callback` called by whoever completes it, be it a thread that reads: it must be
+        short, not block, and run no user code. The answer may be read a moment later."""
+        torch._C.Future.add_done_callback(self, callback)
+
     def __await__(self) -> Generator[Any, None, T]:
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()

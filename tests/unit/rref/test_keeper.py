@@ -31,6 +31,13 @@ def test_what_was_let_go_is_dropped_together_by_drain(keeper, dropped):
     assert dropped == [tuple(FORKS)]
 
 
+def test_drain_also_takes_what_has_woken_the_thread_already(keeper, dropped):
+    keeper._taken.append(FORKS[0])  # as while the thread waits for more
+    keeper.let_go(FORKS[1])
+    keeper.drain()
+    assert dropped == [tuple(FORKS[:2])]
+
+
 def test_the_thread_drops_what_is_let_go_while_it_sleeps():
     heard = threading.Event()
     keeper = Keeper("test-keeper", lambda _forks: heard.set())

@@ -76,6 +76,17 @@ def test_waiters_wake_when_it_is_completed_elsewhere() -> None:
     assert [waiter.result() for waiter in waiters] == ["done"] * 3
 
 
+def test_an_inner_callback_does_not_make_the_answer_urgent() -> None:
+    future: Future[int] = Future()
+    channel, seen = Reader(), []
+    future.attach(channel, Pending(None, None, future))  # type: ignore[arg-type]
+    future.add_inner_callback(lambda done: seen.append(done.value()))
+    assert channel.attended == 0
+    assert not future.has_callbacks
+    future.complete(4, None)
+    assert seen == [4]
+
+
 class Reader:
     """A channel that notes what its futures ask of it."""
 
