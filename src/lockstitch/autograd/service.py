@@ -347,9 +347,15 @@ class AutogradService:
                 self._remember_release(message.context)
 
         def release() -> None:
-            if context is not None:
-                self._release(context, sender)
-            self._tell(sender, messages.ContextReleased(message.context))
+            answer = messages.ContextReleased(message.context)
+            if context is None:
+                self._tell(sender, answer)
+                return
+            self._release(context, sender)
+            # Nobody waits for it: it may lie where replies go until somebody reads there. Should
+            # nobody do so, the question will be repeated, and answered in the other way.
+            with contextlib.suppress(LockstitchError, ConnectionError):
+                self._post.send_back(sender, answer)
 
         self._post.spawn(release)
 

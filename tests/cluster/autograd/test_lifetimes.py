@@ -145,3 +145,10 @@ def test_context_ids_name_their_worker_and_never_repeat(cluster):
                     ids.append(context_id)
                     assert context_id >> 48 == worker.id.rank
     assert all(one != other for one, other in itertools.combinations(ids, 2))
+
+
+def test_releases_are_heard_of_although_nobody_reads_the_answers(cluster):
+    with cluster[0].active(), autograd.context():
+        rpc.rpc_sync(cluster[1].name, torch.add, args=(torch.ones(2, requires_grad=True), 1))
+    releases = cluster[0].service(AutogradService)._releases
+    assert wait_until(lambda: len(releases) == 0)

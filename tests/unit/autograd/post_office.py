@@ -55,7 +55,7 @@ class Clerk:
         return None
 
     def send_back(self, to, message):
-        raise AssertionError("nobody listens here")
+        self.send(to, message)
 
     def handle(self, cls, handler):
         self.handlers[cls] = handler
