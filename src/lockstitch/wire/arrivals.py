@@ -207,24 +207,26 @@ class Arrivals:
         )
 
 
-def take_alone(headers: Any, address: int, length: int) -> torch.Tensor | None:
-    """The only item of a message, `length` bytes at `address`, the short way: a contiguous tensor
-    of a form that has come before. None for all others."""
-    if type(headers) is not tuple or len(headers) != 1:
-        return None
-    header = headers[0]
+def take_small(headers: tuple[Any, ...], address: int, length: int) -> list[torch.Tensor] | None:
+    """All items of a message, `length` bytes from `address` on, the short way: contiguous tensors
+    of forms that have come before. None for all others."""
+    tensors = []
     try:
-        code, shape = header
-        if code & ~_FINISHED_LATER:
-            return None
-        known = _prototypes.get((code & DTYPE_BITS, shape))
+        for code, shape in headers:
+            known = None if code & ~_FINISHED_LATER else _prototypes.get((code & DTYPE_BITS, shape))
+            if known is None:
+                return None
+            prototype, size = known
+            length -= size
+            if length < 0:
+                return None
+            tensor = torch.empty_like(prototype)
+            ctypes.memmove(tensor.data_ptr(), address, size)
+            address += size
+            tensors.append(tensor)
     except (TypeError, ValueError):  # it is another kind of header, or none
         return None
-    if known is None or known[1] != length or torch.is_inference_mode_enabled():
-        return None
-    tensor = torch.empty_like(known[0])
-    ctypes.memmove(tensor.data_ptr(), address, length)
-    return tensor
+    return None if length else tensors
 
 
 def view_of(memory: Any, index: int, shape: tuple[int, ...], offset: int) -> torch.Tensor:

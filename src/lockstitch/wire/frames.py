@@ -36,7 +36,7 @@ from lockstitch.wire.tensors import (
     DTYPE_BITS,
     INLINE_BYTES,
     Memory,
-    copy_alone,
+    copy_small,
     describe,
     find_shared,
 )
@@ -104,11 +104,11 @@ def encode(
     if layout.has_body:
         encoding, stream, items = message.body  # type: ignore[attr-defined]
         if items or len(stream) > INLINE_BYTES:
-            alone = copy_alone(items)
-            if alone is None or len(stream) > INLINE_BYTES:
+            small = copy_small(items)
+            if small is None or len(stream) > INLINE_BYTES:
                 return _encode_items(cls.KIND, values, message.body, limits, lend)  # type: ignore[attr-defined]
-            item, memory = alone
-            inline = marshal.dumps((*values, encoding, stream, (item,))) + memory
+            headers, memory = small
+            inline = marshal.dumps((*values, encoding, stream, headers)) + memory
             header = HEADER.pack(len(inline), cls.KIND, 0, 0, len(memory), 0)
             _check_length(inline, 0, limits)
             return [header + inline]
@@ -367,7 +367,7 @@ class FrameDecoder:
         inline = self._view[start + _HEADER_BYTES : start + whole]
         address = self._address + start + whole - small
         if not bulk_length and kind in KINDS:
-            simple = layout_of(KINDS[kind]).read(inline, address, small)
+            simple = layout_of(KINDS[kind]).read(inline, address, small, limits.items)
             if simple is not None:
                 return self._keep(simple, start + whole)
         lease: Lease | None = None

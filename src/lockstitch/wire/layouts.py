@@ -15,9 +15,11 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import GlobalId, WorkerId
-from lockstitch.wire.arrivals import finish, take_alone
+from lockstitch.wire.arrivals import finish, take_small
 from lockstitch.wire.messages import Message, Payload, Stitch
 from lockstitch.wire.tensors import DTYPE_BITS
 
@@ -137,10 +139,10 @@ class Layout:
             )
         return loaded
 
-    def read(self, inline: memoryview, address: int, small: int) -> Message | None:
-        """The message of a frame that holds its fields and at most one item, a small and plain
-        tensor (`small` bytes at `address`); None for others. (`IncomingFrame` reads any frame; this
-        is the short way for most.)"""
+    def read(self, inline: memoryview, address: int, small: int, most_items: int) -> Message | None:
+        """The message of a frame whose items, if any, are small and plain tensors (`small` bytes at
+        `address`); None for others. (`IncomingFrame` reads any frame; this is the short way for
+        most.)"""
         loaded = self.load(inline)
         fields: Sequence[Any] = loaded[: self.count]
         if not self._flat or (self.stitch is not None and loaded[self.stitch] is not None):
@@ -149,17 +151,21 @@ class Layout:
         if not self.has_body:
             return self.cls(*fields) if not small else None
         encoding, stream, headers = loaded[-3:]
-        if type(stream) is not bytes:
+        if type(stream) is not bytes or type(headers) is not tuple:
             return None
         if headers == () and not small:
             return self.cls(*fields, Payload(encoding, stream, ()))  # type: ignore[call-arg]
-        item = take_alone(headers, address, small)
-        if item is None:
+        if len(headers) > most_items or torch.is_inference_mode_enabled():
             return None
-        if headers[0][0] > DTYPE_BITS:
-            stitch = None if self.stitch is None else fields[self.stitch]
-            item = finish(headers[0], item, as_leaf=stitch is None or 0 not in stitch.tensors)
-        return self.cls(*fields, Payload(encoding, stream, (item,)))  # type: ignore[call-arg]
+        items = take_small(headers, address, small)
+        if items is None:
+            return None
+        stitch = None if self.stitch is None else fields[self.stitch]
+        for index, header in enumerate(headers):
+            if header[0] > DTYPE_BITS:
+                as_leaf = stitch is None or index not in stitch.tensors
+                items[index] = finish(header, items[index], as_leaf=as_leaf)
+        return self.cls(*fields, Payload(encoding, stream, items))  # type: ignore[call-arg]
 
 
 _LAYOUTS: Final[dict[type[Message], Layout]] = {}

@@ -64,6 +64,7 @@ _COMPACT_ABOVE_BYTES = 8 * 1024
 _COMPACT_FACTOR = 2
 # The size of the largest element.
 _ALIGNMENT = 16
+_MOST_SMALL_ITEMS: Final = 8
 
 
 def is_liftable(tensor: torch.Tensor) -> bool:
@@ -142,26 +143,33 @@ def describe(
     return (code | STRIDED, shape, tensor.stride(), 0, extent)
 
 
-def copy_alone(items: Sequence[object]) -> tuple[Header, bytes] | None:
-    """Header and bytes of a single item, the short way: a plain tensor, small and contiguous. None
-    for all others."""
-    if len(items) != 1:
+def copy_small(items: Sequence[object]) -> tuple[tuple[Header, ...], bytes] | None:
+    """Headers and bytes of all items, the short way: a few plain tensors, small and contiguous,
+    that share no storage. None for all others."""
+    if len(items) > _MOST_SMALL_ITEMS:
         return None
-    (tensor,) = items
-    if (
-        type(tensor) is not torch.Tensor
-        or not is_on_host(tensor)
-        or tensor.layout is not torch.strided
-        or not tensor.is_contiguous()
-        or tensor.nbytes > INLINE_BYTES
-        or tensor.is_conj()
-        or tensor.is_neg()
-    ):
+    headers, memories, storages = [], [], set()
+    for tensor in items:
+        if (
+            type(tensor) is not torch.Tensor
+            or not is_on_host(tensor)
+            or tensor.layout is not torch.strided
+            or not tensor.is_contiguous()
+            or tensor.nbytes > INLINE_BYTES
+            or tensor.is_conj()
+            or tensor.is_neg()
+        ):
+            return None
+        code = _CODE_OF[tensor.dtype]
+        if tensor.requires_grad:
+            code |= REQUIRES_GRAD
+        headers.append((code, tuple(tensor.shape)))
+        memories.append(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))
+        if len(items) > 1:
+            storages.add(tensor.untyped_storage().data_ptr())
+    if len(items) > 1 and len(storages) < len(items):
         return None
-    code = _CODE_OF[tensor.dtype]
-    if tensor.requires_grad:
-        code |= REQUIRES_GRAD
-    return (code, tuple(tensor.shape)), ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    return tuple(headers), b"".join(memories)
 
 
 def find_shared(tensors: Sequence[object]) -> dict[int, tuple[int, int, int]]:

@@ -419,3 +419,37 @@ def test_no_interrupt_loses_a_byte_or_a_message() -> None:
         return striker
 
     assert strike_everywhere(attempt) > 200
+
+
+def small_tensors() -> list[torch.Tensor]:
+    return [
+        torch.ones(3),
+        torch.arange(4),
+        torch.zeros(0),
+        torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True),
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_small_tensors_arrive_alike_the_first_time_and_the_short_way(count: int) -> None:
+    sent = small_tensors()[:count]
+    for _ in range(2):  # forms that came before are allocated by their like
+        (value,) = values(decode([frame_of(reply(tuple(sent)))]))
+        assert [type(each) for each in value] == [torch.Tensor] * count
+        for got, tensor in zip(value, sent, strict=True):
+            assert torch.equal(got, tensor)
+            assert (got.dtype, got.requires_grad) == (tensor.dtype, tensor.requires_grad)
+
+
+def test_small_tensors_that_share_a_storage_still_do_so() -> None:
+    base = torch.zeros(6)
+    (value,) = values(decode([frame_of(reply((base[:3], base[2:])))]))
+    value[0].fill_(1.0)
+    assert value[1].tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_small_tensors_are_no_inference_tensors_whoever_reads_them() -> None:
+    frames = [frame_of(reply((torch.ones(3), torch.ones(2)))) for _ in range(2)]
+    with torch.inference_mode():
+        arrived = values(decode(frames))
+    assert not any(tensor.is_inference() for pair in arrived for tensor in pair)
