@@ -23,7 +23,7 @@ def run_demo(picture: Path, *arguments: str, launcher=()) -> subprocess.Complete
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=200,
         check=False,
         env={**os.environ, "COLUMNS": "200"},  # a long path of the picture stays in one line
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-_SECONDS = 50
+_SECONDS = 150
 
 
 class RankProcesses:

@@ -94,7 +94,7 @@ def wait_until_ready(process: subprocess.Popen[str], workers: int = 2) -> None:
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
     """Status, lines of stdout sorted (workers take turns as they like), stderr."""
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=200)
     return process.returncode, sorted(out.splitlines()), err
 
 
@@ -290,7 +290,7 @@ def test_reader_that_goes_away_ends_the_job(launch: Launch) -> None:
     wait_until_ready(process)
     assert process.stdout is not None
     process.stdout.close()
-    assert process.wait(timeout=50) == 1
+    assert process.wait(timeout=200) == 1
     assert process.stderr is not None
     assert "Traceback" not in process.stderr.read()
 
@@ -317,7 +317,7 @@ def test_ctrl_c_typed_at_a_terminal(tmp_path: Path, token: str) -> None:
         person.write(b"\x03")
         while seen.count(b"cleaned up") < 2:
             seen += person.read(1 << 12)
-        assert process.wait(timeout=50) == 130
+        assert process.wait(timeout=200) == 130
     assert b"\x1b[" in seen  # marks are coloured here
     assert processes_marked(token) == []
 

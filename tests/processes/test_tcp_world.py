@@ -50,7 +50,7 @@ def test_workers_of_different_hosts_talk_over_tcp(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     try:
-        assert outcome.get(timeout=50) is True
+        assert outcome.get(timeout=200) is True
         for process in processes:
             process.join(20)
             assert process.exitcode == 0

@@ -55,7 +55,7 @@ def test_snippet_runs(snippet: Snippet, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONWARNINGS": "error"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, f"{snippet.place}\n{done.stdout}\n{done.stderr}"
