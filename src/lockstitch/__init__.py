@@ -3,6 +3,8 @@
     rpc          calls and remote references          ← torch.distributed.rpc
     autograd     one backward pass over all workers   ← torch.distributed.autograd
     optim        DistributedOptimizer                 ← torch.distributed.optim
+    hvd          training on many ranks                ← horovod.torch
+    collectives  reductions over ranks, negotiated by name
     testing      clusters in one process, mishaps by script, proofs of equality
     launch       `lockstitch run -n 4 train.py`
     observe      what every worker waits for: explain_waits()

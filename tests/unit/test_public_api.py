@@ -32,6 +32,21 @@ PUBLIC_NAMES = {
     """,
     "lockstitch.autograd": "context backward get_gradients DistAutogradContext",
     "lockstitch.optim": "DistributedOptimizer",
+    "lockstitch.hvd": """
+        ccl_built cross_rank cross_size cuda_built ddl_built gloo_built gloo_enabled init
+        is_homogeneous is_initialized local_rank local_size mpi_built mpi_enabled
+        mpi_threads_supported nccl_built rank rocm_built shutdown size Adasum Average Max
+        Min Product Sum HorovodInternalError allgather allreduce allreduce_ alltoall
+        broadcast broadcast_ grouped_allgather grouped_allreduce grouped_allreduce_
+        grouped_reducescatter reducescatter allgather_async allreduce_async
+        allreduce_async_ alltoall_async broadcast_async broadcast_async_
+        grouped_allgather_async grouped_allreduce_async grouped_allreduce_async_
+        grouped_reducescatter_async reducescatter_async sparse_allreduce_async barrier
+        join poll synchronize broadcast_parameters broadcast_optimizer_state
+        broadcast_object allgather_object Compression ProcessSet global_process_set
+        add_process_set remove_process_set compression exceptions functions mpi_ops
+        process_sets
+    """,
     "lockstitch.testing": """
         LocalCluster ProcessCluster Faults Traffic ManualClock assert_same_gradients no_leaks
     """,

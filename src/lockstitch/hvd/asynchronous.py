@@ -1,0 +1,246 @@
+"""Every operation in the form that returns a handle at once. Gradients do not pass through these.
+
+A name belongs to one kind of operation, so an allgather may have that of an allreduce in flight.
+Names ending in an underscore, as in torch, write into the tensors that they are given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lockstitch.hvd.constants import Average, Sum, reduction_of
+from lockstitch.hvd.handles import Operation
+from lockstitch.hvd.job import current_session
+from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.collectives import ReduceOp
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[torch.Tensor]:
+    """Begins to reduce tensors of one shape and dtype over the ranks, into a new tensor."""
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
+    session = current_session()
+    handle = session.allreduce(
+        tensor, reduction, name=_full("allreduce", name), process_set=id_of(process_set)
+    )
+    return Operation(session, handle)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[torch.Tensor]:
+    """Like `allreduce_async`, in place."""
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
+    session = current_session()
+    handle = session.allreduce(
+        tensor,
+        reduction,
+        name=_full("allreduce", name),
+        process_set=id_of(process_set),
+        output=tensor,
+    )
+    return Operation(session, handle, lambda _: tensor)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[list[torch.Tensor]]:
+    """Begins to reduce several tensors as one operation, into new tensors: all of them or none."""
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
+    session = current_session()
+    handle = session.grouped_allreduce(
+        tensors, reduction, name=_full("grouped_allreduce", name), process_set=id_of(process_set)
+    )
+    return Operation(session, handle)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[list[torch.Tensor]]:
+    """Like `grouped_allreduce_async`, in place."""
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
+    session = current_session()
+    handle = session.grouped_allreduce(
+        tensors,
+        reduction,
+        name=_full("grouped_allreduce", name),
+        process_set=id_of(process_set),
+        outputs=tensors,
+    )
+    return Operation(session, handle, lambda _: list(tensors))
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Operation[torch.Tensor]:
+    """Begins to gather all ranks' rows, one below the other; their numbers may differ."""
+    session = current_session()
+    handle = session.allgather(
+        tensor, name=_full("allgather", name), process_set=id_of(process_set)
+    )
+    return Operation(session, handle)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[list[torch.Tensor]]:
+    """Begins to gather several tensors as one operation: all of them or none."""
+    session = current_session()
+    handle = session.grouped_allgather(
+        tensors, name=_full("grouped_allgather", name), process_set=id_of(process_set)
+    )
+    return Operation(session, handle)
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[torch.Tensor]:
+    """Begins to copy the tensor of `root_rank`, a global rank also in a process set, to all."""
+    session = current_session()
+    handle = session.broadcast(
+        tensor, root_rank, name=_full("broadcast", name), process_set=id_of(process_set)
+    )
+    return Operation(session, handle)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[torch.Tensor]:
+    """Like `broadcast_async`, in place."""
+    session = current_session()
+    handle = session.broadcast(
+        tensor,
+        root_rank,
+        name=_full("broadcast", name),
+        process_set=id_of(process_set),
+        output=tensor.detach(),
+    )
+    return Operation(session, handle, lambda _: tensor)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Sequence[int] | torch.Tensor | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[tuple[torch.Tensor, torch.Tensor]]:
+    """Begins to send `splits[i]` rows to the ith rank (without splits: the same number to each).
+    The result: the rows received, in the order of ranks, and how many came from each."""
+    if isinstance(splits, torch.Tensor):
+        splits = splits.tolist()
+    session = current_session()
+    handle = session.alltoall(
+        tensor, splits, name=_full("alltoall", name), process_set=id_of(process_set)
+    )
+    return Operation(session, handle, tuple)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Operation[torch.Tensor]:
+    """Begins to reduce, and leaves each rank its share of the rows; the first ranks get one more
+    where the number does not divide."""
+    session = current_session()
+    handle = session.reducescatter(
+        tensor,
+        reduction_of(None, op, prescale_factor, postscale_factor),
+        name=_full("reducescatter", name),
+        process_set=id_of(process_set),
+    )
+    return Operation(session, handle)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Operation[list[torch.Tensor]]:
+    """Like `reducescatter_async` for several tensors as one operation: all of them or none."""
+    session = current_session()
+    handle = session.grouped_reducescatter(
+        tensors,
+        reduction_of(None, op, prescale_factor, postscale_factor),
+        name=_full("grouped_reducescatter", name),
+        process_set=id_of(process_set),
+    )
+    return Operation(session, handle)
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None,
+    op: ReduceOp,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[torch.Tensor]:
+    """Begins to sum or average sparse tensors: only the entries that are there travel. The result
+    is coalesced. What is returned may also be called, to wait."""
+    if op not in (Average, Sum):
+        raise ValueError(f"sparse tensors can be summed or averaged, not {op!r}")
+    session = current_session()
+    entries = tensor.detach().coalesce()
+    share = 1.0 / process_set.size() if op is Average else 1.0
+    shape = tensor.shape
+
+    def assemble(gathered: list[torch.Tensor]) -> torch.Tensor:
+        places, values = gathered
+        if share != 1.0:
+            values = values * share
+        return torch.sparse_coo_tensor(places.t(), values, shape, check_invariants=False).coalesce()
+
+    handle = session.grouped_allgather(
+        [entries.indices().t(), entries.values()],
+        name=_full("sparse_allreduce", name),
+        process_set=id_of(process_set),
+    )
+    return Operation(session, handle, assemble)
+
+
+def _full(kind: str, name: str | None) -> str | None:
+    return None if name is None else f"{kind}.{name}"

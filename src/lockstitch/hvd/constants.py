@@ -1,0 +1,27 @@
+"""How tensors of several ranks become one: the constants, and what may be said about it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lockstitch.collectives import ReduceOp, Reduction
+
+Average: Final = ReduceOp.AVERAGE
+Sum: Final = ReduceOp.SUM
+Adasum: Final = ReduceOp.ADASUM
+Min: Final = ReduceOp.MIN
+Max: Final = ReduceOp.MAX
+Product: Final = ReduceOp.PRODUCT
+
+
+def reduction_of(
+    average: bool | None, op: ReduceOp | None, prescale_factor: float, postscale_factor: float
+) -> Reduction:
+    """From the arguments of an operation. `average` is the older way to say `op`."""
+    if average is not None and op is not None:
+        raise ValueError("give either average or op, not both; op is the newer one")
+    if op is None:
+        op = Sum if average is False else Average
+    if not isinstance(op, ReduceOp):
+        raise ValueError(f"op must be one of hvd's constants (hvd.Average, hvd.Sum, …), not {op!r}")
+    return Reduction(op, prescale_factor, postscale_factor)

@@ -1,0 +1,85 @@
+"""What a launcher tells a process: its rank, where the ranks meet, and what is to be tuned.
+
+Both families of names are understood: `HOROVOD_RANK`, `HOROVOD_SIZE`, … and those of `torchrun` and
+`lockstitch run` (`RANK`, `WORLD_SIZE`). A process that nobody launched is a job of size 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from lockstitch.collectives import SessionOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FUSION_BYTES: Final = 128 << 20
+_RANK_AND_SIZE: Final = (("HOROVOD_RANK", "HOROVOD_SIZE"), ("RANK", "WORLD_SIZE"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This process's place in the job."""
+
+    rank: int
+    size: int
+    store: str
+    options: SessionOptions
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Place:
+        """Raises `ValueError` where the environment contradicts itself or lacks something."""
+        rank, size = _rank_and_size(environment)
+        store = "env://" if size == 1 else _store(environment)
+        return cls(rank, size, store, _options(environment))
+
+
+def _rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
+    for of_rank, of_size in _RANK_AND_SIZE:
+        given = [name for name in (of_rank, of_size) if name in environment]
+        if len(given) == 1:
+            raise ValueError(f"{given[0]} is set, but not both of {of_rank} and {of_size}")
+        if given:
+            rank, size = _number(environment, of_rank), _number(environment, of_size)
+            if not 0 <= rank < size:
+                raise ValueError(f"{of_rank}={rank} does not lie within {of_size}={size}")
+            return rank, size
+    return 0, 1
+
+
+def _store(environment: Mapping[str, str]) -> str:
+    if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
+        return "env://"
+    address = environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    port = environment.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    if address is None or port is None:
+        raise ValueError(
+            "the ranks do not know where to meet: set MASTER_ADDR and MASTER_PORT, or "
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT, as launchers do"
+        )
+    return f"tcp://{address}:{port}"
+
+
+def _options(environment: Mapping[str, str]) -> SessionOptions:
+    stall_warning = float(_number(environment, "HOROVOD_STALL_CHECK_TIME_SECONDS", 60))
+    stall_failure = float(_number(environment, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0))
+    if environment.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
+        stall_warning = stall_failure = 0.0
+    return SessionOptions(
+        timeout_seconds=float(_number(environment, "HOROVOD_GLOO_TIMEOUT_SECONDS", 60)),
+        stall_warning_seconds=stall_warning,
+        stall_failure_seconds=stall_failure,
+        fusion_bytes=_number(environment, "HOROVOD_FUSION_THRESHOLD", _FUSION_BYTES),
+        host=environment.get("HOROVOD_HOSTNAME"),
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    value = environment.get(name)
+    if value is None and default is not None:
+        return default
+    try:
+        return int(value or "")
+    except ValueError:
+        raise ValueError(f"{name}={value!r} is not a whole number") from None

@@ -1,0 +1,153 @@
+"""What ranks have in common at the beginning: parameters, the state of an optimizer, objects."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import cloudpickle
+import torch
+
+from lockstitch.hvd.asynchronous import broadcast_async_
+from lockstitch.hvd.job import current_session
+from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
+from lockstitch.hvd.synchronous import broadcast_
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+T = TypeVar("T")
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives all ranks the root's values of a `state_dict()`, of `named_parameters()` or of tensors,
+    in place. All ranks must give the same names and shapes, in any order if there are names."""
+    under_way = [
+        broadcast_async_(tensor, root_rank, name and f"parameters.{name}", process_set)
+        for name, tensor in _named(params)
+        if tensor is not None
+    ]
+    for operation in under_way:
+        operation.wait()
+
+
+def _named(params: Any) -> list[tuple[str | None, torch.Tensor | None]]:
+    if hasattr(params, "items"):
+        pairs = sorted(params.items())
+    elif isinstance(params, torch.Tensor | str) or not hasattr(params, "__iter__"):
+        raise ValueError(f"params must be a state_dict or an iterable, not a {type(params)}")
+    else:
+        pairs = [each if isinstance(each, tuple) else (None, each) for each in params]
+    for name, value in pairs:
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise ValueError(
+                f"parameter {name!r} is no tensor but a {type(value).__name__}; "
+                "broadcast_object sends anything"
+            )
+    return pairs
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,  # noqa: ARG001 - programs pass it; not needed here
+) -> None:
+    """Gives all ranks the root's optimizer state and options. Ranks may have no state yet, as when
+    only the root has loaded a checkpoint."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("the state of LBFGS cannot be broadcast: it is no plain dictionary")
+    is_root = current_session().rank == root_rank
+    # The tensors travel as tensors; the rest says where they belong.
+    tensors: list[torch.Tensor] = []
+    skeleton = _lifted(optimizer.state_dict(), tensors) if is_root else None
+    kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
+    skeleton, kinds = broadcast_object((skeleton, kinds), root_rank, "optimizer_state")
+    if not is_root:
+        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
+    under_way = [
+        broadcast_async_(tensor, root_rank, f"optimizer_state.{number}")
+        for number, tensor in enumerate(tensors)
+    ]
+    for operation in under_way:
+        operation.wait()
+    if not is_root:
+        optimizer.load_state_dict(_lowered(skeleton, tensors))
+
+
+class _Place:
+    """Where a tensor belongs."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _lifted(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The value with places instead of tensors, which are added to the list."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Place(len(tensors) - 1)
+    if isinstance(value, dict):
+        return {key: _lifted(each, tensors) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_lifted(each, tensors) for each in value)
+    return value
+
+
+def _lowered(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of `_lifted`."""
+    if isinstance(value, _Place):
+        return tensors[value.number]
+    if isinstance(value, dict):
+        return {key: _lowered(each, tensors) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_lowered(each, tensors) for each in value)
+    return value
+
+
+def broadcast_object(
+    obj: T,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> T:
+    """The root's object, on all ranks: itself there, copies elsewhere. Anything that cloudpickle
+    takes."""
+    name = name or "object"
+    if current_session().rank == root_rank:
+        content = _pickled(obj)
+        broadcast_(torch.tensor([len(content)]), root_rank, f"{name}.size", process_set)
+        broadcast_(content, root_rank, f"{name}.content", process_set)
+        return obj
+    size = broadcast_(torch.zeros(1, dtype=torch.int64), root_rank, f"{name}.size", process_set)
+    content = torch.empty(int(size), dtype=torch.uint8)
+    broadcast_(content, root_rank, f"{name}.content", process_set)
+    received: T = _unpickled(content)
+    return received
+
+
+def allgather_object(
+    obj: T, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[T]:
+    """The objects of all ranks, in the order of ranks."""
+    session = current_session()
+    handle = session.allgather(
+        _pickled(obj),
+        name=f"allgather.{name or 'object'}.content",
+        process_set=id_of(process_set),
+    )
+    contents = torch.split(session.wait(handle), list(handle.rows[0]))
+    return [_unpickled(content) for content in contents]
+
+
+def _pickled(value: object) -> torch.Tensor:
+    file = io.BytesIO()
+    cloudpickle.dump(value, file)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+
+
+def _unpickled(content: torch.Tensor) -> Any:
+    return cloudpickle.loads(content.numpy().tobytes())

@@ -1,0 +1,168 @@
+"""Operations as nodes of the autograd graph.
+
+The gradients have the scale that programs of the original count on:
+
+    forward                   backward of what arrives from above
+    allreduce                 allreduce with the same operator and scales
+    allgather                 average over the ranks, of which each takes its rows
+    broadcast                 average over the ranks at the root, zero elsewhere
+    alltoall                  alltoall back
+    reducescatter             allgather; times the number of ranks where it was a sum
+
+Each backward is such a node again, so it can be differentiated too. As every rank takes part in
+every operation, all ranks must run backward through it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lockstitch.collectives import AVERAGE, ReduceOp, Reduction
+from lockstitch.hvd.job import current_session
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.collectives import ProcessSet
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What an operation is told besides its tensors."""
+
+    name: str | None
+    process_set: int
+    reduction: Reduction = AVERAGE
+
+    def back(self, reduction: Reduction | None = None) -> Terms:
+        """For the way back, under a name of its own."""
+        name = None if self.name is None else f"{self.name}.backward"
+        return replace(self, name=name, reduction=reduction or self.reduction)
+
+    @property
+    def members(self) -> ProcessSet:
+        """The process set itself."""
+        return current_session().process_set(self.process_set)
+
+
+class AllReduce(torch.autograd.Function):
+    """One tensor, or a group of them as one operation."""
+
+    @staticmethod
+    def forward(ctx: Any, terms: Terms, is_group: bool, *tensors: torch.Tensor) -> Any:
+        """Reduces."""
+        ctx.terms, ctx.is_group = terms, is_group
+        session, how = current_session(), terms.reduction
+        if is_group:
+            group = session.grouped_allreduce(
+                tensors, how, name=terms.name, process_set=terms.process_set
+            )
+            return (*session.wait(group),)
+        return session.wait(
+            session.allreduce(tensors[0], how, name=terms.name, process_set=terms.process_set)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Reduces in the same way."""
+        op = ctx.terms.reduction.op
+        if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+            raise RuntimeError(f"hvd has no gradient for an allreduce with {op.value}")
+        reduced = AllReduce.apply(ctx.terms.back(), ctx.is_group, *gradients)  # type: ignore[no-untyped-call]
+        return None, None, *(reduced if ctx.is_group else (reduced,))
+
+
+class AllGather(torch.autograd.Function):
+    """Several tensors as one operation."""
+
+    @staticmethod
+    def forward(ctx: Any, terms: Terms, *tensors: torch.Tensor) -> Any:
+        """Gathers, and keeps where this rank's own rows are."""
+        session = current_session()
+        handle = session.grouped_allgather(tensors, name=terms.name, process_set=terms.process_set)
+        results = session.wait(handle)
+        position = terms.members.position(session.rank)
+        ctx.terms = terms
+        ctx.own = [(sum(rows[:position]), rows[position]) for rows in handle.rows]
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """The average, of which this rank's rows."""
+        averages = AllReduce.apply(ctx.terms.back(AVERAGE), True, *gradients)  # type: ignore[no-untyped-call]
+        return None, *(each.narrow(0, *own) for each, own in zip(averages, ctx.own, strict=True))
+
+
+class Broadcast(torch.autograd.Function):
+    """One tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, terms: Terms, root: int, tensor: torch.Tensor) -> Any:
+        """Copies the root's tensor to all."""
+        ctx.terms, ctx.root = terms, root
+        session = current_session()
+        return session.wait(
+            session.broadcast(tensor, root, name=terms.name, process_set=terms.process_set)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """The average for the root, nothing for the others."""
+        average = AllReduce.apply(ctx.terms.back(AVERAGE), False, *gradients)  # type: ignore[no-untyped-call]
+        if current_session().rank != ctx.root:
+            average = average * 0
+        return None, None, average
+
+
+class AllToAll(torch.autograd.Function):
+    """One tensor; how many rows came from each rank is the second result."""
+
+    @staticmethod
+    def forward(ctx: Any, terms: Terms, splits: Sequence[int] | None, tensor: torch.Tensor) -> Any:
+        """Sends rows to and fro."""
+        session = current_session()
+        rows, received = session.wait(
+            session.alltoall(tensor, splits, name=terms.name, process_set=terms.process_set)
+        )
+        ctx.terms, ctx.received = terms, received.tolist()
+        ctx.mark_non_differentiable(received)
+        return rows, received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Sends gradients back where the rows came from."""
+        back, _ = AllToAll.apply(ctx.terms.back(), ctx.received, gradients[0])  # type: ignore[no-untyped-call]
+        return None, None, back
+
+
+class ReduceScatter(torch.autograd.Function):
+    """One tensor, or a group of them as one operation."""
+
+    @staticmethod
+    def forward(ctx: Any, terms: Terms, is_group: bool, *tensors: torch.Tensor) -> Any:
+        """Reduces, and takes this rank's rows."""
+        ctx.terms, ctx.is_group = terms, is_group
+        session, how = current_session(), terms.reduction
+        if is_group:
+            group = session.grouped_reducescatter(
+                tensors, how, name=terms.name, process_set=terms.process_set
+            )
+            return (*session.wait(group),)
+        return session.wait(
+            session.reducescatter(tensors[0], how, name=terms.name, process_set=terms.process_set)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Gathers."""
+        reduction = ctx.terms.reduction
+        if reduction.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+            raise RuntimeError(f"hvd has no gradient for a reducescatter with {reduction.op.value}")
+        factor = reduction.prescale * reduction.postscale
+        if reduction.op is ReduceOp.SUM:
+            factor *= ctx.terms.members.size
+        gathered = AllGather.apply(ctx.terms.back(), *gradients)  # type: ignore[no-untyped-call]
+        return None, None, *(each if factor == 1.0 else each * factor for each in gathered)

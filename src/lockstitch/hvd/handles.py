@@ -1,0 +1,67 @@
+"""Operations under way, as programs hold them, and what is done with these."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from lockstitch.hvd.job import current_session
+from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.collectives import Handle, Session
+
+T = TypeVar("T")
+
+
+class Operation(Generic[T]):
+    """A handle. `finish` makes what the program gets of what the session gives, once."""
+
+    def __init__(
+        self, session: Session, handle: Handle[Any], finish: Callable[[Any], T] | None = None
+    ) -> None:
+        self._session = session
+        self._handle = handle
+        self._finish = finish
+        self._result: list[T] = []
+
+    def __repr__(self) -> str:
+        return f"<Operation {self._handle!r}>"
+
+    def __call__(self) -> T:
+        """Like `synchronize`."""
+        return self.wait()
+
+    def is_done(self) -> bool:
+        """Whether there is a result or an error."""
+        return self._session.poll(self._handle)
+
+    def wait(self) -> T:
+        """The result, or raises the error."""
+        value = self._session.wait(self._handle)
+        if not self._result:
+            self._result.append(value if self._finish is None else self._finish(value))
+        return self._result[0]
+
+
+def poll(handle: Operation[Any]) -> bool:
+    """Whether the operation is done, so that `synchronize` would not wait."""
+    return handle.is_done()
+
+
+def synchronize(handle: Operation[T]) -> T:
+    """Waits for the operation and returns its result, or raises `HorovodInternalError`."""
+    return handle.wait()
+
+
+def join(device: int = -1) -> int:  # noqa: ARG001 - where its zeros would be; we need none
+    """This rank is out of data: the others' allreduces take it for zeros until all have joined.
+    Returns the rank that joined last. What needs a part of every rank (allgather, broadcast, …)
+    fails meanwhile."""
+    return current_session().join()
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Waits until every rank of the set has come here."""
+    current_session().barrier(process_set=id_of(process_set))

@@ -1,0 +1,81 @@
+"""The job that the calling code belongs to: one rank's session.
+
+`hvd.init()` makes the process's own. A test may hold several ranks in one process, each active in a
+thread of its own:
+
+    with LocalSessions(2) as sessions:
+        sessions.run(in_job(lambda: hvd.allreduce(torch.ones(2), op=hvd.Sum)))
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lockstitch.collectives import Session
+
+T = TypeVar("T")
+
+_active: ContextVar[Session | None] = ContextVar("lockstitch_hvd_session", default=None)
+
+
+class Process:
+    """The process's own session, from `init` to `shutdown` or the end of the process."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        atexit.register(self.shutdown)
+        os.register_at_fork(after_in_child=self.forget)
+
+    def shutdown(self) -> None:
+        """Ends the session; harmless where there is none."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.shutdown()
+
+    def forget(self) -> None:
+        """A forked child (of a `DataLoader`, say) is no rank."""
+        self.session = None
+        _active.set(None)
+
+
+PROCESS = Process()
+
+
+def has_session() -> bool:
+    """Whether `current_session` would return one."""
+    return (_active.get() or PROCESS.session) is not None
+
+
+def current_session() -> Session:
+    """The session of the calling code. Raises `ValueError` outside of init and shutdown."""
+    session = _active.get() or PROCESS.session
+    if session is None:
+        raise ValueError("Horovod has not been initialized; call hvd.init() first")
+    return session
+
+
+@contextlib.contextmanager
+def active(session: Session) -> Iterator[None]:
+    """Within, `current_session()` is this one."""
+    token = _active.set(session)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def in_job(function: Callable[[], T]) -> Callable[[Session], T]:
+    """`function`, to be run with a session that is active meanwhile."""
+
+    def run(session: Session) -> T:
+        with active(session):
+            return function()
+
+    return run

@@ -1,0 +1,110 @@
+"""The face of Horovod between real processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = r"""
+import sys
+
+import torch
+import lockstitch.hvd as hvd
+
+for life in range(3):
+    hvd.init()
+    assert (hvd.size(), hvd.local_size(), hvd.local_rank()) == (2, 2, hvd.rank())
+    total = hvd.allreduce(torch.full((100_000,), 1.0 + hvd.rank()), op=hvd.Sum)
+    assert total.eq(3).all()
+    x = torch.ones(2, requires_grad=True)
+    hvd.allreduce(x, op=hvd.Sum).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+    try:
+        hvd.allreduce(torch.ones(1 + hvd.rank()), name="odd")
+    except hvd.HorovodInternalError as error:
+        assert "shape" in str(error)
+    else:
+        raise AssertionError("no error")
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    weights = hvd.allgather_object(model.weight.tolist())
+    assert weights[0] == weights[1]
+    assert hvd.join() in (0, 1)
+    if life < 2:
+        hvd.shutdown()
+sys.stdout.write(f"rank {hvd.rank()} is done\n")
+"""
+
+
+def run(command, environment=None):
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["lockstitch", "run", "-n", "2"],
+        ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    ],
+    ids=["lockstitch", "torchrun"],
+)
+def test_a_program_under_a_launcher(launcher, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    output = run([sys.executable, "-m", *launcher, str(script)])
+    assert "rank 0 is done" in output
+    assert "rank 1 is done" in output
+
+
+def test_a_program_in_the_environment_of_horovodrun(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        environment = {
+            **os.environ,
+            "HOROVOD_RANK": str(rank),
+            "HOROVOD_SIZE": "2",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        }
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=55)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in ranks] == [0, 0]
+    assert outputs == ["rank 0 is done\n", "rank 1 is done\n"]
+
+
+def test_a_plain_process_needs_no_launcher():
+    program = "import lockstitch.hvd as hvd; hvd.init(); print(hvd.size())"
+    assert run([sys.executable, "-W", "error", "-c", program]) == "1\n"
