@@ -17,7 +17,9 @@ TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node"]
 def run_example(name: str, workers: int, *arguments: str, launcher=LOCKSTITCH_RUN) -> str:
     """What the workers say, all together; they must end well and complain of nothing."""
     command = [sys.executable, "-m", *launcher, str(workers), f"examples/{name}.py", *arguments]
-    job = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    job = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
     assert job.returncode == 0, job.stdout + job.stderr
     assert "Warning" not in job.stderr
     return job.stdout

@@ -42,7 +42,8 @@ PUBLIC_NAMES = {
         allreduce_async_ alltoall_async broadcast_async broadcast_async_
         grouped_allgather_async grouped_allreduce_async grouped_allreduce_async_
         grouped_reducescatter_async reducescatter_async sparse_allreduce_async barrier
-        join poll synchronize broadcast_parameters broadcast_optimizer_state
+        join poll synchronize DistributedOptimizer optimizer
+        broadcast_parameters broadcast_optimizer_state
         broadcast_object allgather_object Compression ProcessSet global_process_set
         add_process_set remove_process_set compression exceptions functions mpi_ops
         process_sets

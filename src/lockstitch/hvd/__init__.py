@@ -11,13 +11,15 @@
     constants        Average, Sum, …
     compression      smaller numbers on the way
     functions        the same parameters, optimizer state and objects on all ranks
+    optimizer        DistributedOptimizer
+    reducer          its gradients on their way from backward to step
     exceptions       HorovodInternalError
     mpi_ops          all operations under the module name that programs know
 
 The work is done by `lockstitch.collectives`.
 """
 
-from lockstitch.hvd import compression, exceptions, functions, mpi_ops, process_sets
+from lockstitch.hvd import compression, exceptions, functions, mpi_ops, optimizer, process_sets
 from lockstitch.hvd.compression import Compression
 from lockstitch.hvd.functions import (
     allgather_object,
@@ -81,6 +83,7 @@ from lockstitch.hvd.mpi_ops import (
     sparse_allreduce_async,
     synchronize,
 )
+from lockstitch.hvd.optimizer import DistributedOptimizer
 from lockstitch.hvd.process_sets import (
     ProcessSet,
     add_process_set,
@@ -143,6 +146,7 @@ __all__ = [
     "join",
     "poll",
     "synchronize",
+    "DistributedOptimizer",
     "broadcast_parameters",
     "broadcast_optimizer_state",
     "broadcast_object",
@@ -156,5 +160,6 @@ __all__ = [
     "exceptions",
     "functions",
     "mpi_ops",
+    "optimizer",
     "process_sets",
 ]

@@ -18,7 +18,7 @@ from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.collectives import ReduceOp
+    from lockstitch.collectives import ReduceOp, Session
 
 
 def allreduce_async(
@@ -221,9 +221,20 @@ def sparse_allreduce_async(
 ) -> Operation[torch.Tensor]:
     """Begins to sum or average sparse tensors: only the entries that are there travel. The result
     is coalesced. What is returned may also be called, to wait."""
+    full_name = _full("sparse_allreduce", name)
+    return sparse_operation(current_session(), tensor, full_name, op, process_set)
+
+
+def sparse_operation(
+    session: Session,
+    tensor: torch.Tensor,
+    full_name: str | None,
+    op: ReduceOp,
+    process_set: ProcessSet,
+) -> Operation[torch.Tensor]:
+    """What `sparse_allreduce_async` comes down to."""
     if op not in (Average, Sum):
         raise ValueError(f"sparse tensors can be summed or averaged, not {op!r}")
-    session = current_session()
     entries = tensor.detach().coalesce()
     share = 1.0 / process_set.size() if op is Average else 1.0
     shape = tensor.shape
@@ -236,7 +247,7 @@ def sparse_allreduce_async(
 
     handle = session.grouped_allgather(
         [entries.indices().t(), entries.values()],
-        name=_full("sparse_allreduce", name),
+        name=full_name,
         process_set=id_of(process_set),
     )
     return Operation(session, handle, assemble)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives import Handle, Session
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 class Operation(Generic[T]):
@@ -43,6 +44,10 @@ class Operation(Generic[T]):
         if not self._result:
             self._result.append(value if self._finish is None else self._finish(value))
         return self._result[0]
+
+    def then(self, finish: Callable[[T], S]) -> Operation[S]:
+        """The same operation, whose result goes through `finish`."""
+        return Operation(self._session, self._handle, lambda _value: finish(self.wait()))
 
 
 def poll(handle: Operation[Any]) -> bool:

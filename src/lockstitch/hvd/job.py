@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ class Process:
 
     def __init__(self) -> None:
         self.session: Session | None = None
+        self._numbers: WeakKeyDictionary[Session, itertools.count[int]] = WeakKeyDictionary()
         atexit.register(self.shutdown)
         os.register_at_fork(after_in_child=self.forget)
 
@@ -38,6 +41,10 @@ class Process:
         session, self.session = self.session, None
         if session is not None:
             session.shutdown()
+
+    def next_number(self, session: Session) -> int:
+        """0, 1, 2, … for what each rank makes in the same order."""
+        return next(self._numbers.setdefault(session, itertools.count()))
 
     def forget(self) -> None:
         """A forked child (of a `DataLoader`, say) is no rank."""

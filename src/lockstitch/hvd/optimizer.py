@@ -1,0 +1,214 @@
+"""`DistributedOptimizer`: an optimizer whose gradients are those of all ranks.
+
+The optimizer stays the object that it is and keeps its state, its schedulers and its class's name;
+it becomes one of a class made for it, which derives from its own:
+
+    torch.optim.SGD ◀── SGD (made here) ──▶ step, zero_grad, synchronize, … of `_Distributed`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lockstitch.collectives import ReduceOp, Reduction
+from lockstitch.hvd.compression import Compression
+from lockstitch.hvd.constants import Average
+from lockstitch.hvd.process_sets import ProcessSet, global_process_set
+from lockstitch.hvd.reducer import GradientReducer, ReducerOptions
+from lockstitch.hvd.synchronous import allreduce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from lockstitch.hvd.compression import Compressor
+
+
+class _Distributed(torch.optim.Optimizer):
+    """What an optimizer gains."""
+
+    _reducer: GradientReducer
+    _process_set: ProcessSet
+    _skips: bool
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Waits for the reduced gradients, then steps. After `synchronize` it does not reduce again
+        what has not changed through a backward pass.
+
+        With a closure, the gradients of each evaluation are reduced, and the loss that the
+        optimizer sees and returns is the average over the ranks: so all decide alike.
+        """
+        self._opt_called = True
+        if closure is None:
+            if not self._skips and not self._reducer.is_finished:
+                self.synchronize()
+            result = super().step()
+        else:
+            if self._reducer.is_under_way:
+                self.synchronize()
+            result = super().step(lambda: self._evaluate(closure))
+        self._reducer.is_finished = False
+        return result
+
+    # The class below has hooks and calls them: here they would fire a second time. And `step` says
+    # by itself what schedulers look for, so they need not wrap it.
+    step.hooked = True  # type: ignore[attr-defined]
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        self.synchronize()
+        if not self._reducer.is_needed:
+            return loss
+        value = torch.as_tensor(loss, dtype=None if torch.is_tensor(loss) else torch.float64)
+        average = allreduce(value.detach(), op=Average, process_set=self._process_set)
+        return average if torch.is_tensor(loss) else average.item()
+
+    def synchronize(self) -> None:
+        """Waits until the gradients of all parameters are reduced: to clip or unscale them before
+        `step`."""
+        self._reducer.finish([p for group in self.param_groups for p in group["params"]])
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within, `step` takes the gradients as they are."""
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within, backward passes only accumulate gradients on this rank; the next one outside, or
+        the step, reduces their sum."""
+        before, self._reducer.is_paused = self._reducer.is_paused, True
+        try:
+            yield
+        finally:
+            self._reducer.is_paused = before
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As ever. Raises `AssertionError` between `backward` and `step` or `synchronize`, while
+        gradients are being reduced."""
+        if self._reducer.is_under_way:
+            raise AssertionError(
+                "zero_grad() was called after backward() but before step() or synchronize(), while "
+                "gradients are being reduced"
+            )
+        self._reducer.reset()
+        super().zero_grad(set_to_none)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """From now on so many backward passes are accumulated before a gradient is reduced."""
+        self._reducer.passes = _checked_passes(passes)
+        self._reducer.reset()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """As ever; counting backward passes begins anew."""
+        self._reducer.reset()
+        super().load_state_dict(state_dict)
+
+
+def DistributedOptimizer(  # noqa: N802 - a class to its users, with the original's name
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Makes `optimizer` step with the gradients of all ranks, and returns it.
+
+    `named_parameters`: `model.named_parameters()`, the same on all ranks; without it parameters go
+    by their places. `backward_passes_per_step`: how many backward passes add to a gradient before
+    it is reduced. `gradient_predivide_factor`: divides gradients before they are summed; the rest
+    of the average comes after. `groups`: in how many groups parameters are reduced, or the groups
+    themselves. `sparse_as_dense`: sparse gradients become dense before they are reduced. All ranks
+    must make their optimizers in the same order.
+    """
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"gradients can be averaged or summed (hvd.Average, hvd.Sum), not {op!r}")
+    if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
+        raise ValueError("gradient_predivide_factor is a part of the average: use op=hvd.Average")
+    if num_groups:
+        warnings.warn("num_groups is deprecated: say groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    reducer = GradientReducer(
+        ReducerOptions(
+            compression,
+            process_set,
+            Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor),
+            sparse_as_dense,
+        ),
+        _checked_names(named_parameters, parameters),
+        _checked_groups(groups, parameters),
+        _checked_passes(backward_passes_per_step),
+    )
+    reducer.watch(parameters)
+    own_class = type(optimizer)
+    optimizer.__class__ = type(own_class.__name__, (_Distributed, own_class), {})
+    # A scheduler that was there first has put a step of the old class into the instance.
+    optimizer.__dict__.pop("step", None)
+    optimizer.__dict__.update(_reducer=reducer, _process_set=process_set, _skips=False)
+    return optimizer
+
+
+def _checked_names(
+    named: Iterable[tuple[str, torch.Tensor]] | None, parameters: list[torch.Tensor]
+) -> dict[torch.Tensor, str]:
+    if named is None:
+        return {parameter: f"noname.{number}" for number, parameter in enumerate(parameters)}
+    pairs = list(named)
+    if any(not isinstance(pair, tuple) for pair in pairs):
+        raise ValueError(
+            "named_parameters must be pairs of a name and a parameter, as "
+            "model.named_parameters() gives them"
+        )
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"names of parameters must differ, but these occur twice: {twice}")
+    found = {parameter: name for name, parameter in pairs}
+    missing = sum(parameter not in found for parameter in parameters)
+    if missing:
+        raise ValueError(f"{missing} parameters of the optimizer are not in named_parameters")
+    return found
+
+
+def _checked_groups(
+    groups: int | Sequence[Sequence[torch.Tensor]] | None, parameters: list[torch.Tensor]
+) -> list[list[torch.Tensor]]:
+    if groups is None:
+        return []
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ValueError(f"groups must not be negative, but is {groups}")
+        share, rest = divmod(len(parameters), groups or 1)
+        sizes = [share + (number < rest) for number in range(groups)]
+        remaining = iter(parameters)
+        return [[next(remaining) for _ in range(size)] for size in sizes if size]
+    chosen = [list(group) for group in groups]
+    members = [member for group in chosen for member in group]
+    if any(not isinstance(member, torch.Tensor) for member in members):
+        raise ValueError("groups must be a number or lists of parameters")
+    if len(set(members)) != len(members):
+        raise ValueError("a parameter is in two groups, or twice in one")
+    known = set(parameters)
+    if any(member not in known for member in members):
+        raise ValueError("a group has a parameter that is not the optimizer's")
+    return [group for group in chosen if group]
+
+
+def _checked_passes(passes: int) -> int:
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step must be at least 1, but is {passes}")
+    return passes

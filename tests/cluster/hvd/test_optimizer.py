@@ -1,0 +1,349 @@
+"""Several ranks, each on its part of the batch, against one process of plain torch on the whole."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lockstitch import hvd
+from tests.cluster.hvd.ranks import on_ranks
+
+STEPS = 4
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p: torch.optim.AdamW(p, lr=0.05),
+}
+
+
+def model():
+    generator = torch.Generator().manual_seed(0)
+    made = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+def batch(step, rows=12):
+    generator = torch.Generator().manual_seed(100 + step)
+    inputs = torch.randn(rows, 4, generator=generator, dtype=torch.float64)
+    return inputs, torch.randint(0, 3, (rows,), generator=generator)
+
+
+def mine(tensor):
+    return tensor.chunk(hvd.size())[hvd.rank()]
+
+
+def loss_of(net, inputs, labels):
+    return nn.functional.cross_entropy(net(inputs), labels)
+
+
+def values(net):
+    return [parameter.detach().clone() for parameter in net.parameters()]
+
+
+def in_one_process(make, steps=STEPS):
+    net = model()
+    optimizer = make(net.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(net, *batch(step)).backward()
+        optimizer.step()
+    return values(net)
+
+
+def assert_all_are(expected, results, **tolerance):
+    for result in results:
+        for ours, theirs in zip(result, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, **tolerance)
+    for result in results[1:]:
+        for ours, first in zip(result, results[0], strict=True):
+            assert torch.equal(ours, first)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"groups": 2},
+        {"gradient_predivide_factor": 2.0},
+        {"op": hvd.Sum},
+        {"compression": hvd.Compression.bf16},
+    ],
+    ids=lambda options: "".join(options) or "plain",
+)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_ranks_equal_one_process_on_the_whole_batch(kind, options, set_to_none):
+    def program():
+        net = model()
+        optimizer = hvd.DistributedOptimizer(
+            OPTIMIZERS[kind](net.parameters()), net.named_parameters(), **options
+        )
+        for step in range(STEPS):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            loss = loss_of(net, *map(mine, batch(step)))
+            (loss / 2 if "op" in options else loss).backward()
+            optimizer.step()
+        return values(net)
+
+    tolerance = {"rtol": 0.1, "atol": 0.05} if "compression" in options else {}
+    assert_all_are(in_one_process(OPTIMIZERS[kind]), on_ranks(2, program), **tolerance)
+
+
+@pytest.mark.parametrize("form", ["passes", "no_sync", "partial"])
+def test_accumulated_gradients(form):
+    def program():
+        net = model()
+        optimizer = hvd.DistributedOptimizer(
+            OPTIMIZERS["sgd"](net.parameters()),
+            backward_passes_per_step={"passes": 3, "no_sync": 1, "partial": 5}[form],
+        )
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            pieces = [mine(each).chunk(3) for each in batch(step)]
+            for number, (inputs, labels) in enumerate(zip(*pieces, strict=True)):
+                loss = loss_of(net, inputs, labels) / 3
+                if form == "no_sync" and number < 2:
+                    with optimizer.no_sync():
+                        loss.backward()
+                else:
+                    loss.backward()
+            optimizer.step()
+        return values(net)
+
+    assert_all_are(in_one_process(OPTIMIZERS["sgd"]), on_ranks(2, program))
+
+
+def test_step_with_a_closure_stays_in_step():
+    def program():
+        net = model()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["adam"](net.parameters()))
+        losses = []
+        for step in range(STEPS):
+
+            def closure(step=step):
+                optimizer.zero_grad()
+                loss = loss_of(net, *map(mine, batch(step)))
+                loss.backward()
+                return loss
+
+            losses.append(optimizer.step(closure).item())
+        return [*values(net), torch.tensor(losses)]
+
+    results = on_ranks(2, program)
+    assert torch.equal(results[0][-1], results[1][-1])
+    assert_all_are(in_one_process(OPTIMIZERS["adam"]), [result[:-1] for result in results])
+
+
+def test_lbfgs_decides_alike_on_all_ranks():
+    def train(net, optimizer, part):
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(net, *map(part, batch(0)))
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+        return values(net)
+
+    def make(net):
+        return torch.optim.LBFGS(net.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+
+    def program():
+        net = model()
+        return train(net, hvd.DistributedOptimizer(make(net)), mine)
+
+    alone = model()
+    expected = train(alone, make(alone), lambda tensor: tensor)
+    assert_all_are(expected, on_ranks(2, program))
+
+
+def test_clipping_between_backward_and_step():
+    def clipped(net, optimizer, part):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(net, *map(part, batch(step))).backward()
+            if isinstance(optimizer, torch.optim.SGD) and hasattr(optimizer, "synchronize"):
+                optimizer.synchronize()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            optimizer.step()
+        return values(net)
+
+    def program():
+        net = model()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()))
+        return clipped(net, optimizer, mine)
+
+    alone = model()
+    expected = clipped(alone, OPTIMIZERS["sgd"](alone.parameters()), lambda tensor: tensor)
+    assert_all_are(expected, on_ranks(2, program))
+
+
+def test_skip_synchronize_takes_gradients_as_they_are():
+    def program():
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        (weight * hvd.rank()).sum().backward()
+        optimizer.synchronize()
+        weight.grad.add_(10)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        return weight.item()
+
+    assert on_ranks(2, program) == [-10.5] * 2
+
+
+def test_parameter_unfrozen_later_stays_in_step():
+    def train(net, optimizer, part):
+        for step in range(STEPS):
+            net[0].requires_grad_(step >= 2)
+            optimizer.zero_grad()
+            loss_of(net, *map(part, batch(step))).backward()
+            optimizer.step()
+        return values(net)
+
+    def program():
+        net = model()
+        net[0].requires_grad_(False)
+        optimizer = OPTIMIZERS["adam"](net.parameters())
+        return train(net, hvd.DistributedOptimizer(optimizer), mine)
+
+    alone = model()
+    expected = train(alone, OPTIMIZERS["adam"](alone.parameters()), lambda tensor: tensor)
+    assert_all_are(expected, on_ranks(2, program))
+
+
+def test_missing_gradients_count_as_zeros():
+    def program():
+        parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), groups=1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            parameters[hvd.rank()].sum().backward()
+            optimizer.step()
+        return [parameter.item() for parameter in parameters]
+
+    assert on_ranks(2, program) == [[-1.0, -1.0]] * 2
+
+
+@pytest.mark.parametrize("sparse_as_dense", [False, True])
+def test_sparse_gradients(sparse_as_dense):
+    words = torch.tensor([0, 3, 3, 1])
+
+    def program():
+        table = nn.Embedding(5, 2, sparse=True)
+        nn.init.zeros_(table.weight)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(table.parameters(), lr=1.0), sparse_as_dense=sparse_as_dense
+        )
+        for _ in range(2):
+            optimizer.zero_grad()
+            table(mine(words)).sum().backward()
+            optimizer.step()
+            assert table.weight.grad.is_sparse is not sparse_as_dense
+        return table.weight.detach().tolist()
+
+    once = [1.0, 1.0, 0.0, 2.0, 0.0]
+    expected = [[-value, -value] for value in once]
+    assert on_ranks(2, program) == [expected] * 2
+
+
+def test_two_optimizers_may_have_the_same_names_at_once():
+    def program():
+        nets = [nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)]
+        for net in nets:
+            nn.init.zeros_(net.weight)
+        optimizers = [
+            hvd.DistributedOptimizer(torch.optim.SGD(n.parameters(), lr=1.0), n.named_parameters())
+            for n in nets
+        ]
+        one = torch.full((1, 1), float(hvd.rank()))
+        (nets[0](one) + 2 * nets[1](one)).sum().backward()
+        for optimizer in optimizers[:: 1 if hvd.rank() else -1]:
+            optimizer.step()
+        return [net.weight.item() for net in nets]
+
+    assert on_ranks(2, program) == [[-0.5, -1.0]] * 2
+
+
+def test_class_state_scheduler_and_hooks_stay():
+    def program():
+        net = model()
+        plain = OPTIMIZERS["sgd"](net.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.5)
+        optimizer = hvd.DistributedOptimizer(plain)
+        fired = []
+        optimizer.register_step_post_hook(lambda *_: fired.append(1))
+        assert isinstance(optimizer, torch.optim.SGD)
+        assert type(optimizer).__name__ == "SGD"
+        for step in range(3):
+            loss_of(net, *map(mine, batch(step))).backward()
+            optimizer.step()
+            scheduler.step()
+            if step == 1:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            optimizer.zero_grad()
+        return len(fired), optimizer.param_groups[0]["lr"]
+
+    assert on_ranks(2, program) == [(3, pytest.approx(0.1 / 8))] * 2
+
+
+def test_misuse_is_told():
+    def program():
+        net = model()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()))
+        loss_of(net, *batch(0)).backward()
+        with pytest.raises(AssertionError, match="zero_grad"):
+            optimizer.zero_grad()
+        with pytest.raises(AssertionError, match="backward_passes_per_step=1"):
+            loss_of(net, *batch(0)).backward()
+        optimizer.step()
+        optimizer.set_backward_passes_per_step(2)
+        for _ in range(2):
+            loss_of(net, *batch(0)).backward()
+        optimizer.step()
+
+    on_ranks(2, program)
+
+
+WRONG = {
+    "twice": ({"named_parameters": lambda p: [("a", p[0]), ("a", p[1])]}, "twice"),
+    "missing": ({"named_parameters": lambda p: [("a", p[0])]}, "1 parameters"),
+    "no pairs": ({"named_parameters": lambda p: list(p)}, "pairs"),
+    "passes": ({"backward_passes_per_step": lambda p: 0}, "at least 1"),
+    "maximum": ({"op": lambda p: hvd.Max}, "averaged or summed"),
+    "predivide": (
+        {"op": lambda p: hvd.Sum, "gradient_predivide_factor": lambda p: 2.0},
+        "op=hvd.Average",
+    ),
+    "groups": ({"groups": lambda p: -1}, "negative"),
+    "two groups": ({"groups": lambda p: [[p[0]], [p[0]]]}, "two groups"),
+    "strangers": ({"groups": lambda p: [[torch.ones(1)]]}, "not the optimizer's"),
+    "no tensors": ({"groups": lambda p: [["a"]]}, "lists of parameters"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments(case):
+    options, words = WRONG[case]
+
+    def program():
+        parameters = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+        chosen = {name: make(parameters) for name, make in options.items()}
+        with pytest.raises(ValueError, match=words):
+            hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), **chosen)
+
+    on_ranks(1, program)
+
+
+def test_num_groups_is_the_older_word():
+    def program():
+        with pytest.warns(DeprecationWarning, match="groups"):
+            hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model().parameters()), num_groups=2)
+
+    on_ranks(1, program)
