@@ -71,3 +71,16 @@ def test_pipeline_of_three_stages_equals_the_model_in_one_process():
     assert losses[-1] < losses[0]
     assert losses == numbers("in one process", output)
     assert max(numbers("difference of gradients", output)) < 1e-12
+
+
+@pytest.mark.parametrize("launcher", [LOCKSTITCH_RUN, TORCHRUN], ids=["lockstitch", "torchrun"])
+def test_ranks_in_the_manner_of_horovod_equal_one_process(launcher):
+    output = run_example("hvd_digits", 2, "3", launcher=launcher)
+
+    losses = numbers(r"epoch \d+\s+loss", output)
+    assert len(losses) == 6
+    assert losses[:3] == losses[3:]  # together, and alone
+    assert losses[2] < 0.5 * losses[0]
+    assert numbers("2 ranks:", output)[0] > 85  # per cent; guessing gives 10
+    assert numbers("between ranks", output) == [0.0]
+    assert numbers("from one process", output)[0] < 1e-9

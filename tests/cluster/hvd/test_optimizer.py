@@ -347,3 +347,22 @@ def test_num_groups_is_the_older_word():
             hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model().parameters()), num_groups=2)
 
     on_ranks(1, program)
+
+
+def test_a_gradient_scaler_decides_alike_on_all_ranks():
+    def program():
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        after = []
+        for factor in (1.0, float("inf") if hvd.rank() else 1.0, 1.0):
+            optimizer.zero_grad()
+            scaler.scale((weight * factor).sum()).backward()
+            optimizer.synchronize()
+            scaler.step(optimizer)
+            scaler.update()
+            after.append((weight.item(), scaler.get_scale()))
+        return after
+
+    # The second step is skipped by both, though only one of them has seen an infinity.
+    assert on_ranks(2, program) == [[(-1.0, 4.0), (-1.0, 2.0), (-2.0, 2.0)]] * 2
