@@ -13,13 +13,22 @@
     functions        the same parameters, optimizer state and objects on all ranks
     optimizer        DistributedOptimizer
     reducer          its gradients on their way from backward to step
+    sync_batch_norm  SyncBatchNorm
     exceptions       HorovodInternalError
     mpi_ops          all operations under the module name that programs know
 
 The work is done by `lockstitch.collectives`.
 """
 
-from lockstitch.hvd import compression, exceptions, functions, mpi_ops, optimizer, process_sets
+from lockstitch.hvd import (
+    compression,
+    exceptions,
+    functions,
+    mpi_ops,
+    optimizer,
+    process_sets,
+    sync_batch_norm,
+)
 from lockstitch.hvd.compression import Compression
 from lockstitch.hvd.functions import (
     allgather_object,
@@ -90,6 +99,7 @@ from lockstitch.hvd.process_sets import (
     global_process_set,
     remove_process_set,
 )
+from lockstitch.hvd.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "ccl_built",
@@ -147,6 +157,7 @@ __all__ = [
     "poll",
     "synchronize",
     "DistributedOptimizer",
+    "SyncBatchNorm",
     "broadcast_parameters",
     "broadcast_optimizer_state",
     "broadcast_object",
@@ -162,4 +173,5 @@ __all__ = [
     "mpi_ops",
     "optimizer",
     "process_sets",
+    "sync_batch_norm",
 ]
