@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 Buffer = bytes | bytearray | memoryview
 
@@ -38,9 +38,11 @@ class Loan(Protocol):
 
 
 class Lease(Protocol):
-    """The use of memory that the peer has lent. At its end the memory goes back, if `is_taken`."""
+    """The use of memory that the peer has lent. `end` is what happens in the end: nothing, until it
+    is set to `give_back`."""
 
-    is_taken: bool
+    end: Callable[[], object]
+    give_back: Callable[[], object]
 
 
 class Connection(Pollable, Protocol):

@@ -21,9 +21,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import operator
 import os
+import platform
 import struct
 import threading
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
@@ -35,7 +39,7 @@ from lockstitch.transport.mapping import Mapping
 from lockstitch.transport.pools import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from lockstitch.transport.handover import Handover, Note
 
@@ -48,10 +52,13 @@ LENT: Final = 2
 KEPT: Final = 3  # like LENT, and will never be FREE
 GONE: Final = 4  # was KEPT
 
+_STORES_ARE_ORDERED: Final = platform.machine() in ("x86_64", "AMD64", "i686")
 _NOTE: Final = struct.Struct("<HQ")  # number, size
 _TABLE: Final = 0xFFFF  # stands for the table's number
 _TABLE_BYTES: Final = PAGE_BYTES
 assert MOST_BLOCKS <= _TABLE_BYTES
+# Can be called, does nothing, and has no frame.
+_NOTHING: Final[Callable[[], object]] = int
 # After a failure, the system is not asked for memory again for so long.
 _PAUSE_SECONDS: Final = 1.0
 
@@ -231,23 +238,22 @@ class LentSegments:
 
 
 class Lease:
-    """Goes with a window; its end says that the sender may use the segment again, if `is_taken`.
+    """Goes with a window; its end says that the sender may use the segment again, once it is taken.
 
-    A plain attribute: whoever has received a message sets it in the same breath in which the
-    message becomes his, so that no interrupt can come between.
+    Nothing of its end is written in Python, since an interrupt that strikes a finalizer is dropped:
+    `__del__` is a property, hence looked up and called without a frame, and so is what it finds.
+    Whoever has received a message sets `end` to `give_back` in the same breath in which the message
+    becomes his; until then the end does nothing.
     """
 
-    __slots__ = ("_mapping", "_number", "_segments", "is_taken")
+    __slots__ = ("__weakref__", "_mapping", "end", "give_back")
 
-    def __init__(self, segments: ReceivedSegments, number: int, memory: Mapping) -> None:
-        self.is_taken = False
-        self._segments = segments
-        self._number = number
+    def __init__(self, give_back: Callable[[], object], memory: Mapping) -> None:
+        self.end: Callable[[], object] = _NOTHING
+        self.give_back = give_back
         self._mapping = memory
 
-    def __del__(self) -> None:
-        if self.is_taken:
-            self._segments.release(self._number)
+    __del__ = property(operator.attrgetter("end"))
 
 
 class ReceivedSegments:
@@ -257,6 +263,8 @@ class ReceivedSegments:
         self._handover = handover
         self._notes: list[Note] = []
         self._mapped: dict[int, Mapping] = {}
+        self._leases: dict[int, weakref.ref[Lease]] = {}
+        """The latest of each segment: there is one at a time."""
         self._table: Any = b""
         abandon_in_child(self)
         tell_before_fork(self)
@@ -271,20 +279,18 @@ class ReceivedSegments:
             raise ConnectionError(f"the peer names a segment, {number}, that it has not lent")
         if self._table[number] == NEW:
             self._table[number] = LENT
-        lease = Lease(self, number, memory)
+        lease = Lease(self._release(number, FREE), memory)
+        self._leases[number] = weakref.ref(lease)
         array = (ctypes.c_char * memory.size).from_address(memory.address)
         array.lease = lease  # type: ignore[attr-defined]
         return array, lease
 
-    def release(self, number: int) -> None:
-        """Nothing refers to that window any more. Called by finalizers: anywhere, at any time."""
-        # What was written and read there must be over before the sender sees the byte. On x86 that
-        # is so; elsewhere it takes two locks, since things may move into one, but not through two.
-        with threading.Lock():
-            pass
-        with threading.Lock():
-            pass
-        self._table[number] = GONE if self._table[number] == KEPT else FREE
+    def _release(self, number: int, state: int) -> Callable[[], object]:
+        """What says that nothing refers to that window any more: called by a finalizer, anywhere
+        and at any time."""
+        if _STORES_ARE_ORDERED:
+            return partial(self._table.__setitem__, number, state)
+        return partial(_write_behind_fences, self._table, number, state)
 
     def close(self) -> None:
         """The connection has ended: the peer has forgotten what it lent. Leases keep their memory
@@ -294,13 +300,22 @@ class ReceivedSegments:
 
     def before_fork(self) -> None:
         """What is in use now, a child will have as well."""
-        for number in list(self._mapped):
-            if self._table[number] == LENT:
+        for number, ref in list(self._leases.items()):
+            lease = ref()
+            if lease is not None and self._table[number] == LENT:
                 self._table[number] = KEPT
+                is_taken = lease.end is lease.give_back
+                lease.give_back = self._release(number, GONE)
+                if is_taken:
+                    lease.end = lease.give_back
 
     def abandon(self) -> None:
         """In a forked child: what it lets go of is its own affair."""
         self._table = bytearray(_TABLE_BYTES)
+        for ref in list(self._leases.values()):
+            lease = ref()
+            if lease is not None:
+                lease.end = lease.give_back = _NOTHING
 
     def _receive(self) -> None:
         """Maps all that has been handed over. An interrupted one is finished by the next."""
@@ -334,6 +349,17 @@ class ReceivedSegments:
                 self._mapped[number] = memory
             del notes[0]  # from storing the memory to here, nothing is called
             os.close(descriptors[0])
+
+
+def _write_behind_fences(table: Any, number: int, state: int) -> None:
+    """What was written and read in a segment must be over before the sender sees its state. On x86
+    that is so; elsewhere it takes two locks, since things may move into one, but not through two.
+    """
+    with threading.Lock():
+        pass
+    with threading.Lock():
+        pass
+    table[number] = state
 
 
 def _bytes_of(memory: Mapping) -> Any:

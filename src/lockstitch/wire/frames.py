@@ -66,9 +66,11 @@ Lend = Callable[[int], "Loan | None"]
 
 
 class Lease(Protocol):
-    """The use of such memory by its receiver. Its end gives the memory back, if `is_taken`."""
+    """The use of such memory by its receiver. `end` is what happens in the end: nothing, until it
+    is set to `give_back`."""
 
-    is_taken: bool
+    end: Callable[[], object]
+    give_back: Callable[[], object]
 
 
 Window = Callable[[int], "tuple[Any, Lease]"]
@@ -388,7 +390,7 @@ class FrameDecoder:
         append = self.messages.append
         is_last = end == self._end and len(self._view) == self._capacity
         if lease is not None:
-            lease.is_taken = True  # before it, an interrupted reader begins again
+            lease.end = lease.give_back  # before it, an interrupted reader begins again
         if is_last:
             self._start = self._end = 0
         else:

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import resource
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ class Pair:
     def take(self, number: int):
         """What the receiver of such a message has of it."""
         window, lease = self.far.window(number)
-        lease.is_taken = True
+        lease.end = lease.give_back
         return window
 
 
@@ -415,3 +416,24 @@ class Exchange(RuleBasedStateMachine):
 
 TestExchange = Exchange.TestCase
 TestExchange.settings = settings(max_examples=25, stateful_step_count=30)
+
+
+def test_end_of_a_window_runs_nothing_of_python_in_which_an_interrupt_could_be_lost(pair):
+    window = pair.take(pair.lend(b"x"))
+    frames = []
+    sys.setprofile(lambda frame, event, _: frames.append(frame) if event == "call" else None)
+    try:
+        del window
+    finally:
+        sys.setprofile(None)
+    assert frames == []
+    assert pair.near._lent.table[0] == segments.FREE
+
+
+def test_stores_behind_fences_end_a_window_as_well(monkeypatch):
+    monkeypatch.setattr(segments, "_STORES_ARE_ORDERED", False)
+    pair = Pair()
+    window = pair.take(pair.lend(b"x"))
+    del window
+    assert pair.near._lent.table[0] == segments.FREE
+    pair.close()

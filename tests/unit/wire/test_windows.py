@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pytest
@@ -19,11 +19,20 @@ from lockstitch.wire.tensors import DTYPES, INLINE_BYTES
 from lockstitch.wire.windows import ALIGNMENT, WindowArrivals, aligned
 from tests.unit.wire.road import REGISTRY
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 BIG = INLINE_BYTES + 1
 
 
 class Lease:
-    is_taken = False
+    def __init__(self) -> None:
+        self.end: Callable[[], object] = int
+        self.give_back: Callable[[], object] = list
+
+    @property
+    def is_taken(self) -> bool:
+        return self.end is self.give_back
 
 
 class Shared:
