@@ -15,8 +15,7 @@ SPIN_SECONDS = 50e-6
 
 
 def receive(connection, size, spin):
-    """At least one byte and at most `size`; with `spin`, looks for 50 µs before it sleeps: the
-    waiting rule of `lockstitch.transport.spin`."""
+    """At least one byte and at most `size`; with `spin`, looks for 50 µs before it sleeps."""
     deadline = time.perf_counter() + SPIN_SECONDS
     while spin and time.perf_counter() < deadline:
         with contextlib.suppress(BlockingIOError):
