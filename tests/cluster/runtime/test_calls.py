@@ -142,7 +142,8 @@ def test_then_chains(cluster: LocalCluster, to: str) -> None:
 def test_thousand_calls_in_flight(cluster: LocalCluster) -> None:
     futures = [call_async(cluster[0], 1, add, n, 0) for n in range(1000)]
     assert [future.wait() for future in futures] == list(range(1000))
-    assert cluster[0].agent.outstanding == 0
+    # Whoever has read the last answer, perhaps another thread, strikes it out a moment later.
+    wait_until(lambda: cluster[0].agent.outstanding == 0)
 
 
 def test_callback_may_call_again(cluster: LocalCluster) -> None:
