@@ -137,7 +137,6 @@ class DistantInitiator:
         self._context = context
         self._terms = terms
         self._has_asked = False
-        self._listening = Listening(worker.agent)  # to nobody: that is for the initiator
         self._is_listened_to = False
 
     def report(
@@ -163,7 +162,8 @@ class DistantInitiator:
 
     def sleep(self, sleeper: Pending) -> bool:
         """See `Conductor.sleep`."""
-        return self._listening.sleep(sleeper, self.patience())
+        # To nobody: that is for the initiator.
+        return Listening(self._worker.agent).sleep(sleeper, self.patience())
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """Sends a message of the pass, on the way back where the initiator listens."""
@@ -192,5 +192,5 @@ class DistantInitiator:
 
     def _tell(self, message: Message) -> None:
         # If the initiator is gone, so is the pass.
-        with contextlib.suppress(LockstitchError, ConnectionError):
+        with contextlib.suppress(LockstitchError):
             self.send(self._terms.initiator, message)

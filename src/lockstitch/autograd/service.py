@@ -354,7 +354,7 @@ class AutogradService:
             self._release(context, sender)
             # Nobody waits for it: it may lie where replies go until somebody reads there. Should
             # nobody do so, the question will be repeated, and answered in the other way.
-            with contextlib.suppress(LockstitchError, ConnectionError):
+            with contextlib.suppress(LockstitchError):
                 self._post.send_back(sender, answer)
 
         self._post.spawn(release)

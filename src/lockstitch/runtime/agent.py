@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lockstitch.errors import RemoteProtocolError
+from lockstitch.errors import PeerDiedError, RemoteProtocolError
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.crew import Crew
@@ -40,7 +40,6 @@ from lockstitch.wire.pickling import (
 )
 
 if TYPE_CHECKING:
-    from lockstitch.errors import PeerDiedError
     from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.invocation import Invocation
@@ -346,10 +345,16 @@ class Agent:
         caller = self.peers.caller(to)
         if caller is None:
             self.send(to, message)
-        elif self.send_filter is None:
-            caller.reply(message)
-        else:
-            self.send_filter(to, message, caller.reply)
+            return
+        try:
+            if self.send_filter is None:
+                caller.reply(message)
+            else:
+                self.send_filter(to, message, caller.reply)
+        except PeerDiedError:
+            raise
+        except ConnectionError as error:
+            raise PeerDiedError(caller.peer.name, str(error)) from error
 
     def handle_on_way_back(self, sender: WorkerId, message: Message) -> None:
         """A message that is no answer has come where answers belong."""

@@ -93,10 +93,7 @@ class Channel:
         try:
             if self.error is not None:
                 raise self.error
-            if self.agent.send_filter is None:
-                self.transmit(build(number))
-            else:
-                self.post(build(number))
+            self.post(build(number))
         except BaseException:
             self._pending.pop(number, None)
             raise

@@ -47,14 +47,15 @@ class Requests:
             number, definition = message.function, message.definition  # type: ignore[attr-defined]
             known = self._functions.get(number) if definition is None else None
             if known is None:
-                known = self._function(number, definition)
+                known = self._new_function(number, definition)
         elif cls in self.agent.servers:
             known = self._kinds.setdefault(cls, KnownFunction(cls.__name__))
         else:
             return None
         return Invocation(self.agent, self, message, known)
 
-    def _function(self, number: int, definition: bytes | None) -> KnownFunction:
+    def _new_function(self, number: int, definition: bytes | None) -> KnownFunction:
+        """A function that is not known by its number."""
         if definition is not None:
             known = KnownFunction(definition.decode())
             if number > 0:
@@ -62,9 +63,7 @@ class Requests:
             return known
         if number == BY_VALUE:
             return KnownFunction("")
-        if number not in self._functions:
-            raise RemoteProtocolError(f"{self.peer.name!r} calls a function that it never named")
-        return self._functions[number]
+        raise RemoteProtocolError(f"{self.peer.name!r} calls a function that it never named")
 
 
 class RequestsFromSelf(Requests):

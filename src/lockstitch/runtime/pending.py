@@ -107,9 +107,6 @@ class Future(torch.futures.Future[T]):
     _pending: Pending | None = None
     has_callbacks = False
 
-    def __init__(self) -> None:
-        super().__init__()
-
     def complete(self, value: T | None, error: BaseException | None) -> None:
         """Sets the result, or the exception; if it is there already, the first one counts."""
         if super().done():

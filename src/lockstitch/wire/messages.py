@@ -391,8 +391,8 @@ class Standing(Message):
 
 @kind(48)
 class Brought(Message):
-    """Follower → leader: the worker `name` has come to rest, after `activity` requests sent and
-    served in all."""
+    """Child → parent: the worker `name` and all below it have come to rest, after `activity`
+    requests sent and served in all. (See `rpc.meetings`.)"""
 
     meeting: str
     name: str
@@ -401,7 +401,8 @@ class Brought(Message):
 
 @kind(49)
 class Announced(Message):
-    """Leader → followers: all have come; these are their names and what they brought."""
+    """Parent → child: all have come, and `activities` holds the sum of what they brought. Child →
+    parent: it still waits itself, for the workers in `names`."""
 
     meeting: str
     names: tuple[str, ...]
@@ -410,7 +411,7 @@ class Announced(Message):
 
 @kind(50)
 class CalledOff(Message):
-    """Leader → followers: the meeting does not take place; `reason` says why."""
+    """To neighbours: the meeting does not take place; `reason` says why."""
 
     meeting: str
     reason: str

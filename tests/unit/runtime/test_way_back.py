@@ -185,3 +185,14 @@ def test_a_message_that_nobody_handles_ends_the_connection():
         stage.peer.send(ContextReleased(3))
         with pytest.raises(PeerDiedError, match="where replies belong"):
             call.result()
+
+
+def test_who_is_gone_cannot_be_answered(monkeypatch):
+    def reply(_message):
+        raise ConnectionResetError("it closed the connection")
+
+    with Stage() as stage:
+        gone = SimpleNamespace(peer=stage.peer.info, reply=reply)
+        monkeypatch.setattr(stage.agent.peers, "caller", lambda _worker: gone)
+        with pytest.raises(PeerDiedError, match="peer1"):
+            stage.agent.send_back(stage.peer.info.worker, ContextReleased(3))
