@@ -12,8 +12,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.warm import Done, WarmInterpreter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,10 +35,6 @@ class Snippet:
     code: str
     workers: int
 
-    def command(self, script: Path) -> list[str]:
-        run = ["-m", "lockstitch", "run", "-n", str(self.workers)] if self.workers else []
-        return [sys.executable, "-W", "error", *run, str(script)]
-
 
 def snippets() -> list[Snippet]:
     found = []
@@ -45,20 +47,32 @@ def snippets() -> list[Snippet]:
     return found
 
 
-@pytest.mark.parametrize("snippet", snippets(), ids=lambda snippet: snippet.place)
-def test_snippet_runs(snippet: Snippet, tmp_path: Path) -> None:
-    script = tmp_path / "snippet.py"
-    script.write_text(snippet.code)
+@pytest.fixture(scope="module")
+def python() -> Iterator[WarmInterpreter]:
+    with WarmInterpreter() as interpreter:
+        yield interpreter
+
+
+def launch(script: Path, workers: int) -> Done:
+    """Runs the script as `lockstitch run` does."""
     done = subprocess.run(
-        snippet.command(script),
-        cwd=tmp_path,
+        [sys.executable, "-W", "error", "-m", "lockstitch", "run", "-n", str(workers), str(script)],
+        cwd=script.parent,
         env={**os.environ, "PYTHONWARNINGS": "error"},
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
-    assert done.returncode == 0, f"{snippet.place}\n{done.stdout}\n{done.stderr}"
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("snippet", snippets(), ids=lambda snippet: snippet.place)
+def test_snippet_runs(snippet: Snippet, python: WarmInterpreter, tmp_path: Path) -> None:
+    script = tmp_path / "snippet.py"
+    script.write_text(snippet.code)
+    done = launch(script, snippet.workers) if snippet.workers else python.run(script)
+    assert done.status == 0, f"{snippet.place}\n{done.output}\n{done.errors}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
