@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import types
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +28,8 @@ PUBLIC_NAMES = {
     "lockstitch.rpc": """
         init_rpc shutdown rpc_sync rpc_async remote RRef PyRRef Future wait_all get_worker_info
         WorkerInfo get_rpc_timeout functions BackendType RpcBackendOptions
-        TensorPipeRpcBackendOptions RpcAgent TensorPipeAgent is_available enable_gil_profiling
+        TensorPipeRpcBackendOptions RpcAgent TensorPipeAgent AllGatherStates is_available
+        enable_gil_profiling
         api backend_registry constants internal options rref_proxy
     """,
     "lockstitch.autograd": "context backward get_gradients DistAutogradContext",
@@ -69,7 +71,7 @@ SAME_PARAMETERS: list[tuple[Callable[..., object], Callable[..., object]]] = [
 # What the incumbent's module imports for itself, or leaves behind.
 NOT_OFFERED = set(
     """
-    AllGatherStates Generator RemoteProfilerManager Store dist dist_autograd logger logging
+    Generator RemoteProfilerManager Store dist dist_autograd logger logging
     method_factory new_method numbers os server_process_global_profiler threading timedelta torch
     urlparse warnings
     """.split()
@@ -171,3 +173,13 @@ def test_names_of_the_incumbent_that_programs_use_are_here() -> None:
     theirs = {name for name in dir(torch_rpc) if not name.startswith("_")}
     missing = {name for name in theirs - NOT_OFFERED if not hasattr(lockstitch.rpc, name)}
     assert missing == set()
+
+
+def test_torchs_other_distributed_optimizers_are_found_beside_ours() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs tells of deprecated things when first imported
+        theirs = importlib.import_module("torch.distributed.optim")
+        assert lockstitch.optim.ZeroRedundancyOptimizer is theirs.ZeroRedundancyOptimizer
+    assert lockstitch.optim.DistributedOptimizer is not theirs.DistributedOptimizer
+    with pytest.raises(AttributeError, match="lockstitch.optim"):
+        lockstitch.optim.NoSuchOptimizer  # noqa: B018 - asking is the test

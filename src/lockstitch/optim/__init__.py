@@ -3,8 +3,24 @@
 distributed.py   DistributedOptimizer: one optimizer on each owner, one step for all
 local.py         one owner's optimizer, safe while backward passes are in flight
 turns.py         steps on one owner exclude each other
+
+What else `torch.distributed.optim` offers (`ZeroRedundancyOptimizer`, `PostLocalSGDOptimizer`,
+`as_functional_optim` …) has nothing to do with remote parameters and is found here as it is there.
 """
+
+from __future__ import annotations
+
+import importlib
 
 from lockstitch.optim.distributed import DistributedOptimizer
 
 __all__ = ["DistributedOptimizer"]
+
+
+def __getattr__(name: str) -> object:
+    """What torch offers under this name; imported when first asked for, since it takes a second."""
+    if not name.startswith("__"):
+        theirs = importlib.import_module("torch.distributed.optim")
+        if hasattr(theirs, name):
+            return getattr(theirs, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -50,7 +50,13 @@ from lockstitch.rpc.api import (
     wait_all,
 )
 from lockstitch.rpc.backend_registry import BackendType
-from lockstitch.rpc.compat import _is_tensorpipe_available, is_available
+from lockstitch.rpc.compat import AllGatherStates, _is_tensorpipe_available, is_available
+from lockstitch.rpc.constants import (
+    _DEFAULT_INIT_METHOD,
+    _DEFAULT_NUM_WORKER_THREADS,
+    _DEFAULT_RPC_TIMEOUT_SEC,
+    _UNSET_RPC_TIMEOUT,
+)
 from lockstitch.rpc.lifecycle import _init_rpc_backend, init_rpc
 from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from lockstitch.rref.rref import RRef
@@ -77,6 +83,7 @@ __all__ = [
     "TensorPipeRpcBackendOptions",
     "RpcAgent",
     "TensorPipeAgent",
+    "AllGatherStates",
     "is_available",
     "enable_gil_profiling",
     "api",
@@ -85,6 +92,10 @@ __all__ = [
     "internal",
     "options",
     "rref_proxy",
+    "_DEFAULT_INIT_METHOD",
+    "_DEFAULT_NUM_WORKER_THREADS",
+    "_DEFAULT_RPC_TIMEOUT_SEC",
+    "_UNSET_RPC_TIMEOUT",
     "_delete_all_user_and_unforked_owner_rrefs",
     "_get_current_rpc_agent",
     "_get_debug_info",

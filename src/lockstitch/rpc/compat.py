@@ -35,6 +35,15 @@ def is_available() -> bool:
     return True
 
 
+class AllGatherStates:
+    """What one gathering has brought, and the signal that all have come: for programs that make
+    their own gatherings of it. Ours are `lockstitch.rpc.gatherings`."""
+
+    def __init__(self) -> None:
+        self.gathered_objects: dict[str, Any] = {}
+        self.proceed_signal = threading.Event()
+
+
 class _ThreadLocal(threading.local):
     """`future_list` exists within `_wait_all` only."""
 

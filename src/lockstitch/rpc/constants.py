@@ -20,3 +20,9 @@ DEFAULT_NUM_WORKER_THREADS: Final = 16
 
 DEFAULT_PROCESS_GROUP_TIMEOUT: Final = timedelta(milliseconds=2**31 - 1)
 """Kept for programs that import it; nothing here uses a process group."""
+
+# Under the names that programs import from the incumbent's package itself.
+_DEFAULT_RPC_TIMEOUT_SEC: Final = DEFAULT_RPC_TIMEOUT_SEC
+_UNSET_RPC_TIMEOUT: Final = UNSET_RPC_TIMEOUT
+_DEFAULT_INIT_METHOD: Final = DEFAULT_INIT_METHOD
+_DEFAULT_NUM_WORKER_THREADS: Final = DEFAULT_NUM_WORKER_THREADS
