@@ -35,7 +35,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 def nothing_is_left_behind() -> Iterator[None]:
     before = Inventory.take()
     yield
-    left = before.wait_until_nothing_new(timeout_seconds=5)
+    left = before.wait_until_nothing_new(timeout_seconds=20)
     if left:
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
 

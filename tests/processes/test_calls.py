@@ -36,7 +36,7 @@ def add(x: Any, y: Any) -> Any:
 
 def wait_at_gate() -> bool:
     entered.set()
-    return gate.wait(30)
+    return gate.wait(60)
 
 
 def open_gate() -> None:
@@ -44,7 +44,7 @@ def open_gate() -> None:
 
 
 def wait_until_entered() -> None:
-    assert entered.wait(10)
+    assert entered.wait(60)
     entered.clear()
 
 
@@ -134,7 +134,8 @@ def test_killed_peer_is_seen_at_once(cluster: ProcessCluster, how: str) -> None:
     cluster.run(1, wait_until_entered)
     killed = time.time()
     cluster.kill(1)
-    assert task.result(timeout_seconds=10) - killed < 1
+    seen = task.result(timeout_seconds=60)
+    assert seen - killed < 20  # of the 30 s that the call may take; usually some milliseconds
     with pytest.raises(PeerDiedError):
         cluster.run(0, rpc.rpc_sync, "worker1", add, (1, 2))
 
@@ -166,7 +167,7 @@ def test_ctrl_c_ends_a_wait_and_nothing_else(cluster: ProcessCluster, how: str) 
         task = cluster.start(0, call_until_interrupted, how)
         cluster.run(1, wait_until_entered)
         cluster.interrupt(0)
-        assert task.result(timeout_seconds=10) == "still usable"
+        assert task.result(timeout_seconds=60) == "still usable"
     cluster.run(1, open_gate)
     assert cluster.run(0, rpc.rpc_sync, "worker1", wait_at_gate) is True
 
@@ -180,7 +181,7 @@ def add_and_tell(x: torch.Tensor, turn: int) -> torch.Tensor:
 
 
 def wait_until_told(turn: int) -> None:
-    while told.get(timeout=10) != turn:
+    while told.get(timeout=60) != turn:
         pass  # a late one of an earlier turn
 
 
@@ -200,7 +201,7 @@ def test_ctrl_c_at_any_moment_of_many_calls(cluster: ProcessCluster) -> None:
         pause.wait(0.0007 * turn)
         cluster.interrupt(0)
         with pytest.raises(RemoteError, match="KeyboardInterrupt"):
-            task.result(timeout_seconds=10)
+            task.result(timeout_seconds=60)
     assert cluster.run(0, call_many, "worker1", 100)
 
 
@@ -252,7 +253,7 @@ def test_child_does_not_keep_the_sockets_of_its_dead_parent_open(cluster: Proces
     killed = time.time()
     cluster.kill(0)
     try:
-        seen = task.result(timeout_seconds=10)
+        seen = task.result(timeout_seconds=60)
         assert is_alive(child)
         assert seen - killed < 1
     finally:

@@ -20,7 +20,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def _options(path: str) -> rpc.TensorPipeRpcBackendOptions:
-    return rpc.TensorPipeRpcBackendOptions(init_method=f"file://{path}", rpc_timeout=20)
+    return rpc.TensorPipeRpcBackendOptions(init_method=f"file://{path}", rpc_timeout=60)
 
 
 def _guest(path: str, orders: Any) -> None:
@@ -45,7 +45,7 @@ class Guest:
 
     def go(self) -> None:
         self.orders.send("go")
-        self.process.join(20)
+        self.process.join(60)
         assert self.process.exitcode == 0
 
     def kill(self) -> None:
@@ -82,7 +82,7 @@ def test_another_takes_the_name_of_one_that_died(path: str) -> None:
         assert rpc.rpc_sync("guest", os.getpid) == first.process.pid
         current_worker().agent.on_peer_lost(lambda _worker, _error: lost.set())
         first.kill()
-        assert lost.wait(10)
+        assert lost.wait(60)
         second = Guest(path)
         try:
             second.wait_until_here()

@@ -52,7 +52,7 @@ def run(command, environment=None):
         env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -96,7 +96,7 @@ def test_a_program_in_the_environment_of_horovodrun(tmp_path):
             )
         )
     try:
-        outputs = [process.communicate(timeout=55)[0] for process in ranks]
+        outputs = [process.communicate(timeout=200)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -329,7 +329,7 @@ def test_options_leave_it_at_streams(tmp_path: Path, options: dict[str, Any]) ->
     for process in processes:
         process.start()
     for process in processes:
-        process.join(50)
+        process.join(60)
         assert process.exitcode == 0
     mapped, made, reused = answers.get()
     answers.close()

@@ -52,7 +52,7 @@ def test_workers_of_different_hosts_talk_over_tcp(tmp_path: Path) -> None:
     try:
         assert outcome.get(timeout=200) is True
         for process in processes:
-            process.join(20)
+            process.join(60)
             assert process.exitcode == 0
     finally:
         for process in processes:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_END_SECONDS = 10.0
+_END_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def blocking_threads():
 
 def wait_until_no_thread_is_blocked():
     for thread in blocking_threads():
-        thread.join(1)
+        thread.join(60)
     assert blocking_threads() == []
 
 
@@ -144,7 +144,7 @@ class Waits(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         Waits.reached.set()
-        assert Waits.go.wait(10)
+        assert Waits.go.wait(60)
         return gradient
 
 
@@ -179,9 +179,9 @@ def test_a_worker_that_dies_during_the_pass(cluster, waiting, dies):
 
     trainer = threading.Thread(target=train)
     trainer.start()
-    assert waiting.reached.wait(10)
+    assert waiting.reached.wait(60)
     cluster.kill(dies)
-    trainer.join(5)
+    trainer.join(60)
     assert not trainer.is_alive()
     assert isinstance(errors[0], PeerDiedError)
 
@@ -203,10 +203,10 @@ def test_a_context_that_is_released_during_its_pass(cluster, waiting):
 
     trainer = threading.Thread(target=train)
     trainer.start()
-    assert waiting.reached.wait(10)
+    assert waiting.reached.wait(60)
     with cluster[0].active():
         autograd._release_context(opened[0]._context_id())
-    trainer.join(5)
+    trainer.join(60)
     assert not trainer.is_alive()
     assert "Could not find autograd context with id" in str(errors[0])
 

@@ -82,7 +82,7 @@ def in_threads(size: int, function: Callable[[int], T]) -> list[T]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(50)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads), "ranks hang"
     if errors:
         raise errors[min(errors)]

@@ -27,7 +27,7 @@ _leave = threading.Event()
 
 def _wait_for_the_test() -> int:
     _entered.release()
-    _leave.wait(30)
+    _leave.wait(60)
     return 1
 
 
@@ -38,7 +38,7 @@ def _ask_the_next() -> int:
 @rpc.functions.async_execution
 def _promise() -> torch.futures.Future[int]:
     future: torch.futures.Future[int] = torch.futures.Future()
-    threading.Thread(target=lambda: (_leave.wait(30), future.set_result(2))).start()
+    threading.Thread(target=lambda: (_leave.wait(60), future.set_result(2))).start()
     _entered.release()
     return future
 
@@ -68,7 +68,7 @@ def test_a_chain_of_calls_is_told_from_its_beginning_to_the_line_where_it_stands
 ) -> None:
     with cluster["worker0"].active():
         answer = rpc.rpc_async("worker1", _ask_the_next)
-        assert _entered.acquire(timeout=20)
+        assert _entered.acquire(timeout=60)
         text = lockstitch.explain_waits()
         _leave.set()
         assert answer.wait() == 1
@@ -83,7 +83,7 @@ def test_a_chain_of_calls_is_told_from_its_beginning_to_the_line_where_it_stands
 def test_a_parked_request_says_that_it_is_parked(cluster: LocalCluster) -> None:
     with cluster["worker0"].active():
         answer = rpc.rpc_async("worker1", _promise)
-        assert _entered.acquire(timeout=20)
+        assert _entered.acquire(timeout=60)
         text = lockstitch.explain_waits()
         _leave.set()
         assert answer.wait() == 2
@@ -104,7 +104,7 @@ def test_a_signal_prints_it(cluster: LocalCluster, capfd: pytest.CaptureFixture[
         os.kill(os.getpid(), signal.SIGUSR1)
         for thread in threading.enumerate():
             if thread.name == "lockstitch-waits":
-                thread.join(20)
+                thread.join(60)
     finally:
         waits.remove()
     assert "worker2: waits for nothing" in capfd.readouterr().err

@@ -52,7 +52,7 @@ class Trainer:
             loss = (errors**2).mean()
             if pause:
                 Trainer.went_forward.set()
-                assert Trainer.may_go_back.wait(30)
+                assert Trainer.may_go_back.wait(60)
             autograd.backward(context_id, [loss])
             self._optimizer.step(context_id)
             return loss.item()
@@ -84,7 +84,7 @@ def step_overtaken_by_another(slow: rpc.RRef[Trainer], quick: rpc.RRef[Trainer])
     """`quick` makes a whole step between the forward and the backward pass of `slow`."""
     first, second = batches(0, 2)
     overtaken = slow.rpc_async().step(first, pause=True)
-    assert Trainer.went_forward.wait(30)
+    assert Trainer.went_forward.wait(60)
     quick.rpc_sync().step(second)
     Trainer.may_go_back.set()
     overtaken.wait()

@@ -117,7 +117,7 @@ class Gate:
 
 def wait_at_gate(value: Any) -> Any:
     with current_worker().agent.blocked():
-        assert Gate.event.wait(20)
+        assert Gate.event.wait(60)
     return value
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.worker import Worker
     from lockstitch.testing.cluster import LocalCluster
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 def call(

@@ -187,7 +187,7 @@ def test_first_uses_of_functions_by_many_threads_at_once(cluster: LocalCluster) 
     start = threading.Barrier(8)
 
     def use() -> None:
-        start.wait(10)
+        start.wait(60)
         for number in range(len(functions)):
             assert call(cluster[0], 1, repr, number) == repr(number)
             assert call(cluster[0], 1, functions[4], -number) == number

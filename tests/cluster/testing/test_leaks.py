@@ -37,7 +37,7 @@ def test_thread_about_to_end_is_waited_for() -> None:
     stop = threading.Event()
     threading.Thread(target=stop.wait).start()
     threading.Timer(0.05, stop.set).start()
-    assert before.wait_until_nothing_new(timeout_seconds=10) == []
+    assert before.wait_until_nothing_new(timeout_seconds=60) == []
 
 
 def test_open_sockets_are_named() -> None:

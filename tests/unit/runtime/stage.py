@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lockstitch.transport.base import Connection
     from lockstitch.transport.memory import MemoryTransport
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 class Background:
