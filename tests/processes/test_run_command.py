@@ -258,6 +258,28 @@ def test_sigterm_to_the_launcher_ends_the_workers(launch: Launch) -> None:
     assert finish(process)[0] == 143
 
 
+def test_sigusr1_goes_to_the_workers_that_have_a_handler(launch: Launch) -> None:
+    process = launch(
+        """
+        import os, signal
+        def answer(number, frame): print("asked", os.environ["RANK"], flush=True)
+        if os.environ["RANK"] == "1":
+            signal.signal(signal.SIGUSR1, answer)
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+        """
+    )
+    wait_until_ready(process)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[w1] asked 1\n"
+    process.terminate()
+    status, _, err = finish(process)
+    assert status == 143
+    assert "worker 0 has not called init_rpc yet" in err
+
+
 def test_workers_die_with_a_killed_launcher(launch: Launch, token: str) -> None:
     process = launch(READY_THEN_WAITS)
     wait_until_ready(process)

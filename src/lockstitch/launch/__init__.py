@@ -2,6 +2,7 @@
 
     cli.py       the command `lockstitch`
     local.py     one job on this machine: starts it, follows it, ends it
+    meeting.py   the file and the port at which the workers meet
     process.py   one worker's process: its environment, its life, its end
     stopping.py  when to stop, and how firmly
     screen.py    what the workers say, each line marked with who said it

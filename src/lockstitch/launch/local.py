@@ -1,8 +1,9 @@
 """One job on this machine: N processes, followed from one thread until the last has ended.
 
 The loop sleeps in a selector that knows every pipe of the workers and one socket on which Python
-announces signals: SIGCHLD when a process ended, SIGINT, SIGTERM or SIGHUP when we are to stop. So
-nothing is polled, no thread is needed, and whatever happens is handled in order.
+announces signals: SIGCHLD when a process ended, SIGINT, SIGTERM or SIGHUP when we are to stop,
+SIGUSR1 when the workers shall say what they wait for. So nothing is polled, no thread is needed,
+and whatever happens is handled in order.
 
 When a worker fails, the others get a moment to fail by themselves (often they are about to, and
 what they say helps) before they are told to stop.
@@ -19,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.launch.meeting import MeetingPlace
 from lockstitch.launch.process import (
     WorkerProcess,
     adopt_orphans,
     child_pids,
     describe_exit,
     exit_status,
-    free_port,
     worker_environment,
 )
 from lockstitch.launch.screen import LineBuffer
@@ -103,11 +104,12 @@ class _LocalJob:
     def run(self) -> int:
         adopt_orphans()
         with ExitStack() as resources:
+            meeting = resources.enter_context(MeetingPlace())
             resources.enter_context(self._selector)
             signals = resources.enter_context(announced_signals())
             resources.callback(self._kill_all)  # whatever goes wrong in here
             self._selector.register(signals, selectors.EVENT_READ)
-            self._start()
+            self._start(meeting)
             while self._reap():
                 for key, _ in self._selector.select(self._ladder.seconds_to_next()):
                     if key.fileobj is signals:
@@ -117,10 +119,9 @@ class _LocalJob:
                 self._climb()
         return self._conclude()
 
-    def _start(self) -> None:
-        port = free_port()
+    def _start(self, meeting: MeetingPlace) -> None:
         for rank in range(self._workers):
-            environment = worker_environment(rank, self._workers, port, os.environ)
+            environment = worker_environment(rank, self._workers, meeting, os.environ)
             process = WorkerProcess(rank, self._command, environment)
             outlets = [_Outlet(process.stdout, "stdout"), _Outlet(process.stderr, "stderr")]
             member = self._members[process.pid] = _Member(process, outlets)
@@ -196,6 +197,10 @@ class _LocalJob:
                 self._screen.note(f"{signal.Signals(number).name}: ending all workers")
                 self._ladder.begin(first, after_seconds=0)
                 self._ladder.hurry()
+            elif number == signal.SIGUSR1:
+                for process in self._running():
+                    if not process.ask_what_it_waits_for():
+                        self._screen.note(f"worker {process.rank} has not called init_rpc yet")
 
     def _climb(self) -> None:
         number = self._ladder.due()

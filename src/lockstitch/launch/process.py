@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -21,6 +20,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from lockstitch.launch.meeting import MeetingPlace
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -68,6 +69,15 @@ class WorkerProcess:
         self._popen.returncode = code = os.waitstatus_to_exitcode(wait_status)
         return code
 
+    def ask_what_it_waits_for(self) -> bool:
+        """Passes SIGUSR1 on, to the worker alone; False where it has no handler for it, and would
+        die."""
+        if not catches(self.pid, signal.SIGUSR1):
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+        return True
+
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the worker and what it started."""
         with suppress(ProcessLookupError):  # it ended by itself
@@ -75,7 +85,7 @@ class WorkerProcess:
 
 
 def worker_environment(
-    rank: int, world_size: int, master_port: int, inherited: Mapping[str, str]
+    rank: int, world_size: int, meeting: MeetingPlace, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables that `init_method="env://"` reads, on top of the launcher's own.
 
@@ -90,17 +100,20 @@ def worker_environment(
         "LOCAL_RANK": rank,
         "LOCAL_WORLD_SIZE": world_size,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": master_port,
+        "MASTER_PORT": meeting.port,
+        "LOCKSTITCH_STORE": meeting.store,
     }
     return {**defaults, **inherited, **{name: str(value) for name, value in place.items()}}
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for that signal; False where the system does not tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    masks = (line.split() for line in status.splitlines() if line.startswith("SigCgt:"))
+    return any(int(mask, 16) >> (number - 1) & 1 for _, mask in masks)
 
 
 def describe_exit(code: int) -> str:

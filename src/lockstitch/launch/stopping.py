@@ -65,9 +65,9 @@ class Ladder:
 
 @contextmanager
 def announced_signals() -> Iterator[socket.socket]:
-    """Within it, children's ends and the wish to stop interrupt nothing: their numbers arrive as
-    bytes on the socket that is returned, one a signal."""
-    numbers = (signal.SIGCHLD, *STOP_SIGNALS)
+    """Within it, children's ends, the wish to stop and SIGUSR1 interrupt nothing: their numbers
+    arrive as bytes on the socket that is returned, one a signal."""
+    numbers = (signal.SIGCHLD, signal.SIGUSR1, *STOP_SIGNALS)
     inbox, outbox = socket.socketpair()
     with inbox, outbox:
         inbox.setblocking(False)

@@ -8,11 +8,13 @@ them is gone, while a process group or our own next life may be about to use it.
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -34,13 +36,17 @@ def open_store(
 
     `env://`, `tcp://host:port` and `file://path` go through `torch.distributed.rendezvous`, whose
     ValueErrors ("rank parameter missing", "environment variable RANK expected, but not set") pass
-    unchanged. With `tcp://` and `env://` rank 0 hosts the store for as long as it keeps it.
+    unchanged. With `tcp://` and `env://` rank 0 hosts the store for as long as it keeps it; under
+    `lockstitch run`, `env://` means a file of the launcher's, which outlives every worker.
     `world_size` None or 0 means a group that ranks join and leave; `rank` -1 means "not given".
     `timeout_seconds` is for reaching the store and for reading what should be there.
     """
     timeout = timedelta(seconds=timeout_seconds)
     if isinstance(init_method, Store):
         store = init_method
+    elif init_method.startswith("env://") and (path := _launchers_file()) is not None:
+        store = FileStore(path, _ANY)
+        store.set_timeout(timeout)
     else:
         url = _with_members(init_method, rank, world_size)
         store, _, _ = next(rendezvous(url, timeout=timeout))
@@ -82,6 +88,14 @@ def _wait(store: Store, keys: Sequence[str], timeout_seconds: float) -> bool:
     is_over.wait()
     thread.join()
     return bool(outcome) and outcome[0]
+
+
+def _launchers_file() -> str | None:
+    """The file of `lockstitch run`, unless somebody has named another place to meet since: it bears
+    the number of MASTER_PORT."""
+    path = os.environ.get("LOCKSTITCH_STORE")
+    is_ours = path is not None and os.path.basename(path) == os.environ.get("MASTER_PORT")
+    return path if is_ours else None
 
 
 def _with_members(url: str, rank: int, world_size: int | None) -> str:

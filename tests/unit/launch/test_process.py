@@ -4,44 +4,59 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 
 import pytest
 
+from lockstitch.launch.meeting import MeetingPlace
 from lockstitch.launch.process import (
     WorkerProcess,
+    catches,
     child_pids,
     describe_exit,
     exit_status,
-    free_port,
     worker_environment,
 )
 
 
-def test_environment_names_the_place_among_the_workers() -> None:
-    environment = worker_environment(1, 4, 29500, {"HOME": "/root", "RANK": "7"})
+@pytest.fixture
+def meeting():
+    with MeetingPlace() as place:
+        yield place
+
+
+def test_environment_names_the_place_among_the_workers(meeting) -> None:
+    environment = worker_environment(1, 4, meeting, {"HOME": "/root", "RANK": "7"})
     assert environment["HOME"] == "/root"
     assert environment["RANK"] == environment["LOCAL_RANK"] == "1"
     assert environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"] == "4"
-    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "29500")
+    assert environment["MASTER_ADDR"] == "127.0.0.1"
+    assert environment["MASTER_PORT"] == str(meeting.port)
+    assert environment["LOCKSTITCH_STORE"] == meeting.store
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, "8"), (2, "4"), (3, "2"), (100, "1")])
 def test_workers_share_the_cores(
-    workers: int, threads: str, monkeypatch: pytest.MonkeyPatch
+    workers: int, threads: str, meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert worker_environment(0, workers, 1, {})["OMP_NUM_THREADS"] == threads
+    assert worker_environment(0, workers, meeting, {})["OMP_NUM_THREADS"] == threads
 
 
-def test_number_of_threads_set_by_the_user_stays() -> None:
-    assert worker_environment(0, 2, 1, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+def test_number_of_threads_set_by_the_user_stays(meeting) -> None:
+    assert worker_environment(0, 2, meeting, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
 
 
-def test_free_port_can_be_listened_on() -> None:
-    with socket.create_server(("127.0.0.1", free_port())):
-        pass
+def test_who_listens_for_a_signal_is_seen() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    assert before is signal.SIG_DFL
+    assert not catches(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        assert catches(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not catches(2**22 + 1, signal.SIGUSR1)  # beyond the greatest process id
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from lockstitch.rendezvous.store import missing_keys, open_store, read_all
 from tests.unit.rendezvous.groups import each_kind_of_store, new_store
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHERS = "LOCKSTITCH_STORE"
 
 
 @pytest.fixture
 def environment(monkeypatch):
-    for name in ENVIRONMENT:
+    for name in (*ENVIRONMENT, LAUNCHERS):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -65,6 +66,16 @@ def test_env_takes_rank_and_size_from_the_environment(environment):
     for name, value in zip(ENVIRONMENT, ("0", "1", "127.0.0.1", str(port)), strict=True):
         environment.setenv(name, value)
     assert open_store("env://", -1, None).add("count", 1) == 1
+
+
+def test_env_means_the_launchers_file_as_long_as_the_port_is_its_own(environment, tmp_path):
+    environment.setenv("MASTER_PORT", "29500")
+    environment.setenv(LAUNCHERS, str(tmp_path / "29500"))
+    open_store("env://", 3, None).set("key", "value")
+    assert open_store(f"file://{tmp_path}/29500", 0, None).get("key") == b"value"
+    environment.setenv("MASTER_PORT", "29501")  # the program means another job
+    with pytest.raises(ValueError, match="expected, but not set"):
+        open_store("env://", 3, None)
 
 
 def test_a_given_store_is_used_under_our_prefix():

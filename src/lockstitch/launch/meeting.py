@@ -1,0 +1,59 @@
+"""Where the workers of a job meet: a file of the launcher's, so that no worker's death takes it
+along, and a port for process groups of the program's own.
+
+The file lies in a fresh directory that only its user may enter. The port is *held*, not just found:
+a socket that is bound to it but does not listen keeps the kernel from giving it to anybody else,
+while rank 0, which asks for the address to be reusable as all servers do, can listen there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class MeetingPlace:
+    """A context manager; the place is gone when it ends."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(("127.0.0.1", 0))
+            self._folder = Path(tempfile.mkdtemp(prefix="lockstitch-job-"))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<MeetingPlace · port {self.port} · {self.store}>"
+
+    @property
+    def port(self) -> int:
+        """A TCP port of 127.0.0.1 that is kept for rank 0."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    @property
+    def store(self) -> str:
+        """The file in which Lockstitch's workers find each other. Its name is the port's number:
+        so a worker sees whether its MASTER_PORT is still that of this job."""
+        return str(self._folder / str(self.port))
+
+    def __enter__(self) -> MeetingPlace:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
