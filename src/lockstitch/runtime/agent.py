@@ -456,6 +456,7 @@ class Agent:
         pending.what = function
         functions = channel.functions
         number, definition = functions.define(function)
+        pending.habit = functions.habits.get(number)
         body, sealed = self.pack_call(function, number, args, kwargs, channel.peer.worker)
         stitch = self.stitch(channel.peer.worker, body.items, sealed)
         if definition is None:

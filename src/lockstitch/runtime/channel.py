@@ -22,7 +22,7 @@ from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.runtime.functions import OutgoingFunctions
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.way_back import WayBack
-from lockstitch.transport.spin import Spinner
+from lockstitch.transport.spin import Habit, Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.waker import Waker
 from lockstitch.wire.frames import FrameDecoder, encode
@@ -215,7 +215,8 @@ class StreamChannel(Channel):
         self._patience = 0
         self._requested_before = 0
         self._closed = False
-        self._spinner = Spinner()
+        self._spinner = Spinner(agent.crew.has_more)
+        self._listening = Habit()
         self._waker: Waker | None = None
         agent.crew.watch(connection, self)
         agent.crew.watch_end(connection)
@@ -270,6 +271,7 @@ class StreamChannel(Channel):
     def listen(self, sleeper: Pending) -> None:
         """See `WayBack.wait`."""
         number = next(self._numbers)  # nobody will answer it; the peer's end finishes it
+        sleeper.habit = self._listening
         self._pending[number] = sleeper
         try:
             if self.error is not None:
@@ -288,7 +290,7 @@ class StreamChannel(Channel):
             return
         try:
             while not sleeper.done:
-                if not self._is_left_over() and not self._spin():
+                if not self._is_left_over() and not self._spin(self._listening):
                     return
                 self._receive_and_take(sleeper, 0)
         except BlockingIOError:
@@ -297,9 +299,9 @@ class StreamChannel(Channel):
             self._reading.release()
             self._call_successor()
 
-    def _spin(self) -> bool:
+    def _spin(self, habit: Habit | None) -> bool:
         decoder = self.decoder
-        return self._spinner.receive(self.connection, decoder.space(), decoder.counts)
+        return self._spinner.receive(self.connection, decoder.space(), decoder.counts, habit)
 
     def _follow(self, pending: Pending) -> None:
         """Sleeps until `pending` is done, or is called to read."""
@@ -373,12 +375,13 @@ class StreamChannel(Channel):
         if pending.done or pending.delivered:
             return  # another reader had it already, before this one began to read
         if not self._is_left_over():
-            self._spin()
+            self._spin(pending.habit)
         if self._is_left_over() and self._receive_and_take(pending, None):
             return
         if pending.is_shared and isinstance(self.connection, StreamConnection):
             self._read_wakefully(pending, self.connection)
             return
+        callers = self.agent.crew.callers
         while not pending.done:
             seconds = _READ_SECONDS
             if pending.deadline is not None:
@@ -387,11 +390,14 @@ class StreamChannel(Channel):
                     self._expire(pending)
                     return
                 seconds = min(seconds, remaining)
+            callers.add(pending)
             try:
                 if self._receive_and_take(pending, seconds):
                     return
             except BlockingIOError:
                 continue
+            finally:
+                callers.discard(pending)
 
     def _read_wakefully(self, sleeper: Pending, connection: StreamConnection) -> None:
         """Reads until `sleeper` is done, which others may do too: then they wake this reader."""

@@ -100,6 +100,8 @@ class Crew:
         self._monitor_stop = threading.Event()
         self._monitor: threading.Thread | None = None
         self._closed = False
+        self.callers: set[object] = set()
+        """What threads of this process, asleep now, wait for."""
 
     # ------------------------------------------------------------ what others ask of it
 
@@ -159,6 +161,15 @@ class Crew:
         self._checks.append(check)
         if self._monitor_rests:
             self._rouse_monitor()
+
+    def has_more(self) -> bool:
+        """Whether there is something to be read that nobody reads yet."""
+        return bool(self._revisit) or self._poller.has_ready()
+
+    def is_wanted_elsewhere(self) -> bool:
+        """Whether the leader should not wait for more where it is: there is something to be read,
+        or a thread of this process wants to go on as soon as its answer comes."""
+        return bool(self.callers or self._revisit) or self._poller.has_ready()
 
     def is_member(self) -> bool:
         """Whether the current thread belongs to this crew."""

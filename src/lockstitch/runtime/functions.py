@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from lockstitch.errors import SerializationError
+from lockstitch.transport.spin import Habit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +100,8 @@ class OutgoingFunctions:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.sent: dict[Callable[..., Any], int] = {}
+        self.habits: dict[int, Habit] = {}
+        """How long their answers are waited for, by number."""
         self.defining = threading.Lock()
 
     def define(self, function: Callable[..., Any]) -> tuple[int, bytes | None]:
@@ -120,6 +123,7 @@ class OutgoingFunctions:
         """The definition has left: from now on the number alone will do."""
         if number > 0:
             self.sent[function] = number
+            self.habits[number] = Habit()
 
 
 class KnownFunction:

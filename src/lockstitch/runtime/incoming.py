@@ -85,7 +85,7 @@ class IncomingConnection(Requests):
         self.connection = connection
         self._decoder = agent.decoder(connection)
         self._lend = connection.lend
-        self._spinner = Spinner()
+        self._spinner = Spinner(agent.crew.is_wanted_elsewhere)
         self._send_lock = threading.Lock()
         self._greeted = False
         agent.peers.note_incoming(self)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from lockstitch.runtime.channel import Channel
+    from lockstitch.transport.spin import Habit
     from lockstitch.transport.waker import Waker
     from lockstitch.wire.messages import Message
 
@@ -40,6 +41,8 @@ class Pending:
     delivered = False
     """The answer has been taken from the connection, and somebody decodes it."""
     done = False
+    habit: Habit | None = None
+    """How long such requests usually wait for their answer."""
     is_shared = False
     """Others than readers of the connection may finish it."""
 

@@ -122,6 +122,10 @@ class Poller(Protocol):
         What is returned is disarmed. Only one thread waits at a time."""
         ...
 
+    def has_ready(self) -> bool:
+        """Whether `wait` would return something now, or is about to; any thread may ask."""
+        ...
+
     def wake(self) -> None:
         """Makes the current, or else the next, `wait` return."""
         ...

@@ -282,6 +282,14 @@ class MemoryPoller:
                 return ready
             self._clock.wait_until(self._changed, _first(deadline, next_due))
 
+    def has_ready(self) -> bool:
+        """Whether something armed is readable now, or `wake` was called."""
+        with self._lock:
+            armed = [_memory_end(each) for each, is_armed in self._armed.items() if is_armed]
+        now = self._clock.now()
+        due = [at for each in armed if (at := each.readable_at()) is not None]
+        return self._is_woken or any(at <= now for at in due)
+
     def wake(self) -> None:
         """Makes the current, or else the next, `wait` return."""
         self._is_woken = True

@@ -31,6 +31,9 @@ class EpollPoller:
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake, select.EPOLLIN)
+        # Looking at it from outside takes nothing out of it.
+        self._outside = select.epoll()
+        self._outside.register(self._epoll, select.EPOLLIN)
         self._descriptors: dict[SocketEnd, int] = {}
         self._ends: dict[int, SocketEnd] = {}
         self._gone: list[SocketEnd] = []  # armed, but closed before they were added
@@ -102,6 +105,13 @@ class EpollPoller:
             self._stop_waiting()
         return self._ready(events)
 
+    def has_ready(self) -> bool:
+        """Whether something armed is readable, or `wake` was called; looks without waiting."""
+        try:
+            return bool(self._outside.poll(0))
+        except ValueError:  # closed meanwhile
+            return False
+
     def wake(self) -> None:
         """Makes the current, or else the next, `wait` return."""
         with self._lock:
@@ -147,6 +157,7 @@ class EpollPoller:
             return ready
 
     def _give_back(self) -> None:
+        self._outside.close()
         self._epoll.close()
         os.close(self._wake)
 

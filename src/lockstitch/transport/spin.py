@@ -2,13 +2,18 @@
 
 Falling asleep and being woken costs 30 µs and more on a virtual machine, several times what a quick
 peer needs to answer, and whoever wakes up finds the caches cold. So before a receiver blocks it may
-look again and again, and lets others have the CPU between two looks. That pays only where an answer
-is near and the CPU is free, hence the rules:
+look again and again. That pays only where an answer is near and the CPU is free, hence the rules:
 
-- every wait is measured, those without spinning too, and one spins only where waits have been short
-  of late, and no longer than three times as long as they were;
+- every wait is measured, those without spinning too, each kind of wait apart (a `Habit`); one spins
+  only where waits of its kind have been short of late, and no longer than three times as long;
+- a peer that has just sent something is awake, on a CPU of its own: while that is so, the CPU is
+  kept, since two processes that yield to each other end up on the same one, and where others want
+  it too it would be lost for milliseconds. A peer that may be asleep is offered the CPU between
+  two looks, for it may have to wake up on this one;
 - a look that took over half a millisecond means that somebody else wants the GIL or the CPU: stop
   at once, and do not try again for 1 ms, then 2, 4 … 64; each success shortens that;
+- whoever spins looks now and then whether something else has come that this process should read,
+  and stops then;
 - one spinner per process at a time;
 - never where both ends are in this process: the answer would need the GIL that spinning holds.
 """
@@ -34,6 +39,12 @@ _SHORT_SECONDS = 1e-3
 _LONG_SECONDS = 2e-3
 _SHORTEST_PAUSE_SECONDS = 1e-3
 _LONGEST_PAUSE_SECONDS = 64e-3
+# After so long without an answer: is something else to be read?
+_GLANCE_SECONDS = 10e-6
+# Who has sent something so lately is taken to be awake still, and gets so long to answer before the
+# CPU is offered to it.
+_AWAKE_SECONDS = 200e-6
+_KEEP_SECONDS = 150e-6
 _YIELD_CPU = getattr(os, "sched_yield", bool)
 
 
@@ -53,35 +64,67 @@ class _Turn:
 _TURN = _Turn()
 
 
+class Habit:
+    """How long waits of one kind have been of late."""
+
+    __slots__ = ("usual_seconds",)
+
+    def __init__(self) -> None:
+        self.usual_seconds = 0.0
+
+    def note(self, seconds: float) -> None:
+        """One of them has ended after so long."""
+        self.usual_seconds += (min(seconds, _LONG_SECONDS) - self.usual_seconds) / 4
+
+
+def _never() -> bool:
+    return False
+
+
 class Spinner:
     """The right of one receiver to spin; have one for each connection.
 
-    `now` (seconds) and `yield_cpu` are for tests.
+    `is_wanted` says whether this process has something else to read; `now` (seconds) and
+    `yield_cpu` are for tests.
     """
 
     def __init__(
         self,
+        is_wanted: Callable[[], bool] = _never,
         now: Callable[[], float] = time.perf_counter,
         yield_cpu: Callable[[], object] = _YIELD_CPU,
     ) -> None:
         self._now = now
         self._yield_cpu = yield_cpu
-        self._usual_seconds = 0.0
+        self._is_wanted = is_wanted
+        self._habit = Habit()
+        self._waits_for = self._habit
         self._waits_since = 0.0
         self._pause_seconds = _SHORTEST_PAUSE_SECONDS
         self._paused_until = 0.0
+        self._awake_until = 0.0
 
     def __repr__(self) -> str:
-        return f"<Spinner · waits of {self._usual_seconds * 1e6:.0f} µs>"
+        return f"<Spinner · waits of {self._waits_for.usual_seconds * 1e6:.0f} µs>"
 
-    def receive(self, connection: Connection, view: memoryview, counts: list[int]) -> bool:
+    def receive(
+        self,
+        connection: Connection,
+        view: memoryview,
+        counts: list[int],
+        habit: Habit | None = None,
+    ) -> bool:
         """Tries to receive as `Connection.receive_into` does; True when something was appended.
 
-        False means that nothing came, or that spinning is not allowed now: block instead, and tell
-        by `note_arrival` when that is over. Raises `ConnectionError` when the peer vanished.
+        `habit`: what kind of wait this is, where there are several. False means that nothing came,
+        or that spinning is not allowed now: block instead, and tell by `note_arrival` when that is
+        over. Raises `ConnectionError` when the peer vanished.
         """
+        if habit is None:
+            habit = self._habit
+        self._waits_for = habit
         start = self._waits_since = self._now()
-        usual = self._usual_seconds
+        usual = habit.usual_seconds
         if usual > _SHORT_SECONDS or start < self._paused_until or start < _TURN.taken_until:
             return False
         if not isinstance(connection, StreamConnection) or connection.is_own_process:
@@ -103,19 +146,23 @@ class Spinner:
         since = self._waits_since
         if since:
             self._waits_since = 0.0
-            wait = min(self._now() - since, _LONG_SECONDS)
-            self._usual_seconds += (wait - self._usual_seconds) / 4
+            now = self._now()
+            self._waits_for.note(now - since)
+            self._awake_until = now + _AWAKE_SECONDS
 
     def _spin(
         self, connection: Connection, view: memoryview, counts: list[int], deadline: float
     ) -> bool:
         receive_into, now, yield_cpu = connection.receive_into, self._now, self._yield_cpu
         before = self._waits_since
+        glance_at = before + _GLANCE_SECONDS
+        yield_at = before + _KEEP_SECONDS if before < self._awake_until else before
         while True:
             try:
                 receive_into(view, counts, 0)
             except BlockingIOError:
-                yield_cpu()
+                if before >= yield_at:
+                    yield_cpu()
             else:
                 return True
             after = now()
@@ -125,4 +172,8 @@ class Spinner:
                 return False
             if after > deadline:
                 return False
+            if after > glance_at:
+                if self._is_wanted():
+                    return False
+                glance_at = after + _GLANCE_SECONDS
             before = after

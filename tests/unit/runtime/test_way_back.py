@@ -25,6 +25,7 @@ class Crew:
     def __init__(self):
         self.armed = 0
         self.checks = []
+        self.callers = set()
 
     def watch(self, _connection, _source): ...
 
@@ -37,6 +38,9 @@ class Crew:
 
     def look_after(self, check):
         self.checks.append(check)
+
+    def has_more(self):
+        return False
 
     def is_member(self):
         return False

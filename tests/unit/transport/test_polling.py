@@ -52,6 +52,22 @@ def test_an_armed_connection_is_told_of_once(pair, poller):
     assert list(poller.wait(1)) == [far]
 
 
+def test_a_look_from_outside_takes_nothing_away(pair, poller):
+    near, far = pair
+    poller.add(far)
+    near.send([b"x"])
+    assert not poller.has_ready()
+    poller.arm(far)
+    assert poller.has_ready()
+    assert poller.has_ready()
+    assert list(poller.wait(1)) == [far]
+    assert not poller.has_ready()
+    poller.wake()
+    assert poller.has_ready()
+    poller.close()
+    poller.has_ready()  # whatever it says
+
+
 def test_what_is_not_armed_is_not_told_of(pair, poller):
     near, far = pair
     poller.add(far)

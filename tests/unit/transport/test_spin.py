@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from lockstitch.transport.memory import MemoryNetwork
-from lockstitch.transport.spin import _TURN, Spinner
+from lockstitch.transport.spin import _TURN, Habit, Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.unix import UnixTransport
 from tests.unit.transport.streams import connected
@@ -68,24 +68,26 @@ def test_what_comes_during_the_spin_is_received(pair):
             near.send([b"abc"])
 
     counts: list[int] = []
-    assert spin(Spinner(SteppingTime(MICROSECOND), yield_cpu), far, counts)
+    assert spin(Spinner(now=SteppingTime(MICROSECOND), yield_cpu=yield_cpu), far, counts)
     assert counts == [3]
 
 
 def test_at_first_it_stops_after_fifty_microseconds(pair):
     looks: list[None] = []
-    assert not spin(Spinner(SteppingTime(MICROSECOND), lambda: looks.append(None)), pair[1])
+    spinner = Spinner(now=SteppingTime(MICROSECOND), yield_cpu=lambda: looks.append(None))
+    assert not spin(spinner, pair[1])
     assert 45 <= len(looks) <= 51
 
 
 def test_it_spins_longer_where_waits_were_a_little_longer(pair):
     time = SteppingTime(MICROSECOND)
     looks: list[None] = []
-    spinner = Spinner(time, lambda: looks.append(None))
+    spinner = Spinner(now=time, yield_cpu=lambda: looks.append(None))
     wait_in_vain(spinner, pair[1], time, 500 * MICROSECOND)
-    usual = spinner._usual_seconds
+    usual = spinner._habit.usual_seconds
     assert usual > 100 * MICROSECOND
     looks.clear()
+    time.now += 1e-3  # by now the peer may be asleep
     assert not spin(spinner, pair[1])
     assert len(looks) == pytest.approx((3 * usual + 50e-6) / MICROSECOND, abs=3)
 
@@ -94,7 +96,7 @@ def test_it_does_not_spin_where_waits_are_long_until_they_are_short_again(pair):
     near, far = pair
     time = SteppingTime(MICROSECOND)
     looks: list[None] = []
-    spinner = Spinner(time, lambda: looks.append(None))
+    spinner = Spinner(now=time, yield_cpu=lambda: looks.append(None))
     for _ in range(3):
         wait_in_vain(spinner, far, time, 1.0)
     looks.clear()
@@ -107,15 +109,15 @@ def test_it_does_not_spin_where_waits_are_long_until_they_are_short_again(pair):
 
 
 def test_a_wait_without_spinning_is_measured_once(pair):
-    spinner = Spinner(SteppingTime(MICROSECOND))
+    spinner = Spinner(now=SteppingTime(MICROSECOND))
     spinner.note_arrival()
-    assert spinner._usual_seconds == 0.0
+    assert spinner._habit.usual_seconds == 0.0
     assert not spin(spinner, pair[1])
     spinner.note_arrival()
-    usual = spinner._usual_seconds
+    usual = spinner._habit.usual_seconds
     assert usual > 0.0
     spinner.note_arrival()
-    assert spinner._usual_seconds == usual
+    assert spinner._habit.usual_seconds == usual
     assert f"{usual * 1e6:.0f} µs" in repr(spinner)
 
 
@@ -132,7 +134,7 @@ def test_a_slow_look_ends_it_and_costs_the_right_for_a_millisecond(pair):
     near, far = pair
     time = SteppingTime(MICROSECOND)
     looks: list[None] = []
-    spinner = Spinner(time, lambda: looks.append(None))
+    spinner = Spinner(now=time, yield_cpu=lambda: looks.append(None))
     assert slow_look(spinner, far, time) == pytest.approx(1e-3)
     assert len(looks) == 1
     near.send([b"x"])
@@ -144,7 +146,7 @@ def test_a_slow_look_ends_it_and_costs_the_right_for_a_millisecond(pair):
 def test_the_pause_doubles_with_each_slow_look_and_successes_shorten_it_again(pair):
     near, far = pair
     time = SteppingTime(MICROSECOND)
-    spinner = Spinner(time, lambda: None)
+    spinner = Spinner(now=time, yield_cpu=lambda: None)
     pauses = []
     for _ in range(9):
         pauses.append(slow_look(spinner, far, time))
@@ -172,11 +174,11 @@ def test_only_one_spins_at_a_time(pair):
     def let_another_try() -> None:
         if not outcomes:
             far.send([b"x"])
-            outcomes.append(spin(Spinner(time), near))
+            outcomes.append(spin(Spinner(now=time), near))
 
-    assert not spin(Spinner(time, let_another_try), far)
+    assert not spin(Spinner(now=time, yield_cpu=let_another_try), far)
     assert outcomes == [False]
-    assert spin(Spinner(time), near)
+    assert spin(Spinner(now=time), near)
 
 
 def test_a_turn_that_was_never_given_back_passes(pair):
@@ -184,9 +186,9 @@ def test_a_turn_that_was_never_given_back_passes(pair):
     near.send([b"x"])
     time = SteppingTime(MICROSECOND)
     _TURN.taken_until = time.now + 50 * MICROSECOND  # as an interrupt may leave it
-    assert not spin(Spinner(time), far)
+    assert not spin(Spinner(now=time), far)
     time.now += 50 * MICROSECOND
-    assert spin(Spinner(time), far)
+    assert spin(Spinner(now=time), far)
 
 
 def test_a_lost_peer_raises_and_gives_the_turn_back():
@@ -210,6 +212,47 @@ def test_nobody_spins_for_a_peer_in_the_same_process():
             near.send([b"x"])
             assert not spin(Spinner(), far)
     unix.close()
+
+
+def test_the_cpu_is_kept_while_the_peer_is_awake_and_offered_later(pair):
+    far = pair[1]
+    time = SteppingTime(MICROSECOND)
+    looks: list[float] = []
+    spinner = Spinner(now=time, yield_cpu=lambda: looks.append(time.now))
+    wait_in_vain(spinner, far, time, 300 * MICROSECOND)
+    looks.clear()
+    since = time.now
+    assert not spin(spinner, far)
+    assert looks
+    assert min(looks) - since > 150 * MICROSECOND
+
+
+def test_waits_of_one_kind_do_not_spoil_those_of_another(pair):
+    near, far = pair
+    time = SteppingTime(MICROSECOND)
+    spinner, long_waits, short_waits = Spinner(now=time, yield_cpu=lambda: None), Habit(), Habit()
+    for _ in range(3):
+        assert not spinner.receive(far, memoryview(bytearray(10)), [], long_waits)
+        time.now += 1.0
+        spinner.note_arrival()
+    near.send([b"x"])
+    assert not spinner.receive(far, memoryview(bytearray(10)), [], long_waits)
+    assert spinner.receive(far, memoryview(bytearray(10)), [], short_waits)
+
+
+def test_it_stops_when_something_else_is_to_be_read(pair):
+    time = SteppingTime(MICROSECOND)
+    questions: list[float] = []
+
+    def is_wanted() -> bool:
+        questions.append(time.now)
+        return len(questions) == 2
+
+    looks: list[None] = []
+    spinner = Spinner(is_wanted, time, lambda: looks.append(None))
+    assert not spin(spinner, pair[1])
+    assert len(questions) == 2
+    assert len(looks) < 30
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_yield"), reason="needs sched_yield")
