@@ -13,10 +13,12 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 import torch.distributed.autograd as torch_autograd
 import torch.distributed.rpc as torch_rpc
 
 import lockstitch.autograd
+import lockstitch.nn
 import lockstitch.optim
 import lockstitch.rpc
 
@@ -50,6 +52,10 @@ PUBLIC_NAMES = {
         add_process_set remove_process_set compression exceptions functions mpi_ops
         process_sets
     """,
+    "lockstitch.nn": "parallel Replicate Shard",
+    "lockstitch.nn.parallel": """
+        Replicate Shard comm gather parallel_apply replicate scatter scatter_kwargs
+    """,
     "lockstitch.testing": """
         LocalCluster ProcessCluster Faults Traffic ManualClock assert_same_gradients no_leaks
     """,
@@ -66,6 +72,14 @@ SAME_PARAMETERS: list[tuple[Callable[..., object], Callable[..., object]]] = [
     (lockstitch.rpc.functions.async_execution, torch_rpc.functions.async_execution),
     (lockstitch.rpc.TensorPipeRpcBackendOptions, torch_rpc.TensorPipeRpcBackendOptions),
     (lockstitch.autograd.context, torch_autograd.context),
+    (lockstitch.nn.parallel.scatter, torch.nn.parallel.scatter),
+    (lockstitch.nn.parallel.gather, torch.nn.parallel.gather),
+    (lockstitch.nn.parallel.replicate, torch.nn.parallel.replicate),
+    (lockstitch.nn.parallel.parallel_apply, torch.nn.parallel.parallel_apply),
+    (lockstitch.nn.parallel.comm.broadcast, torch.nn.parallel.comm.broadcast),
+    (lockstitch.nn.parallel.comm.reduce_add, torch.nn.parallel.comm.reduce_add),
+    (lockstitch.nn.parallel.comm.scatter, torch.nn.parallel.comm.scatter),
+    (lockstitch.nn.parallel.comm.gather, torch.nn.parallel.comm.gather),
 ]
 
 # What the incumbent's module imports for itself, or leaves behind.

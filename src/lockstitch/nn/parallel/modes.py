@@ -1,0 +1,75 @@
+"""What a thread takes over from the one for which it works.
+
+torch keeps grad mode, autocast and the like for each thread; a slot that runs the caller's module
+has to run it as the caller would.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The modes of one thread, to be taken over by another: grad mode, inference mode, autocast
+    with its dtype on the CPU and the accelerator, anomaly detection. Can be pickled."""
+
+    is_grad_enabled: bool
+    is_inference: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    is_autocast_cached: bool
+    is_anomaly_checked: bool
+
+    @classmethod
+    def of_this_thread(cls) -> Modes:
+        """The modes that hold here and now."""
+        accelerator = torch.accelerator.current_accelerator()
+        kinds = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+        return cls(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            tuple(
+                (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+                for kind in kinds
+            ),
+            torch.is_autocast_cache_enabled(),
+            torch.is_anomaly_enabled(),
+        )
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """These modes within the block, in the thread that enters it."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(self.is_inference))
+            stack.enter_context(torch.set_grad_enabled(self.is_grad_enabled))
+            for kind, is_enabled, dtype in self.autocast:
+                if is_enabled or torch.is_autocast_enabled(kind):
+                    stack.enter_context(
+                        torch.autocast(
+                            kind, dtype, enabled=is_enabled, cache_enabled=self.is_autocast_cached
+                        )
+                    )
+            yield
+
+
+def in_callers_modes(function: Callable[..., R]) -> Callable[..., R]:
+    """`function`, to be called by another thread as if this one did: with its modes and its context
+    variables."""
+    modes = Modes.of_this_thread()
+    context = contextvars.copy_context()
+
+    def call(*args: Any) -> R:
+        with modes.active():
+            return function(*args)
+
+    return lambda *args: context.copy().run(call, *args)

@@ -1,0 +1,49 @@
+"""Where a slot of a parallel step runs: the torch device behind what a program writes.
+
+A number is an accelerator's index where there is an accelerator, and a slot on the CPU where there
+is none; so a program for two GPUs runs on two slots of a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Place: TypeAlias = "int | str | torch.device"
+
+CPU = torch.device("cpu")
+
+
+def device_of(place: Place | None) -> torch.device:
+    """The device of `place`: a number as above, -1 the CPU, None the current accelerator, else what
+    `torch.device` takes. Raises what `torch.device` raises for a name that it does not know."""
+    if not isinstance(place, int) and place is not None:
+        device = torch.device(place)
+        accelerator = torch.accelerator.current_accelerator()
+        is_any = accelerator is not None and accelerator.type == str(device)
+        return _current(device) if is_any else device
+    if place == -1 or not torch.accelerator.is_available():
+        return CPU
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    return _current(accelerator) if place is None else torch.device(accelerator.type, place)
+
+
+def devices_of(places: Iterable[Place]) -> list[torch.device]:
+    """One device for each place, in their order."""
+    return [device_of(place) for place in places]
+
+
+def are_different_gpus(devices: Iterable[torch.device]) -> bool:
+    """Whether these are CUDA devices and none comes twice: what torch's own functions are for."""
+    listed = list(devices)
+    return len(set(listed)) == len(listed) and all(device.type == "cuda" for device in listed)
+
+
+def _current(device: torch.device) -> torch.device:
+    """The device of this kind that is current, for a name without a number."""
+    return torch.device(device.type, torch.accelerator.current_device_index())

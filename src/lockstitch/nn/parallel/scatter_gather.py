@@ -1,0 +1,210 @@
+"""Structures of tensors cut into one structure for each place, and joined again.
+
+A tensor is cut along `dim`; everything else goes to every place by reference. All tensors that are
+cut must be of one length there: the original silently drops the rows that the shortest lacks.
+`Replicate` and `Shard` say what else to do with a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from lockstitch.nn.parallel._functions import Broadcast, Gather, Scatter
+from lockstitch.nn.parallel.containers import open_container
+from lockstitch.nn.parallel.places import Place, devices_of
+
+__all__ = ["scatter", "scatter_kwargs", "gather", "Replicate", "Shard"]
+
+T = TypeVar("T")
+
+COMPARABLE = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
+
+
+@dataclass(frozen=True)
+class Replicate(Generic[T]):
+    """Marks an argument, a tensor or a structure of them, that every slot gets whole: a mask for
+    all rows, a table. The module is called with the value, not with this mark."""
+
+    value: T
+
+
+@dataclass(frozen=True)
+class Shard(Generic[T]):
+    """Marks an argument whose tensors are cut along their dimension `dim` rather than along that of
+    the others. The module is called with the piece, not with this mark."""
+
+    value: T
+    dim: int
+
+
+def scatter(inputs: Any, target_gpus: Sequence[Place], dim: int = 0) -> Any:
+    """Cuts each tensor within `inputs` along `dim`, for the places `target_gpus`: a structure like
+    `inputs` for each place that gets a piece (5 rows over 4 places are 2, 2 and 1), as a tuple for
+    a single tensor and as a list otherwise.
+
+    Raises `ValueError`, naming both, if two tensors have not the same length along `dim`, or if one
+    has no such dimension.
+    """
+    parts = _split(inputs, target_gpus, dim, "inputs")
+    return tuple(parts) if isinstance(inputs, torch.Tensor) else parts
+
+
+def scatter_kwargs(
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    target_gpus: Sequence[Place],
+    dim: int = 0,
+) -> tuple[tuple[Any, ...], tuple[dict[str, Any], ...]]:
+    """`scatter` for the arguments of a call: positional and named ones, as many of one as of the
+    other. Without any tensor among them each place gets them all."""
+    parts = _split((inputs, dict(kwargs or {})), target_gpus, dim, "")
+    if not inputs and not kwargs:
+        return (), ()
+    return tuple(tuple(part[0]) for part in parts), tuple(part[1] for part in parts)
+
+
+def gather(outputs: Sequence[Any], target_device: Place, dim: int = 0) -> Any:
+    """Joins structures of one form, one from each place, into one on `target_device`: tensors along
+    `dim` (those without dimensions become a vector, with a warning); None stays None.
+
+    Anything else must be the same in all (`TypeError`), as must the keys of a mapping and the
+    length of a sequence (`ValueError`).
+    """
+    return _join(list(outputs), target_device, dim, "output")
+
+
+def _split(inputs: Any, places: Sequence[Place], dim: int, path: str) -> list[Any]:
+    devices = devices_of(places)
+    return _pieces(inputs, devices[: _count_pieces(inputs, len(devices), dim, path)], dim)
+
+
+def _count_pieces(inputs: Any, limit: int, dim: int, path: str) -> int:
+    """How many places get a piece."""
+    first: tuple[str, int] | None = None
+    for where, tensor, axis in _cut_tensors(inputs, dim, path):
+        if not -tensor.dim() <= axis < tensor.dim():
+            raise ValueError(
+                f"{where} has shape {tuple(tensor.shape)} and no dimension {axis} to cut; "
+                "give it as Replicate(…) if every slot is to have all of it"
+            )
+        size = tensor.shape[axis]
+        if first is None:
+            first = (where, size)
+        elif first[1] != size:
+            raise ValueError(
+                f"{first[0]} has {first[1]} elements along the dimension to cut, but {where} has "
+                f"{size}; mark what is not part of the batch with Replicate(…), and what has the "
+                "batch elsewhere with Shard(…, dim)"
+            )
+    if first is None or first[1] == 0:
+        return limit
+    step = -(-first[1] // limit)
+    return -(-first[1] // step)
+
+
+def _cut_tensors(thing: Any, dim: int, path: str) -> Iterator[tuple[str, torch.Tensor, int]]:
+    """Each tensor that will be cut, with its path and dimension."""
+    if isinstance(thing, torch.Tensor):
+        yield path, thing, dim
+    elif isinstance(thing, Shard):
+        yield from _cut_tensors(thing.value, thing.dim, path)
+    elif not isinstance(thing, Replicate) and (opened := open_container(thing)) is not None:
+        for key, child in zip(opened.keys, opened.children, strict=True):
+            # What `scatter_kwargs` makes of a call is named as the program names it.
+            name = {"[0]": "args", "[1]": "kwargs"}[key] if not path else path + key
+            yield from _cut_tensors(child, dim, name)
+
+
+def _pieces(thing: Any, devices: Sequence[torch.device], dim: int) -> list[Any]:
+    """`thing` for each device."""
+    if isinstance(thing, torch.Tensor):
+        return list(Scatter.apply(devices, None, dim, thing))
+    if isinstance(thing, Shard):
+        return _pieces(thing.value, devices, thing.dim)
+    if isinstance(thing, Replicate):
+        return _copies(thing.value, devices)
+    return _for_each_device(thing, devices, lambda child: _pieces(child, devices, dim))
+
+
+def _copies(thing: Any, devices: Sequence[torch.device]) -> list[Any]:
+    """All of `thing` for each device."""
+    if isinstance(thing, torch.Tensor):
+        return list(Broadcast.apply(devices, thing))
+    return _for_each_device(thing, devices, lambda child: _copies(child, devices))
+
+
+def _for_each_device(thing: Any, devices: Sequence[torch.device], distribute: Any) -> list[Any]:
+    opened = open_container(thing)
+    if opened is None:
+        return [thing] * len(devices)
+    columns = [distribute(child) for child in opened.children]
+    if not isinstance(thing, (list, dict)) and all(
+        value is child
+        for column, child in zip(columns, opened.children, strict=True)
+        for value in column
+    ):
+        return [thing] * len(devices)  # nothing within was cut: an object keeps its identity
+    return [opened.rebuild([column[i] for column in columns]) for i in range(len(devices))]
+
+
+def _join(outputs: list[Any], device: Place, dim: int, path: str) -> Any:
+    out = outputs[0]
+    if isinstance(out, torch.Tensor):
+        return Gather.apply(device, dim, *outputs)
+    if isinstance(out, Mapping):
+        return _join_mappings(outputs, device, dim, path)
+    opened = open_container(out)
+    if opened is None:
+        return _same_in_all(outputs, device, dim, path)
+    columns = [opened.children]
+    for i, other in enumerate(outputs[1:], start=1):
+        columns.append(getattr(open_container(other), "children", ()))
+        if type(other) is not type(out) or len(columns[-1]) != len(opened.keys):
+            raise ValueError(
+                f"{path} is a {type(out).__name__} of {len(opened.keys)} in slot 0 and a "
+                f"{type(other).__name__} of {len(columns[-1])} in slot {i}: they cannot be gathered"
+            )
+    return opened.rebuild(
+        [
+            _join(list(column), device, dim, path + key)
+            for key, *column in zip(opened.keys, *columns, strict=True)
+        ]
+    )
+
+
+def _join_mappings(outputs: list[Any], device: Place, dim: int, path: str) -> Any:
+    """By their keys: they need not be in one order."""
+    out = outputs[0]
+    if not all(len(out) == len(other) for other in outputs):
+        raise ValueError(f"All dicts must have the same number of keys: {path}")
+    for i, other in enumerate(outputs[1:], start=1):
+        if missing := [key for key in out if key not in other]:
+            raise ValueError(f"{path} has the keys {missing} in slot 0 but not in slot {i}")
+    values = [
+        _join([other[key] for other in outputs], device, dim, f"{path}[{key!r}]") for key in out
+    ]
+    opened = open_container(out)
+    return out if opened is None else opened.rebuild(values)
+
+
+def _same_in_all(outputs: list[Any], device: Place, dim: int, path: str) -> Any:
+    """What is no tensor and no container that we know."""
+    out = outputs[0]
+    if all(other is out for other in outputs):
+        return out
+    if isinstance(out, COMPARABLE):
+        if all(type(other) is type(out) and other == out for other in outputs):
+            return out
+    elif isinstance(out, Iterable):
+        kind: Any = type(out)
+        return kind(_join(list(row), device, dim, path) for row in zip(*outputs, strict=True))
+    raise TypeError(
+        f"{path} is {out!r} in slot 0 and {next(o for o in outputs if o is not out)!r} in another: "
+        f"values of type {type(out).__name__} cannot be gathered unless they are the same in all; "
+        "return tensors, or register the type with torch.utils._pytree"
+    )
