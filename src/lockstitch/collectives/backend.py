@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -32,8 +32,14 @@ class Backend(Protocol):
         """Does what can be done at once for all that is under way."""
         ...
 
-    def wait(self, handle: Handle[Any]) -> None:
-        """Returns when the handle is done. Ends at Ctrl-C."""
+    def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
+        """Returns when the handle is done, or when `gives_up`, which is asked about once a second,
+        says so. Ends at Ctrl-C."""
+        ...
+
+    def is_wanted(self) -> bool:
+        """Whether other ranks wait for an operation that this one has not submitted, as far as is
+        known."""
         ...
 
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -138,10 +138,15 @@ class MemoryBackend:
     def advance(self) -> None:
         """Nothing: whoever submits last has done everything."""
 
-    def wait(self, handle: Handle[Any]) -> None:
+    def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
         signal = handle.signal()
         while not signal.wait(_LOOK_SECONDS):
             self._meeting.look_for_stalls(self._rank)
+            if gives_up is not None and gives_up():
+                return
+
+    def is_wanted(self) -> bool:
+        return self._meeting.is_wanted(self._rank)
 
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
@@ -211,6 +216,14 @@ class _Meeting:
 
         with self._lock:
             self.outstanding[rank].look_for_stalls(missing)
+
+    def is_wanted(self, rank: int) -> bool:
+        with self._lock:
+            return any(
+                self._tables[set_id].wants(rank)
+                for set_id, process_set in self._sets.items()
+                if process_set.includes(rank)
+            )
 
     def _follow(self, set_id: int, instruction: Instruction) -> None:
         if isinstance(instruction, AllJoined):

@@ -165,6 +165,12 @@ class Negotiation:
                 return tuple(self._missing(entry))
         return ()
 
+    def wants(self, rank: int) -> bool:
+        """Whether others wait for something that this rank has not submitted."""
+        return any(
+            rank in self._missing(entry) for entries in self._open.values() for entry in entries
+        )
+
     def not_joined(self) -> tuple[int, ...]:
         """Who has not joined in the current epoch."""
         return tuple(r for r, times in self._joins.items() if len(times) <= self._finished_epochs)

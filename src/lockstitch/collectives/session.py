@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 # Automatic names come around again, so that the ranks need not tell each other new ones for ever.
 _AUTOMATIC_NAMES = 1024
+_PATIENCE_SECONDS = 1.0
 
 
 class Session:
@@ -319,6 +320,25 @@ class Session:
         if not handle.is_done:
             self._backend.wait(handle)
         return handle.result()
+
+    def wait_unless_wanted(self, handle: Handle[Any]) -> bool:
+        """Waits like `wait`, but not for ever while other ranks wait for this one elsewhere: after
+        a second of that it returns False, and the operation is still under way. For waits that
+        could as well come later."""
+        now = self._outstanding.clock.now
+        wanted_since: float | None = None
+
+        def gives_up() -> bool:
+            nonlocal wanted_since
+            if not self._backend.is_wanted():
+                wanted_since = None
+                return False
+            wanted_since = wanted_since or now()
+            return now() - wanted_since >= _PATIENCE_SECONDS
+
+        if not handle.is_done:
+            self._backend.wait(handle, gives_up)
+        return handle.is_done
 
     # ------------------------------------------------------------ memory
 

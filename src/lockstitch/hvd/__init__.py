@@ -13,6 +13,7 @@
     functions        the same parameters, optimizer state and objects on all ranks
     optimizer        DistributedOptimizer
     reducer          its gradients on their way from backward to step
+    exchange         one reduction of gradients
     sync_batch_norm  SyncBatchNorm
     exceptions       HorovodInternalError
     mpi_ops          all operations under the module name that programs know

@@ -45,6 +45,10 @@ class Operation(Generic[T]):
             self._result.append(value if self._finish is None else self._finish(value))
         return self._result[0]
 
+    def wait_unless_wanted(self) -> bool:
+        """Waits, but not while other ranks wait for this one elsewhere; whether it is done."""
+        return self._session.wait_unless_wanted(self._handle)
+
     def then(self, finish: Callable[[T], S]) -> Operation[S]:
         """The same operation, whose result goes through `finish`."""
         return Operation(self._session, self._handle, lambda _value: finish(self.wait()))

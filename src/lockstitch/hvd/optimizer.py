@@ -17,8 +17,9 @@ import torch
 from lockstitch.collectives import ReduceOp, Reduction
 from lockstitch.hvd.compression import Compression
 from lockstitch.hvd.constants import Average
+from lockstitch.hvd.exchange import ReducerOptions
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set
-from lockstitch.hvd.reducer import GradientReducer, ReducerOptions
+from lockstitch.hvd.reducer import GradientReducer
 from lockstitch.hvd.synchronous import allreduce
 
 if TYPE_CHECKING:
@@ -43,14 +44,14 @@ class _Distributed(torch.optim.Optimizer):
         """
         self._opt_called = True
         if closure is None:
-            if not self._skips and not self._reducer.is_finished:
+            if not self._skips and not self._reducer.is_finished(self._parameters()):
                 self.synchronize()
             result = super().step()
         else:
             if self._reducer.is_under_way:
                 self.synchronize()
             result = super().step(lambda: self._evaluate(closure))
-        self._reducer.is_finished = False
+        self._reducer.reset()
         return result
 
     # The class below has hooks and calls them: here they would fire a second time. And `step` says
@@ -70,7 +71,15 @@ class _Distributed(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Waits until the gradients of all parameters are reduced: to clip or unscale them before
         `step`."""
-        self._reducer.finish([p for group in self.param_groups for p in group["params"]])
+        self._reducer.finish(self._parameters())
+
+    def without_gradient(self) -> list[str]:
+        """The names of the parameters that got no gradient on this rank before the last step (zeros
+        were reduced in their place): those that the loss does not depend on."""
+        return list(self._reducer.without_gradient)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:

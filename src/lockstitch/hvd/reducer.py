@@ -1,47 +1,40 @@
 """Gradients on their way from `backward` to `step`: when each is reduced, so that none is missed.
 
 A parameter's gradient is submitted as soon as backward has accumulated it for the last time before
-the step (the hook), so that reductions overlap with the rest of backward. `finish`, at the step,
-submits what is still missing: zeros for parameters without a gradient on this rank, parameters that
-were unfrozen or added meanwhile, a last accumulation that was cut short. Then it waits for all.
+the step (the hook), so that reductions overlap with the rest of backward. The end of backward
+submits zeros for parameters that got no gradient on this rank, and waits: what the program does
+with gradients after `backward`, it does with reduced ones.
 
-    no gradient ──hook──▶ accumulated (n of `passes`) ──nth hook──▶ submitted ──finish──▶ reduced
-                                   └──────────────finish──────────────┘
+    no gradient ──hook──▶ accumulated (n of `passes`) ──nth hook──▶ submitted ──end of──▶ reduced
+                                   └──────────finish, at the step──────────┘   backward
 
-Ranks need not have the same gradients, only the same parameters. Names tell them apart, and each
-optimizer of a job has a number, so two may have parameters of one name.
+What is still missing at the step is submitted there: a last accumulation that was cut short,
+parameters that were unfrozen or added meanwhile. Ranks need not have the same gradients, only the
+same parameters. Names tell them apart, and each optimizer of a job has a number, so two may have
+parameters of one name.
+
+Where a step takes several backward passes, each through some of the parameters only, zeros would
+come too early. The first time a gradient follows the zeros, everything is reduced once more: the
+average of what was reduced already, the same on all ranks, plus what is new is right. From then on
+this optimizer waits at the end of the pass with which its gradients are complete, or at the step.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd import Variable
 
-from lockstitch.collectives import AVERAGE, Reduction
-from lockstitch.hvd.asynchronous import sparse_operation
-from lockstitch.hvd.handles import Operation
+from lockstitch.collectives import ReduceOp
+from lockstitch.hvd.exchange import Exchange
 from lockstitch.hvd.job import PROCESS, current_session
-from lockstitch.hvd.process_sets import id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from lockstitch.collectives import Session
-    from lockstitch.hvd.compression import Compressor
-    from lockstitch.hvd.process_sets import ProcessSet
-
-
-@dataclass(frozen=True, slots=True)
-class ReducerOptions:
-    """How gradients are reduced."""
-
-    compression: type[Compressor]
-    process_set: ProcessSet
-    reduction: Reduction = AVERAGE
-    sparse_as_dense: bool = False
+    from lockstitch.hvd.exchange import ReducerOptions
 
 
 class GradientReducer:
@@ -61,16 +54,27 @@ class GradientReducer:
         self._prefix = f"optimizer.{PROCESS.next_number(session)}"
         self._names = dict(names)
         self._group_of = {member: tuple(group) for group in groups for member in group}
+        self._parameters: tuple[torch.Tensor, ...] = ()
         self._hooked: set[torch.Tensor] = set()
         self._was_sparse: set[torch.Tensor] = set()
         self._counts: dict[torch.Tensor, int] = {}
+        self._counted: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
+        """The gradient that was counted: another one begins anew."""
         self._submitted: set[torch.Tensor] = set()
-        self._under_way: list[Operation[None]] = []
+        self._filled: set[torch.Tensor] = set()
+        self._under_way: list[Exchange] = []
+        self._wave = 0
+        self._is_at_end = False
+        """Whether something will be done at the end of this backward pass."""
+        self._fills_early = options.reduction.op is ReduceOp.AVERAGE
+        self._waits_early = True
         self.passes = passes
         self.is_paused = False
         """Whether gradients are only accumulated for now."""
-        self.is_finished = False
-        """Whether there is nothing new since the last `finish`."""
+        self.is_settled = False
+        """Whether there is nothing new since everything was reduced."""
+        self.without_gradient: list[str] = []
+        """The names of the parameters that got no gradient on this rank before the last step."""
 
     @property
     def is_needed(self) -> bool:
@@ -83,6 +87,10 @@ class GradientReducer:
         """Whether some gradients are being reduced."""
         return bool(self._under_way)
 
+    def is_finished(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether all gradients of these are reduced."""
+        return self.is_settled and not self._missing(parameters)
+
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Sees to it that gradients of these are noticed; harmless when repeated."""
         me = weakref.ref(self)
@@ -92,7 +100,8 @@ class GradientReducer:
             if reducer is not None:
                 reducer.accumulated(parameter)
 
-        for parameter in parameters:
+        self._parameters = tuple(parameters)
+        for parameter in self._parameters:
             if parameter.requires_grad and parameter not in self._hooked:
                 parameter.register_post_accumulate_grad_hook(notice)  # type: ignore[no-untyped-call]
                 self._hooked.add(parameter)
@@ -101,10 +110,13 @@ class GradientReducer:
 
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Backward has added to a gradient."""
-        self.is_finished = False
+        if self.is_settled:
+            self._begin_wave()
+        if parameter in self._filled:
+            self._fills_early = False
         if self.is_paused:
             return
-        count = self._counts[parameter] = self._counts.get(parameter, 0) + 1
+        count = self._count(parameter)
         if count > self.passes:
             raise AssertionError(
                 f"the gradient of {self._names[parameter]!r} was computed {count} times since the "
@@ -115,30 +127,102 @@ class GradientReducer:
             unit = self._unit(parameter)
             if all(self._counts.get(member, 0) == self.passes for member in unit):
                 self._submit(unit)
+            if not self._is_at_end:
+                self._is_at_end = True
+                Variable._execution_engine.queue_callback(self._end_backward)
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> None:
         """Submits what is missing and waits for everything. Raises `HorovodInternalError`; what is
-        under way then is forgotten."""
+        under way then is forgotten. Raises `RuntimeError` where the program has changed a gradient
+        while it was being reduced."""
         self.watch(parameters)
+        early = list(self._under_way)
+        disturbed = [each for each in early if each.is_disturbed()]
         try:
             if self.is_needed:
-                for parameter in parameters:
-                    is_trained = parameter.requires_grad or parameter.grad is not None
-                    if is_trained and parameter not in self._submitted:
-                        self._submit(self._unit(parameter))
-            for operation in self._under_way:
-                operation.wait()
+                self._submit_missing()
+            for exchange in self._under_way:
+                exchange.wait()
         finally:
-            self.reset()
-        self.is_finished = True
+            self._under_way.clear()
+            self._counts.clear()
+            self._is_at_end = False
+        self.is_settled = True
+        if disturbed:
+            raise RuntimeError(self._why_disturbed(disturbed))
 
     def reset(self) -> None:
-        """Counts begin anew."""
+        """A new step begins."""
         self._counts.clear()
+        self._counted.clear()
         self._submitted.clear()
+        self._filled.clear()
         self._under_way.clear()
+        self._wave = 0
+        self.is_settled = False
+        self._is_at_end = False
 
     # ------------------------------------------------------------ inside
+
+    def _begin_wave(self) -> None:
+        """Gradients change after they were reduced."""
+        self.is_settled = False
+        self._wave += bool(self._submitted)
+        self._submitted.clear()
+
+    def _count(self, parameter: torch.Tensor) -> int:
+        """How often this gradient was added to; one that replaces another begins anew."""
+        gradient = parameter.grad
+        assert gradient is not None
+        known = self._counted.get(parameter)
+        if known is None or known() is not gradient:
+            self._counted[parameter] = weakref.ref(gradient)
+            if parameter not in self._submitted:
+                self._counts.pop(parameter, None)
+        count = self._counts[parameter] = self._counts.get(parameter, 0) + 1
+        return count
+
+    def _end_backward(self) -> None:
+        """The end of a pass with which at least one gradient was complete."""
+        if not self._is_at_end:  # it was finished meanwhile
+            return
+        self._is_at_end = False
+        missing = self._missing(self._parameters)
+        has_begun = any(self._counts.get(each) for each in missing)
+        is_complete = not missing or self._wave or (self._fills_early and not has_begun)
+        if not self._waits_early or not is_complete:
+            return
+        try:
+            self._submit_missing()
+            for exchange in self._under_way:
+                if not exchange.wait_unless_wanted():
+                    self._waits_early = False
+                    return
+                exchange.wait()
+        except BaseException:
+            self.reset()
+            raise
+        self._under_way.clear()
+        self.is_settled = True
+
+    def _missing(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """What has to be submitted before the step."""
+        if not self.is_needed:
+            return []
+        return [
+            each
+            for each in parameters
+            if (each.requires_grad or each.grad is not None) and each not in self._submitted
+        ]
+
+    def _submit_missing(self) -> None:
+        missing = self._missing(self._parameters)
+        if not self._wave:
+            self._filled = {each for each in missing if each.grad is None}
+            self.without_gradient = [self._names[each] for each in missing if each.grad is None]
+        for parameter in missing:
+            if parameter not in self._submitted:
+                self._submit(self._unit(parameter))
 
     def _unit(self, parameter: torch.Tensor) -> list[torch.Tensor]:
         """What is reduced together with a parameter, itself included."""
@@ -150,11 +234,14 @@ class GradientReducer:
         self._submitted.update(unit)
         for parameter in unit:
             self._fill(parameter)
-        sparse = [each for each in unit if each in self._was_sparse]
+        sparse = [[each] for each in unit if each in self._was_sparse]
         dense = [each for each in unit if each not in self._was_sparse]
-        self._under_way += [self._begin_sparse(session, each) for each in sparse]
-        if dense:
-            self._under_way.append(self._begin(session, dense))
+        for parameters in (*sparse, dense):
+            if parameters:
+                name = f"{self._prefix}.{self._names[parameters[0]]}"
+                if self._wave:
+                    name += f".again.{self._wave}"
+                self._under_way.append(Exchange(session, self._options, name, parameters))
 
     def _fill(self, parameter: torch.Tensor) -> None:
         """Gives the parameter a gradient if it has none, as sparse as it was last time."""
@@ -167,44 +254,11 @@ class GradientReducer:
             else:
                 self._was_sparse.add(parameter)
 
-    def _begin(self, session: Session, parameters: list[torch.Tensor]) -> Operation[None]:
-        compression = self._options.compression
-        sent, notes = [], []
-        for parameter in parameters:
-            assert parameter.grad is not None
-            tensor, note = compression.compress(parameter.grad.detach())
-            sent.append(tensor)
-            notes.append(note)
-        reduction, set_id = self._options.reduction, id_of(self._options.process_set)
-        name = f"{self._prefix}.{self._names[parameters[0]]}"
-        handle: Any
-        if len(sent) == 1:
-            handle = session.allreduce(
-                sent[0], reduction, name=name, process_set=set_id, output=sent[0]
-            )
-        else:
-            handle = session.grouped_allreduce(
-                sent, reduction, name=name, process_set=set_id, outputs=sent
-            )
-
-        def store(_reduced: object) -> None:
-            for parameter, tensor, note in zip(parameters, sent, notes, strict=True):
-                result = compression.decompress(tensor, note)
-                gradient = parameter.grad
-                if gradient is not None and result.data_ptr() != gradient.data_ptr():
-                    gradient.detach().copy_(result)
-
-        return Operation(session, handle, store)
-
-    def _begin_sparse(self, session: Session, parameter: torch.Tensor) -> Operation[None]:
-        assert parameter.grad is not None
-        name = f"{self._prefix}.{self._names[parameter]}"
-        options = self._options
-        operation = sparse_operation(
-            session, parameter.grad, name, options.reduction.op, options.process_set
+    def _why_disturbed(self, exchanges: Iterable[Exchange]) -> str:
+        first = next(each for exchange in exchanges for each in exchange.parameters)
+        return (
+            f"the gradient of {self._names[first]!r} was changed while it was being reduced, so "
+            "this step is wrong. Backward could not wait for it, because other ranks came to "
+            "another operation first, or because it takes several passes through different "
+            "parameters: call synchronize() before you clip or unscale gradients"
         )
-
-        def store(reduced: torch.Tensor) -> None:
-            parameter.grad = reduced
-
-        return operation.then(store)

@@ -163,12 +163,13 @@ def test_lbfgs_decides_alike_on_all_ranks():
     assert_all_are(expected, on_ranks(2, program))
 
 
-def test_clipping_between_backward_and_step():
+@pytest.mark.parametrize("ritual", [False, True])
+def test_clipping_between_backward_and_step(ritual):
     def clipped(net, optimizer, part):
         for step in range(STEPS):
             optimizer.zero_grad()
             loss_of(net, *map(part, batch(step))).backward()
-            if isinstance(optimizer, torch.optim.SGD) and hasattr(optimizer, "synchronize"):
+            if ritual and hasattr(optimizer, "synchronize"):
                 optimizer.synchronize()
             nn.utils.clip_grad_norm_(net.parameters(), 0.1)
             optimizer.step()
@@ -298,8 +299,6 @@ def test_misuse_is_told():
         net = model()
         optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()))
         loss_of(net, *batch(0)).backward()
-        with pytest.raises(AssertionError, match="zero_grad"):
-            optimizer.zero_grad()
         with pytest.raises(AssertionError, match="backward_passes_per_step=1"):
             loss_of(net, *batch(0)).backward()
         optimizer.step()
@@ -307,6 +306,20 @@ def test_misuse_is_told():
         for _ in range(2):
             loss_of(net, *batch(0)).backward()
         optimizer.step()
+
+    on_ranks(2, program)
+
+
+def test_zero_grad_while_gradients_are_under_way_is_told():
+    def program():
+        parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum)
+        parameters[0].sum().backward()
+        with pytest.raises(AssertionError, match="zero_grad"):
+            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert optimizer.without_gradient() == ["noname.1"]
 
     on_ranks(2, program)
 
@@ -349,7 +362,8 @@ def test_num_groups_is_the_older_word():
     on_ranks(1, program)
 
 
-def test_a_gradient_scaler_decides_alike_on_all_ranks():
+@pytest.mark.parametrize("order", ["plain", "unscale", "synchronize"])
+def test_a_gradient_scaler_decides_alike_on_all_ranks(order):
     def program():
         weight = nn.Parameter(torch.zeros(1))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
@@ -358,11 +372,95 @@ def test_a_gradient_scaler_decides_alike_on_all_ranks():
         for factor in (1.0, float("inf") if hvd.rank() else 1.0, 1.0):
             optimizer.zero_grad()
             scaler.scale((weight * factor).sum()).backward()
-            optimizer.synchronize()
+            if order == "synchronize":
+                optimizer.synchronize()
+            if order == "unscale":
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_([weight], 1.0)
             scaler.step(optimizer)
             scaler.update()
-            after.append((weight.item(), scaler.get_scale()))
+            after.append((round(weight.item(), 3), scaler.get_scale()))
         return after
 
     # The second step is skipped by both, though only one of them has seen an infinity.
     assert on_ranks(2, program) == [[(-1.0, 4.0), (-1.0, 2.0), (-2.0, 2.0)]] * 2
+
+
+def test_adversaries_each_with_an_optimizer():
+    def train(part, wrap):
+        generator, judge = (nn.Linear(1, 1, bias=False).double() for _ in range(2))
+        nn.init.constant_(generator.weight, 2.0)
+        nn.init.constant_(judge.weight, 3.0)
+        optimizers = [wrap(torch.optim.SGD(net.parameters(), lr=0.1)) for net in (generator, judge)]
+        noise = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+        for _ in range(2):
+            optimizers[0].zero_grad()
+            judge(generator(part(noise))).square().mean().backward()  # reaches the judge, too
+            optimizers[0].step()
+            judge.zero_grad()  # the module's
+            judge(generator(part(noise)).detach()).square().mean().backward()
+            optimizers[1].step()
+        return [*values(generator), *values(judge)]
+
+    def program():
+        return train(mine, hvd.DistributedOptimizer)
+
+    assert_all_are(train(lambda tensor: tensor, lambda o: o), on_ranks(2, program))
+
+
+def test_a_rank_without_data_joins():
+    def program():
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        for _ in range(1 + 2 * hvd.rank()):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+        last = hvd.join()
+        hvd.broadcast_parameters([weight], root_rank=last)
+        return last, weight.item()
+
+    assert on_ranks(2, program) == [(1, -2.0)] * 2
+
+
+def test_a_parameter_group_added_later_is_reduced():
+    def program():
+        one, two = (nn.Parameter(torch.zeros(1)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one], lr=1.0))
+        for step in range(3):
+            if step == 1:
+                optimizer.add_param_group({"params": [two]})
+            optimizer.zero_grad()
+            ((one + two) * hvd.rank()).sum().backward()
+            optimizer.step()
+            two.grad = None if step == 0 else two.grad
+        return one.item(), two.item()
+
+    assert on_ranks(2, program) == [(-1.5, -1.0)] * 2
+
+
+def test_bfloat16_parameters():
+    def program():
+        weight = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        (weight * hvd.rank()).sum().backward()
+        optimizer.step()
+        return weight.tolist()
+
+    assert on_ranks(2, program) == [[-0.5] * 3] * 2
+
+
+@pytest.mark.slow  # the compiler takes its time
+def test_a_compiled_model():
+    def program():
+        net = model()
+        compiled = torch.compile(net, backend="aot_eager")
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(compiled, *map(mine, batch(step))).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1e6)
+            optimizer.step()
+        return values(net)
+
+    assert_all_are(in_one_process(OPTIMIZERS["sgd"]), on_ranks(2, program))

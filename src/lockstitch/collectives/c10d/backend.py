@@ -17,6 +17,7 @@ import torch
 
 from lockstitch.collectives.arithmetic import rows_gathered
 from lockstitch.collectives.c10d.messages import (
+    ANYTHING,
     Ask,
     Define,
     Detailed,
@@ -129,12 +130,19 @@ class C10dBackend:
         if self._is_abandoned:
             self._refuse_child()
 
-    def wait(self, handle: Handle[Any]) -> None:
+    def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
         if self._is_abandoned:
             self._refuse_child()
         signal = handle.signal()
         while not signal.wait(_LOOK_SECONDS):
             self._outstanding.look_for_stalls(self._whom_it_waits_for)
+            if gives_up is not None and gives_up():
+                return
+
+    def is_wanted(self) -> bool:
+        """What rank 0 has answered to the last such question; asks anew."""
+        self._ear.tell(Ask(ANYTHING))
+        return bool(self._missing.pop(ANYTHING, ()))
 
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self._plane.device)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockstitch.collectives.arithmetic import element_count
 from lockstitch.collectives.c10d.messages import (
+    ANYTHING,
     Ask,
     Define,
     Detailed,
@@ -110,6 +111,10 @@ class Hub:
                 for each in table.handle(Left(rank))
             ]
         elif isinstance(message, Ask):
+            if message.number == ANYTHING:
+                is_wanted = any(table.wants(rank) for table in self._tables.values())
+                notes.append(Note(rank, Missing(ANYTHING, (rank,) * is_wanted)))
+                return ()
             known = self._known[rank, message.number]
             missing = self._tables[known.set_id].missing(known.description.name, rank)
             notes.append(Note(rank, Missing(message.number, missing)))

@@ -18,6 +18,9 @@ LENGTH_SIZE = _LENGTH.size
 _SUBMIT, _ORDER, _RARE = 1, 2, 3
 MOST_BYTES = 1 << 26
 
+ANYTHING = -1
+"""The number of no operation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -58,7 +61,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Whom do I wait for?"""
+    """Whom do I wait for? With `ANYTHING`: does somebody wait for me?"""
 
     number: int
 
@@ -105,7 +108,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The answer to `Ask`."""
+    """The answer to `Ask`: ranks that have not submitted it; the asker itself if it is wanted."""
 
     number: int
     ranks: tuple[int, ...]

@@ -30,7 +30,7 @@ from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.transport.forks import abandon_in_child
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.outstanding import Outstanding
@@ -127,13 +127,15 @@ class SharedMemoryBackend:
         with self._lock:
             self._turn()
 
-    def wait(self, handle: Handle[Any]) -> None:
+    def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
         if self._is_abandoned:
             self._check_process()
         while not handle.is_done:
+            if gives_up is not None and gives_up():
+                return
             if self._token.acquire(blocking=False):
                 try:
-                    self._drive(handle)
+                    self._drive(handle, gives_up)
                 finally:
                     self._token.release()
                     self._promote()
@@ -210,7 +212,13 @@ class SharedMemoryBackend:
             raise
         return is_news
 
-    def _drive(self, handle: Handle[Any] | None) -> None:
+    def is_wanted(self) -> bool:
+        with self._lock:
+            return any(channel.table.wants(self._rank) for channel in self._open_channels)
+
+    def _drive(
+        self, handle: Handle[Any] | None, gives_up: Callable[[], bool] | None = None
+    ) -> None:
         """Works until the handle is done; without one, until nothing is under way or somebody else
         wants to."""
         spin_until = time.perf_counter() + _SPIN_SECONDS
@@ -223,6 +231,8 @@ class SharedMemoryBackend:
                 os.sched_yield()
             else:
                 self._sleep(handle)
+                if gives_up is not None and gives_up():
+                    return
                 spin_until = time.perf_counter() + _SPIN_SECONDS
 
     def _is_over(self, handle: Handle[Any] | None) -> bool:

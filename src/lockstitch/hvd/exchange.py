@@ -1,0 +1,108 @@
+"""One gradient, or a group of them, on its way through a reduction and back into `.grad`.
+
+What is submitted is an alias of the gradient with a version counter of its own. So the gradient's
+counter moves only if the program changes it, which it must not do meanwhile: `is_disturbed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.collectives import AVERAGE, Reduction
+from lockstitch.hvd.asynchronous import sparse_operation
+from lockstitch.hvd.handles import Operation
+from lockstitch.hvd.process_sets import id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from lockstitch.collectives import Session
+    from lockstitch.hvd.compression import Compressor
+    from lockstitch.hvd.process_sets import ProcessSet
+
+
+@dataclass(frozen=True, slots=True)
+class ReducerOptions:
+    """How gradients are reduced."""
+
+    compression: type[Compressor]
+    process_set: ProcessSet
+    reduction: Reduction = AVERAGE
+    sparse_as_dense: bool = False
+
+
+class Exchange:
+    """Gradients of some parameters, all dense or one sparse, that are being reduced together."""
+
+    def __init__(
+        self,
+        session: Session,
+        options: ReducerOptions,
+        name: str,
+        parameters: Sequence[torch.Tensor],
+    ) -> None:
+        self.parameters = parameters
+        self._options = options
+        self._gradients = [_gradient(parameter) for parameter in parameters]
+        self._versions = [gradient._version for gradient in self._gradients]
+        begin = self._begin_sparse if self._gradients[0].is_sparse else self._begin
+        self._operation: Operation[None] = begin(session, name)
+
+    def wait(self) -> None:
+        """Until the parameters have the reduced gradients. Raises `HorovodInternalError`."""
+        self._operation.wait()
+
+    def wait_unless_wanted(self) -> bool:
+        """See `Session.wait_unless_wanted`."""
+        return self._operation.wait_unless_wanted()
+
+    def is_disturbed(self) -> bool:
+        """Whether the program has changed a gradient since it was submitted."""
+        return any(
+            parameter.grad is not gradient or gradient._version != version
+            for parameter, gradient, version in zip(
+                self.parameters, self._gradients, self._versions, strict=True
+            )
+        )
+
+    def _begin(self, session: Session, name: str) -> Operation[None]:
+        compression = self._options.compression
+        pairs = [compression.compress(gradient.data) for gradient in self._gradients]
+        sent = [tensor for tensor, _ in pairs]
+        reduction, set_id = self._options.reduction, id_of(self._options.process_set)
+        handle: Any
+        if len(sent) == 1:
+            handle = session.allreduce(
+                sent[0], reduction, name=name, process_set=set_id, output=sent[0]
+            )
+        else:
+            handle = session.grouped_allreduce(
+                sent, reduction, name=name, process_set=set_id, outputs=sent
+            )
+
+        def store(_reduced: object) -> None:
+            for gradient, (tensor, note) in zip(self._gradients, pairs, strict=True):
+                result = compression.decompress(tensor, note)
+                if result.data_ptr() != gradient.data_ptr():
+                    gradient.data.copy_(result)
+
+        return Operation(session, handle, store)
+
+    def _begin_sparse(self, session: Session, name: str) -> Operation[None]:
+        (parameter,), (gradient,) = self.parameters, self._gradients
+        operation = sparse_operation(
+            session, gradient, name, self._options.reduction.op, self._options.process_set
+        )
+
+        def store(reduced: torch.Tensor) -> None:
+            parameter.grad = reduced
+
+        return operation.then(store)
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
