@@ -3,7 +3,7 @@
     rpc          calls and remote references          ← torch.distributed.rpc
     autograd     one backward pass over all workers   ← torch.distributed.autograd
     optim        DistributedOptimizer                 ← torch.distributed.optim
-    nn           parallel steps on slots              ← torch.nn.parallel
+    nn           modules on slots, on other workers    ← torch.nn.parallel, torch.distributed.nn
     hvd          training on many ranks                ← horovod.torch
     collectives  reductions over ranks, negotiated by name
     testing      clusters in one process, mishaps by script, proofs of equality

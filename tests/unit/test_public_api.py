@@ -52,7 +52,7 @@ PUBLIC_NAMES = {
         add_process_set remove_process_set compression exceptions functions mpi_ops
         process_sets
     """,
-    "lockstitch.nn": "parallel Replicate Shard",
+    "lockstitch.nn": "RemoteModule Replicate Shard api parallel",
     "lockstitch.nn.parallel": """
         Replicate Shard comm gather parallel_apply replicate scatter scatter_kwargs
     """,

@@ -239,7 +239,11 @@ class _Reducing:
             tag, reduce = entry
             return rebuild, (tag, *reduce(obj, self.session))
         if isinstance(obj, torch.nn.Module):
-            self.session.sealed.update(map(id, obj.parameters()))
+            own_way = getattr(cls, "__rpc_reduce__", None)
+            if own_way is not None:
+                return own_way(obj)
+            # Submodules come by themselves.
+            self.session.sealed.update(map(id, obj.parameters(recurse=False)))
         return NotImplemented
 
 
