@@ -24,7 +24,7 @@ from lockstitch.ids import WorkerId
 from lockstitch.testing.clock import ManualClock
 from lockstitch.wire.frames import FrameDecoder, encode
 
-JOIN_SECONDS = 20
+JOIN_SECONDS = 60
 
 
 class Clerk:

@@ -14,7 +14,7 @@ from lockstitch.autograd.graph import Entry, find_components
 from lockstitch.autograd.stitch import RECEIVE_NODE, stitch_receive, stitch_send
 from lockstitch.ids import GlobalId
 
-WAIT_SECONDS = 10
+WAIT_SECONDS = 60
 
 
 class Outlet:

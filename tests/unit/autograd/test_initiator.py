@@ -22,7 +22,7 @@ from lockstitch.wire.messages import Abort, AskReach, AskStanding, Gradient, Par
 from tests.unit.autograd.post_office import Clerk
 
 ME, PEER, THIRD = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
-WAIT_SECONDS = 10
+WAIT_SECONDS = 60
 
 
 class Played:

@@ -15,7 +15,7 @@ from lockstitch.wire import messages
 from lockstitch.wire.messages import Payload
 from tests.unit.autograd.post_office import PostOffice, call, context_on, gradients_on, transfer
 
-WAIT_SECONDS = 10
+WAIT_SECONDS = 60
 
 
 @pytest.fixture
