@@ -90,9 +90,10 @@ def test_a_death_deep_below_reaches_everybody_by_name() -> None:
         assert sum(isinstance(error, PeerDiedError) for error in results.values()) <= 5
 
 
+@pytest.mark.slow  # questions and answers need their seconds on a busy machine
 def test_the_leader_learns_who_is_missing_deep_below() -> None:
     with LocalCluster(12) as deep:
         absent = {"worker5", "worker8"}
-        results = on_all(deep, lambda: current_worker().name in absent or meet(3.5))
+        results = on_all(deep, lambda: current_worker().name in absent or meet(15.0))
         assert results["worker5"] is results["worker8"] is True
         assert "['worker5', 'worker8']" in str(results["worker0"])
