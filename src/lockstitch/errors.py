@@ -5,6 +5,7 @@
     ├── RpcError                      a call could not be made or answered
     │   ├── RpcTimeoutError           … in time                        (also TimeoutError)
     │   ├── PeerDiedError             … because a worker is gone       (also ConnectionError)
+    │   │   └── PeerLeftError         … because it shut down in good order
     │   ├── SerializationError        … because something cannot cross the wire
     │   ├── OperatorArgumentsError    … because no operator of torch takes these (also TypeError)
     │   └── RemoteError               the callee raised what cannot be rebuilt here
@@ -53,6 +54,14 @@ class PeerDiedError(RpcError, ConnectionError):
 
     def __reduce__(self) -> tuple[type[PeerDiedError], tuple[str, str]]:
         return type(self), (self.worker, self.cause)
+
+
+class PeerLeftError(PeerDiedError):
+    """A worker has shut down in good order. A `PeerDiedError`, since a call to it fails alike."""
+
+    def __init__(self, worker: str, cause: str = "it has shut down") -> None:
+        super().__init__(worker, cause)
+        self.args = (f"worker {worker!r} has left: {cause}",)
 
 
 class SerializationError(RpcError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from lockstitch.wire.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from lockstitch.clock import Clock
@@ -43,6 +43,8 @@ class Post(Protocol):
     def call_later(self, seconds: float, task: Callable[[], None]) -> None: ...
 
     def on_close(self, callback: Callable[[], None]) -> None: ...
+
+    def add_concern(self, workers: Callable[[], Iterable[WorkerId]]) -> None: ...
 
     def on_peer_lost(self, callback: Callable[[WorkerId, PeerDiedError], None]) -> None: ...
 

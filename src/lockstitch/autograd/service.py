@@ -73,6 +73,7 @@ class AutogradService:
         handle(messages.AskStanding, self._on_ask_standing)
         handle(messages.Standing, self._on_standing)
         self._post.on_peer_lost(self._on_peer_lost)
+        self._post.add_concern(self._involved)
         self._post.on_close(self._on_close)
 
     def __repr__(self) -> str:
@@ -86,6 +87,13 @@ class AutogradService:
         """The contexts that are alive on this worker."""
         with self._lock:
             return list(self._contexts.values())
+
+    def _involved(self) -> set[WorkerId]:
+        """The other workers of all contexts: when one is gone, what is kept for it may go too."""
+        contexts = self.contexts
+        return {context_owner(each.id) for each in contexts}.union(
+            *(each.workers for each in contexts)
+        )
 
     @property
     def running_passes(self) -> int:

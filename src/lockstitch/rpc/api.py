@@ -9,6 +9,7 @@ module. They are defined elsewhere (`rpc.compat`, `rpc.groups`), but `shutdown` 
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torch.autograd.profiler import record_function
@@ -43,6 +44,7 @@ from lockstitch.rpc.internal import (
     run_pickled,
     run_pickled_async,
 )
+from lockstitch.rpc.meetings import TimeLimit
 from lockstitch.rpc.profiling import (
     RPCExecMode,
     function_name,
@@ -288,19 +290,25 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
     `graceful`: in a static group, waits until all workers have called this and no call is under way
     anywhere, also none that nobody waits for; then gives up all references. In a dynamic group it
-    waits for this worker's own work only. Otherwise it leaves at once. `timeout`: seconds for each
-    wait, 0 for none.
+    waits for this worker's own work only. Otherwise it leaves at once. `timeout`: seconds for all
+    of it, 0 for no limit; it takes one second more at most.
 
-    The worker is at an end in any case. Raises `RuntimeError` for what went wrong before: a
-    timeout, a worker that died, or, where `_ignore_rref_leak` is False, values that others still
-    refer to.
+    The worker is at an end in any case, and a second `shutdown` does nothing. Raises `RuntimeError`
+    for what went wrong before: a timeout, which names those who are missing, a worker that died,
+    or, where `_ignore_rref_leak` is False, values that others still refer to.
     """
+    if leaving.has_left():
+        return
     worker = current_worker()
+    time_limit = TimeLimit(worker.clock, timeout)
     try:
         if graceful and leaving.leaves_together(worker):
             _wait_all_workers(timeout)
-            _delete_all_user_and_unforked_owner_rrefs()
-            leaving.part(worker, timeout)
+            if timeout:
+                _delete_all_user_and_unforked_owner_rrefs(timedelta(seconds=time_limit.remaining))
+            else:
+                _delete_all_user_and_unforked_owner_rrefs()
+            leaving.part(worker, time_limit.remaining)
         elif graceful:
             leaving.wait_for_own_work(worker, timeout)
     except Exception:

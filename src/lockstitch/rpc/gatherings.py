@@ -158,6 +158,11 @@ class Gatherings:
         with self._lock:
             return [each.missing for each in self._open.values() if each.missing]
 
+    def awaited(self) -> set[WorkerId]:
+        """The neighbours that any open meeting waits for."""
+        with self._lock:
+            return {each for open_ in self._open.values() for each in open_.awaited.values()}
+
     def end(self, meeting: str) -> None:
         """This worker leaves the meeting."""
         with self._lock:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstitch.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from lockstitch.rpc.meetings import Meetings
+from lockstitch.rpc.meetings import Meetings, TimeLimit
 from lockstitch.runtime.worker import current_worker
 
 if TYPE_CHECKING:
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_MOMENT_SECONDS = 0.2
+
 
 def _all_gather(
     obj: T, worker_names: Collection[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> dict[str, T]:
     """Returns what each of the workers `worker_names` (default all) brought to this call, by name.
 
-    `timeout`: seconds for each phase; 0 for none; by default the calls take the default timeout,
+    `timeout`: seconds for all of it, 0 for none; by default the calls take the default timeout,
     and whoever waits for others to come waits for ever. Raises `RuntimeError`: a timeout, a dead
     worker, or an error of a worker that this one told the result.
     """
@@ -40,20 +42,23 @@ def _all_gather(
     if worker_names:
         members = {name: worker.agent.resolve(name).worker for name in worker_names}
     meeting = meetings.gatherings.begin(members)
-    seconds = timeout if timeout > 0 else None
+    limit = TimeLimit(worker.clock, max(timeout, 0.0))
     try:
         gathering = meetings.gatherings.get(meeting)
         with meetings.calling_off(meeting, gathering, parent_may_be_late=True):
             # Who brings None is not named: a barrier shall not send all names to all.
             _gather_to_leader(meeting, worker.name, {} if obj is None else {worker.name: obj})
-            meetings.wait_for(meeting, gathering, gathering.ready, seconds)
+            meetings.wait_for(meeting, gathering, gathering.ready, limit.remaining or None)
             objects: dict[str, Any] = {}
             for branch in gathering.brought.values():
                 objects.update(branch)
             for parent in gathering.neighbours_above:
                 contribution = (meeting, worker.name, objects)
-                worker.agent.call(parent, _gather_to_leader, contribution, None, timeout)
-                meetings.wait_for(meeting, gathering, gathering.settled, seconds)
+                seconds = limit.remaining if timeout > 0 else timeout
+                worker.agent.call(parent, _gather_to_leader, contribution, None, seconds)
+                # A moment more: the parent knows better who is missing, and says so.
+                patience = limit.remaining + _MOMENT_SECONDS if timeout > 0 else None
+                meetings.wait_for(meeting, gathering, gathering.settled, patience)
                 objects = gathering.result
         _broadcast(worker, gathering.neighbours_below, meeting, objects, timeout)
         return {name: objects.get(name) for name in members}  # type: ignore[misc]
@@ -119,5 +124,7 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
 
     `timeout` in seconds, 0 for none. Raises `RuntimeError` as `_all_gather` does.
     """
-    current_worker().service(Meetings).wait_until_all_rest(timeout or None)
-    _all_gather(None, timeout=timeout)
+    worker = current_worker()
+    limit = TimeLimit(worker.clock, timeout)
+    worker.service(Meetings).wait_until_all_rest(timeout or None)
+    _all_gather(None, timeout=limit.remaining)

@@ -12,15 +12,22 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.errors import RpcTimeoutError
-from lockstitch.rpc.meetings import Meetings
+from lockstitch.rpc.meetings import Meetings, TimeLimit
 from lockstitch.rpc.startup import Membership
 from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.worker import PROCESS, has_current_worker
 
 if TYPE_CHECKING:
     from lockstitch.runtime.worker import Worker
 
 
-_PATIENCE_SECONDS: Final = 1.0
+_PATIENCE_SECONDS: Final = 0.3
+_FAREWELL_SECONDS: Final = 5.0
+
+
+def has_left() -> bool:
+    """Whether this process had a worker of its own, which has been shut down, and has no other."""
+    return PROCESS.has_ended and not has_current_worker()
 
 
 def leaves_together(worker: Worker) -> bool:
@@ -36,7 +43,7 @@ def wait_for_own_work(worker: Worker, timeout_seconds: float) -> None:
 
 def answer_what_is_served(worker: Worker, timeout_seconds: float) -> None:
     """Before a worker goes because something went wrong: whoever waits for an answer that is almost
-    there shall get it. Returns after a second at most."""
+    there shall get it. Returns after less than a second."""
     with contextlib.suppress(RpcTimeoutError):
         wait_for_own_work(worker, min(timeout_seconds or _PATIENCE_SECONDS, _PATIENCE_SECONDS))
 
@@ -45,8 +52,9 @@ def part(worker: Worker, timeout_seconds: float) -> None:
     """Returns when all workers have dropped their references and may go."""
     meetings = worker.service(Meetings)
     worker.service(Membership).leave()
+    limit = TimeLimit(worker.clock, timeout_seconds)
     meetings.wait_until_all_rest(timeout_seconds or None)
-    meetings.let_others_go()
+    meetings.let_others_go(limit.remaining or _FAREWELL_SECONDS)
 
 
 def finish(worker: Worker, *, ignore_leaks: bool) -> None:
@@ -56,4 +64,4 @@ def finish(worker: Worker, *, ignore_leaks: bool) -> None:
         if not ignore_leaks:
             worker.service(ReferenceService).check_leaks()
     finally:
-        worker.close()
+        worker.close(_PATIENCE_SECONDS)

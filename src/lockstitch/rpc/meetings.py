@@ -34,6 +34,7 @@ from lockstitch.wire.messages import Announced, Brought, CalledOff
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from lockstitch.clock import Clock
     from lockstitch.errors import PeerDiedError
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.worker import Worker
@@ -44,6 +45,22 @@ _FAREWELL_SECONDS = 5.0
 _FIRST_NUDGE_SECONDS = 1.0
 _LONGEST_NUDGE_SECONDS = 4.0
 _LAST_WORDS_SECONDS = 0.5
+_LEAST_SECONDS = 0.001
+
+
+class TimeLimit:
+    """The `timeout_seconds` for all that somebody does, 0 for none."""
+
+    def __init__(self, clock: Clock, timeout_seconds: float) -> None:
+        self._clock = clock
+        self._deadline = clock.now() + timeout_seconds if timeout_seconds else None
+
+    @property
+    def remaining(self) -> float:
+        """What is left of it in seconds, never quite 0; 0 where there is no limit."""
+        if self._deadline is None:
+            return 0.0
+        return max(_LEAST_SECONDS, self._deadline - self._clock.now())
 
 
 class _CalledOffError(RpcError):
@@ -70,6 +87,7 @@ class Meetings:
         agent.handle(Announced, self._note_announced)
         agent.handle(CalledOff, self._note_called_off)
         agent.on_peer_lost(self._note_lost)
+        agent.add_concern(lambda: self._rests.awaited() | self.gatherings.awaited())
 
     def members(self) -> dict[str, WorkerId]:
         """All workers of the group, by name."""
@@ -109,9 +127,9 @@ class Meetings:
                 never.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def let_others_go(self) -> None:
+    def let_others_go(self, patience_seconds: float) -> None:
         """Whoever announced the last meeting to others goes after them, so that its word reaches
-        them before its connections end. Returns after a while in any case."""
+        them before its connections end. Returns after that time, or five seconds, in any case."""
         children = Branch.of(self.members(), self._worker.name).children.values()
         gone = threading.Event()
 
@@ -121,7 +139,7 @@ class Meetings:
 
         self._worker.agent.on_peer_lost(note_gone)
         note_gone()
-        gone.wait(_FAREWELL_SECONDS)
+        gone.wait(min(patience_seconds, _FAREWELL_SECONDS))
 
     def _meet(self, members: Mapping[str, WorkerId], timeout_seconds: float | None) -> int:
         """Returns the sum of all workers' activities."""

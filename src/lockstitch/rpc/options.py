@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     DeviceMap = Mapping[Device, Device]
 
 
+_HEARTBEAT_SECONDS = 10.0
 TRANSPORTS = ("segments", "unix", "tcp")
 
 
@@ -79,6 +80,11 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     warm for what arrives in streams; by default 1 GiB, or a sixteenth of the machine's memory if
     that is less. What does not fit goes without. LOCKSTITCH_SEGMENT_POOL_BYTES and
     LOCKSTITCH_BUFFER_POOL_BYTES are the defaults of these.
+
+    `heartbeat_timeout`: after how many seconds of silence a worker that this one waits for, or has
+    lent something to, passes for dead (10, or LOCKSTITCH_HEARTBEAT_TIMEOUT; 0: never). A process
+    that ends is noticed at once; this is for one that is stopped, or cut off. On other hosts, one
+    that holds the GIL for so long passes for dead as well.
     """
 
     num_worker_threads: int
@@ -89,6 +95,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     transports: tuple[str, ...]
     segment_pool_bytes: int
     buffer_pool_bytes: int
+    heartbeat_timeout: float
 
     def __init__(  # noqa: PLR0913 - the incumbent's signature
         self,
@@ -105,6 +112,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         transports: Sequence[str] | None = None,
         segment_pool_bytes: int | None = None,
         buffer_pool_bytes: int | None = None,
+        heartbeat_timeout: float | None = None,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
         self._check("num_worker_threads", num_worker_threads, Integral)
@@ -119,6 +127,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         )
         self.transports = _to_transports(transports)
         self.segment_pool_bytes = _to_bytes("segment_pool_bytes", segment_pool_bytes)
+        self.heartbeat_timeout = _to_seconds("heartbeat_timeout", heartbeat_timeout)
         self.buffer_pool_bytes = _to_bytes("buffer_pool_bytes", buffer_pool_bytes)
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:
@@ -154,6 +163,18 @@ def _to_bytes(option: str, given: int | None) -> int:
         number = -1
     if number < 0:
         raise ValueError(f"{option} (or {variable}) is a number of bytes, 0 for none, not {text!r}")
+    return number
+
+
+def _to_seconds(option: str, given: float | None) -> float:
+    """The option, or the environment variable of that name, or the default."""
+    variable = f"LOCKSTITCH_{option.upper()}"
+    try:
+        number = float(os.environ.get(variable, _HEARTBEAT_SECONDS) if given is None else given)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"{option} (or {variable}) is a number of seconds, 0 for none")
     return number
 
 

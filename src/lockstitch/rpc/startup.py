@@ -140,6 +140,7 @@ def start_worker(
     agent_options = AgentOptions(
         options.num_worker_threads,
         options.rpc_timeout,
+        options.heartbeat_timeout,
         buffer_pool_bytes=options.buffer_pool_bytes,
     )
     if mishaps is not None:

@@ -287,6 +287,11 @@ class Ledger:
                 self._changed.wait(TICK_SECONDS)
             return True
 
+    def partners(self) -> set[WorkerId]:
+        """The workers that hold forks of values here, and the owners of those held here."""
+        with self._lock:
+            return self._owner.holders | self._user.owners
+
     def leaks(self) -> list[str]:
         """A line for each fork that keeps a value of this worker alive."""
         with self._lock:

@@ -112,6 +112,12 @@ class OwnerSide:
         """Whether anything here waits for time to pass."""
         return len(self._mourning) > 0
 
+    @property
+    def holders(self) -> set[WorkerId]:
+        """The workers that hold forks."""
+        holders = {holder for forks in self.forks.values() for holder in forks.values()}
+        return {holder for holder in holders if holder is not None}
+
     def counts(self, reference: GlobalId, fork: GlobalId) -> bool:
         """Whether `fork` is known and alive."""
         return fork in self.forks.get(reference, ())
@@ -263,6 +269,11 @@ class UserSide:
     def held(self) -> list[GlobalId]:
         """The forks that objects of the program stand for, once for each object."""
         return [fork for fork, entry in self._forks.items() for _ in range(entry.handles)]
+
+    @property
+    def owners(self) -> set[WorkerId]:
+        """The owners of the forks that are held."""
+        return {entry.owner for entry in self._forks.values()}
 
     @property
     def pending(self) -> list[GlobalId]:

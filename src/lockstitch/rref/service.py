@@ -72,6 +72,7 @@ class ReferenceService(Home):
         for answer in (ForkAccept, ChildAccept, ChildNoted, DeletionsNoted):
             self._agent.handle(answer, self._ledger.arrived_at_user)
         self._agent.on_peer_lost(lambda peer, _error: self._ledger.worker_lost(peer))
+        self._agent.add_concern(self._ledger.partners)
         self._agent.on_close(self.close)
         worker.pickling.register(RRef, self._reduce, self._rebuild)
 

@@ -4,6 +4,7 @@ worker.py         Worker: one participant and the services plugged into it; curr
 agent.py          Agent: makes calls, sends messages, knows the peers
 peers.py          who the peers are, reaching and losing them
 channel.py        the connection that we call a peer on: requests out, replies in
+liveness.py       heartbeats: which peers have fallen silent
 way_back.py       hearing from a worker on the connection on which we call it
 loopback.py       calls to oneself
 incoming.py       the connection that a peer calls us on: requests in, replies out

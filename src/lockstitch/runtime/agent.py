@@ -11,7 +11,7 @@ servers for their requests, and by the `Interceptor`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -22,6 +22,7 @@ from lockstitch.runtime.crew import Crew
 from lockstitch.runtime.functions import BY_VALUE
 from lockstitch.runtime.incoming import Acceptor, Requests, RequestsFromSelf
 from lockstitch.runtime.inherited import remaining_deadline
+from lockstitch.runtime.liveness import Liveness
 from lockstitch.runtime.loopback import Loopback
 from lockstitch.runtime.peers import Peers
 from lockstitch.runtime.pending import Future, Pending
@@ -71,6 +72,8 @@ class AgentOptions:
 
     num_threads: int = 16
     default_timeout: float = 60.0
+    heartbeat_timeout: float = 0.0
+    """After how many seconds of silence a peer that somebody waits for is given up; 0: never."""
     limits: FrameLimits = DEFAULT_LIMITS
     buffer_pool_bytes: int | None = None
     """How much warm memory is kept for large tensors that arrive in streams; None: see
@@ -93,6 +96,8 @@ class AgentStatistics:
     threads: int
     backlog: int
     """Calls that wait for a thread."""
+    refused: int
+    """How many greetings of workers that were given up as dead."""
     failures: tuple[str, ...]
     """The last hundred things that went wrong and that nobody waited for: errors of tasks, answers
     and messages that could not be delivered."""
@@ -162,6 +167,8 @@ class Agent:
         capacity = options.buffer_pool_bytes
         self.buffers = WarmBuffers(default_capacity() if capacity is None else capacity)
         self.buffers.trim_by(self.call_later)
+        self.liveness = Liveness(self, options.heartbeat_timeout)
+        self.add_concern(self._waited_for)
         self.handlers[Leave] = self.peers.note_leave
         self.on_peer_lost(lambda peer, _error: self.served.drop(peer))
         self.peers.add(self.id, Loopback(self))
@@ -185,6 +192,12 @@ class Agent:
     def is_at_rest(self) -> bool:
         """Whether no request is unanswered or being served, and no thread of the crew is busy."""
         return not self.outstanding and not self.served and self.crew.is_resting
+
+    def _waited_for(self) -> set[WorkerId]:
+        """Peers that owe answers, and those that wait for one, who might be gone meanwhile."""
+        channels = [each for each in self.peers.channels() if each.outstanding or each.listeners]
+        callers = {each.caller for each in self.served.list()}
+        return callers.union(each.peer.worker for each in channels)
 
     # ------------------------------------------------------------ peers
 
@@ -215,6 +228,10 @@ class Agent:
     def is_lost(self, worker: WorkerId) -> bool:
         """Whether that worker is known to be gone."""
         return self.peers.is_lost(worker)
+
+    def add_concern(self, workers: Callable[[], Iterable[WorkerId]]) -> None:
+        """See `Liveness.add_concern`."""
+        self.liveness.add_concern(workers)
 
     def requests_from(self, peer: WorkerInfo, channel: Loopback) -> Requests:
         """The receiving end for requests to oneself."""
@@ -278,6 +295,7 @@ class Agent:
             finished=self.served.finished,
             threads=self.crew.threads,
             backlog=self.crew.backlog,
+            refused=self.peers.refused,
             failures=tuple(self.failures),
         )
 

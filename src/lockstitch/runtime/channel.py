@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.agent import Agent
     from lockstitch.transport.base import Connection
-    from lockstitch.wire.messages import Message
+    from lockstitch.wire.messages import Heartbeat, Message
 
 # A reader blocks for at most this long before it looks at its deadline: always the same number,
 # since changing a socket's timeout costs as much as sending a message.
@@ -64,6 +64,8 @@ class Channel:
         """Somebody wants answers to be read as soon as they come."""
         self.listeners: int = 0
         """How many wait for what comes on the way back."""
+        self._is_asking = False
+        """A heartbeat is unanswered."""
 
     @property
     def outstanding(self) -> int:
@@ -109,6 +111,14 @@ class Channel:
                 with self.agent.crew.blocked():
                     lock.acquire()
 
+    def ask(self, message: Heartbeat) -> None:
+        """Sends a heartbeat, and sees to it that the answer is read. Raises `PeerDiedError`."""
+        self.transmit(message)
+
+    def signs_of_life(self) -> tuple[object, ...]:
+        """Others than before if the peer has done something since."""
+        return ()
+
     def expect_answers(self) -> None:
         """Sees to it that answers are read in the end, also where no thread waits for them."""
 
@@ -130,6 +140,7 @@ class Channel:
         reading thread itself waits for. After an interrupt the same answer may be delivered again.
         """
         if type(message) is not Reply and type(message) is not Failure:
+            self._is_asking = False
             self.agent.handle_on_way_back(self.peer.worker, message)
             return
         number = message.request
@@ -187,8 +198,10 @@ class Channel:
                 self.agent.fail_pending(pending, error)
                 self._pending.pop(number, None)
 
-    def end(self, error: PeerDiedError) -> None:
-        """The peer is gone, as something else has shown."""
+    def end(self, error: PeerDiedError, *, at_once: bool = False) -> None:
+        """The peer is gone, as something else has shown. What it has answered just before still
+        counts, unless this is to be `at_once`."""
+        del at_once
         self.fail_all(error)
         self.close()
 
@@ -231,6 +244,23 @@ class StreamChannel(Channel):
                 self.connection.send(buffers)
         except ConnectionError as error:
             raise self._lost(error) from error
+
+    def ask(self, message: Heartbeat) -> None:
+        self._is_asking = True
+        self.post(message)
+        self._arm()
+
+    def signs_of_life(self) -> tuple[object, ...]:
+        return (*self.decoder.position, self._last_delivered, *self.connection.signs_of_life())
+
+    def say_at_last(self, message: Message, patience_seconds: float) -> None:
+        """Sends a message, or does not where the peer takes in nothing any more."""
+        if self._send_lock.acquire(timeout=patience_seconds):
+            try:
+                if self.connection.has_room(patience_seconds):
+                    self.connection.send(encode(message, self.agent.limits))
+            finally:
+                self._send_lock.release()
 
     def wait(self, pending: Pending) -> None:
         crew = self.agent.crew
@@ -343,7 +373,7 @@ class StreamChannel(Channel):
         self._arm()
 
     def _expects_something(self) -> bool:
-        return bool(self._pending or self._given_up or self.listeners)
+        return bool(self._pending or self._given_up or self.listeners or self._is_asking)
 
     def _look_after(self) -> bool:
         """The crew's monitor asks, every millisecond; True: it need not ask again."""
@@ -484,15 +514,15 @@ class StreamChannel(Channel):
     def leave(self) -> None:
         """The leader never leaves in the middle of `serve`."""
 
-    def end(self, error: PeerDiedError) -> None:
+    def end(self, error: PeerDiedError, *, at_once: bool = False) -> None:
         # It may have answered just before: whoever reads finds that first, and then the end of the
         # connection. Should that not come, all is over a moment later.
         self.error = error
-        if self._pending:
+        if self._pending and not at_once:
             self.attend()
             self.agent.call_later(_LAST_ANSWERS_SECONDS, partial(self._end_now, error))
         else:
-            self.close()
+            self._end_now(error)
 
     def _end_now(self, error: PeerDiedError) -> None:
         self.fail_all(error)

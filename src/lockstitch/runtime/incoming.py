@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.runtime.functions import BY_VALUE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
+from lockstitch.runtime.peers import GIVEN_UP
 from lockstitch.transport.spin import Spinner
 from lockstitch.wire.frames import encode
 from lockstitch.wire.messages import Call, Hello, RemoteCall
@@ -99,6 +100,19 @@ class IncomingConnection(Requests):
         with self._send_lock:
             self.connection.send(buffers)
 
+    def say_at_last(self, message: Message, patience_seconds: float) -> None:
+        """See `StreamChannel.say_at_last`."""
+        if self._send_lock.acquire(timeout=patience_seconds):
+            try:
+                if self.connection.has_room(patience_seconds):
+                    self.connection.send(encode(message, self.agent.limits))
+            finally:
+                self._send_lock.release()
+
+    def signs_of_life(self) -> tuple[object, ...]:
+        """Others than before if the peer has done something since."""
+        return (*self._decoder.position, *self.connection.signs_of_life())
+
     def serve(self) -> None:
         """Handles what has arrived, in order, until the lead is passed on or nothing is left."""
         messages = self._decoder.messages
@@ -156,6 +170,8 @@ class IncomingConnection(Requests):
         self._greeted = True
         self.peer, answer = self.agent.peers.welcome(message)
         self.reply(answer)
+        if answer.refusal.startswith(GIVEN_UP):
+            raise ConnectionRefusedError(f"{self.peer.name!r} was given up before")
         if answer.refusal:
             raise RemoteProtocolError(answer.refusal)
         self.agent.peers.note_caller(self)

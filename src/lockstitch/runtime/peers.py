@@ -7,6 +7,7 @@ lost once in a life: whoever waits for it fails, whoever asked is told, later ca
 from __future__ import annotations
 
 import contextlib
+import copy
 import platform
 import threading
 from typing import TYPE_CHECKING, Final, Protocol
@@ -17,6 +18,7 @@ from lockstitch.errors import (
     LockstitchError,
     NotInitializedError,
     PeerDiedError,
+    PeerLeftError,
     RemoteProtocolError,
     RpcError,
 )
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from lockstitch.wire.frames import FrameDecoder
 
 PROTOCOL: Final = 1
+GIVEN_UP: Final = "it has given this worker up as dead"
 _CONNECT_SECONDS: Final = 30.0
+_STUCK_SECONDS: Final = 0.2
 _PYTHON: Final = platform.python_version()
 _TORCH: Final = str(torch.__version__)
 
@@ -65,7 +69,9 @@ class Peers:
         self._callers: dict[WorkerId, IncomingConnection] = {}
         self._incoming: set[IncomingConnection] = set()
         self._connecting: dict[WorkerId, threading.Lock] = {}
-        self._greeting: set[Connection] = set()
+        self._greeting: dict[Connection, WorkerInfo] = {}
+        self.refused = 0
+        """How many that were given up as dead have tried to go on."""
         self._lost: dict[WorkerId, PeerDiedError] = {}
         self._on_lost: list[Callable[[WorkerId, PeerDiedError], None]] = []
         self._closed = False
@@ -119,12 +125,13 @@ class Peers:
             raise NotInitializedError("RPC has not been initialized: this worker has shut down")
         lost = self._lost.get(peer.worker)
         if lost is not None:
-            raise PeerDiedError(lost.worker, lost.cause)
+            raise copy.copy(lost)
         try:
             connection = self._directory.connect(peer, _CONNECT_SECONDS)
         except (ConnectionError, TimeoutError) as error:
             raise self._unreachable(peer, f"it cannot be reached ({error})") from error
-        self._greeting.add(connection)
+        self._greeting[connection] = peer
+        self._agent.liveness.start()
         try:
             if self._closed:  # in the meantime: `close` may not have seen this connection
                 raise ConnectionAbortedError("this worker has shut down")
@@ -135,7 +142,7 @@ class Peers:
                 raise self._unreachable(peer, f"it cannot be reached ({error})") from error
             raise
         finally:
-            self._greeting.discard(connection)
+            self._greeting.pop(connection, None)
         return StreamChannel(self._agent, peer, connection, decoder)
 
     def _greet(self, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
@@ -143,23 +150,40 @@ class Peers:
         info = self._agent.info
         connection.send(encode(Hello(PROTOCOL, _PYTHON, _TORCH, info.name, info.worker)))
         while not decoder.messages:
-            connection.receive_into(decoder.space(), decoder.counts, _CONNECT_SECONDS)
+            self._await_answer(connection, decoder)
             if 0 in decoder.counts:
                 raise ConnectionResetError("it closed the connection before any greeting")
             decoder.absorb()
         answer = decoder.messages.popleft()
         if not isinstance(answer, Welcome):
             raise RemoteProtocolError(f"{peer.name!r} answered a greeting with {answer!r}")
+        if answer.refusal.startswith(GIVEN_UP):
+            raise ConnectionRefusedError(answer.refusal)
         if answer.refusal:
             raise RpcError(f"worker {peer.name!r} refused the connection: {answer.refusal}")
         if answer.worker != peer.worker:
             raise ConnectionRefusedError(f"{answer.worker} has taken its place")
         return decoder
 
+    def _await_answer(self, connection: Connection, decoder: FrameDecoder) -> None:
+        """Receives something. Raises `BlockingIOError` when the peer shows no sign of life for as
+        long as `Liveness` grants, or does not answer in half a minute."""
+        bound = min(self._agent.liveness.bound_seconds or _CONNECT_SECONDS, _CONNECT_SECONDS)
+        signs, silent = connection.signs_of_life(), 0
+        for _ in range(int(5 * _CONNECT_SECONDS / bound)):
+            with contextlib.suppress(BlockingIOError):
+                connection.receive_into(decoder.space(), decoder.counts, bound / 5)
+                return
+            now = connection.signs_of_life()
+            signs, silent = now, silent + 1 if now == signs else 0
+            if silent == 5:
+                raise BlockingIOError(f"it has been silent for {bound:g} s")
+        raise BlockingIOError(f"it did not answer a greeting in {_CONNECT_SECONDS:g} s")
+
     def _unreachable(self, peer: WorkerInfo, cause: str) -> PeerDiedError:
-        error = PeerDiedError(peer.name, cause)
-        self.lose(peer, error)
-        return error
+        self.lose(peer, PeerDiedError(peer.name, cause))
+        lost = self._lost.get(peer.worker)  # perhaps something else has shown it before
+        return PeerDiedError(peer.name, cause) if lost is None else copy.copy(lost)
 
     def welcome(self, hello: Hello) -> tuple[WorkerInfo, Welcome]:
         """Decides on a caller's greeting."""
@@ -172,12 +196,16 @@ class Peers:
             )
         elif hello.torch.split(".")[:2] != _TORCH.split(".")[:2]:
             refusal = f"it runs torch {hello.torch}, this worker {_TORCH}"
+        elif hello.worker in self._lost:
+            self.refused += 1
+            refusal = f"{GIVEN_UP}: {self._lost[hello.worker].cause}"
         me = self._agent.info
         return WorkerInfo(hello.name, *hello.worker), Welcome(refusal, me.name, me.worker)
 
     def note_incoming(self, caller: IncomingConnection) -> None:
         """Somebody has connected, who is still to say who it is."""
         self._incoming.add(caller)
+        self._agent.liveness.start()
         if self._closed:
             caller.close()
 
@@ -201,21 +229,38 @@ class Peers:
         if not isinstance(cause, ConnectionError):
             self._agent.report(cause)
 
-    def lose(self, peer: WorkerInfo, error: PeerDiedError) -> None:
-        """A peer is gone."""
+    def lose(self, peer: WorkerInfo, error: PeerDiedError, *, at_once: bool = False) -> None:
+        """A peer is gone. What it has answered just before still counts, unless `at_once`."""
         if self._closed or self._lost.setdefault(peer.worker, error) is not error:
             return
         channel = self._channels.pop(peer.worker, None)
         if channel is not None:
-            channel.end(error)
+            channel.end(error, at_once=at_once)
         for callback in self._on_lost:
             self._agent.spawn(lambda callback=callback: callback(peer.worker, error))  # type: ignore[misc]
+
+    def cut_off(self, peer: WorkerInfo, cause: str) -> None:
+        """A peer is given up, though its connections stand: nothing is said or heard any more."""
+        error = PeerDiedError(peer.name, cause)
+        self.lose(peer, error, at_once=True)
+        for connection, other in list(self._greeting.items()):
+            if other.worker == peer.worker:
+                connection.close()
+        caller = self._callers.pop(peer.worker, None)
+        if caller is not None:
+            self._incoming.discard(caller)
+            caller.close()
+
+    def signs_of_life(self, worker: WorkerId) -> tuple[object, ...]:
+        """Others than before if that worker has done something since."""
+        ends = (self._channels.get(worker), self._callers.get(worker))
+        return tuple(sign for end in ends if end is not None for sign in end.signs_of_life())
 
     def note_leave(self, sender: WorkerId, _message: Leave) -> None:
         """A peer has shut down in good order."""
         caller = self._callers.get(sender)
         peer = caller.peer if caller is not None else self.info_of(sender)
-        self.lose(peer, PeerDiedError(peer.name, "it has shut down"))
+        self.lose(peer, PeerLeftError(peer.name))
 
     def is_lost(self, worker: WorkerId) -> bool:
         """Whether that worker is known to be gone."""
@@ -229,11 +274,11 @@ class Peers:
         """Tells all who are connected that this worker goes: on each connection, since whichever
         ends first at the other side should not pass for a death."""
         goodbye = Leave(self._agent.id)
-        ways = [each.transmit for each in self.channels() if isinstance(each, StreamChannel)]
-        ways += [each.reply for each in list(self._callers.values())]
-        for send in ways:
+        ends: list[StreamChannel | IncomingConnection] = list(self._callers.values())
+        ends += [each for each in self.channels() if isinstance(each, StreamChannel)]
+        for end in ends:
             with contextlib.suppress(ConnectionError, LockstitchError):  # it has left before
-                send(goodbye)
+                end.say_at_last(goodbye, _STUCK_SECONDS)
         self._closed = True
 
     def close(self) -> None:

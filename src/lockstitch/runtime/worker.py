@@ -35,11 +35,14 @@ class Process:
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
+        self.has_ended = False
+        """Whether a worker of this process has been closed, and none was made since."""
         os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
         """A forked child begins without a worker: its parent's threads are not its own."""
         worker, self.worker = self.worker, None
+        self.has_ended = False
         _active.set(None)
         for each in (worker, *list(_alive)):
             if each is not None:
@@ -126,6 +129,7 @@ class Worker:
         _alive.discard(self)
         if PROCESS.worker is self:
             PROCESS.worker = None
+            PROCESS.has_ended = True
         return remaining
 
 

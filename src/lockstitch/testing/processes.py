@@ -51,6 +51,7 @@ class _Seat:
     init_method: str
     num_worker_threads: int
     rpc_timeout: float
+    heartbeat_timeout: float | None
 
 
 @dataclass(slots=True)
@@ -100,8 +101,8 @@ class ProcessCluster:
 
     `size`: how many, or their names. `start_method`: "spawn" begins each process afresh (seconds);
     "fork" copies this one (quick, but only sound while no other threads run here, and before CUDA
-    is used). `num_worker_threads`, `rpc_timeout` (seconds): as for `init_rpc`. `timeout_seconds`:
-    how long to wait for the start, and for each function by default.
+    is used). `num_worker_threads`, `rpc_timeout`, `heartbeat_timeout` (seconds): as for `init_rpc`.
+    `timeout_seconds`: how long to wait for the start, and for each function by default.
 
     Leaving the block shuts all workers down together; where one was killed or the block failed,
     each alone. Raises `RuntimeError` when processes had to be killed for that.
@@ -114,12 +115,13 @@ class ProcessCluster:
         start_method: Literal["spawn", "fork"] = "spawn",
         num_worker_threads: int = 16,
         rpc_timeout: float = 60.0,
+        heartbeat_timeout: float | None = None,
         timeout_seconds: float = 60.0,
     ) -> None:
         self.names = [f"worker{rank}" for rank in range(size)] if isinstance(size, int) else [*size]
         self._context = multiprocessing.get_context(start_method)
         self._num_worker_threads = num_worker_threads
-        self._rpc_timeout = rpc_timeout
+        self._timeouts = rpc_timeout, heartbeat_timeout
         self._timeout_seconds = timeout_seconds
         self._members: dict[str, _Member] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -153,7 +155,7 @@ class ProcessCluster:
         assert self._folder is not None
         init_method = (Path(self._folder.name) / "store").as_uri()
         seat = _Seat(
-            name, rank, len(self.names), init_method, self._num_worker_threads, self._rpc_timeout
+            name, rank, len(self.names), init_method, self._num_worker_threads, *self._timeouts
         )
         near, far = self._context.Pipe()
         # A forked process inherits our ends: as long as it held them, others would not see us go.
@@ -225,6 +227,14 @@ class ProcessCluster:
         member.is_gone = True
         member.process.kill()
         member.process.join()
+
+    def stop(self, name: str | int) -> None:
+        """The worker's process stands still, its connections open, until `go_on`."""
+        os.kill(self.pid(name), signal.SIGSTOP)
+
+    def go_on(self, name: str | int) -> None:
+        """Ends a `stop`."""
+        os.kill(self.pid(name), signal.SIGCONT)
 
     def interrupt(self, name: str | int) -> None:
         """What Ctrl-C does: the function that the worker runs is interrupted."""
@@ -317,6 +327,7 @@ def _join(seat: _Seat) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=seat.num_worker_threads,
         rpc_timeout=seat.rpc_timeout,
+        heartbeat_timeout=seat.heartbeat_timeout,
         init_method=seat.init_method,
     )
     rpc.init_rpc(seat.name, rank=seat.rank, world_size=seat.size, rpc_backend_options=options)

@@ -74,6 +74,15 @@ class Connection(Pollable, Protocol):
         """
         ...
 
+    def has_room(self, timeout_seconds: float) -> bool:
+        """Whether a short message can be sent now, or within that time, without waiting."""
+        ...
+
+    def signs_of_life(self) -> tuple[int, ...]:
+        """What can be seen of the other end without its answering, for whoever judges whether it
+        lives: numbers that differ from those of before if it has done something."""
+        ...
+
     def lend(self, nbytes: int) -> Loan | None:
         """Memory for `nbytes` that the peer will see without a copy; None where there is none, or
         the stream is the quicker way."""

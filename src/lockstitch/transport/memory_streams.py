@@ -76,6 +76,11 @@ class Pipe:
             return self._due[0][0] if self._due else None
 
     @property
+    def has_room(self) -> bool:
+        """Whether a frame can be put in without waiting, or would be refused."""
+        return self._ended or self._arrived_bytes < self._capacity_bytes
+
+    @property
     def is_ended(self) -> bool:
         """Whether nothing more can arrive."""
         return self._ended
@@ -198,6 +203,15 @@ class MemoryConnection:
             if deadline is not None and self._clock.now() >= deadline:
                 raise BlockingIOError(errno.EAGAIN, "nothing has come")
             self._clock.wait_until(self._changed, _first(deadline, self._incoming.readable_at()))
+
+    def has_room(self, timeout_seconds: float) -> bool:
+        """See `Connection.has_room`; it does not wait."""
+        del timeout_seconds
+        return self._outgoing.has_room
+
+    def signs_of_life(self) -> tuple[int, ...]:
+        """Nothing: what is sent leaves as a whole."""
+        return ()
 
     def lend(self, nbytes: int) -> Loan | None:  # noqa: ARG002 - see `Connection.lend`
         """None: a script may lose, delay and repeat frames only if all is in them."""

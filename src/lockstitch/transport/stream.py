@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lockstitch.transport.base import Buffer, Lease, Loan
     from lockstitch.transport.waker import Waker
 
+_SEND_SECONDS = 1.0
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
 # Arguments for `map`, which wants an iterable for each parameter.
 _WHOLE_VIEW = (0,)
@@ -102,6 +103,10 @@ class StreamConnection(SocketEnd):
         sock.setblocking(True)  # whatever socket.setdefaulttimeout says
         self.peer = peer
         self.is_own_process = is_own_process
+        # A sender looks up once a second, so that others see whether a slow peer takes anything in.
+        set_timeout(sock, socket.SO_SNDTIMEO, _SEND_SECONDS)
+        self.progress = 0
+        """Another number whenever a part of a long message has left."""
         self._receiving = False
         self._sending = False
         self._timeout_in_force: float | None = None
@@ -167,12 +172,15 @@ class StreamConnection(SocketEnd):
         try:
             if self._closed:
                 raise BrokenPipeError(f"the connection to {self.peer} is closed")
-            if len(buffers) == 1:
-                sent.extend(map(self._send, buffers, _NO_SIGNAL))
-                if type(buffers[0]) is bytes and sent[0] == len(buffers[0]):
-                    return
-            elif len(buffers) <= _MOST_BUFFERS:
-                sent.extend(map(self._sendmsg, (buffers,), _NO_ANCILLARY, _NO_SIGNAL))
+            try:
+                if len(buffers) == 1:
+                    sent.extend(map(self._send, buffers, _NO_SIGNAL))
+                    if type(buffers[0]) is bytes and sent[0] == len(buffers[0]):
+                        return
+                elif len(buffers) <= _MOST_BUFFERS:
+                    sent.extend(map(self._sendmsg, (buffers,), _NO_ANCILLARY, _NO_SIGNAL))
+            except BlockingIOError:  # there was no room all the time
+                sent.append(0)
             if sum(sent) != sum(map(_size, buffers)):
                 self._send_rest(buffers, sent)
         except BaseException as error:
@@ -188,7 +196,11 @@ class StreamConnection(SocketEnd):
 
     def _send_rest(self, buffers: Sequence[Buffer], sent: list[int]) -> None:
         while rest := _unsent(buffers, sum(sent)):
-            sent.extend(map(self._sendmsg, (rest[:_MOST_BUFFERS],), _NO_ANCILLARY, _NO_SIGNAL))
+            if self._closed:
+                raise BrokenPipeError(f"the connection to {self.peer} is closed")
+            with contextlib.suppress(BlockingIOError):
+                sent.extend(map(self._sendmsg, (rest[:_MOST_BUFFERS],), _NO_ANCILLARY, _NO_SIGNAL))
+                self.progress += 1
 
     def _keep_whole(self, buffers: Sequence[Buffer], sent: list[int]) -> None:
         """After an interrupt: half a message would make all that follows unreadable."""
@@ -199,6 +211,24 @@ class StreamConnection(SocketEnd):
         except BaseException:
             self.close()
             raise
+
+    def has_room(self, timeout_seconds: float) -> bool:
+        """See `Connection.has_room`; true where sending would raise."""
+        self._sending = True
+        try:
+            if self._closed:
+                return True
+            poll = select.poll()
+            poll.register(self._socket, select.POLLOUT)
+            return bool(poll.poll(timeout_seconds * 1000))
+        finally:
+            self._sending = False
+            if self._closed:
+                self._leave()
+
+    def signs_of_life(self) -> tuple[int, ...]:
+        """See `Connection.signs_of_life`."""
+        return (self.progress,)
 
     def lend(self, nbytes: int) -> Loan | None:  # noqa: ARG002 - see `Connection.lend`
         """None: a stream is all there is between the two ends."""

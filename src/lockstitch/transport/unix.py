@@ -47,10 +47,16 @@ class UnixConnection(StreamConnection):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         process, _user = _credentials(sock)
         super().__init__(sock, peer, is_own_process=process == os.getpid())
+        self._process = process
         self._segments = segments
         self._handover: Handover | None = None
         self._lent: LentSegments | None = None
         self._received: ReceivedSegments | None = None
+
+    def signs_of_life(self) -> tuple[int, ...]:
+        """What of a long message has left, and the CPU time of the process at the other end: it may
+        be busy where it cannot answer, but a stopped process uses none."""
+        return (*super().signs_of_life(), _cpu_ticks(self._process))
 
     def lend(self, nbytes: int) -> Loan | None:
         """A segment, if it is quicker than the stream; see `Connection.lend`."""
@@ -215,6 +221,15 @@ def _check_peer(sock: socket.socket) -> int:
     if user != os.geteuid():
         raise PermissionError(f"the other end belongs to user {user}, not to {os.geteuid()}")
     return process
+
+
+def _cpu_ticks(process: int) -> int:
+    """The CPU time of a process, in ticks of the kernel; 0 where it cannot be seen."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it is gone, or in a namespace of its own
+        return 0
+    return int(fields[11]) + int(fields[12])
 
 
 def _credentials(sock: socket.socket) -> tuple[int, int]:

@@ -304,6 +304,11 @@ class FrameDecoder:
         self._buffer, self._view = _allocate(capacity)
         self._address = self._buffer.data_ptr()
 
+    @property
+    def position(self) -> tuple[int, ...]:
+        """How far it is; another one whenever bytes have come."""
+        return self._start, self._end, self._target, self._filled
+
     def space(self) -> memoryview:
         """Where the next bytes of the stream are to be put; never empty."""
         frame = self._frame

@@ -183,6 +183,20 @@ class Leave(Message):
     worker: WorkerId
 
 
+@kind(6)
+class Heartbeat(Message):
+    """Are you there? Answered by `Alive` with the same `number`, on the same connection."""
+
+    number: int
+
+
+@kind(7)
+class Alive(Message):
+    """The sender lives, and reads."""
+
+    number: int
+
+
 # ---------------------------------------------------------------- looking inside
 
 

@@ -68,7 +68,7 @@ def test_peer_that_leaves_in_good_order_is_gone_at_once(cluster: LocalCluster) -
     future = call_async(cluster[0], 1, wait_at_gate, timeout=0)
     Gate.await_entries()
     leaving = Background(cluster[1].close)
-    with pytest.raises(PeerDiedError, match="'worker1' died"):
+    with pytest.raises(PeerDiedError, match="'worker1' has left"):
         Background(future.wait).result()
     Gate.opened.set()
     assert leaving.result() == []

@@ -66,6 +66,9 @@ class Clerk:
     def blocked(self):
         return contextlib.nullcontext()
 
+    def add_concern(self, workers) -> None:
+        self.concern = workers
+
     def on_peer_lost(self, callback):
         self.lost_callbacks.append(callback)
 

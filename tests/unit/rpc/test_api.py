@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from lockstitch import rpc
 from lockstitch.errors import NotInitializedError, PeerDiedError, RpcError, RpcTimeoutError
 from lockstitch.rpc import api
+from lockstitch.runtime.worker import PROCESS
 from lockstitch.testing.cluster import LocalCluster
 from tests.unit.rpc.programs import (
     GATE,
@@ -148,7 +150,8 @@ def test_worker_infos(cluster) -> None:
     assert rpc.get_worker_info(2).name == "worker2"
 
 
-def test_without_a_worker_nothing_can_be_called() -> None:
+def test_without_a_worker_nothing_can_be_called(monkeypatch) -> None:
+    monkeypatch.setattr(PROCESS, "has_ended", False)
     for function in (rpc.get_worker_info, rpc.get_rpc_timeout, rpc.shutdown):
         with pytest.raises(NotInitializedError, match="^RPC has not been initialized"):
             function()
@@ -266,3 +269,9 @@ def test_a_shutdown_that_others_do_not_join_ends_with_its_timeout(cluster) -> No
 def test_a_shutdown_without_grace_waits_for_nobody(cluster) -> None:
     rpc.rpc_async("worker1", wait_at_gate)
     rpc.shutdown(graceful=False)
+
+
+def test_a_second_shutdown_does_nothing(cluster, monkeypatch) -> None:
+    rpc.shutdown(graceful=False)
+    monkeypatch.setattr(PROCESS, "has_ended", True)
+    contextvars.Context().run(rpc.shutdown)

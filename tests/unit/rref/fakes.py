@@ -61,6 +61,9 @@ class FakeAgent:
     def serve(self, cls, server) -> None:
         self.servers[cls] = server
 
+    def add_concern(self, workers) -> None:
+        self.concern = workers
+
     def on_peer_lost(self, callback) -> None:
         self.lose = callback
 

@@ -56,6 +56,7 @@ class Closing:
         self.peer = "peer1"
         self.receive_into = self._near.receive_into
         self.lend, self.window = self._near.lend, self._near.window
+        self.signs_of_life = self._near.signs_of_life
 
     def send(self, buffers) -> None:  # type: ignore[no-untyped-def]
         with contextlib.suppress(ConnectionError):  # a socket's reader is the first to see an end

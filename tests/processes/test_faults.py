@@ -1,0 +1,87 @@
+"""Processes that are killed, or stand still: whoever waits for them hears so, long before any
+timeout of its own, and what they held is free again."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from lockstitch import rpc
+from lockstitch.errors import OwnerDiedError, PeerDiedError
+from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.worker import current_worker
+from lockstitch.testing.patience import Patience
+from lockstitch.testing.processes import ProcessCluster
+
+HEARTBEAT_SECONDS = 2.0
+KEPT: list[object] = []
+
+
+def wait_long() -> None:
+    threading.Event().wait(600)
+
+
+def error_of(to: str) -> str:
+    """What a call that would last for ever ends in."""
+    with pytest.raises(PeerDiedError) as caught:
+        rpc.rpc_sync(to, wait_long, timeout=0)
+    return str(caught.value)
+
+
+def hold_value_of(owner: str) -> None:
+    KEPT.append(rpc.remote(owner, torch.ones, (3,)))
+    KEPT[-1].to_here()  # type: ignore[attr-defined]
+
+
+def owned_values() -> int:
+    return current_worker().service(ReferenceService).statistics().owned
+
+
+def wait_until_nothing_is_owned() -> bool:
+    patience = Patience(60)
+    while owned_values():
+        if patience.is_over():
+            return False
+        threading.Event().wait(0.05)
+    return True
+
+
+def error_of_use() -> str:
+    with pytest.raises(OwnerDiedError) as caught:
+        KEPT[0].to_here(timeout=0)  # type: ignore[attr-defined]
+    KEPT.clear()
+    gc.collect()
+    return str(caught.value)
+
+
+def test_whoever_waits_for_one_who_is_stopped_or_killed_hears_so() -> None:
+    with ProcessCluster(3, heartbeat_timeout=HEARTBEAT_SECONDS) as cluster:
+        cluster.run(2, hold_value_of, "worker1")
+        waiting = [cluster.start(rank, error_of, "worker1") for rank in (0, 2)]
+        cluster.stop(1)
+        for task in waiting:
+            error = task.result()
+            assert "worker 'worker1' died: " in error
+            assert "it has been silent for 2 s" in error
+        assert "its owner 'worker1' died" in cluster.run(2, error_of_use)
+        waiting = [cluster.start(0, error_of, "worker2")]
+        cluster.kill(2)
+        assert "worker 'worker2' died" in waiting[0].result()
+        cluster.go_on(1)
+        with pytest.raises(PeerDiedError):  # the others have done with it
+            cluster.run(1, rpc.rpc_sync, "worker0", torch.add, (1, 2))
+
+
+@pytest.mark.slow
+def test_what_a_silent_user_held_is_free_again() -> None:
+    with ProcessCluster(2, heartbeat_timeout=HEARTBEAT_SECONDS) as cluster:
+        cluster.run(1, hold_value_of, "worker0")
+        assert cluster.run(0, owned_values) == 1
+        cluster.stop(1)
+        try:
+            assert cluster.run(0, wait_until_nothing_is_owned)
+        finally:
+            cluster.go_on(1)
