@@ -18,7 +18,6 @@ TESTS = [ROOT / "tests" / "unit", ROOT / "tests" / "cluster"]
 # Files without a test file of their own, each with the reason.
 EXCEPTIONS = {
     "__main__.py": "two lines; run by tests/processes/test_run_command.py",
-    "launch/cli.py": "run by tests/processes/test_run_command.py",
     "launch/local.py": "owns a process; run by tests/processes/test_run_command.py",
     "errors.py": "declarations",
     "rref/events.py": "declarations; the tests of lifetime.py use each of them",

@@ -13,6 +13,7 @@ from rich.console import Console
 from lockstitch import __version__
 from lockstitch.launch.local import GRACE_SECONDS, run_local
 from lockstitch.launch.screen import Screen
+from lockstitch.trust import Secret
 
 app = typer.Typer(
     help="Remote calls, references and one backward pass over many PyTorch workers.",
@@ -64,7 +65,8 @@ def run(
     """Run PROGRAM as N workers on this machine.
 
     Each worker finds its place in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT, which init_rpc reads by itself. Lines are marked with the worker that wrote them.
+    MASTER_PORT, and the job's secret in LOCKSTITCH_SECRET_FILE; init_rpc reads them by itself.
+    Lines are marked with the worker that wrote them.
 
     Ctrl-C ends all workers. When one fails the others are ended too; what it said last is repeated
     at the end, and its exit status is the job's.
@@ -75,3 +77,27 @@ def run(
     command = [sys.executable, *target, *(arguments or [])]
     screen = Screen(workers, out=Console(), err=Console(stderr=True))
     raise typer.Exit(run_local(command, workers, screen, grace_seconds))
+
+
+@app.command()
+def secret(
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="A new file for it, which only you can read."),
+    ] = None,
+) -> None:
+    """Make a secret for a job that another launcher starts.
+
+    Every worker of the job gets the same: the text in LOCKSTITCH_SECRET, or the file's name in
+    LOCKSTITCH_SECRET_FILE. (`lockstitch run` does that by itself.)
+    """
+    made = Secret.make()
+    if output is None:
+        typer.echo(made.text())
+        return
+    try:
+        made.write(output)
+    except OSError as error:
+        raise typer.BadParameter(
+            f"cannot write {output}: {error}", param_hint="--output"
+        ) from error

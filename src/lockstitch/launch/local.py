@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.launch.handover import secret_for
 from lockstitch.launch.meeting import MeetingPlace
 from lockstitch.launch.process import (
     WorkerProcess,
@@ -33,7 +34,7 @@ from lockstitch.launch.screen import LineBuffer
 from lockstitch.launch.stopping import STOP_SIGNALS, Ladder, announced_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from lockstitch.launch.screen import Screen
 
@@ -109,7 +110,8 @@ class _LocalJob:
             signals = resources.enter_context(announced_signals())
             resources.callback(self._kill_all)  # whatever goes wrong in here
             self._selector.register(signals, selectors.EVENT_READ)
-            self._start(meeting)
+            secret = resources.enter_context(secret_for(os.environ))
+            self._start(meeting, {**os.environ, **secret})
             while self._reap():
                 for key, _ in self._selector.select(self._ladder.seconds_to_next()):
                     if key.fileobj is signals:
@@ -119,9 +121,9 @@ class _LocalJob:
                 self._climb()
         return self._conclude()
 
-    def _start(self, meeting: MeetingPlace) -> None:
+    def _start(self, meeting: MeetingPlace, inherited: Mapping[str, str]) -> None:
         for rank in range(self._workers):
-            environment = worker_environment(rank, self._workers, meeting, os.environ)
+            environment = worker_environment(rank, self._workers, meeting, inherited)
             process = WorkerProcess(rank, self._command, environment)
             outlets = [_Outlet(process.stdout, "stdout"), _Outlet(process.stderr, "stderr")]
             member = self._members[process.pid] = _Member(process, outlets)

@@ -17,9 +17,13 @@ from lockstitch.rpc.constants import (
     DEFAULT_RPC_TIMEOUT_SEC,
 )
 from lockstitch.transport.pools import default_capacity
+from lockstitch.trust.secret import find_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from lockstitch.trust.secret import Secret
 
     Device = int | str | torch.device
     DeviceMap = Mapping[Device, Device]
@@ -69,9 +73,11 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
 
     Beyond the original: `address`, the host name or interface at which workers of *other hosts*
     reach this one over TCP; without it a worker listens on a unix socket only, where the kernel
-    proves who calls. Nothing proves that on TCP yet, and a worker runs whatever a caller asks for,
-    so it takes `insecure=True` as well: for networks where everybody is trusted. The environment
-    variables LOCKSTITCH_ADDRESS and LOCKSTITCH_INSECURE (1) are the defaults of both.
+    proves who calls. On TCP the workers prove to each other that they have the job's `secret`: 64
+    hexadecimal digits, as `lockstitch secret` prints them, or in a `secret_file` that only its user
+    can read. `insecure=True` does without: anybody who reaches the address may then run whatever it
+    likes here. The environment variables LOCKSTITCH_ADDRESS, LOCKSTITCH_SECRET,
+    LOCKSTITCH_SECRET_FILE and LOCKSTITCH_INSECURE (1) are the defaults of these.
 
     `transports`: which roads may be taken, of "segments" (shared memory for large tensors between
     workers of one host, needs "unix"), "unix" and "tcp" (needs `address`); all by default, or those
@@ -91,6 +97,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     device_maps: dict[str, dict[torch.device, torch.device]]
     devices: list[torch.device]
     address: str | None
+    secret: Secret | None
     insecure: bool
     transports: tuple[str, ...]
     segment_pool_bytes: int
@@ -108,6 +115,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         _transports: Sequence[str] | None = None,
         _channels: Sequence[str] | None = None,
         address: str | None = None,
+        secret: str | Secret | None = None,
+        secret_file: str | Path | None = None,
         insecure: bool | None = None,
         transports: Sequence[str] | None = None,
         segment_pool_bytes: int | None = None,
@@ -122,6 +131,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         }
         self.devices = _to_cuda_devices(devices or ())
         self.address = os.environ.get("LOCKSTITCH_ADDRESS") if address is None else address
+        self.secret = find_secret(secret, secret_file, os.environ)
         self.insecure = (
             os.environ.get("LOCKSTITCH_INSECURE") == "1" if insecure is None else insecure
         )

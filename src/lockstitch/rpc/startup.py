@@ -3,8 +3,8 @@
     listen ─► publish the address, learn those of the others ─► plug in services ─► serve
 
 Peers may call before the last step: their connections wait until then in the listener's queue. By
-default the worker listens on a unix socket only: it runs what it is told to, and only there does
-the kernel prove that a caller is the same user.
+default the worker listens on a unix socket only: it runs what it is told to, and there the kernel
+proves that a caller is the same user. Over TCP the job's secret has to (`transport.handshake`).
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ def start_worker(
         options.rpc_timeout,
         options.heartbeat_timeout,
         buffer_pool_bytes=options.buffer_pool_bytes,
+        secret=options.secret,
     )
     if mishaps is not None:
         agent_options = dataclasses.replace(agent_options, interned_functions=0)
@@ -178,19 +179,22 @@ def make_transport(
 ) -> SeveralTransports:
     """Unix sockets, and TCP where the options give an address for other hosts.
 
-    Raises `ValueError` for an address where nothing says that callers may go unproved, and where
-    the options leave no road at all.
+    Raises `ValueError` for an address where callers could prove nothing, unless the options say
+    that they need not, and where the options leave no road at all.
     """
     transports: dict[str, Transport] = {}
     if "unix" in options.transports:
         transports["unix"] = UnixTransport(segments)
     if options.address is not None and "tcp" in options.transports:
-        if not options.insecure:
+        if options.secret is None and not options.insecure:
             raise ValueError(
-                f"address {options.address!r} asks to listen over TCP, where nothing proves who "
-                "calls, and a worker runs whatever a caller asks for. If everybody who can reach "
-                "that address is trusted, say so with insecure=True or LOCKSTITCH_INSECURE=1; "
-                "else leave the address out, and workers of one host use unix sockets."
+                f"address {options.address!r} asks to listen over TCP, where only a secret that "
+                "all workers of the job have proves who calls, and a worker runs whatever a caller "
+                "asks for. `lockstitch run` makes one; for other launchers let `lockstitch secret` "
+                "make one and give it to every worker in LOCKSTITCH_SECRET, or its file in "
+                "LOCKSTITCH_SECRET_FILE. If everybody who can reach that address is trusted, say "
+                "so with insecure=True or LOCKSTITCH_INSECURE=1. Without an address workers of one "
+                "host use unix sockets."
             )
         transports["tcp"] = TcpTransport(options.address)
     if not transports:

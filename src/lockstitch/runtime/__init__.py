@@ -7,6 +7,7 @@ channel.py        the connection that we call a peer on: requests out, replies i
 liveness.py       heartbeats: which peers have fallen silent
 way_back.py       hearing from a worker on the connection on which we call it
 loopback.py       calls to oneself
+newcomers.py      who has connected and not yet proved who it is
 incoming.py       the connection that a peer calls us on: requests in, replies out
 crew.py           the threads: one leads (reads), the others run user functions
 invocation.py     one request being served

@@ -11,8 +11,8 @@ servers for their requests, and by the `Interceptor`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lockstitch.errors import PeerDiedError, RemoteProtocolError
@@ -24,6 +24,7 @@ from lockstitch.runtime.incoming import Acceptor, Requests, RequestsFromSelf
 from lockstitch.runtime.inherited import remaining_deadline
 from lockstitch.runtime.liveness import Liveness
 from lockstitch.runtime.loopback import Loopback
+from lockstitch.runtime.newcomers import Newcomers
 from lockstitch.runtime.peers import Peers
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.runtime.timer import Deadlines, Timer
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.way_back import WayBack
     from lockstitch.runtime.worker import Worker
     from lockstitch.transport.base import Connection, Listener, Transport
+    from lockstitch.trust.secret import Secret
     from lockstitch.wire.messages import Stitch
 
 T = TypeVar("T")
@@ -78,6 +80,12 @@ class AgentOptions:
     buffer_pool_bytes: int | None = None
     """How much warm memory is kept for large tensors that arrive in streams; None: see
     `transport.pools.default_capacity`."""
+    secret: Secret | None = None
+    """What callers have to prove that they have; None: nothing is asked of them."""
+    handshake_seconds: float = 10.0
+    """So long may a caller take to prove itself."""
+    unproved_connections: int = 128
+    """So many may be about to; one more pushes the oldest of them out."""
     interned_functions: int = 4096
     """How many functions each connection remembers by number; with 0 every call spells its function
     out, so that any message may be lost or delayed without harm to those behind it."""
@@ -101,6 +109,8 @@ class AgentStatistics:
     failures: tuple[str, ...]
     """The last hundred things that went wrong and that nobody waited for: errors of tasks, answers
     and messages that could not be delivered."""
+    strangers: Mapping[str, int] = field(default_factory=dict)
+    """How many connections were turned away before they could say anything, by reason."""
 
 
 class Served:
@@ -152,7 +162,6 @@ class Agent:
         self.servers: dict[type[Message], Callable[[Invocation], None]] = {}
         self.served = Served()
         self.failures: list[str] = []
-        self.nobody = WorkerInfo("not-greeted", -1)
         self._pickling = worker.pickling
         self._on_close: list[Callable[[], None]] = []
         self._acceptors: list[Acceptor] = []
@@ -169,6 +178,7 @@ class Agent:
         self.buffers.trim_by(self.call_later)
         self.liveness = Liveness(self, options.heartbeat_timeout)
         self.add_concern(self._waited_for)
+        self.newcomers = Newcomers(self)
         self.handlers[Leave] = self.peers.note_leave
         self.on_peer_lost(lambda peer, _error: self.served.drop(peer))
         self.peers.add(self.id, Loopback(self))
@@ -297,6 +307,7 @@ class Agent:
             backlog=self.crew.backlog,
             refused=self.peers.refused,
             failures=tuple(self.failures),
+            strangers=self.newcomers.refused(),
         )
 
     # ------------------------------------------------------------ values
@@ -581,6 +592,7 @@ class Agent:
         self._closed = True
         for acceptor in self._acceptors:
             acceptor.close()
+        self.newcomers.close()
         self.peers.close()
         self.timer.close()
         remaining = self.crew.close(timeout_seconds)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.runtime.functions import BY_VALUE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
-from lockstitch.runtime.peers import GIVEN_UP
 from lockstitch.transport.spin import Spinner
 from lockstitch.wire.frames import encode
-from lockstitch.wire.messages import Call, Hello, RemoteCall
+from lockstitch.wire.messages import Call, RemoteCall
 
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
@@ -81,19 +80,28 @@ class RequestsFromSelf(Requests):
 class IncomingConnection(Requests):
     """Requests over a connection; a source of the crew."""
 
-    def __init__(self, agent: Agent, connection: Connection) -> None:
-        super().__init__(agent, agent.nobody)
+    def __init__(self, agent: Agent, peer: WorkerInfo, connection: Connection) -> None:
+        super().__init__(agent, peer)
         self.connection = connection
         self._decoder = agent.decoder(connection)
         self._lend = connection.lend
         self._spinner = Spinner(agent.crew.is_wanted_elsewhere)
         self._send_lock = threading.Lock()
-        self._greeted = False
-        agent.peers.note_incoming(self)
         agent.crew.watch(connection, self)
+        agent.peers.note_incoming(self)
 
     def __repr__(self) -> str:
         return f"<IncomingConnection from {self.peer.name!r}>"
+
+    def begin(self, welcome: bytes) -> None:
+        """Lets the caller in, and begins to listen to it."""
+        try:
+            with self._send_lock:
+                self.connection.send([welcome])
+        except ConnectionError as error:
+            self._lost(error)
+        else:
+            self.agent.crew.arm(self.connection)
 
     def reply(self, message: Message) -> None:
         buffers = encode(message, self.agent.limits, self._lend)
@@ -150,9 +158,6 @@ class IncomingConnection(Requests):
     def _dispatch(self, message: Message) -> bool:
         """Has one message handled; True while this thread leads."""
         agent = self.agent
-        if not self._greeted:
-            self._greet(message)
-            return True
         invocation = self.invocation(message)
         if invocation is not None:
             if invocation.known.is_quick:
@@ -163,18 +168,6 @@ class IncomingConnection(Requests):
             raise RemoteProtocolError(f"a {type(message).__name__} came where requests belong")
         sender = self.peer.worker
         return agent.crew.handle_under_lead(self, lambda: handler(sender, message))
-
-    def _greet(self, message: Message) -> None:
-        if type(message) is not Hello:
-            raise RemoteProtocolError(f"{message!r} came before any greeting")
-        self._greeted = True
-        self.peer, answer = self.agent.peers.welcome(message)
-        self.reply(answer)
-        if answer.refusal.startswith(GIVEN_UP):
-            raise ConnectionRefusedError(f"{self.peer.name!r} was given up before")
-        if answer.refusal:
-            raise RemoteProtocolError(answer.refusal)
-        self.agent.peers.note_caller(self)
 
     def _lost(self, cause: BaseException) -> None:
         self.close()
@@ -201,7 +194,7 @@ class Acceptor:
             connection = self._listener.accept()
             if connection is None:
                 break
-            self._agent.crew.arm(IncomingConnection(self._agent, connection).connection)
+            self._agent.newcomers.admit(connection)
         self._agent.crew.arm(self._listener)
 
     def leave(self) -> None:

@@ -19,13 +19,12 @@ from lockstitch.errors import (
     NotInitializedError,
     PeerDiedError,
     PeerLeftError,
-    RemoteProtocolError,
     RpcError,
 )
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime.channel import Channel, StreamChannel
-from lockstitch.wire.frames import encode
-from lockstitch.wire.messages import Hello, Leave, Welcome
+from lockstitch.transport.handshake import CallerHandshake, GreetingReader
+from lockstitch.wire.messages import Leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     from lockstitch.runtime.agent import Agent
     from lockstitch.runtime.incoming import IncomingConnection
     from lockstitch.transport.base import Connection
+    from lockstitch.transport.handshake import Hello
     from lockstitch.wire.frames import FrameDecoder
 
-PROTOCOL: Final = 1
 GIVEN_UP: Final = "it has given this worker up as dead"
 _CONNECT_SECONDS: Final = 30.0
 _STUCK_SECONDS: Final = 0.2
@@ -146,33 +145,38 @@ class Peers:
         return StreamChannel(self._agent, peer, connection, decoder)
 
     def _greet(self, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
-        decoder = self._agent.decoder(connection)
-        info = self._agent.info
-        connection.send(encode(Hello(PROTOCOL, _PYTHON, _TORCH, info.name, info.worker)))
-        while not decoder.messages:
-            self._await_answer(connection, decoder)
-            if 0 in decoder.counts:
+        options = self._agent.options
+        handshake = CallerHandshake(
+            self._agent.info, peer.worker, (_PYTHON, _TORCH), options.secret
+        )
+        reader = GreetingReader()
+        connection.send([handshake.opening])
+        while handshake.welcome is None:
+            counts: list[int] = []
+            self._await_answer(connection, reader.space(), counts)
+            if not counts[0]:
                 raise ConnectionResetError("it closed the connection before any greeting")
-            decoder.absorb()
-        answer = decoder.messages.popleft()
-        if not isinstance(answer, Welcome):
-            raise RemoteProtocolError(f"{peer.name!r} answered a greeting with {answer!r}")
-        if answer.refusal.startswith(GIVEN_UP):
-            raise ConnectionRefusedError(answer.refusal)
-        if answer.refusal:
-            raise RpcError(f"worker {peer.name!r} refused the connection: {answer.refusal}")
-        if answer.worker != peer.worker:
-            raise ConnectionRefusedError(f"{answer.worker} has taken its place")
-        return decoder
+            greeting = reader.absorb(counts[0])
+            answer = b"" if greeting is None else handshake.take(greeting)
+            if answer:
+                connection.send([answer])
+        welcome = handshake.welcome
+        if handshake.is_proved and welcome.worker != peer.worker:
+            raise ConnectionRefusedError(f"{welcome.worker} has taken its place")
+        if handshake.is_proved and welcome.refusal.startswith(GIVEN_UP):
+            raise ConnectionRefusedError(welcome.refusal)
+        if welcome.refusal:
+            raise RpcError(f"worker {peer.name!r} refused the connection: {welcome.refusal}")
+        return self._agent.decoder(connection)
 
-    def _await_answer(self, connection: Connection, decoder: FrameDecoder) -> None:
+    def _await_answer(self, connection: Connection, view: memoryview, counts: list[int]) -> None:
         """Receives something. Raises `BlockingIOError` when the peer shows no sign of life for as
         long as `Liveness` grants, or does not answer in half a minute."""
         bound = min(self._agent.liveness.bound_seconds or _CONNECT_SECONDS, _CONNECT_SECONDS)
         signs, silent = connection.signs_of_life(), 0
         for _ in range(int(5 * _CONNECT_SECONDS / bound)):
             with contextlib.suppress(BlockingIOError):
-                connection.receive_into(decoder.space(), decoder.counts, bound / 5)
+                connection.receive_into(view, counts, bound / 5)
                 return
             now = connection.signs_of_life()
             signs, silent = now, silent + 1 if now == signs else 0
@@ -185,33 +189,24 @@ class Peers:
         lost = self._lost.get(peer.worker)  # perhaps something else has shown it before
         return PeerDiedError(peer.name, cause) if lost is None else copy.copy(lost)
 
-    def welcome(self, hello: Hello) -> tuple[WorkerInfo, Welcome]:
-        """Decides on a caller's greeting."""
-        refusal = ""
-        if hello.protocol != PROTOCOL:
-            refusal = f"it speaks protocol {hello.protocol}, this worker {PROTOCOL}"
-        elif hello.python.split(".")[:2] != _PYTHON.split(".")[:2]:
-            refusal = (
-                f"it runs Python {hello.python}, this worker {_PYTHON}: values would not match"
-            )
-        elif hello.torch.split(".")[:2] != _TORCH.split(".")[:2]:
-            refusal = f"it runs torch {hello.torch}, this worker {_TORCH}"
-        elif hello.worker in self._lost:
+    def judge(self, hello: Hello) -> str:
+        """Why a caller that belongs to this job cannot be served; empty if it can."""
+        if hello.python.split(".")[:2] != _PYTHON.split(".")[:2]:
+            return f"it runs Python {hello.python}, this worker {_PYTHON}: values would not match"
+        if hello.torch.split(".")[:2] != _TORCH.split(".")[:2]:
+            return f"it runs torch {hello.torch}, this worker {_TORCH}"
+        if hello.worker in self._lost:
             self.refused += 1
-            refusal = f"{GIVEN_UP}: {self._lost[hello.worker].cause}"
-        me = self._agent.info
-        return WorkerInfo(hello.name, *hello.worker), Welcome(refusal, me.name, me.worker)
+            return f"{GIVEN_UP}: {self._lost[hello.worker].cause}"
+        return ""
 
     def note_incoming(self, caller: IncomingConnection) -> None:
-        """Somebody has connected, who is still to say who it is."""
+        """A peer has connected, and is who it says."""
         self._incoming.add(caller)
+        self._callers[caller.peer.worker] = caller
         self._agent.liveness.start()
         if self._closed:
             caller.close()
-
-    def note_caller(self, caller: IncomingConnection) -> None:
-        """A peer that has connected is who it says."""
-        self._callers[caller.peer.worker] = caller
 
     def caller(self, worker: WorkerId) -> IncomingConnection | None:
         """The connection on which `worker` calls us, if it does."""

@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lockstitch.transport.handshake import GREETINGS
 from lockstitch.transport.memory import MemoryNetwork, MemoryTransport
 from lockstitch.wire.messages import KINDS
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # The frame header begins with the length of the inline part (4 bytes), then the kind.
 _KIND_OFFSET = 4
+_NAMES = {kind: each.__name__ for kind, each in (*KINDS.items(), *GREETINGS.items())}
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class CountingNetwork(MemoryNetwork):
     def traffic(self) -> Traffic:
         """The count as of now."""
         with self._count_lock:
-            kinds = {KINDS[kind].__name__: count for kind, count in self._kinds.items()}
+            kinds = {_NAMES[kind]: count for kind, count in self._kinds.items()}
             return Traffic(
                 self._connections, self._bytes, kinds, dict(self._senders), dict(self._ends)
             )

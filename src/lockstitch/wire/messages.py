@@ -5,7 +5,8 @@ and at most one `Payload`, in which the values of user programs and tensors trav
 a number that their `Reply` or `Failure` repeats; *control* messages are one-way, idempotent, and
 handled by the thread that reads them; everything that may run long is handed to the pool.
 
-Kinds are numbers of the protocol: never reuse one.
+Kinds are numbers of the protocol: never reuse one. Those from 6 to 9 are of the first words on a
+connection, which are no messages (`transport.handshake`).
 """
 
 from __future__ import annotations
@@ -153,27 +154,7 @@ class Failure(Message):
     body: Payload
 
 
-# ---------------------------------------------------------------- greeting and leaving
-
-
-@kind(8)
-class Hello(Message):
-    """First on every connection: who calls, and what it runs on."""
-
-    protocol: int
-    python: str
-    torch: str
-    name: str
-    worker: WorkerId
-
-
-@kind(9)
-class Welcome(Message):
-    """The listener's answer to `Hello`; `refusal` says why the caller may not come in, if so."""
-
-    refusal: str
-    name: str
-    worker: WorkerId
+# ---------------------------------------------------------------- leaving
 
 
 @kind(10)

@@ -7,9 +7,11 @@ import pytest
 from lockstitch.errors import NotInitializedError, PeerDiedError, RpcError
 from lockstitch.ids import WorkerId
 from lockstitch.runtime import peers
+from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.testing.faults import Faults
+from lockstitch.trust import Secret
 from lockstitch.wire.messages import Call, Reply
 from tests.cluster.runtime.programs import Gate, add, call, call_async, here, wait_at_gate
 from tests.unit.runtime.stage import Background, wait_until
@@ -110,31 +112,28 @@ def test_two_clusters_at_once_do_not_mix() -> None:
             assert current_worker() is one[0]
 
 
-@pytest.mark.parametrize(
-    ("what", "value", "reason"),
-    [
-        ("PROTOCOL", 99, "it speaks protocol 99"),
-        ("_PYTHON", "2.7.18", r"it runs Python 2\.7\.18"),
-        ("_TORCH", "0.4.0", r"it runs torch 0\.4\.0"),
-    ],
-)
 def test_caller_that_does_not_fit_is_refused_with_the_reason(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, what: str, value: object, reason: str
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    welcome = peers.Peers.welcome
-
-    def as_before(self, hello):  # type: ignore[no-untyped-def]
-        with monkeypatch.context() as original:
-            original.setattr(peers, what, before)
-            return welcome(self, hello)
-
-    before = getattr(peers, what)
-    monkeypatch.setattr(peers.Peers, "welcome", as_before)
-    monkeypatch.setattr(peers, what, value)
-    cluster[1].agent.report = lambda error: None  # type: ignore[method-assign]
-    with pytest.raises(RpcError, match=f"'worker1' refused the connection: {reason}"):
+    monkeypatch.setattr(peers.Peers, "judge", lambda self, hello: "it runs Python 2.7.18")
+    with pytest.raises(
+        RpcError, match=r"'worker1' refused the connection: it runs Python 2\.7\.18"
+    ):
         call(cluster[0], 1, here)
     assert cluster[0].agent.is_at_rest()
+    assert cluster[1].agent.statistics().strangers == {"refused": 1}
+
+
+def test_workers_with_different_secrets_refuse_each_other() -> None:
+    secrets = [AgentOptions(secret=Secret.make()) for _ in range(2)]
+    with LocalCluster(2, options=secrets[0]) as cluster:
+        cluster[1].agent.options = secrets[1]
+        with pytest.raises(RpcError, match="given different secrets"):
+            call(cluster[0], 1, here)
+        assert cluster[1].agent.statistics().strangers == {"wrong proof": 1}
+    with LocalCluster(2, options=secrets[0]) as cluster:
+        assert call(cluster[0], 1, here)[0] == "worker1"
+        assert cluster.traffic().kinds["Proof"] == 1
 
 
 def test_stranger_who_speaks_nonsense_disturbs_nobody(cluster: LocalCluster) -> None:
@@ -148,7 +147,8 @@ def test_stranger_who_speaks_nonsense_disturbs_nobody(cluster: LocalCluster) -> 
     stranger.receive_into(memoryview(bytearray(10)), counts, 10)
     assert counts == [0]
     assert call(cluster[0], 1, here)[0] == "worker1"
-    assert len(reports) == 1
+    assert reports == []
+    assert cluster[1].agent.statistics().strangers == {"garbage": 1}
 
 
 def test_silent_caller_does_not_keep_a_worker_from_closing(cluster: LocalCluster) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from lockstitch.trust import Secret
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_defaults() -> None:
@@ -100,3 +105,22 @@ def test_amounts_of_memory_are_numbers_of_bytes(monkeypatch, name) -> None:
         TensorPipeRpcBackendOptions()
     with pytest.raises(ValueError, match="not -1"):
         TensorPipeRpcBackendOptions(**{name: -1})
+
+
+def test_secret_comes_from_the_options_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = "5e" * 32
+    monkeypatch.delenv("LOCKSTITCH_SECRET", raising=False)
+    monkeypatch.delenv("LOCKSTITCH_SECRET_FILE", raising=False)
+    assert TensorPipeRpcBackendOptions().secret is None
+    monkeypatch.setenv("LOCKSTITCH_SECRET", text)
+    assert TensorPipeRpcBackendOptions().secret == Secret.from_text(text)
+    file = tmp_path / "secret"
+    other = Secret.make()
+    other.write(file)
+    options = TensorPipeRpcBackendOptions(secret_file=file)
+    assert options.secret == other
+    assert other.text() not in repr(options) + repr(vars(options))
+    with pytest.raises(ValueError, match="given twice"):
+        TensorPipeRpcBackendOptions(secret=text, secret_file=file)

@@ -103,10 +103,11 @@ def test_accelerators_are_refused_and_not_ignored(asked) -> None:
 
 
 def test_tcp_is_opened_only_where_somebody_answers_for_it() -> None:
-    with pytest.raises(ValueError, match="insecure=True"):
+    with pytest.raises(ValueError, match="`lockstitch secret`.*insecure=True"):
         make_transport(TensorPipeRpcBackendOptions(address="127.0.0.1"))
     for options in (
         TensorPipeRpcBackendOptions(),
+        TensorPipeRpcBackendOptions(address="127.0.0.1", secret="5e" * 32),
         TensorPipeRpcBackendOptions(address="127.0.0.1", insecure=True),
     ):
         transport = make_transport(options)

@@ -14,12 +14,13 @@ import torch
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime import remote_errors
-from lockstitch.runtime.peers import PROTOCOL
 from lockstitch.runtime.worker import Worker
 from lockstitch.testing.patience import Patience
+from lockstitch.transport import handshake
+from lockstitch.transport.handshake import GreetingReader, Hello, Welcome
 from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.wire.frames import FrameDecoder, encode
-from lockstitch.wire.messages import Call, Failure, Hello, Message, Payload, Reply, Welcome
+from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply
 from lockstitch.wire.pickling import PICKLE, PicklingRegistry, pack, pack_flat, unpack
 
 if TYPE_CHECKING:
@@ -82,13 +83,15 @@ class Peer:
         self._listener = network.transport(info.name).listen()
         self._connection: Connection | None = None
         self._is_connected = threading.Event()
+        self._is_greeted = False
         self._decoder = FrameDecoder()
 
     def connect(self, transport: MemoryTransport) -> Connection:
         near = transport.connect(self._listener.address, 0)
         self._connection = self._listener.accept()
         self._is_connected.set()
-        self.send(Welcome("", self.info.name, self.info.worker))
+        welcome = Welcome("", self.info.name, self.info.worker)
+        self._connection.send([handshake.encode(welcome)])
         return near
 
     @property
@@ -101,16 +104,16 @@ class Peer:
         self._far.send(encode(message))
 
     def receive(self) -> Message:
-        """The next message that the worker sent, greetings aside."""
+        """The next message that the worker sent, its greeting aside."""
         decoder = self._decoder
-        while True:
-            while not decoder.messages:
-                self._far.receive_into(decoder.space(), decoder.counts, PATIENCE_SECONDS)
-                assert 0 not in decoder.counts, "the worker closed the connection"
-                decoder.absorb()
-            message = decoder.messages.popleft()
-            if type(message) is not Hello:
-                return message
+        if not self._is_greeted:
+            self._is_greeted = True
+            assert receive_greeting(self._far) is not None
+        while not decoder.messages:
+            self._far.receive_into(decoder.space(), decoder.counts, PATIENCE_SECONDS)
+            assert 0 not in decoder.counts, "the worker closed the connection"
+            decoder.absorb()
+        return decoder.messages.popleft()
 
     def receive_call(self) -> Call:
         message = self.receive()
@@ -168,6 +171,10 @@ class Stage:
         remaining = self.worker.close()
         assert remaining == [], "threads that still run"
 
+    @staticmethod
+    def versions() -> tuple[str, str]:
+        return platform.python_version(), str(torch.__version__)
+
     @property
     def peer(self) -> Peer:
         return self.peers[0]
@@ -175,8 +182,8 @@ class Stage:
     def caller(self, rank: int = 1) -> Caller:
         """Somebody who has connected, and was welcomed."""
         caller = Caller(self, WorkerInfo(f"peer{rank}", rank))
-        welcome = caller.receive()
-        assert isinstance(welcome, Welcome)
+        welcome = caller.receive_welcome()
+        assert welcome is not None
         assert not welcome.refusal
         return caller
 
@@ -205,23 +212,35 @@ def echo(*args: Any) -> Any:
     return args
 
 
+def receive_greeting(connection: Connection) -> bytes | None:
+    """What the worker says first; None when it has closed the connection."""
+    reader, greeting = GreetingReader(), None
+    while greeting is None:
+        counts: list[int] = []
+        connection.receive_into(reader.space(), counts, PATIENCE_SECONDS)
+        if not counts[0]:
+            return None
+        greeting = reader.absorb(counts[0])
+    return greeting
+
+
 class Caller:
     """A peer that calls the worker, message by message."""
 
-    def __init__(self, stage: Stage, info: WorkerInfo, hello: Hello | None = None) -> None:
-        self._connection = stage.network.transport(info.name).connect(stage.address, 0)
+    def __init__(self, stage: Stage, info: WorkerInfo, hello: bytes | None = None) -> None:
+        self.connection = stage.network.transport(info.name).connect(stage.address, 0)
         self._decoder = FrameDecoder()
         self._numbers = itertools.count(1)
         self._pickling = stage.worker.pickling
-        python, torch_version = platform.python_version(), str(torch.__version__)
-        self.send(hello or Hello(PROTOCOL, python, torch_version, info.name, info.worker))
+        said = Hello(False, bytes(32), WorkerId(0, 0), info.name, info.worker, *Stage.versions())
+        self.send_bytes(handshake.encode(said) if hello is None else hello)
 
     def send(self, *messages: Message) -> None:
         """All in one piece."""
         self.send_bytes(b"".join(b"".join(encode(message)) for message in messages))
 
     def send_bytes(self, data: bytes) -> None:
-        self._connection.send([data])
+        self.connection.send([data])
 
     def call(
         self, qualified: str, *args: Any, function: int = -1, timeout: float | None = None
@@ -231,11 +250,20 @@ class Caller:
         definition = qualified.encode() or None
         return Call(next(self._numbers), function, definition, timeout, None, body)
 
+    def receive_welcome(self) -> Welcome | None:
+        """The worker's answer to the greeting; None when it has closed the connection."""
+        greeting = receive_greeting(self.connection)
+        if greeting is None:
+            return None
+        welcome = handshake.decode(greeting)
+        assert isinstance(welcome, Welcome)
+        return welcome
+
     def receive(self) -> Message | None:
         """The next message of the worker; None when it has closed the connection."""
         decoder = self._decoder
         while not decoder.messages:
-            self._connection.receive_into(decoder.space(), decoder.counts, PATIENCE_SECONDS)
+            self.connection.receive_into(decoder.space(), decoder.counts, PATIENCE_SECONDS)
             if 0 in decoder.counts:
                 return None
             decoder.absorb()
@@ -250,4 +278,4 @@ class Caller:
         return unpack(message.body, PicklingRegistry())
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()

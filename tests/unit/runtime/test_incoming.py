@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.ids import WorkerId
 from lockstitch.runtime.functions import QUICK_STREAK
-from lockstitch.wire.messages import ChildNoted, Hello, Leave, Reply, Welcome
+from lockstitch.wire.messages import ChildNoted, Reply
 from lockstitch.wire.pickling import PicklingRegistry, pack
 from tests.unit.runtime.stage import PATIENCE_SECONDS, Caller, Stage, wait_until
 
@@ -135,25 +135,6 @@ def test_message_with_a_field_of_the_wrong_type_does_not_wedge_the_connection() 
 
 
 # ---------------------------------------------------------------- greeting
-
-
-def test_first_message_must_be_a_greeting() -> None:
-    with Stage() as stage:
-        stage.agent.report = lambda error: None  # type: ignore[method-assign]
-        stranger = Caller(stage, WorkerInfo("peer1", 1), hello=Leave(WorkerId(1, 0)))  # type: ignore[arg-type]
-        assert stranger.receive() is None
-        assert not stage.agent.peers.is_lost(WorkerId(1, 0))
-
-
-def test_refused_caller_hears_why() -> None:
-    with Stage() as stage:
-        stage.agent.report = lambda error: None  # type: ignore[method-assign]
-        old = Hello(0, "3.11.0", "2.13.0", "peer1", WorkerId(1, 0))
-        caller = Caller(stage, WorkerInfo("peer1", 1), hello=old)
-        welcome = caller.receive()
-        assert isinstance(welcome, Welcome)
-        assert welcome.refusal == "it speaks protocol 0, this worker 1"
-        assert caller.receive() is None
 
 
 def test_many_callers_at_once() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from lockstitch.errors import NotInitializedError, PeerDiedError, RemoteProtocolError, RpcError
 from lockstitch.ids import WorkerId, WorkerInfo
-from lockstitch.wire.frames import encode
-from lockstitch.wire.messages import Leave, Welcome
+from lockstitch.transport.handshake import Challenge, Welcome, encode
+from lockstitch.wire.messages import Leave
 from tests.unit.runtime.stage import Background, Stage, wait_until
 
 PEER = WorkerId(1, 0)
@@ -44,15 +44,15 @@ def test_connection_is_made_on_first_use_and_once_for_many_threads() -> None:
 class Closing:
     """What a directory hands out in these tests; knows whether it was closed."""
 
-    def __init__(self, stage: Stage, welcome: object) -> None:
+    def __init__(self, stage: Stage, answer: bytes) -> None:
         self.is_closed = False
         self._near = stage.transport.connect(stage.peer._listener.address, 0)
         far = stage.peer._listener.accept()
         assert far is not None
-        if isinstance(welcome, Exception):
-            far.close()
+        if answer:
+            far.send([answer])
         else:
-            far.send([b"".join(encode(welcome))])
+            far.close()
         self.peer = "peer1"
         self.receive_into = self._near.receive_into
         self.lend, self.window = self._near.lend, self._near.window
@@ -68,20 +68,21 @@ class Closing:
 
 
 @pytest.mark.parametrize(
-    ("welcome", "error", "reason"),
+    ("answer", "error", "reason"),
     [
-        (Welcome("too old", "peer1", PEER), RpcError, "refused the connection: too old"),
-        (Welcome("", "peer1", WorkerId(1, 3)), PeerDiedError, "has taken its place"),
-        (Leave(PEER), RemoteProtocolError, "answered a greeting with"),
-        (EOFError(), PeerDiedError, "closed the connection before any greeting"),
+        (encode(Welcome("too old", "peer1", PEER)), RpcError, "refused the connection: too old"),
+        (encode(Welcome("", "peer1", WorkerId(1, 3))), PeerDiedError, "has taken its place"),
+        (encode(Challenge(bytes(32))), RemoteProtocolError, "a Challenge came out of order"),
+        (bytes(100), RemoteProtocolError, "no greeting of a worker"),
+        (b"", PeerDiedError, "closed the connection before any greeting"),
     ],
-    ids=["refused", "replaced", "nonsense", "closed"],
+    ids=["refused", "replaced", "out of order", "nonsense", "closed"],
 )
 def test_connection_that_is_not_welcomed_is_closed(
-    welcome: object, error: type[Exception], reason: str
+    answer: bytes, error: type[Exception], reason: str
 ) -> None:
     with Stage() as stage:
-        connection = Closing(stage, welcome)
+        connection = Closing(stage, answer)
         stage.connect = lambda peer, timeout: connection  # type: ignore[assignment, method-assign]
         with pytest.raises(error, match=reason):
             stage.agent.peers.channel(PEER)

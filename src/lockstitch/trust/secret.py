@@ -1,0 +1,129 @@
+"""The secret of a job: 32 random bytes that all its workers have, and nobody else.
+
+It is never used itself but for deriving a key for each purpose (HKDF, RFC 5869), so that what one
+use might betray is of no help against another. It does not show itself: not in `repr`, not in an
+error, not in a pickle. Whoever needs it as text, to hand it over, asks for exactly that.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+import os
+import stat
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SECRET_BYTES: Final = 32
+VARIABLE: Final = "LOCKSTITCH_SECRET"
+FILE_VARIABLE: Final = "LOCKSTITCH_SECRET_FILE"
+
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_LONGEST_FILE: Final = 4096
+
+
+class Secret:
+    """The secret of a job. Raises `ValueError` unless `key` has 32 bytes."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != SECRET_BYTES:
+            raise ValueError(f"a job's secret has {SECRET_BYTES} bytes, not {len(key)}")
+        self._key = bytes(key)
+
+    @classmethod
+    def make(cls) -> Secret:
+        """A fresh one, from the system's source of randomness."""
+        return cls(os.urandom(SECRET_BYTES))
+
+    @classmethod
+    def from_text(cls, text: str) -> Secret:
+        """Reads what `text` wrote: 64 hexadecimal digits. Raises `ValueError` for anything else,
+        without repeating it."""
+        try:
+            return cls(binascii.unhexlify(text.strip()))
+        except ValueError:
+            length = len(text.strip())
+        raise ValueError(
+            f"a job's secret is {2 * SECRET_BYTES} hexadecimal digits, but what was given, of "
+            f"{length} characters, is not: `lockstitch secret` makes one"
+        )
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Secret:
+        """Reads it from a file that belongs to this user and that nobody else may read or write.
+
+        Raises `PermissionError` where somebody may, `OSError` where there is no such file.
+        """
+        with Path(path).open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_mode & _OTHERS or status.st_uid not in (os.geteuid(), 0):
+                raise PermissionError(
+                    f"the secret's file {path} can be read or written by others than its user: "
+                    "set its mode to 0600, and make another secret if others may have seen this one"
+                )
+            return cls.from_text(file.read(_LONGEST_FILE).decode("ascii", "replace"))
+
+    def write(self, path: str | Path) -> None:
+        """Writes it into a new file of mode 0600. Raises `FileExistsError` where there is one."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(self.text() + "\n")
+
+    def text(self) -> str:
+        """The secret itself, as 64 hexadecimal digits: only for handing it over."""
+        return self._key.hex()
+
+    def derive(self, purpose: str, context: bytes = b"") -> bytes:
+        """A key of 32 bytes for one purpose, and, where given, one context of it."""
+        return hkdf(self._key, b"lockstitch", purpose.encode() + b"\0" + context)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self._key, other._key)
+
+    def __hash__(self) -> int:
+        return hash(self.derive("hash"))
+
+    def __repr__(self) -> str:
+        return "<Secret>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a job's secret does not travel: hand it over by environment or file")
+
+
+def hkdf(key: bytes, salt: bytes, info: bytes, length: int = 32) -> bytes:
+    """HKDF with SHA-256: extract, then expand (RFC 5869)."""
+    extracted = hmac.digest(salt or bytes(sha256().digest_size), key, "sha256")
+    output = block = b""
+    while len(output) < length:
+        number = len(output) // len(block) + 1 if block else 1
+        block = hmac.digest(extracted, block + info + bytes([number]), "sha256")
+        output += block
+    return output[:length]
+
+
+def find_secret(
+    given: Secret | str | None,
+    file: str | Path | None,
+    environment: Mapping[str, str],
+) -> Secret | None:
+    """The secret that the program gives, else that of the environment; None where there is none.
+
+    Raises `ValueError` where one is given twice or is no secret, `PermissionError` and `OSError` as
+    `Secret.from_file` does.
+    """
+    if given is None and file is None:
+        given, file = environment.get(VARIABLE) or None, environment.get(FILE_VARIABLE) or None
+    if given is not None and file is not None:
+        raise ValueError(
+            f"the job's secret is given twice: leave out one of secret= ({VARIABLE}) and "
+            f"secret_file= ({FILE_VARIABLE})"
+        )
+    if file is not None:
+        return Secret.from_file(file)
+    return Secret.from_text(given) if isinstance(given, str) else given

@@ -1,0 +1,30 @@
+"""`lockstitch secret`: one to standard output, or to a file that only its user can read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typer.testing import CliRunner
+
+from lockstitch.launch.cli import app
+from lockstitch.trust.secret import Secret
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_secret_is_printed_and_each_is_another() -> None:
+    printed = [CliRunner().invoke(app, ["secret"]) for _ in range(2)]
+    assert [each.exit_code for each in printed] == [0, 0]
+    assert len({Secret.from_text(each.output) for each in printed}) == 2
+
+
+def test_secret_is_written_to_a_new_file_and_then_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "job.secret"
+    first = CliRunner().invoke(app, ["secret", "--output", str(path)])
+    assert (first.exit_code, first.output) == (0, "")
+    kept = Secret.from_file(path)
+    again = CliRunner().invoke(app, ["secret", "--output", str(path)])
+    assert again.exit_code != 0
+    assert "cannot write" in again.output
+    assert Secret.from_file(path) == kept
