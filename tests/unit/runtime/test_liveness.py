@@ -10,7 +10,7 @@ from lockstitch.errors import PeerDiedError
 from lockstitch.ids import WorkerId
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.clock import ManualClock
-from lockstitch.wire.messages import Alive, Heartbeat, Welcome
+from lockstitch.wire.messages import Alive, Heartbeat
 from tests.unit.runtime.stage import Background, Caller, Stage, wait_until
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_one_who_was_given_up_is_refused_when_it_comes_back(
 ) -> None:
     stage.caller()
     stage.agent.peers.cut_off(stage.peer.info, "it has been silent for 5 s")
-    welcome = Caller(stage, stage.peer.info).receive()
-    assert isinstance(welcome, Welcome)
+    welcome = Caller(stage, stage.peer.info).receive_welcome()
+    assert welcome is not None
     assert welcome.refusal == "it has given this worker up as dead: it has been silent for 5 s"
     assert stage.agent.statistics().refused == 1
