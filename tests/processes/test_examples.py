@@ -73,7 +73,13 @@ def test_pipeline_of_three_stages_equals_the_model_in_one_process():
     assert max(numbers("difference of gradients", output)) < 1e-12
 
 
-@pytest.mark.parametrize("launcher", [LOCKSTITCH_RUN, TORCHRUN], ids=["lockstitch", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(LOCKSTITCH_RUN, id="lockstitch"),
+        pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.slow),
+    ],
+)
 def test_ranks_in_the_manner_of_horovod_equal_one_process(launcher):
     output = run_example("hvd_digits", 2, "3", launcher=launcher)
 
