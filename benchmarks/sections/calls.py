@@ -81,6 +81,10 @@ BUSY = Section(
     [
         Comparison("it runs Python", parameters(busy.call_a_busy_worker, busy.run_python)),
         Comparison(
+            "it runs Python in turns of 0.5 ms",
+            parameters(busy.call_a_busy_worker, busy.run_python_in_short_turns),
+        ),
+        Comparison(
             "it runs large operators", parameters(busy.call_a_busy_worker, busy.run_operators)
         ),
     ],

@@ -25,6 +25,7 @@ from lockstitch.rpc.meetings import Meetings
 from lockstitch.rpc.options import TensorPipeRpcBackendOptions
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.agent import AgentOptions
+from lockstitch.runtime.switching import SWITCH_INTERVAL
 from lockstitch.runtime.worker import Worker
 from lockstitch.transport import mapping
 from lockstitch.transport.segments import SegmentPool
@@ -162,6 +163,8 @@ def start_worker(
     signal = WaitSignal(worker)
     signal.install()
     worker.agent.on_close(signal.remove)
+    if options.switch_interval is not None:
+        worker.agent.on_close(SWITCH_INTERVAL.shorten(options.switch_interval))
     for listener in listeners:
         worker.agent.accept_at(listener)
     worker.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -157,3 +159,16 @@ def test_a_backend_that_was_not_asked_for_is_warned_of(monkeypatch, options) -> 
     own = OwnOptions(init_method=options.init_method)
     with pytest.warns(UserWarning, match="no explicit backend"):
         rpc.init_rpc("worker1", rank=0, world_size=1, rpc_backend_options=own)
+
+
+def test_a_worker_may_shorten_the_turns_of_the_interpreter(tmp_path) -> None:
+    before = sys.getswitchinterval()
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"file://{tmp_path}/meeting", switch_interval=before / 10
+    )
+    rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+    try:
+        assert sys.getswitchinterval() == pytest.approx(before / 10)
+    finally:
+        rpc.shutdown()
+    assert sys.getswitchinterval() == pytest.approx(before)

@@ -124,3 +124,13 @@ def test_secret_comes_from_the_options_or_the_environment(
     assert other.text() not in repr(options) + repr(vars(options))
     with pytest.raises(ValueError, match="given twice"):
         TensorPipeRpcBackendOptions(secret=text, secret_file=file)
+
+
+def test_the_switch_interval_is_a_number_of_seconds(monkeypatch) -> None:
+    assert TensorPipeRpcBackendOptions().switch_interval is None
+    assert TensorPipeRpcBackendOptions(switch_interval=0.001).switch_interval == 0.001
+    monkeypatch.setenv("LOCKSTITCH_SWITCH_INTERVAL", "0.0005")
+    assert TensorPipeRpcBackendOptions().switch_interval == 0.0005
+    for wrong in (0, -1, 2, "often"):
+        with pytest.raises(ValueError, match="switch_interval.*seconds"):
+            TensorPipeRpcBackendOptions(switch_interval=wrong)
