@@ -49,7 +49,7 @@ PUBLIC_NAMES = {
         join poll synchronize DistributedOptimizer optimizer SyncBatchNorm sync_batch_norm
         broadcast_parameters broadcast_optimizer_state
         broadcast_object allgather_object Compression ProcessSet global_process_set
-        add_process_set remove_process_set compression exceptions functions mpi_ops
+        add_process_set remove_process_set common compression exceptions functions mpi_ops
         process_sets
     """,
     "lockstitch.nn": "RemoteModule Replicate Shard api parallel",

@@ -98,7 +98,8 @@ def _adapted_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     of_a, of_b = float(torch.dot(wide_a, wide_a)), float(torch.dot(wide_b, wide_b))
     weight_a = 1.0 - dot / (2 * of_a) if of_a > 0 else 1.0
     weight_b = 1.0 - dot / (2 * of_b) if of_b > 0 else 1.0
-    return (wide_a.mul_(weight_a).add_(wide_b, alpha=weight_b)).to(a.dtype)
+    # Not in place: what is wide enough already is the rank's own tensor, which others read, too.
+    return wide_a.mul(weight_a).add_(wide_b, alpha=weight_b).to(a.dtype)
 
 
 def reduce(

@@ -38,7 +38,7 @@ from lockstitch.rendezvous import Roster, host_identity, join, open_store
 from lockstitch.transport import TcpTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from lockstitch.collectives.backend import Backend
     from lockstitch.collectives.c10d.messages import Message
@@ -56,15 +56,22 @@ def open_session(
     store: str | Store = "env://",
     options: SessionOptions | None = None,
     *,
+    members: Sequence[int] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Session:
     """Meets the other ranks and returns this one's session; all ranks must call it.
 
     `store` is a store of torch, or names one: `env://` (MASTER_ADDR and MASTER_PORT, as every
     launcher sets them), `tcp://host:port`, `file://path`. A session of one rank needs none.
+    `members`: only these of the ranks, this one among them, make up the session, and are numbered
+    by their places there; other ranks may have a session of their own meanwhile.
     Raises RuntimeError when ranks are missing after `options.timeout_seconds`.
     """
     chosen = options or SessionOptions()
+    whole, prefix = (rank, size), _PREFIX
+    if members is not None and list(members) != list(range(size)):
+        rank, size = list(members).index(rank), len(members)
+        prefix = f"{_PREFIX} of {','.join(map(str, members))}"
     if size == 1:
         return LocalSessions(
             1,
@@ -78,7 +85,7 @@ def open_session(
         stall_warning_seconds=chosen.stall_warning_seconds,
         stall_failure_seconds=chosen.stall_failure_seconds,
     )
-    opened = PrefixStore(_PREFIX, _opened_store(store, rank, size, chosen.timeout_seconds))
+    opened = PrefixStore(prefix, _opened_store(store, *whole, chosen.timeout_seconds))
     return _Opening(rank, size, opened, chosen, outstanding).session()
 
 

@@ -18,7 +18,22 @@ from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.collectives import ReduceOp, Session
+    from lockstitch.collectives import ReduceOp, Reduction, Session
+
+__all__ = [
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "allgather_async",
+    "grouped_allgather_async",
+    "broadcast_async",
+    "broadcast_async_",
+    "alltoall_async",
+    "reducescatter_async",
+    "grouped_reducescatter_async",
+    "sparse_allreduce_async",
+]
 
 
 def allreduce_async(
@@ -32,11 +47,7 @@ def allreduce_async(
 ) -> Operation[torch.Tensor]:
     """Begins to reduce tensors of one shape and dtype over the ranks, into a new tensor."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    session = current_session()
-    handle = session.allreduce(
-        tensor, reduction, name=_full("allreduce", name), process_set=id_of(process_set)
-    )
-    return Operation(session, handle)
+    return _allreduce(tensor, name, reduction, process_set, None)
 
 
 def allreduce_async_(
@@ -50,15 +61,7 @@ def allreduce_async_(
 ) -> Operation[torch.Tensor]:
     """Like `allreduce_async`, in place."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    session = current_session()
-    handle = session.allreduce(
-        tensor,
-        reduction,
-        name=_full("allreduce", name),
-        process_set=id_of(process_set),
-        output=tensor,
-    )
-    return Operation(session, handle, lambda _: tensor)
+    return _allreduce(tensor, name, reduction, process_set, tensor)
 
 
 def grouped_allreduce_async(
@@ -72,11 +75,7 @@ def grouped_allreduce_async(
 ) -> Operation[list[torch.Tensor]]:
     """Begins to reduce several tensors as one operation, into new tensors: all of them or none."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    session = current_session()
-    handle = session.grouped_allreduce(
-        tensors, reduction, name=_full("grouped_allreduce", name), process_set=id_of(process_set)
-    )
-    return Operation(session, handle)
+    return _grouped_allreduce(tensors, name, reduction, process_set, None)
 
 
 def grouped_allreduce_async_(
@@ -90,15 +89,7 @@ def grouped_allreduce_async_(
 ) -> Operation[list[torch.Tensor]]:
     """Like `grouped_allreduce_async`, in place."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    session = current_session()
-    handle = session.grouped_allreduce(
-        tensors,
-        reduction,
-        name=_full("grouped_allreduce", name),
-        process_set=id_of(process_set),
-        outputs=tensors,
-    )
-    return Operation(session, handle, lambda _: list(tensors))
+    return _grouped_allreduce(tensors, name, reduction, process_set, tensors)
 
 
 def allgather_async(
@@ -132,11 +123,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
     """Begins to copy the tensor of `root_rank`, a global rank also in a process set, to all."""
-    session = current_session()
-    handle = session.broadcast(
-        tensor, root_rank, name=_full("broadcast", name), process_set=id_of(process_set)
-    )
-    return Operation(session, handle)
+    return _broadcast(tensor, root_rank, name, process_set, None)
 
 
 def broadcast_async_(
@@ -146,15 +133,7 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
     """Like `broadcast_async`, in place."""
-    session = current_session()
-    handle = session.broadcast(
-        tensor,
-        root_rank,
-        name=_full("broadcast", name),
-        process_set=id_of(process_set),
-        output=tensor.detach(),
-    )
-    return Operation(session, handle, lambda _: tensor)
+    return _broadcast(tensor, root_rank, name, process_set, tensor)
 
 
 def alltoall_async(
@@ -251,6 +230,51 @@ def sparse_operation(
         process_set=id_of(process_set),
     )
     return Operation(session, handle, assemble)
+
+
+# ---------------------------------------------------------------- with and without an output
+
+
+def _allreduce(
+    tensor: torch.Tensor,
+    name: str | None,
+    reduction: Reduction,
+    process_set: ProcessSet,
+    output: torch.Tensor | None,
+) -> Operation[torch.Tensor]:
+    session, full_name = current_session(), _full("allreduce", name)
+    handle = session.allreduce(
+        tensor, reduction, name=full_name, process_set=id_of(process_set), output=output
+    )
+    return Operation(session, handle, None if output is None else lambda _: output)
+
+
+def _grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    reduction: Reduction,
+    process_set: ProcessSet,
+    outputs: Sequence[torch.Tensor] | None,
+) -> Operation[list[torch.Tensor]]:
+    session, full_name = current_session(), _full("grouped_allreduce", name)
+    handle = session.grouped_allreduce(
+        tensors, reduction, name=full_name, process_set=id_of(process_set), outputs=outputs
+    )
+    return Operation(session, handle, None if outputs is None else lambda _: list(outputs))
+
+
+def _broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    output: torch.Tensor | None,
+) -> Operation[torch.Tensor]:
+    session, full_name = current_session(), _full("broadcast", name)
+    handle = session.broadcast(
+        tensor, root_rank, name=full_name, process_set=id_of(process_set), output=output
+    )
+    return Operation(session, handle, None if output is None else lambda _: output)
 
 
 def _full(kind: str, name: str | None) -> str | None:

@@ -9,37 +9,57 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from lockstitch.collectives import open_session
-from lockstitch.hvd.environment import Place
+from lockstitch.hvd.communicators import Communicator
+from lockstitch.hvd.environment import Place, options_of
 from lockstitch.hvd.job import PROCESS, active, current_session, has_session
 from lockstitch.hvd.process_sets import ProcessSet, add_process_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.collectives import Stall, Topology
+    from lockstitch.collectives import Session, Stall, Topology
+
+__all__ = [
+    "init",
+    "shutdown",
+    "is_initialized",
+    "size",
+    "rank",
+    "local_size",
+    "local_rank",
+    "cross_size",
+    "cross_rank",
+    "is_homogeneous",
+    "mpi_threads_supported",
+    "mpi_enabled",
+    "mpi_built",
+    "gloo_enabled",
+    "gloo_built",
+    "nccl_built",
+    "ddl_built",
+    "ccl_built",
+    "cuda_built",
+    "rocm_built",
+]
 
 _log = logging.getLogger(__name__)
 
 
 def init(
-    comm: Sequence[int] | None = None,
+    comm: Sequence[int] | Communicator | None = None,
     process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None,
 ) -> None:
     """Meets the other ranks that the launcher has started; without a launcher this process is the
     only one. Harmless when repeated; after `shutdown` it begins anew, on all ranks.
 
-    `comm`: None, or the list of all ranks. `process_sets`: sets to be made at once, the same on all
-    ranks; more may be added at any time, so `"dynamic"` says nothing new.
+    `comm`: the ranks of the launcher that make up the job, numbered anew by their places in the
+    list (each process names the list it is in); or a communicator of mpi4py, whose ranks they then
+    are; None: all ranks. `process_sets`: sets to be made at once, the same on all ranks; more may
+    be added at any time, so `"dynamic"` says nothing new.
     """
     if has_session():
         return
-    place = Place.read(os.environ)
-    if comm is not None and list(comm) not in ([], list(range(place.size))):
-        raise ValueError(
-            f"comm must be None or all ranks from 0 to {place.size - 1}, not {comm!r}; "
-            "a process set makes a group of some of them"
-        )
-    session = open_session(place.rank, place.size, place.store, place.options)
+    session = _open(comm)
     session.observers.stall = _report_stall
     try:
         with active(session):
@@ -49,6 +69,19 @@ def init(
         session.shutdown()
         raise
     PROCESS.session = session
+
+
+def _open(comm: Sequence[int] | Communicator | None) -> Session:
+    if isinstance(comm, Communicator):
+        rank, size, store = PROCESS.meeting_of(comm)
+        return open_session(rank, size, store, options_of(os.environ))
+    place = Place.read(os.environ)
+    members = list(comm or range(place.size))
+    if len(set(members)) != len(members) or not set(members) <= set(range(place.size)):
+        raise ValueError(f"comm must be different ranks from 0 to {place.size - 1}, not {comm!r}")
+    if place.rank not in members:
+        raise ValueError(f"this process is rank {place.rank}, which is not in comm={members}")
+    return open_session(place.rank, place.size, place.store, place.options, members=members)
 
 
 def shutdown() -> None:

@@ -1,10 +1,16 @@
-"""Smaller numbers on the way: what is sent is rounded, what arrives has the old type again."""
+"""Less on the way. Rounded numbers: what arrives has the old type again. Or products of narrow
+matrices (`PowerSGD`), which take two reductions: `low_rank` carries them out."""
 
 from __future__ import annotations
 
-from typing import Any
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class Compressor:
@@ -63,6 +69,74 @@ class BF16Compressor(Compressor):
         return tensor.to(ctx)
 
 
+@dataclass(slots=True)
+class Memory:
+    """Of one matrix: what stays from one step to the next."""
+
+    error: torch.Tensor
+    """What was left out on this rank, n x m."""
+    factor: torch.Tensor
+    """The last Q, m x r, the same on all ranks."""
+
+
+class PowerSGD(NoneCompressor):
+    """`compression=hvd.Compression.powersgd(rank=2)`, an own one for each optimizer.
+
+    `rank`: the width of the factors; `smallest_ratio`: matrices that would not become so many times
+    smaller are reduced as they are. The state travels with the optimizer's `state_dict`.
+    """
+
+    def __init__(self, rank: int = 1, smallest_ratio: float = 2.0) -> None:
+        if rank < 1:
+            raise ValueError(f"the rank of PowerSGD must be at least 1, but is {rank}")
+        self.rank = rank
+        self._smallest_ratio = smallest_ratio
+        self._memories: dict[torch.Tensor, Memory] = {}
+
+    def __repr__(self) -> str:
+        return f"<PowerSGD of rank {self.rank} · {len(self._memories)} matrices>"
+
+    def compresses(self, parameter: torch.Tensor) -> bool:
+        """Whether it is worth while with a gradient of this parameter."""
+        if parameter.ndim < 2 or not parameter.dtype.is_floating_point or not parameter.numel():
+            return False
+        rows = parameter.shape[0]
+        columns = parameter.numel() // rows
+        small = (rows + columns) * min(self.rank, rows, columns)
+        return small * self._smallest_ratio <= rows * columns
+
+    def memory_of(self, parameter: torch.Tensor, name: str) -> Memory:
+        """What is kept for a parameter; the first factor is random, but the same on all ranks."""
+        memory = self._memories.get(parameter)
+        if memory is None:
+            rows = parameter.shape[0]
+            columns = parameter.numel() // rows
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            factor = torch.randn(columns, min(self.rank, rows, columns), generator=generator)
+            memory = self._memories[parameter] = Memory(
+                torch.zeros(rows, columns, dtype=_wide(parameter.dtype), device=parameter.device),
+                factor.to(parameter.device, _wide(parameter.dtype)),
+            )
+        return memory
+
+    def state_dict(self, parameters: Sequence[torch.Tensor]) -> dict[int, dict[str, torch.Tensor]]:
+        """By the places of the parameters."""
+        return {
+            place: {"error": self._memories[each].error, "factor": self._memories[each].factor}
+            for place, each in enumerate(parameters)
+            if each in self._memories
+        }
+
+    def load_state_dict(
+        self, parameters: Sequence[torch.Tensor], state: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        """What `state_dict` gave."""
+        self._memories = {
+            parameters[place]: Memory(kept["error"].clone(), kept["factor"].clone())
+            for place, kept in state.items()
+        }
+
+
 class Compression:
     """The compressors by name."""
 
@@ -70,7 +144,14 @@ class Compression:
     fp16 = FP16Compressor
     bf16 = BF16Compressor
 
+    powersgd = PowerSGD
+
 
 def _narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.dtype]:
     is_wider = tensor.dtype.is_floating_point and tensor.dtype.itemsize > dtype.itemsize
     return (tensor.to(dtype) if is_wider else tensor), tensor.dtype
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Decompositions need at least 32 bits."""
+    return torch.promote_types(dtype, torch.float32)

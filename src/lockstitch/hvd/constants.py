@@ -6,6 +6,15 @@ from typing import Final
 
 from lockstitch.collectives import ReduceOp, Reduction
 
+__all__ = [
+    "Average",
+    "Sum",
+    "Adasum",
+    "Min",
+    "Max",
+    "Product",
+]
+
 Average: Final = ReduceOp.AVERAGE
 Sum: Final = ReduceOp.SUM
 Adasum: Final = ReduceOp.ADASUM

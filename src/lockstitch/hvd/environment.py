@@ -32,7 +32,7 @@ class Place:
         """Raises `ValueError` where the environment contradicts itself or lacks something."""
         rank, size = _rank_and_size(environment)
         store = "env://" if size == 1 else _store(environment)
-        return cls(rank, size, store, _options(environment))
+        return cls(rank, size, store, options_of(environment))
 
 
 def _rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
@@ -61,7 +61,8 @@ def _store(environment: Mapping[str, str]) -> str:
     return f"tcp://{address}:{port}"
 
 
-def _options(environment: Mapping[str, str]) -> SessionOptions:
+def options_of(environment: Mapping[str, str]) -> SessionOptions:
+    """What the environment says about how to run a session."""
     stall_warning = float(_number(environment, "HOROVOD_STALL_CHECK_TIME_SECONDS", 60))
     stall_failure = float(_number(environment, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0))
     if environment.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class ReducerOptions:
     """How gradients are reduced."""
 
-    compression: type[Compressor]
+    compression: type[Compressor] | Compressor
     process_set: ProcessSet
     reduction: Reduction = AVERAGE
     sparse_as_dense: bool = False
@@ -44,12 +44,13 @@ class Exchange:
         name: str,
         parameters: Sequence[torch.Tensor],
     ) -> None:
-        self.parameters = parameters
         self._options = options
-        self._gradients = [_gradient(parameter) for parameter in parameters]
-        self._versions = [gradient._version for gradient in self._gradients]
+        self._note(parameters)
         begin = self._begin_sparse if self._gradients[0].is_sparse else self._begin
         self._operation: Operation[None] = begin(session, name)
+
+    def proceed(self) -> None:
+        """Does what has to be done before the other exchanges are waited for; may wait itself."""
 
     def wait(self) -> None:
         """Until the parameters have the reduced gradients. Raises `HorovodInternalError`."""
@@ -67,6 +68,11 @@ class Exchange:
                 self.parameters, self._gradients, self._versions, strict=True
             )
         )
+
+    def _note(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.parameters = parameters
+        self._gradients = [gradient_of(parameter) for parameter in parameters]
+        self._versions = [gradient._version for gradient in self._gradients]
 
     def _begin(self, session: Session, name: str) -> Operation[None]:
         compression = self._options.compression
@@ -103,6 +109,7 @@ class Exchange:
         return operation.then(store)
 
 
-def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    """The gradient of a parameter that has one."""
     assert parameter.grad is not None
     return parameter.grad

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives import Handle, Session
 
+__all__ = [
+    "poll",
+    "synchronize",
+    "join",
+    "barrier",
+]
+
 T = TypeVar("T")
 S = TypeVar("S")
 

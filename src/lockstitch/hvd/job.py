@@ -17,10 +17,15 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
+from lockstitch.hvd.communicators import meet
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
     from lockstitch.collectives import Session
+    from lockstitch.hvd.communicators import Communicator
 
 T = TypeVar("T")
 
@@ -33,6 +38,7 @@ class Process:
     def __init__(self) -> None:
         self.session: Session | None = None
         self._numbers: WeakKeyDictionary[Session, itertools.count[int]] = WeakKeyDictionary()
+        self._meetings: dict[int, tuple[int, int, TCPStore]] = {}
         atexit.register(self.shutdown)
         os.register_at_fork(after_in_child=self.forget)
 
@@ -41,6 +47,14 @@ class Process:
         session, self.session = self.session, None
         if session is not None:
             session.shutdown()
+
+    def meeting_of(self, comm: Communicator) -> tuple[int, int, TCPStore]:
+        """Where the ranks of a communicator meet; its store is kept until the process ends, so that
+        the others may come again."""
+        meeting = self._meetings.get(id(comm))
+        if meeting is None:
+            meeting = self._meetings[id(comm)] = meet(comm)
+        return meeting
 
     def next_number(self, session: Session) -> int:
         """0, 1, 2, … for what each rank makes in the same order."""

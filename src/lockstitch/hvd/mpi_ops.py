@@ -1,111 +1,19 @@
-"""All of the above under the module name that programs know: `hvd.mpi_ops.allreduce`, …"""
+"""Every operation and question under the module name that programs know: `hvd.mpi_ops.allreduce`.
 
-from lockstitch.hvd.asynchronous import (
-    allgather_async,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    reducescatter_async,
-    sparse_allreduce_async,
-)
-from lockstitch.hvd.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
-from lockstitch.hvd.constants import Adasum, Average, Max, Min, Product, Sum
+Each name stands in the `__all__` of the module that has it, and nowhere else.
+"""
+
+from lockstitch.hvd import asynchronous, basics, constants, handles, synchronous
+from lockstitch.hvd.asynchronous import *  # noqa: F403 - their lists of names are ours
+from lockstitch.hvd.basics import *  # noqa: F403
+from lockstitch.hvd.constants import *  # noqa: F403
 from lockstitch.hvd.exceptions import HorovodInternalError
-from lockstitch.hvd.handles import barrier, join, poll, synchronize
-from lockstitch.hvd.synchronous import (
-    allgather,
-    allreduce,
-    allreduce_,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    reducescatter,
-)
+from lockstitch.hvd.handles import *  # noqa: F403
+from lockstitch.hvd.synchronous import *  # noqa: F403
 
-__all__ = [
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-    "HorovodInternalError",
-    "allgather",
-    "allreduce",
-    "allreduce_",
-    "alltoall",
-    "broadcast",
-    "broadcast_",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
-    "reducescatter",
-    "allgather_async",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall_async",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather_async",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter_async",
-    "reducescatter_async",
-    "sparse_allreduce_async",
-    "barrier",
-    "join",
-    "poll",
-    "synchronize",
-]
+__all__ = ["HorovodInternalError"]
+__all__ += basics.__all__
+__all__ += constants.__all__
+__all__ += synchronous.__all__
+__all__ += asynchronous.__all__
+__all__ += handles.__all__

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstitch import autograd
 from lockstitch.collectives import ReduceOp, Reduction
-from lockstitch.hvd.compression import Compression
+from lockstitch.hvd.adasum import Combined
+from lockstitch.hvd.compression import Compression, PowerSGD
 from lockstitch.hvd.constants import Average
 from lockstitch.hvd.exchange import ReducerOptions
+from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set
 from lockstitch.hvd.reducer import GradientReducer
 from lockstitch.hvd.synchronous import allreduce
@@ -32,17 +35,23 @@ class _Distributed(torch.optim.Optimizer):
     """What an optimizer gains."""
 
     _reducer: GradientReducer
+    _compression: type[Compressor] | Compressor
     _process_set: ProcessSet
     _skips: bool
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | int | None = None) -> Any:
         """Waits for the reduced gradients, then steps. After `synchronize` it does not reduce again
         what has not changed through a backward pass.
 
         With a closure, the gradients of each evaluation are reduced, and the loss that the
         optimizer sees and returns is the average over the ranks: so all decide alike.
+
+        With the id of a `lockstitch.autograd` context, its gradients on this rank are reduced, in
+        the context, and taken; `.grad` is left alone.
         """
         self._opt_called = True
+        if isinstance(closure, int):
+            return self._step_in(closure)
         if closure is None:
             if not self._skips and not self._reducer.is_finished(self._parameters()):
                 self.synchronize()
@@ -58,6 +67,21 @@ class _Distributed(torch.optim.Optimizer):
     # by itself what schedulers look for, so they need not wrap it.
     step.hooked = True  # type: ignore[attr-defined]
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def _step_in(self, context_id: int) -> Any:
+        gradients = autograd.get_gradients(context_id)
+        parameters = self._parameters()
+        before = [parameter.grad for parameter in parameters]
+        self._reducer.reset()
+        try:
+            for parameter in parameters:
+                parameter.grad = gradients.get(parameter)
+            self._reducer.finish(parameters)
+            return super().step()
+        finally:
+            self._reducer.reset()
+            for parameter, gradient in zip(parameters, before, strict=True):
+                parameter.grad = gradient
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         loss = closure()
@@ -116,16 +140,25 @@ class _Distributed(torch.optim.Optimizer):
         self._reducer.passes = _checked_passes(passes)
         self._reducer.reset()
 
+    def state_dict(self) -> dict[str, Any]:
+        """As ever; with what a compression keeps between steps, on this rank."""
+        state = super().state_dict()
+        if isinstance(self._compression, PowerSGD):
+            state["compression"] = self._compression.state_dict(self._parameters())
+        return state
+
     def load_state_dict(self, state_dict: Any) -> None:
         """As ever; counting backward passes begins anew."""
         self._reducer.reset()
         super().load_state_dict(state_dict)
+        if isinstance(self._compression, PowerSGD) and "compression" in state_dict:
+            self._compression.load_state_dict(self._parameters(), state_dict["compression"])
 
 
 def DistributedOptimizer(  # noqa: N802 - a class to its users, with the original's name
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
@@ -137,37 +170,53 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
     """Makes `optimizer` step with the gradients of all ranks, and returns it.
 
     `named_parameters`: `model.named_parameters()`, the same on all ranks; without it parameters go
-    by their places. `backward_passes_per_step`: how many backward passes add to a gradient before
-    it is reduced. `gradient_predivide_factor`: divides gradients before they are summed; the rest
-    of the average comes after. `groups`: in how many groups parameters are reduced, or the groups
-    themselves. `sparse_as_dense`: sparse gradients become dense before they are reduced. All ranks
-    must make their optimizers in the same order.
+    by their places. `op`: `hvd.Average`, `hvd.Sum`, or `hvd.Adasum`, which combines the changes of
+    parameters instead of gradients. `backward_passes_per_step`: how many backward passes add to a
+    gradient before it is reduced. `gradient_predivide_factor`: divides gradients before they are
+    summed; the rest of the average comes after. `groups`: in how many groups parameters are
+    reduced, or the groups themselves. `sparse_as_dense`: sparse gradients become dense before they
+    are reduced. All ranks must make their optimizers in the same order.
     """
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"gradients can be averaged or summed (hvd.Average, hvd.Sum), not {op!r}")
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
+        raise ValueError(
+            f"op must be hvd.Average, hvd.Sum or hvd.Adasum for gradients, but is {op!r}"
+        )
     if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor is a part of the average: use op=hvd.Average")
     if num_groups:
         warnings.warn("num_groups is deprecated: say groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    reducer = GradientReducer(
-        ReducerOptions(
-            compression,
-            process_set,
-            Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor),
-            sparse_as_dense,
-        ),
-        _checked_names(named_parameters, parameters),
-        _checked_groups(groups, parameters),
-        _checked_passes(backward_passes_per_step),
+    names = _checked_names(named_parameters, parameters)
+    passes = _checked_passes(backward_passes_per_step)
+    options = ReducerOptions(
+        compression,
+        process_set,
+        Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor),
+        sparse_as_dense,
     )
+    if op is ReduceOp.ADASUM:
+        prefix = f"optimizer.{PROCESS.next_number(current_session())}"
+        return _become(optimizer, Combined, _options=options, _prefix=prefix, _names=names)
+    reducer = GradientReducer(options, names, _checked_groups(groups, parameters), passes)
     reducer.watch(parameters)
+    return _become(
+        optimizer,
+        _Distributed,
+        _reducer=reducer,
+        _process_set=process_set,
+        _compression=compression,
+        _skips=False,
+    )
+
+
+def _become(optimizer: torch.optim.Optimizer, gain: type, **attributes: object) -> Any:
+    """Gives the object a class that derives from its own and from `gain`."""
     own_class = type(optimizer)
-    optimizer.__class__ = type(own_class.__name__, (_Distributed, own_class), {})
+    optimizer.__class__ = type(own_class.__name__, (gain, own_class), {})
     # A scheduler that was there first has put a step of the old class into the instance.
     optimizer.__dict__.pop("step", None)
-    optimizer.__dict__.update(_reducer=reducer, _process_set=process_set, _skips=False)
+    optimizer.__dict__.update(attributes)
     return optimizer
 
 

@@ -28,12 +28,15 @@ import torch
 from torch.autograd import Variable
 
 from lockstitch.collectives import ReduceOp
+from lockstitch.hvd.compression import PowerSGD
 from lockstitch.hvd.exchange import Exchange
 from lockstitch.hvd.job import PROCESS, current_session
+from lockstitch.hvd.low_rank import LowRankExchange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from lockstitch.collectives import Session
     from lockstitch.hvd.exchange import ReducerOptions
 
 
@@ -142,6 +145,8 @@ class GradientReducer:
             if self.is_needed:
                 self._submit_missing()
             for exchange in self._under_way:
+                exchange.proceed()
+            for exchange in self._under_way:
                 exchange.wait()
         finally:
             self._under_way.clear()
@@ -234,14 +239,26 @@ class GradientReducer:
         self._submitted.update(unit)
         for parameter in unit:
             self._fill(parameter)
-        sparse = [[each] for each in unit if each in self._was_sparse]
-        dense = [each for each in unit if each not in self._was_sparse]
-        for parameters in (*sparse, dense):
+        compression = self._options.compression
+        alone = [each for each in unit if each in self._was_sparse]
+        if isinstance(compression, PowerSGD):
+            alone += [each for each in unit if each not in alone and compression.compresses(each)]
+        together = [each for each in unit if each not in alone]
+        for parameters in (*([each] for each in alone), together):
             if parameters:
-                name = f"{self._prefix}.{self._names[parameters[0]]}"
-                if self._wave:
-                    name += f".again.{self._wave}"
-                self._under_way.append(Exchange(session, self._options, name, parameters))
+                self._under_way.append(self._exchange(session, parameters))
+
+    def _exchange(self, session: Session, parameters: list[torch.Tensor]) -> Exchange:
+        options = self._options
+        name = f"{self._prefix}.{self._names[parameters[0]]}"
+        if self._wave:
+            name += f".again.{self._wave}"
+        is_matrix = isinstance(options.compression, PowerSGD) and options.compression.compresses(
+            parameters[0]
+        )
+        if is_matrix and parameters[0] not in self._was_sparse:
+            return LowRankExchange(session, options, name, parameters[0])
+        return Exchange(session, options, name, parameters)
 
     def _fill(self, parameter: torch.Tensor) -> None:
         """Gives the parameter a gradient if it has none, as sparse as it was last time."""

@@ -44,12 +44,22 @@ def test_what_is_built_in():
     assert hvd.rocm_built() == (torch.version.hip is not None)
 
 
-def test_init_takes_all_ranks_or_says_what_to_use_instead():
-    with pytest.raises(ValueError, match="process set"):
-        hvd.init(comm=[0, 1])
+@pytest.mark.parametrize("comm", [[0, 1], [0, 0], [-1]])
+def test_init_takes_ranks_that_exist(comm):
+    with pytest.raises(ValueError, match="different ranks from 0 to 0"):
+        hvd.init(comm=comm)
     assert not hvd.is_initialized()
     hvd.init(comm=[0], process_sets="dynamic")
     hvd.shutdown()
+
+
+def test_a_process_that_is_not_in_comm_is_told(monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_SIZE", "3")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(ValueError, match="rank 1, which is not in comm"):
+        hvd.init(comm=[0, 2])
 
 
 def test_init_that_fails_leaves_nothing():

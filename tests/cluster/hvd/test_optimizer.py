@@ -329,7 +329,7 @@ WRONG = {
     "missing": ({"named_parameters": lambda p: [("a", p[0])]}, "1 parameters"),
     "no pairs": ({"named_parameters": lambda p: list(p)}, "pairs"),
     "passes": ({"backward_passes_per_step": lambda p: 0}, "at least 1"),
-    "maximum": ({"op": lambda p: hvd.Max}, "averaged or summed"),
+    "maximum": ({"op": lambda p: hvd.Max}, "hvd.Average, hvd.Sum or hvd.Adasum"),
     "predivide": (
         {"op": lambda p: hvd.Sum, "gradient_predivide_factor": lambda p: 2.0},
         "op=hvd.Average",

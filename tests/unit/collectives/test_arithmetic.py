@@ -46,6 +46,12 @@ def test_orthogonal_gradients_are_added_and_equal_ones_averaged() -> None:
     assert adasum([a, torch.zeros(2)]).tolist() == [2, 0]
 
 
+def test_adasum_leaves_its_parts_alone() -> None:
+    a, b = torch.tensor([2.0, 0.0]).double(), torch.tensor([1.0, 3.0]).double()
+    adasum([a, b])
+    assert (a.tolist(), b.tolist()) == ([2, 0], [1, 3])
+
+
 def test_adasum_of_an_odd_number_takes_the_last_along() -> None:
     a, b, c = torch.eye(3)
     assert adasum([a, b, c]).tolist() == [1, 1, 1]

@@ -1,0 +1,10 @@
+"""`horovod.common.process_sets`."""
+
+from lockstitch.hvd.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

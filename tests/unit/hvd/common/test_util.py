@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from lockstitch.hvd.common.util import is_iterable, num_rank_is_power_2, split_list
+
+
+def test_powers_of_two():
+    assert [n for n in range(10) if num_rank_is_power_2(n)] == [1, 2, 4, 8]
+
+
+def test_parts_differ_by_one_at_most():
+    assert split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]
+    assert split_list([1], 3) == [[1]]
+
+
+def test_what_one_can_go_through():
+    assert is_iterable([])
+    assert not is_iterable(1)
