@@ -88,6 +88,15 @@ class DistAutogradContext:
             if not self.is_released:
                 self.receives[message] = node
 
+    def add_pass(self, initiator: WorkerId, backward_pass: BackwardPass) -> bool:
+        """Records the latest pass of that initiator, which `release` will fail; False when the
+        context is released already."""
+        with self._records:
+            if self.is_released:
+                return False
+            self.passes[initiator] = backward_pass
+            return True
+
     @property
     def sends(self) -> list[Send]:
         """The sends so far, oldest first."""

@@ -231,10 +231,9 @@ class AutogradService:
 
     def _register(self, context: DistAutogradContext, initiator: Initiator) -> None:
         with self._lock:
-            if context.is_released:
+            if not context.add_pass(self._worker.id, initiator.backward_pass):
                 raise RuntimeError(f"Could not find autograd context with id: {context.id}")
             self._initiators[initiator.terms.id] = initiator
-            context.passes[self._worker.id] = initiator.backward_pass
 
     def _pass(self, identifier: int, terms: Terms) -> BackwardPass | None:
         """The local part of a pass, begun on first contact; None when the pass is over."""
@@ -246,13 +245,14 @@ class AutogradService:
             latest = context.passes.get(initiator)
             if latest is not None and latest.terms.id == terms.id:
                 return latest
-            if initiator == self._worker.id or context.is_released:
+            if initiator == self._worker.id:
                 return None
             if latest is not None and latest.terms.id.counter > terms.id.counter:
                 return None
             conductor = DistantInitiator(self._worker, identifier, terms)
             begun = BackwardPass(self._worker, context, terms, conductor)
-            context.passes[initiator] = begun
+            if not context.add_pass(initiator, begun):
+                return None
         if latest is not None:
             latest.fail(DistAutogradError("the next backward pass has begun"))
         return begun

@@ -228,3 +228,25 @@ def test_runs_of_one_pass_enter_together_those_of_the_next_later():
     assert order == ["two"]
     assert not turnstile.is_occupied
     assert turnstile.enter("two", lambda: None)
+
+
+# ---------------------------------------------------------------- passes
+
+
+class APass:
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+
+
+def test_a_release_fails_the_passes_so_far_and_lets_none_begin():
+    c, early, late = context(), APass(), APass()
+    assert c.add_pass(A, early)
+
+    c.release(RELEASED)
+
+    assert early.error is RELEASED
+    assert not c.add_pass(A, late)
+    assert c.passes == {}
