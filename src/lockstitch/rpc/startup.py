@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from lockstitch.transport.base import Connection, Listener, Transport
 
 _LEAST_JOIN_SECONDS = 60.0
+_STORE_SECONDS = 0.5
 _ENDLESS_JOIN_SECONDS = 24 * 3600.0
 
 
@@ -56,10 +58,16 @@ class Membership:
     roster: Roster | None = None
 
     def leave(self) -> None:
-        """Strikes the worker out of the store, if the store is still there."""
+        """Strikes the worker out of the store, if the store is still there, and answers soon."""
         if self.roster is not None:
-            with contextlib.suppress(RuntimeError):  # the store may have gone with its host
-                self.roster.leave()
+            leaving = threading.Thread(target=self._leave, name="leaving-the-store", daemon=True)
+            leaving.start()
+            leaving.join(_STORE_SECONDS)
+
+    def _leave(self) -> None:
+        assert self.roster is not None
+        with contextlib.suppress(RuntimeError):  # the store may have gone with its host
+            self.roster.leave()
 
     def strike_out(self, lost: WorkerId) -> None:
         """A member died, and cannot leave by itself: its name and rank are free for another. In a

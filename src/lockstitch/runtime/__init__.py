@@ -1,6 +1,7 @@
 """One worker and its calls.
 
 worker.py         Worker: one participant and the services plugged into it; current_worker()
+ending.py         what happens to threads that still run when the interpreter ends
 agent.py          Agent: makes calls, sends messages, knows the peers
 peers.py          who the peers are, reaching and losing them
 channel.py        the connection that we call a peer on: requests out, replies in

@@ -199,6 +199,11 @@ class Agent:
         """How many requests were sent and served so far; it only grows."""
         return self.served.finished + sum(each.requested for each in self.peers.channels())
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether this worker has left."""
+        return self._closed
+
     def is_at_rest(self) -> bool:
         """Whether no request is unanswered or being served, and no thread of the crew is busy."""
         return not self.outstanding and not self.served and self.crew.is_resting

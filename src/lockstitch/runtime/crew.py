@@ -196,6 +196,12 @@ class Crew:
         """How many calls wait for a thread."""
         return len(self._backlog)
 
+    def living(self) -> list[threading.Thread]:
+        """All threads that have not ended, the current one left out."""
+        threads = [*self._threads, *([] if self._monitor is None else [self._monitor])]
+        here = threading.current_thread()
+        return [each for each in threads if each.is_alive() and each is not here]
+
     def close(self, timeout_seconds: float) -> list[str]:
         """Ends all threads that are idle or reading, and waits for the others. Returns the names
         of those that still run user code when the time is over."""

@@ -210,7 +210,7 @@ class Invocation:
     def _raised(
         self, then: Callable[[Any, BaseException | None], None], error: BaseException
     ) -> None:
-        if not isinstance(error, LockstitchError):
+        if not isinstance(error, LockstitchError) and not self.agent.is_closed:
             _print_error(error, self.agent.info.name)
         self._conclude(then, None, error)
 

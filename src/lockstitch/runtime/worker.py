@@ -7,6 +7,7 @@ process, and a cluster of five is a test without ports.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import weakref
@@ -16,10 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.errors import NotInitializedError
 from lockstitch.runtime.agent import Agent, AgentOptions
+from lockstitch.runtime.ending import end_threads
 from lockstitch.wire.pickling import PicklingRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import threading
+    from collections.abc import Callable, Iterable, Iterator
 
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.runtime.peers import Directory
@@ -37,7 +40,9 @@ class Process:
         self.worker: Worker | None = None
         self.has_ended = False
         """Whether a worker of this process has been closed, and none was made since."""
+        self._left_running: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         os.register_at_fork(after_in_child=self.forget)
+        atexit.register(self.end)
 
     def forget(self) -> None:
         """A forked child begins without a worker: its parent's threads are not its own."""
@@ -47,6 +52,18 @@ class Process:
         for each in (worker, *list(_alive)):
             if each is not None:
                 each.abandoned = True
+        _alive.clear()
+        self._left_running.clear()
+
+    def note_left_running(self, threads: Iterable[threading.Thread]) -> None:
+        """A worker is closed, but functions that others called still run."""
+        self._left_running.update(threads)
+
+    def end(self) -> None:
+        """The interpreter ends: so do all workers, and whatever runs in their threads."""
+        for worker in list(_alive):
+            worker.close(0)
+        end_threads(self._left_running)
 
 
 _alive: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -126,6 +143,7 @@ class Worker:
     def close(self, timeout_seconds: float = 5.0) -> list[str]:
         """Leaves; harmless when repeated. See `Agent.close`."""
         remaining = self.agent.close(timeout_seconds)
+        PROCESS.note_left_running(self.agent.crew.living())
         _alive.discard(self)
         if PROCESS.worker is self:
             PROCESS.worker = None

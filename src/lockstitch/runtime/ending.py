@@ -1,0 +1,75 @@
+"""The interpreter ends: threads that run users' functions end before it, or stand still.
+
+A program may exit without `shutdown`, and a function that somebody called may run for ever. When
+the interpreter is taken down, a thread that wants to go on in Python is ended below its frames, and
+where one of those is C++ of torch's, that aborts the process ("terminate called without an active
+exception"). So before, while all is still in order, every such thread gets a `SystemExit`, which
+ends it wherever it runs Python code. One that does not run sleeps in a call of the system, most
+likely for longer than the process has to live; only one that computes is waited for, a little.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PATIENCE_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.005
+_STILL_LOOKS: Final = 8
+_LOOKS_BETWEEN: Final = 5
+_CLOCK_FIELDS: Final = slice(11, 13)
+
+
+def end_threads(
+    threads: Iterable[threading.Thread], patience_seconds: float = _PATIENCE_SECONDS
+) -> None:
+    """Ends threads, whatever they run, except those that sleep. Returns when all have ended or are
+    asleep, or when the time is over."""
+    deadline = time.monotonic() + patience_seconds
+    left = {each: _Sleep() for each in threads if each is not threading.current_thread()}
+    looks = 0
+    while left and time.monotonic() < deadline:
+        looks += 1
+        if looks % _LOOKS_BETWEEN == 0:  # not at once: most are about to end by themselves
+            for thread in left:
+                interrupt(thread)
+        threading.Event().wait(_LOOK_SECONDS)
+        left = {
+            thread: sleep
+            for thread, sleep in left.items()
+            if thread.is_alive() and not sleep.is_sound(thread)
+        }
+
+
+def interrupt(thread: threading.Thread) -> None:
+    """Raises `SystemExit` in a thread, as soon as it runs Python code."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+        )
+
+
+class _Sleep:
+    """Whether a thread has slept at several looks in a row, and used no time between them."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._used: list[str] | None = None
+
+    def is_sound(self, thread: threading.Thread) -> bool:
+        """Looks once more."""
+        try:
+            stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+        except OSError:  # it has ended, or this is another system
+            return False
+        fields = stat.rpartition(")")[2].split()
+        used = fields[_CLOCK_FIELDS]
+        self._looks = self._looks + 1 if fields[0] == "S" and used == self._used else 0
+        self._used = used
+        return self._looks >= _STILL_LOOKS
