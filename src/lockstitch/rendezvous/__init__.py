@@ -1,6 +1,7 @@
 """Who is here: workers find each other through a key-value store, and then no longer need it.
 
 - `store`: opening the store, and waiting on it
+- `sealed_store`: the store of a job that has a secret
 - `hosts`: which machine this is, and which of a worker's addresses to take
 - `roster`: the table of members; no I/O
 - `static_group`: a given number of ranks that come together and stay
@@ -8,12 +9,14 @@
 - `joining`: the door to both
 
 The store is torch's. **It is not authenticated**: whoever can reach it can write into it. It serves
-discovery only, nothing read from it is ever executed, and who connects has to prove itself anyway.
+discovery only, and nothing read from it is ever executed. Where the job has a secret, entries are
+sealed with it, and who connects has to prove itself anyway.
 """
 
 from lockstitch.rendezvous.hosts import choose_address, host_identity
 from lockstitch.rendezvous.joining import join
 from lockstitch.rendezvous.roster import Member, Roster
+from lockstitch.rendezvous.sealed_store import sealed_by
 from lockstitch.rendezvous.store import open_store
 
-__all__ = ["Member", "Roster", "choose_address", "host_identity", "join", "open_store"]
+__all__ = ["Member", "Roster", "choose_address", "host_identity", "join", "open_store", "sealed_by"]

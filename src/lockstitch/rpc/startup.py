@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 
 from lockstitch.autograd.service import AutogradService
 from lockstitch.observe.waits import WaitReports, WaitSignal
-from lockstitch.rendezvous import Roster, choose_address, host_identity, join
+from lockstitch.rendezvous import Roster, choose_address, host_identity, join, sealed_by
 from lockstitch.rpc.agents import TensorPipeAgent
 from lockstitch.rpc.backend_registry import register_backend
 from lockstitch.rpc.meetings import Meetings
@@ -140,6 +140,7 @@ def start_worker(
     try:
         listeners = transport.listen_on_each()
         addresses = [listener.address for listener in listeners]
+        store = sealed_by(options.secret, store)
         roster = join(store, name, rank, world_size, addresses, join_seconds(options))
     except BaseException:
         for listener in listeners:

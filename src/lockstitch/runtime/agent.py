@@ -40,6 +40,7 @@ from lockstitch.wire.pickling import (
     pack_arguments,
     unpack,
 )
+from lockstitch.wire.seals import SealedFrameDecoder, Sealer
 
 if TYPE_CHECKING:
     from lockstitch.runtime.channel import Channel
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.way_back import WayBack
     from lockstitch.runtime.worker import Worker
     from lockstitch.transport.base import Connection, Listener, Transport
+    from lockstitch.transport.handshake import SessionKeys
     from lockstitch.trust.secret import Secret
     from lockstitch.wire.messages import Stitch
 
@@ -260,9 +262,13 @@ class Agent:
         else:
             self.handlers[type(message)](self.id, message)
 
-    def decoder(self, connection: Connection) -> FrameDecoder:
-        """What makes messages of that which arrives on a connection."""
-        return FrameDecoder(self.limits, window=connection.window, allocate=self.buffers.take)
+    def decoder(self, connection: Connection, keys: SessionKeys | None = None) -> FrameDecoder:
+        """What makes messages of that which arrives on a connection. Where others might reach into
+        it, both directions are sealed with `keys` from now on."""
+        if keys is None or not connection.is_exposed:
+            return FrameDecoder(self.limits, window=connection.window, allocate=self.buffers.take)
+        connection.seal(Sealer(keys.outgoing))
+        return SealedFrameDecoder(keys.incoming, self.limits, allocate=self.buffers.take)
 
     # ------------------------------------------------------------ plugging in
 

@@ -219,6 +219,7 @@ class StreamChannel(Channel):
         self.connection = connection
         self.decoder = decoder
         self._lend = connection.lend
+        self._is_sealed = decoder.has_digests
         self._send_lock = threading.Lock()
         self._reading = threading.Lock()
         self._followers: deque[Pending] = deque()
@@ -238,7 +239,7 @@ class StreamChannel(Channel):
         return f"<StreamChannel to {self.peer.name!r} · {self.outstanding} outstanding>"
 
     def transmit(self, message: Message) -> None:
-        buffers = encode(message, self.agent.limits, self._lend)
+        buffers = encode(message, self.agent.limits, self._lend, self._is_sealed)
         try:
             with self._send_lock:
                 self.connection.send(buffers)
@@ -258,7 +259,7 @@ class StreamChannel(Channel):
         if self._send_lock.acquire(timeout=patience_seconds):
             try:
                 if self.connection.has_room(patience_seconds):
-                    self.connection.send(encode(message, self.agent.limits))
+                    self.connection.send(encode(message, self.agent.limits, None, self._is_sealed))
             finally:
                 self._send_lock.release()
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.agent import Agent
     from lockstitch.runtime.loopback import Loopback
     from lockstitch.transport.base import Connection, Listener
+    from lockstitch.transport.handshake import SessionKeys
     from lockstitch.wire.messages import Message
 
 
@@ -80,11 +81,18 @@ class RequestsFromSelf(Requests):
 class IncomingConnection(Requests):
     """Requests over a connection; a source of the crew."""
 
-    def __init__(self, agent: Agent, peer: WorkerInfo, connection: Connection) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        peer: WorkerInfo,
+        connection: Connection,
+        keys: SessionKeys | None = None,
+    ) -> None:
         super().__init__(agent, peer)
         self.connection = connection
-        self._decoder = agent.decoder(connection)
+        self._decoder = agent.decoder(connection, keys)
         self._lend = connection.lend
+        self._is_sealed = self._decoder.has_digests
         self._spinner = Spinner(agent.crew.is_wanted_elsewhere)
         self._send_lock = threading.Lock()
         agent.crew.watch(connection, self)
@@ -93,18 +101,12 @@ class IncomingConnection(Requests):
     def __repr__(self) -> str:
         return f"<IncomingConnection from {self.peer.name!r}>"
 
-    def begin(self, welcome: bytes) -> None:
-        """Lets the caller in, and begins to listen to it."""
-        try:
-            with self._send_lock:
-                self.connection.send([welcome])
-        except ConnectionError as error:
-            self._lost(error)
-        else:
-            self.agent.crew.arm(self.connection)
+    def begin(self) -> None:
+        """Lets the crew listen to it."""
+        self.agent.crew.arm(self.connection)
 
     def reply(self, message: Message) -> None:
-        buffers = encode(message, self.agent.limits, self._lend)
+        buffers = encode(message, self.agent.limits, self._lend, self._is_sealed)
         with self._send_lock:
             self.connection.send(buffers)
 
@@ -113,7 +115,7 @@ class IncomingConnection(Requests):
         if self._send_lock.acquire(timeout=patience_seconds):
             try:
                 if self.connection.has_room(patience_seconds):
-                    self.connection.send(encode(message, self.agent.limits))
+                    self.connection.send(encode(message, self.agent.limits, None, self._is_sealed))
             finally:
                 self._send_lock.release()
 

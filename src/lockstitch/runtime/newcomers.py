@@ -103,7 +103,6 @@ class Newcomer:
         self._agent = agent
         self._connection = connection
         self._reader = GreetingReader()
-        self._welcome = b""
         self._handshake = ListenerHandshake(agent.info, agent.options.secret, agent.peers.judge)
 
     def begin(self) -> None:
@@ -133,19 +132,16 @@ class Newcomer:
         greeting = self._reader.absorb(counts[0])
         if greeting is None:
             return
-        answer = self._handshake.take(greeting)
-        if self._handshake.caller is None:  # else it is sent when all is ready for what follows
-            self._connection.send([answer])
-        else:
-            self._welcome = answer
+        self._connection.send([self._handshake.take(greeting)])
 
     def _conclude(self) -> None:
-        caller, refused = self._handshake.caller, self._handshake.refused
-        if caller is None:
-            self.end(refused.reason if refused is not None else GONE)
+        handshake = self._handshake
+        if handshake.caller is None:
+            self.end(handshake.refused.reason if handshake.refused is not None else GONE)
         elif self._newcomers.dismiss(self):
-            incoming = IncomingConnection(self._agent, caller, self._connection)
-            incoming.begin(self._welcome)
+            IncomingConnection(
+                self._agent, handshake.caller, self._connection, handshake.keys
+            ).begin()
 
     def leave(self) -> None:
         """The leader never leaves in the middle of `serve`."""

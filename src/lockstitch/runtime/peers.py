@@ -167,7 +167,7 @@ class Peers:
             raise ConnectionRefusedError(welcome.refusal)
         if welcome.refusal:
             raise RpcError(f"worker {peer.name!r} refused the connection: {welcome.refusal}")
-        return self._agent.decoder(connection)
+        return self._agent.decoder(connection, handshake.keys)
 
     def _await_answer(self, connection: Connection, view: memoryview, counts: list[int]) -> None:
         """Receives something. Raises `BlockingIOError` when the peer shows no sign of life for as

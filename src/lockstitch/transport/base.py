@@ -10,10 +10,8 @@ may drop, delay or repeat on purpose.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
@@ -45,8 +43,21 @@ class Lease(Protocol):
     give_back: Callable[[], object]
 
 
+Seal = Callable[[int, Sequence[Buffer]], Sequence[Buffer]]
+"""Makes of a message's place in the stream, in bytes, and its buffers what is sent instead."""
+
+
 class Connection(Pollable, Protocol):
     """An ordered stream of bytes to one worker."""
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether others than its two ends could change what is on its way."""
+        ...
+
+    def seal(self, seal: Seal) -> None:
+        """From now on every `send` carries what `seal` makes of it; for exposed ones."""
+        ...
 
     @property
     def peer(self) -> str:

@@ -16,13 +16,13 @@ import itertools
 import math
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.clock import Clock
-    from lockstitch.transport.base import Buffer, Connection, Lease, Loan, Pollable
+    from lockstitch.transport.base import Buffer, Connection, Lease, Loan, Pollable, Seal
 
 ALREADY = -math.inf
 
@@ -168,6 +168,8 @@ class MemoryConnection:
     `carry` takes each frame that this end sends, and puts it into the outgoing pipe or does not.
     """
 
+    is_exposed = False
+
     def __init__(
         self,
         clock: Clock,
@@ -203,6 +205,11 @@ class MemoryConnection:
             if deadline is not None and self._clock.now() >= deadline:
                 raise BlockingIOError(errno.EAGAIN, "nothing has come")
             self._clock.wait_until(self._changed, _first(deadline, self._incoming.readable_at()))
+
+    def seal(self, seal: Seal) -> NoReturn:
+        """Nobody reaches into a process: there is nothing to seal."""
+        del seal
+        raise ValueError(f"{self!r} is not exposed")
 
     def has_room(self, timeout_seconds: float) -> bool:
         """See `Connection.has_room`; it does not wait."""

@@ -28,7 +28,7 @@ from lockstitch.transport.forks import abandon_in_child
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lockstitch.transport.base import Buffer, Lease, Loan
+    from lockstitch.transport.base import Buffer, Lease, Loan, Seal
     from lockstitch.transport.waker import Waker
 
 _SEND_SECONDS = 1.0
@@ -98,6 +98,8 @@ class StreamConnection(SocketEnd):
     `is_own_process` says that both ends are known to be in this process.
     """
 
+    is_exposed = False
+
     def __init__(self, sock: socket.socket, peer: str, *, is_own_process: bool = False) -> None:
         super().__init__(sock)
         sock.setblocking(True)  # whatever socket.setdefaulttimeout says
@@ -161,14 +163,16 @@ class StreamConnection(SocketEnd):
             if self._closed:
                 self._leave()
 
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """Sends all of `buffers`; see `Connection.send`.
+    def send(self, buffers: Sequence[Buffer], sent: list[int] | None = None) -> None:
+        """Sends all of `buffers`; see `Connection.send`. Appends to `sent` how many bytes have left
+        in each call of the system.
 
         When an interrupt comes after a part has left, the rest is still sent before it is raised; a
         second interrupt gives up and closes the connection.
         """
         self._sending = True
-        sent: list[int] = []
+        if sent is None:
+            sent = []
         try:
             if self._closed:
                 raise BrokenPipeError(f"the connection to {self.peer} is closed")
@@ -211,6 +215,21 @@ class StreamConnection(SocketEnd):
         except BaseException:
             self.close()
             raise
+
+    def seal(self, seal: Seal) -> None:
+        """See `Connection.seal`."""
+        self._seal = seal
+        self._sealed: tuple[int, list[int]] = (0, [])
+        self.send = self._send_sealed  # type: ignore[method-assign]
+
+    def _send_sealed(self, buffers: Sequence[Buffer], sent: list[int] | None = None) -> None:
+        # An interrupt may have come before the last message had left, or after it: what has left is
+        # counted where it leaves, and kept in one place.
+        place, last = self._sealed
+        place += sum(last)
+        sent = []
+        self._sealed = (place, sent)
+        StreamConnection.send(self, self._seal(place, buffers), sent)
 
     def has_room(self, timeout_seconds: float) -> bool:
         """See `Connection.has_room`; true where sending would raise."""

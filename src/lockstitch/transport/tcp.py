@@ -61,6 +61,12 @@ class TcpTransport:
         """Nothing remains of a TCP listener."""
 
 
+class TcpConnection(StreamConnection):
+    """A stream on which others than its two ends may have a hand."""
+
+    is_exposed = True
+
+
 def _accepted(sock: socket.socket) -> StreamConnection:
     host, port, *_ = sock.getpeername()
     return _connection(sock, _address(host, port))
@@ -69,7 +75,7 @@ def _accepted(sock: socket.socket) -> StreamConnection:
 def _connection(sock: socket.socket, peer: str) -> StreamConnection:
     # Messages are sent whole, so waiting to fill a packet would only delay them.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return StreamConnection(sock, peer)
+    return TcpConnection(sock, peer)
 
 
 def _address(host: str, port: int) -> str:

@@ -86,7 +86,7 @@ class UnixConnection(StreamConnection):
         shares memory."""
         self.send = self._send_beginning  # type: ignore[method-assign]
 
-    def _send_beginning(self, buffers: Sequence[Buffer]) -> None:
+    def _send_beginning(self, buffers: Sequence[Buffer], sent: list[int] | None = None) -> None:
         """Takes the place of `send` until the first byte has left. Interrupted, the connection is
         of no use; it has not been used yet, either."""
         try:
@@ -100,7 +100,7 @@ class UnixConnection(StreamConnection):
                 raise as_connection_error(error, self.peer) from error
             raise
         del self.send
-        self.send(buffers)
+        self.send(buffers, sent)
 
     def await_beginning(self) -> None:
         """This end was called: the first byte tells whether the caller shares memory."""

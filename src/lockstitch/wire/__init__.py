@@ -4,6 +4,7 @@ messages.py   the vocabulary: all that one worker can say to another
 pickling.py   values of programs ⇄ payloads; tensors are lifted out, never pickled
 tensors.py    headers and memory of tensors
 frames.py     messages ⇄ frames: lengths and limits
+seals.py      frames that only the peer can have made
 layouts.py    the fields of each message class ⇄ plain values
 arrivals.py   tensors arriving: into memory allocated from their headers
 windows.py    tensors arriving: in memory that the sender has filled

@@ -23,6 +23,7 @@ import typing
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 HEADER: Final = struct.Struct("<IBBHIQ")
 _HEADER_BYTES: Final = HEADER.size
 IN_SEGMENT: Final = 1
+_DIGEST_BYTES: Final = 32
 
 
 class Loan(Protocol):
@@ -93,12 +95,15 @@ DEFAULT_LIMITS: Final = FrameLimits()
 
 
 def encode(
-    message: Message, limits: FrameLimits = DEFAULT_LIMITS, lend: Lend | None = None
+    message: Message,
+    limits: FrameLimits = DEFAULT_LIMITS,
+    lend: Lend | None = None,
+    with_digests: bool = False,
 ) -> list[Any]:
     """The frame of `message` as buffers to be sent in order (one, where it is small).
 
-    What `lend` lends is used for large items. Raises `LocalProtocolError` where the message exceeds
-    `limits`.
+    What `lend` lends is used for large items. `with_digests`: see `wire.seals`. Raises
+    `LocalProtocolError` where the message exceeds `limits`.
     """
     cls = type(message)
     layout = layout_of(cls)
@@ -108,7 +113,8 @@ def encode(
         if items or len(stream) > INLINE_BYTES:
             small = copy_small(items)
             if small is None or len(stream) > INLINE_BYTES:
-                return _encode_items(cls.KIND, values, message.body, limits, lend)  # type: ignore[attr-defined]
+                head = (cls.KIND, values, with_digests)
+                return _encode_items(head, message.body, limits, lend)  # type: ignore[attr-defined]
             headers, memory = small
             inline = marshal.dumps((*values, encoding, stream, headers)) + memory
             header = HEADER.pack(len(inline), cls.KIND, 0, 0, len(memory), 0)
@@ -130,8 +136,9 @@ def _check_length(inline: bytes, bulk_length: int, limits: FrameLimits) -> None:
 
 
 def _encode_items(
-    kind: int, values: tuple[Any, ...], body: Payload, limits: FrameLimits, lend: Lend | None
+    head: tuple[int, tuple[Any, ...], bool], body: Payload, limits: FrameLimits, lend: Lend | None
 ) -> list[Any]:
+    kind, values, with_digests = head
     encoding, stream, items = body
     memories: list[Memory] = []
     shared = find_shared(items) if len(items) > 1 else {}
@@ -142,7 +149,7 @@ def _encode_items(
     announced: Any = stream
     if len(stream) > INLINE_BYTES:
         large.insert(0, _BufferMemory(memoryview(stream)))
-        announced = len(stream)
+        announced = (len(stream), _digest(stream)) if with_digests else len(stream)
     small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
     bulk_length = sum([memory.nbytes for memory in large])
     inline = marshal.dumps((*values, encoding, announced, headers)) + small_bytes
@@ -160,6 +167,10 @@ def _encode_items(
             return [header + inline]
     header = HEADER.pack(len(inline), kind, 0, 0, len(small_bytes), bulk_length)
     return [header + inline, *[memory.view() for memory in large]]
+
+
+def _digest(stream: bytes | memoryview) -> bytes:
+    return blake2b(stream, digest_size=_DIGEST_BYTES).digest()
 
 
 def _fill(loan: Loan, memories: list[Memory]) -> None:
@@ -212,9 +223,17 @@ class _BufferMemory(Memory):
 class IncomingFrame:
     """A frame whose inline part has arrived; `targets` is where its bulk is to be put, in order."""
 
-    __slots__ = ("_body", "_headers", "_items", "_kind", "_values", "targets")
+    __slots__ = ("_body", "_digest", "_headers", "_items", "_kind", "_values", "targets")
 
-    def __init__(self, kind: int, inline: memoryview, most_items: int, arrivals: Arrivals) -> None:
+    def __init__(
+        self,
+        kind: int,
+        inline: memoryview,
+        most_items: int,
+        arrivals: Arrivals,
+        *,
+        has_digests: bool = False,
+    ) -> None:
         cls = KINDS.get(kind)
         if cls is None:
             raise RemoteProtocolError(f"unknown kind of message: {kind}")
@@ -224,6 +243,7 @@ class IncomingFrame:
         self._values = list(loaded[: layout.count])
         layout.restore(self._values)
         self.targets: Sequence[memoryview] = ()
+        self._digest: bytes | None = b"" if has_digests else None
         if layout.has_body:
             self._take_body(loaded[-3:], most_items, arrivals)
         arrivals.check_complete()
@@ -234,6 +254,12 @@ class IncomingFrame:
             raise RemoteProtocolError("the items of a payload are not announced by a tuple")
         if len(headers) > most_items:
             raise RemoteProtocolError(f"a frame with {len(headers):,} tensors exceeds the limit")
+        if self._digest is not None and type(stream) is tuple and len(stream) == 2:
+            stream, self._digest = stream
+            if type(stream) is not int or type(self._digest) is not bytes or not self._digest:
+                raise RemoteProtocolError("the stream of a payload is announced by nonsense")
+        elif self._digest is not None and type(stream) is int:
+            raise RemoteProtocolError("the stream of a payload is announced without a digest")
         if type(stream) is int:
             stream = arrivals.add_stream(stream)
         elif type(stream) is not bytes:
@@ -250,6 +276,8 @@ class IncomingFrame:
         layout = layout_of(cls)
         if not layout.has_body:
             return cls(*self._values)
+        if self._digest and _digest(self._body[1]) != self._digest:
+            raise RemoteProtocolError("a stream has been changed on its way")
         if self._items:
             stitch = self._values[layout.stitch] if layout.stitch is not None else None
             try:
@@ -278,7 +306,7 @@ class FrameDecoder:
     it, was preceded by a reader who was struck, and calls `absorb` before anything else.
 
     `window` opens what the sender has lent; `allocate` gives memory for what arrives in the stream,
-    as a buffer of that size or more, or None.
+    as a buffer of that size or more, or None. `has_digests`: see `wire.seals`.
     """
 
     def __init__(
@@ -288,8 +316,12 @@ class FrameDecoder:
         *,
         window: Window | None = None,
         allocate: Allocate | None = None,
+        has_digests: bool = False,
     ) -> None:
         self._open_window = window
+        self.has_digests = has_digests
+        self.is_open = False
+        """Whether the frame at `start` may be read, where frames are sealed."""
         self._allocate = allocate
         self.counts: list[int] = []
         self.messages: deque[Message] = deque()
@@ -356,15 +388,7 @@ class FrameDecoder:
             self._view, start
         )
         limits = self._limits
-        if (
-            flags > IN_SEGMENT
-            or inline_length > limits.inline_bytes
-            or bulk_length > limits.bulk_bytes
-        ):
-            raise RemoteProtocolError(
-                f"a frame announces {inline_length + bulk_length:,} bytes, more than is allowed, "
-                "or flags that are unknown here"
-            )
+        self._check_lengths(inline_length, flags, bulk_length)
         whole = _HEADER_BYTES + inline_length
         if available < whole:
             self._make_room(whole)
@@ -382,13 +406,26 @@ class FrameDecoder:
             arrivals, lease = self._arrivals_in_window(address, small, number, bulk_length)
         else:
             arrivals = Arrivals(address, small, bulk_length, self._allocate)
-        frame = IncomingFrame(kind, inline, limits.items, arrivals)
+        frame = IncomingFrame(kind, inline, limits.items, arrivals, has_digests=self.has_digests)
         if frame.targets:
             self._target = self._filled = 0
             self._frame = frame
             self._start = start + whole
+            self.is_open = False
             return True
         return self._keep(frame.message(), start + whole, lease)
+
+    def _check_lengths(self, inline_length: int, flags: int, bulk_length: int) -> None:
+        limits = self._limits
+        if (
+            flags > IN_SEGMENT
+            or inline_length > limits.inline_bytes
+            or bulk_length > limits.bulk_bytes
+        ):
+            raise RemoteProtocolError(
+                f"a frame announces {inline_length + bulk_length:,} bytes, more than is allowed, "
+                "or flags that are unknown here"
+            )
 
     def _keep(self, message: Message, end: int, lease: Lease | None = None) -> bool:
         """A message is complete that ends at `end` of the buffer; whether to look for more."""
@@ -400,6 +437,7 @@ class FrameDecoder:
             self._start = self._end = 0
         else:
             self._start = end
+        self.is_open = False
         append(message)
         return not is_last
 

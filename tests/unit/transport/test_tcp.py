@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING
 
 import pytest
 
 from lockstitch.transport.tcp import TcpTransport
 from tests.unit.transport.streams import connected, receive_all, wait_for_connection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def test_loopback_is_the_default():
@@ -79,3 +83,25 @@ def test_a_connection_to_itself_is_a_refusal(monkeypatch):
 def test_other_addresses_are_refused(address):
     with pytest.raises(ValueError, match="not a TCP address"):
         TcpTransport().connect(address, 1.0)
+
+
+def test_seal_is_told_the_place_of_each_message_in_the_stream() -> None:
+    """Also after an interrupt that came before anything had left."""
+    places = []
+
+    def seal(place: int, buffers: Sequence[bytes]) -> list[bytes]:
+        places.append(place)
+        if len(places) == 2:
+            raise KeyboardInterrupt
+        return [b"!", *buffers]
+
+    with connected(TcpTransport()) as (near, far):
+        assert near.is_exposed
+        near.seal(seal)
+        near.send([b"abc", b"d"])
+        with pytest.raises(KeyboardInterrupt):
+            near.send([b"lost"])
+        near.send([b"e"])
+        near.send([b"fg"])
+        assert receive_all(far, 10) == b"!abcd!e!fg"
+    assert places == [0, 5, 5, 7]
