@@ -40,7 +40,7 @@ from lockstitch.wire.pickling import (
     pack_arguments,
     unpack,
 )
-from lockstitch.wire.seals import SealedFrameDecoder, Sealer
+from lockstitch.wire.seals import SealedFrameDecoder
 
 if TYPE_CHECKING:
     from lockstitch.runtime.channel import Channel
@@ -264,10 +264,9 @@ class Agent:
 
     def decoder(self, connection: Connection, keys: SessionKeys | None = None) -> FrameDecoder:
         """What makes messages of that which arrives on a connection. Where others might reach into
-        it, both directions are sealed with `keys` from now on."""
+        it, they are sealed with one of `keys`; the other is for those that leave."""
         if keys is None or not connection.is_exposed:
             return FrameDecoder(self.limits, window=connection.window, allocate=self.buffers.take)
-        connection.seal(Sealer(keys.outgoing))
         return SealedFrameDecoder(keys.incoming, self.limits, allocate=self.buffers.take)
 
     # ------------------------------------------------------------ plugging in

@@ -219,7 +219,7 @@ class StreamChannel(Channel):
         self.connection = connection
         self.decoder = decoder
         self._lend = connection.lend
-        self._is_sealed = decoder.has_digests
+        self._is_sealed = decoder.is_sealed
         self._send_lock = threading.Lock()
         self._reading = threading.Lock()
         self._followers: deque[Pending] = deque()

@@ -17,6 +17,7 @@ from lockstitch.runtime.invocation import Invocation
 from lockstitch.transport.spin import Spinner
 from lockstitch.wire.frames import encode
 from lockstitch.wire.messages import Call, RemoteCall
+from lockstitch.wire.seals import Sealer
 
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
@@ -92,18 +93,28 @@ class IncomingConnection(Requests):
         self.connection = connection
         self._decoder = agent.decoder(connection, keys)
         self._lend = connection.lend
-        self._is_sealed = self._decoder.has_digests
+        self._is_sealed = self._decoder.is_sealed
         self._spinner = Spinner(agent.crew.is_wanted_elsewhere)
         self._send_lock = threading.Lock()
-        agent.crew.watch(connection, self)
-        agent.peers.note_incoming(self)
+        self._keys = keys
 
     def __repr__(self) -> str:
         return f"<IncomingConnection from {self.peer.name!r}>"
 
-    def begin(self) -> None:
-        """Lets the crew listen to it."""
-        self.agent.crew.arm(self.connection)
+    def begin(self, welcome: bytes) -> None:
+        """Lets the caller in, and the crew listen to it. Others may hear of the caller before it has
+        heard the welcome: they wait until then before they speak to it."""
+        try:
+            with self._send_lock:
+                self.agent.crew.watch(self.connection, self)
+                self.agent.peers.note_incoming(self)
+                self.connection.send([welcome])
+                if self._is_sealed and self._keys is not None:
+                    self.connection.seal(Sealer(self._keys.outgoing))
+        except ConnectionError as error:
+            self._lost(error)
+        else:
+            self.agent.crew.arm(self.connection)
 
     def reply(self, message: Message) -> None:
         buffers = encode(message, self.agent.limits, self._lend, self._is_sealed)

@@ -103,6 +103,7 @@ class Newcomer:
         self._agent = agent
         self._connection = connection
         self._reader = GreetingReader()
+        self._welcome = b""
         self._handshake = ListenerHandshake(agent.info, agent.options.secret, agent.peers.judge)
 
     def begin(self) -> None:
@@ -132,16 +133,21 @@ class Newcomer:
         greeting = self._reader.absorb(counts[0])
         if greeting is None:
             return
-        self._connection.send([self._handshake.take(greeting)])
+        answer = self._handshake.take(greeting)
+        if self._handshake.caller is None:
+            self._connection.send([answer])
+        else:
+            self._welcome = answer
 
     def _conclude(self) -> None:
         handshake = self._handshake
         if handshake.caller is None:
             self.end(handshake.refused.reason if handshake.refused is not None else GONE)
         elif self._newcomers.dismiss(self):
-            IncomingConnection(
+            incoming = IncomingConnection(
                 self._agent, handshake.caller, self._connection, handshake.keys
-            ).begin()
+            )
+            incoming.begin(self._welcome)
 
     def leave(self) -> None:
         """The leader never leaves in the middle of `serve`."""

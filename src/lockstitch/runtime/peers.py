@@ -25,6 +25,7 @@ from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime.channel import Channel, StreamChannel
 from lockstitch.transport.handshake import CallerHandshake, GreetingReader
 from lockstitch.wire.messages import Leave
+from lockstitch.wire.seals import Sealer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -167,7 +168,10 @@ class Peers:
             raise ConnectionRefusedError(welcome.refusal)
         if welcome.refusal:
             raise RpcError(f"worker {peer.name!r} refused the connection: {welcome.refusal}")
-        return self._agent.decoder(connection, handshake.keys)
+        decoder = self._agent.decoder(connection, handshake.keys)
+        if decoder.is_sealed and handshake.keys is not None:
+            connection.seal(Sealer(handshake.keys.outgoing))
+        return decoder
 
     def _await_answer(self, connection: Connection, view: memoryview, counts: list[int]) -> None:
         """Receives something. Raises `BlockingIOError` when the peer shows no sign of life for as

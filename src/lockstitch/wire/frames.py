@@ -232,7 +232,7 @@ class IncomingFrame:
         most_items: int,
         arrivals: Arrivals,
         *,
-        has_digests: bool = False,
+        is_sealed: bool = False,
     ) -> None:
         cls = KINDS.get(kind)
         if cls is None:
@@ -243,7 +243,7 @@ class IncomingFrame:
         self._values = list(loaded[: layout.count])
         layout.restore(self._values)
         self.targets: Sequence[memoryview] = ()
-        self._digest: bytes | None = b"" if has_digests else None
+        self._digest: bytes | None = b"" if is_sealed else None
         if layout.has_body:
             self._take_body(loaded[-3:], most_items, arrivals)
         arrivals.check_complete()
@@ -306,7 +306,7 @@ class FrameDecoder:
     it, was preceded by a reader who was struck, and calls `absorb` before anything else.
 
     `window` opens what the sender has lent; `allocate` gives memory for what arrives in the stream,
-    as a buffer of that size or more, or None. `has_digests`: see `wire.seals`.
+    as a buffer of that size or more, or None. `is_sealed`: see `wire.seals`.
     """
 
     def __init__(
@@ -316,10 +316,10 @@ class FrameDecoder:
         *,
         window: Window | None = None,
         allocate: Allocate | None = None,
-        has_digests: bool = False,
+        is_sealed: bool = False,
     ) -> None:
         self._open_window = window
-        self.has_digests = has_digests
+        self.is_sealed = is_sealed
         self.is_open = False
         """Whether the frame at `start` may be read, where frames are sealed."""
         self._allocate = allocate
@@ -406,7 +406,7 @@ class FrameDecoder:
             arrivals, lease = self._arrivals_in_window(address, small, number, bulk_length)
         else:
             arrivals = Arrivals(address, small, bulk_length, self._allocate)
-        frame = IncomingFrame(kind, inline, limits.items, arrivals, has_digests=self.has_digests)
+        frame = IncomingFrame(kind, inline, limits.items, arrivals, is_sealed=self.is_sealed)
         if frame.targets:
             self._target = self._filled = 0
             self._frame = frame

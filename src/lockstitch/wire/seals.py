@@ -58,7 +58,7 @@ class SealedFrameDecoder(FrameDecoder):
     """A `FrameDecoder` that parses nothing but what the peer has sealed with `key`."""
 
     def __init__(self, key: bytes, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options, has_digests=True)
+        super().__init__(*arguments, **options, is_sealed=True)
         self._key = key
         self._place = 0
 
