@@ -102,8 +102,8 @@ class IncomingConnection(Requests):
         return f"<IncomingConnection from {self.peer.name!r}>"
 
     def begin(self, welcome: bytes) -> None:
-        """Lets the caller in, and the crew listen to it. Others may hear of the caller before it has
-        heard the welcome: they wait until then before they speak to it."""
+        """Lets the caller in, and the crew listen to it. Others may hear of the caller before it
+        has heard the welcome: they wait until then before they speak to it."""
         try:
             with self._send_lock:
                 self.agent.crew.watch(self.connection, self)
