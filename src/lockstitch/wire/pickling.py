@@ -149,12 +149,31 @@ def pack_flat(values: Sequence[object]) -> Payload | None:
     if torch.Tensor not in types:
         return Payload(MARSHAL, marshal.dumps(cast("list[int]", values)), ())
     items = [value for value in values if type(value) is torch.Tensor]
-    if not all(map(is_liftable, items)) or len(set(map(id, items))) < len(items):
-        return None  # pickle's memo keeps one tensor that is named twice one tensor
-    marked: Any = [... if type(value) is torch.Tensor else value for value in values]
-    if type(values) is tuple:
-        marked = tuple(marked)
-    return Payload(MARSHAL, marshal.dumps(marked), items)
+    if not all(map(is_liftable, items)):
+        return None
+    if len(items) > 1 and len(set(map(id, items))) < len(items):
+        items, marked = _mark_repeated(values)
+    else:
+        marked = [... if type(value) is torch.Tensor else value for value in values]
+    stream = marshal.dumps(tuple(marked) if type(values) is tuple else marked)
+    return Payload(MARSHAL, stream, items)
+
+
+def _mark_repeated(values: Sequence[object]) -> tuple[list[torch.Tensor], list[Any]]:
+    """The tensors among `values`, each once, and the values with `...` for a tensor and `(n,)` for
+    one that is item number n: what is one tensor here shall be one tensor there."""
+    items: list[torch.Tensor] = []
+    marked: list[Any] = []
+    places: dict[int, int] = {}
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            marked.append(value)
+        elif (place := places.setdefault(id(value), len(items))) < len(items):
+            marked.append((place,))
+        else:
+            items.append(value)
+            marked.append(...)
+    return items, marked
 
 
 def _pack_pickle(
@@ -288,7 +307,10 @@ def unpack(
         if not items:
             return value
         source = iter(items)
-        filled = [next(source) if entry is ... else entry for entry in value]
+        filled = [
+            next(source) if entry is ... else items[entry[0]] if type(entry) is tuple else entry
+            for entry in value
+        ]
         return filled if type(value) is list else tuple(filled)
     if encoding != PICKLE:
         raise RemoteProtocolError(f"unknown encoding {encoding} of a payload")

@@ -91,6 +91,7 @@ def test_tensors_travel_beside_the_stream_in_every_encoding() -> None:
     tensor = torch.randn(3)
     assert encoding_of(tensor) == ONE_TENSOR
     assert encoding_of((1, tensor)) == MARSHAL
+    assert encoding_of((tensor, 1, tensor)) == MARSHAL
     assert encoding_of({"t": tensor}) == PICKLE
     for value in (tensor, (1, tensor), {"t": tensor}, [[tensor]]):
         payload, _ = pack(value, REGISTRY)

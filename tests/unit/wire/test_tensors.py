@@ -162,6 +162,10 @@ def test_same_tensor_twice_arrives_as_one() -> None:
     tensor = torch.randn(3)
     first, second = cross((tensor, tensor))
     assert first is second
+    one, two, three, four = cross([tensor, other := torch.randn(2), tensor, other])
+    assert one is three
+    assert two is four
+    assert torch.equal(two, other)
     nested = cross({"a": [tensor], "b": {"c": tensor}})
     assert nested["a"][0] is nested["b"]["c"]
     assert torch.equal(nested["a"][0], tensor)
