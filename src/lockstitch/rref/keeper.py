@@ -3,7 +3,8 @@
 A finalizer may run at any point, in any thread and under any lock, so all it does is to put a fork
 into a `SimpleQueue`, whose `put` is one reentrant C call. The thread sleeps on the queue, so an
 idle worker costs nothing; once woken it waits a moment for more. A program that makes and drops
-references in a loop is then not disturbed by each, and one message tells of many.
+references in a loop is then not disturbed by each, and one message tells of many. Where many have
+come already, the program's next call ends the waiting.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _PATIENCE_SECONDS: Final = 0.005
+_MANY: Final = 16
 
 
 class Keeper:
@@ -31,7 +33,7 @@ class Keeper:
         self._taken: list[GlobalId] = []
         """What woke the thread, while it waits for more."""
         self._lock = threading.Lock()
-        self._closing = threading.Event()
+        self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
         self._started = False
         self._closed = False
@@ -40,6 +42,11 @@ class Keeper:
         """An object that stood for `fork` is gone. Takes no lock."""
         if not self._closed:
             self._queue.put(fork)
+
+    def relieve(self) -> None:
+        """If many references wait to be told of, they wait no longer. Cheap; not for finalizers."""
+        if self._queue.qsize() >= _MANY and not self._hurry.is_set():
+            self._hurry.set()
 
     def start(self) -> None:
         """Starts the thread, unless it runs already."""
@@ -71,14 +78,16 @@ class Keeper:
     def _run(self) -> None:
         while (fork := self._queue.get()) is not None:
             self._taken.append(fork)
-            self._closing.wait(_PATIENCE_SECONDS)
+            self._hurry.wait(_PATIENCE_SECONDS)
+            if not self._closed:
+                self._hurry.clear()
             self.drain()
 
     def close(self) -> None:
         """Ends the thread; from now on nobody need be told."""
         with self._lock:
             self._closed = True
-            self._closing.set()
+            self._hurry.set()
             thread = self._thread
         self._queue.put(None)
         if thread is not None and thread is not threading.current_thread():

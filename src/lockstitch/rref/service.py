@@ -74,6 +74,7 @@ class ReferenceService(Home):
         self._agent.on_peer_lost(lambda peer, _error: self._ledger.worker_lost(peer))
         self._agent.add_concern(self._ledger.partners)
         self._agent.on_close(self.close)
+        self._agent.before_call = self._keeper.relieve
         worker.pickling.register(RRef, self._reduce, self._rebuild)
 
     def __repr__(self) -> str:
@@ -167,7 +168,7 @@ class ReferenceService(Home):
             return Fetch(number, fork.reference, fork.fork, serial, travels, stitch)
 
         try:
-            value = self._agent.request(owner, build, timeout).wait()
+            value = self._agent.ask(owner, build, timeout)
         except PeerDiedError as error:
             if not self._agent.is_lost(owner):
                 raise  # the value itself is an exception that tells of another worker

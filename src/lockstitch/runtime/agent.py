@@ -160,6 +160,8 @@ class Agent:
         self.default_timeout = options.default_timeout
         self.interceptor: Interceptor | None = None
         self.send_filter: SendFilter | None = None
+        self.before_call: Callable[[], None] | None = None
+        """For what should be told before long, but need not be told at once. It must be short."""
         self.handlers: dict[type[Message], Callable[[WorkerId, Any], None]] = {}
         self.servers: dict[type[Message], Callable[[Invocation], None]] = {}
         self.served = Served()
@@ -414,11 +416,7 @@ class Agent:
         channel = self.peers.channel(to)
         pending = self._pending(timeout, None)
         number = self._send_call(channel, pending, function, args, kwargs)
-        try:
-            channel.wait(pending)
-        finally:
-            channel.abandon(number)
-        value: T = self.result(pending, to)
+        value: T = self._await(channel, pending, number)
         return value
 
     def call_async(
@@ -439,6 +437,25 @@ class Agent:
             self._send_call(channel, pending, function, args, kwargs, make)
 
         return self._begin(to, pending, future, send)
+
+    def ask(
+        self,
+        to: WorkerId,
+        build: Callable[[int, float | None], Message],
+        timeout: float = UNSET_TIMEOUT,
+    ) -> Any:
+        """`request`, and waits for the answer."""
+        channel = self.peers.channel(to)
+        pending = self._pending(timeout, None)
+        number = channel.request(pending, lambda number: build(number, pending.travels))
+        return self._await(channel, pending, number)
+
+    def _await(self, channel: Channel, pending: Pending, number: int) -> Any:
+        try:
+            channel.wait(pending)
+        finally:
+            channel.abandon(number)
+        return self.result(pending, channel.peer.worker)
 
     def request(
         self,
@@ -493,6 +510,8 @@ class Agent:
         make: MakeCall = Call,
     ) -> int:
         pending.what = function
+        if self.before_call is not None:
+            self.before_call()
         functions = channel.functions
         number, definition = functions.define(function)
         pending.habit = functions.habits.get(number)

@@ -321,8 +321,8 @@ class StreamChannel(Channel):
             return
         try:
             while not sleeper.done:
-                if not self._is_left_over() and not self._spin(self._listening):
-                    return
+                if not self._is_left_over():
+                    self._spin(self._listening)
                 self._receive_and_take(sleeper, 0)
         except BlockingIOError:
             pass

@@ -25,6 +25,7 @@ BY_VALUE: Final = 0
 """The number of a function that travels with its arguments."""
 
 QUICK_SECONDS: Final = 100e-6
+SHORT_SECONDS: Final = 500e-6
 QUICK_STREAK: Final = 8
 _LONGEST_STREAK: Final = 2 * QUICK_STREAK
 _COST_OF_A_LAPSE: Final = 4
@@ -127,36 +128,44 @@ class OutgoingFunctions:
 
 
 class KnownFunction:
-    """A function that a peer has named; `streak` counts how often in a row it was quick.
+    """A function that a peer has named; `streak` counts how often in a row it was quick, and
+    `short_streak` how often it was at least short.
 
     A little slower now and then is not held against it, for the machine may be busy: that costs a
     few runs of the streak. Far slower costs all of it.
     """
 
-    __slots__ = ("function", "qualified", "streak")
+    __slots__ = ("function", "qualified", "short_streak", "streak")
 
     def __init__(self, qualified: str) -> None:
         self.qualified = qualified
         self.function: Callable[..., Any] | None = None
-        self.streak = 0
+        self.streak = self.short_streak = 0
 
     @property
     def is_quick(self) -> bool:
         """Whether the next run, too, can be expected to be over at once."""
         return self.streak >= QUICK_STREAK
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the next run can be expected to be over sooner than another thread is awake."""
+        return self.short_streak >= QUICK_STREAK
+
     def note(self, seconds: float) -> None:
         """A run has taken so long."""
-        if seconds < QUICK_SECONDS:
-            if self.streak < _LONGEST_STREAK:
-                self.streak += 1
-        elif seconds < _FAR_TOO_LONG * QUICK_SECONDS:
-            self.streak = max(0, self.streak - _COST_OF_A_LAPSE)
-        else:
-            self.streak = 0
+        self.streak = _continued(self.streak, seconds, QUICK_SECONDS)
+        self.short_streak = _continued(self.short_streak, seconds, SHORT_SECONDS)
 
     def resolved(self) -> Callable[..., Any]:
         """The function itself; the first use may import its module."""
         if self.function is None:
             self.function = resolve(self.qualified)
         return self.function
+
+
+def _continued(streak: int, seconds: float, limit: float) -> int:
+    """A streak after another run."""
+    if seconds < limit:
+        return streak + 1 if streak < _LONGEST_STREAK else streak
+    return max(0, streak - _COST_OF_A_LAPSE) if seconds < _FAR_TOO_LONG * limit else 0

@@ -2,8 +2,9 @@
 go out. Only the crew's leader reads it.
 
 Who runs what: a control message is handled by the leader. A call of a function that has always
-been quick (`KnownFunction`) is run by the leader too, under the lead; any other is run by the same
-thread after it has passed the lead on. See `runtime.crew`.
+been quick (`KnownFunction`) is run by the leader too, under the lead, and so is one that has always
+been short where nothing else is to be read; any other is run by the same thread after it has passed
+the lead on. See `runtime.crew`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from lockstitch.wire.messages import Call, RemoteCall
 from lockstitch.wire.seals import Sealer
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.agent import Agent
     from lockstitch.runtime.loopback import Loopback
     from lockstitch.transport.base import Connection, Listener
     from lockstitch.transport.handshake import SessionKeys
     from lockstitch.wire.messages import Message
+
+_MOST_HELD = 16
 
 
 class Requests:
@@ -80,7 +85,12 @@ class RequestsFromSelf(Requests):
 
 
 class IncomingConnection(Requests):
-    """Requests over a connection; a source of the crew."""
+    """Requests over a connection; a source of the crew.
+
+    While further requests lie there already, small answers of the leader are held, to leave with
+    the next one in one system call; none is held when the leader waits, goes, or runs what is slow,
+    and none where each frame has a seal of its own.
+    """
 
     def __init__(
         self,
@@ -97,6 +107,9 @@ class IncomingConnection(Requests):
         self._spinner = Spinner(agent.crew.is_wanted_elsewhere)
         self._send_lock = threading.Lock()
         self._keys = keys
+        self._held: list[bytes] = []
+        self._holder: int | None = None
+        """The thread whose answers may be held now."""
 
     def __repr__(self) -> str:
         return f"<IncomingConnection from {self.peer.name!r}>"
@@ -118,15 +131,36 @@ class IncomingConnection(Requests):
 
     def reply(self, message: Message) -> None:
         buffers = encode(message, self.agent.limits, self._lend, self._is_sealed)
+        if self._holder is not None and self._holder == threading.get_ident() and len(buffers) == 1:
+            self._held.append(buffers[0])
+            # In this order: whoever takes the lead ends the holding first, and then looks.
+            if self._holder != threading.get_ident():
+                self._send_held()
+            return
+        self._send(buffers)
+
+    def _send(self, buffers: list[Any]) -> None:
         with self._send_lock:
-            self.connection.send(buffers)
+            if self._held:
+                held, self._held = self._held, []
+                buffers = [b"".join(held), *buffers]
+            if buffers:
+                self.connection.send(buffers)
+
+    def _send_held(self) -> None:
+        try:
+            self._send([])
+        except ConnectionError as error:
+            self.agent.note("reply.undeliverable", f"{self!r}: {error}")
 
     def say_at_last(self, message: Message, patience_seconds: float) -> None:
         """See `StreamChannel.say_at_last`."""
         if self._send_lock.acquire(timeout=patience_seconds):
             try:
                 if self.connection.has_room(patience_seconds):
-                    self.connection.send(encode(message, self.agent.limits, None, self._is_sealed))
+                    held, self._held = self._held, []
+                    last = encode(message, self.agent.limits, None, self._is_sealed)
+                    self.connection.send([*held, *last])
             finally:
                 self._send_lock.release()
 
@@ -141,8 +175,13 @@ class IncomingConnection(Requests):
         try:
             while True:
                 while messages:
-                    if not self._dispatch(messages.popleft()):
+                    message = messages.popleft()
+                    may_hold = messages and len(self._held) < _MOST_HELD and not self._is_sealed
+                    self._holder = threading.get_ident() if may_hold else None
+                    if not self._dispatch(message):
                         return
+                if self._held:
+                    self._send_held()
                 self._receive()
         except BlockingIOError:
             pass
@@ -152,6 +191,12 @@ class IncomingConnection(Requests):
         self.agent.crew.arm(self.connection)
 
     def leave(self) -> None:
+        self._holder = None
+        if self._held:
+            if self.agent.crew.is_member():
+                self._send_held()
+            else:  # the monitor must not wait for a slow peer
+                self.agent.spawn(self._send_held)
         if self._decoder.messages:
             self.agent.crew.revisit(self)
         else:
@@ -173,7 +218,8 @@ class IncomingConnection(Requests):
         agent = self.agent
         invocation = self.invocation(message)
         if invocation is not None:
-            if invocation.known.is_quick:
+            known = invocation.known
+            if known.is_quick or (known.is_short and self._is_all_there_is()):
                 return agent.crew.run_quick(self, invocation.serve)
             return agent.crew.run_apart(self, invocation.serve)
         handler = agent.handlers.get(type(message))
@@ -181,6 +227,10 @@ class IncomingConnection(Requests):
             raise RemoteProtocolError(f"a {type(message).__name__} came where requests belong")
         sender = self.peer.worker
         return agent.crew.handle_under_lead(self, lambda: handler(sender, message))
+
+    def _is_all_there_is(self) -> bool:
+        """Whether nobody else would have to wait while the leader runs a function."""
+        return not self._decoder.messages and not self.agent.crew.has_more()
 
     def _lost(self, cause: BaseException) -> None:
         self.close()

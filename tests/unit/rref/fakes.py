@@ -90,9 +90,6 @@ class FakeAgent:
             raise self.failure
         self.sent.append((to, message))
 
-    def request(self, to: WorkerId, build, timeout: float = -1.0):
-        return self._request(to, build(len(self.requests), None))
-
     def call_async(self, to, function, args=(), kwargs=None, timeout=-1.0, make=None):
         body = pack((args, kwargs or {}), self._pickling, to)[0]
         if make is None:

@@ -49,6 +49,15 @@ def test_the_thread_drops_what_is_let_go_while_it_sleeps():
     keeper.close()
 
 
+def test_where_many_wait_they_need_not_wait_long(keeper):
+    keeper.relieve()
+    assert not keeper._hurry.is_set()
+    for number in range(100):
+        keeper.let_go(GlobalId(0, 0, number))
+    keeper.relieve()
+    assert keeper._hurry.is_set()
+
+
 def test_a_finalizer_may_run_while_the_queue_is_in_use(keeper, dropped):
     class Finalized:
         def __init__(self) -> None:

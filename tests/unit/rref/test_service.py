@@ -116,7 +116,7 @@ def test_the_death_of_the_owner_orphans_the_reference(workers):
 def test_a_fetch_names_fork_and_claim_and_settles_the_claim(workers):
     user, owner, _ = workers
     rref = user.references.create_remote(owner.id, len, ([],))
-    user.agent.request = answered_by("value", requests := [])
+    user.agent.ask = answered_by("value", requests := [])
     assert rref.to_here() == "value"
     (fetch,) = requests
     assert isinstance(fetch, Fetch)
@@ -125,17 +125,13 @@ def test_a_fetch_names_fork_and_claim_and_settles_the_claim(workers):
 
 
 def answered_by(value, requests):
-    class Answered:
-        def wait(self):
-            if isinstance(value, BaseException):
-                raise value
-            return value
-
-    def request(_to, build, _timeout):
+    def ask(_to, build, _timeout):
         requests.append(build(1, None))
-        return Answered()
+        if isinstance(value, BaseException):
+            raise value
+        return value
 
-    return request
+    return ask
 
 
 def test_the_context_travels_with_a_fetch(workers):
@@ -143,7 +139,7 @@ def test_the_context_travels_with_a_fetch(workers):
     rref = create(user, owner)
     stitch = Stitch(5, None, (), ())
     user.agent.interceptor = InContext(stitch)
-    user.agent.request = answered_by("value", requests := [])
+    user.agent.ask = answered_by("value", requests := [])
     rref.to_here()
     assert requests[0].stitch == stitch
 
@@ -163,7 +159,7 @@ class InContext:
 def test_a_fetch_from_a_dead_owner_says_that_the_value_is_gone(workers):
     user, owner, _ = workers
     rref = create(user, owner)
-    user.agent.request = answered_by(PeerDiedError("worker1"), [])
+    user.agent.ask = answered_by(PeerDiedError("worker1"), [])
     user.agent.peers.lost.add(owner.id)
     with pytest.raises(OwnerDiedError, match="lost its value: worker 'worker1' died"):
         rref.to_here()
@@ -172,7 +168,7 @@ def test_a_fetch_from_a_dead_owner_says_that_the_value_is_gone(workers):
 def test_the_death_of_somebody_else_is_passed_on_as_it_is(workers):
     user, owner, _ = workers
     rref = create(user, owner)
-    user.agent.request = answered_by(PeerDiedError("worker2"), [])
+    user.agent.ask = answered_by(PeerDiedError("worker2"), [])
     with pytest.raises(PeerDiedError, match="worker2"):
         rref.to_here()
     assert rref.confirmed_by_owner()

@@ -177,6 +177,15 @@ def test_a_function_is_quick_once_it_was_so_often_enough_in_a_row() -> None:
     assert not after(*[10e-6] * (QUICK_STREAK - 1), 200e-6, 10e-6).is_quick
 
 
+def test_a_function_that_is_not_quick_may_still_be_short() -> None:
+    short = after(*[200e-6] * QUICK_STREAK)
+    assert short.is_short
+    assert not short.is_quick
+    assert not after(*[200e-6] * QUICK_STREAK, 1e-3).is_short
+    assert not after(*[800e-6] * 100).is_short
+    assert after(*[10e-6] * QUICK_STREAK).is_short
+
+
 def test_a_lapse_of_a_quick_function_is_forgiven_but_not_many() -> None:
     long_proved = [10e-6] * 100
     assert after(*long_proved, 200e-6).is_quick

@@ -9,7 +9,7 @@ import pytest
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import WorkerId
-from lockstitch.runtime.functions import QUICK_STREAK
+from lockstitch.runtime.functions import QUICK_STREAK, KnownFunction
 from lockstitch.wire.messages import ChildNoted, Reply
 from lockstitch.wire.pickling import PicklingRegistry, pack
 from tests.unit.runtime.stage import PATIENCE_SECONDS, Caller, Stage, wait_until
@@ -67,6 +67,41 @@ def test_quick_function_runs_on_the_reading_thread_until_it_is_slow_once() -> No
         gate.set()
         assert caller.answer() is True
         wait_until(lambda: known.streak == 0)
+
+
+@pytest.fixture
+def abs_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_abs = property(lambda known: "abs" in known.qualified)
+    monkeypatch.setattr(KnownFunction, "is_quick", is_abs)
+
+
+@pytest.mark.usefixtures("abs_is_quick")
+def test_answers_of_quick_functions_leave_together() -> None:
+    with Stage() as stage:
+        caller = stage.caller()
+        caller.send(caller.call("builtins:abs", -1, function=1))
+        assert caller.answer() == 1
+        served = next(iter(stage.agent.peers._incoming))
+        sends: list[int] = []
+        send = served.connection.send
+        served.connection.send = lambda buffers: (sends.append(1), send(buffers))[1]  # type: ignore[method-assign]
+        caller.send(*(caller.call("", -number, function=1) for number in range(10)))
+        assert [caller.answer() for _ in range(10)] == list(range(10))
+        assert len(sends) < 10
+
+
+@pytest.mark.usefixtures("abs_is_quick")
+def test_no_answer_is_held_while_a_slow_function_runs() -> None:
+    gate.clear()
+    with Stage() as stage:
+        caller = stage.caller()
+        caller.send(caller.call("builtins:abs", -1, function=1))
+        assert caller.answer() == 1
+        slow = caller.call(f"{HERE}:sometimes_waits", True, function=2)
+        caller.send(caller.call("", -5, function=1), slow, caller.call("", -6, function=1))
+        assert sorted([caller.answer(), caller.answer()]) == [5, 6]
+        gate.set()
+        assert caller.answer() is True
 
 
 def test_control_messages_are_handled_in_order_by_one_thread() -> None:
