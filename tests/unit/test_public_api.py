@@ -49,12 +49,17 @@ PUBLIC_NAMES = {
         join poll synchronize DistributedOptimizer optimizer SyncBatchNorm sync_batch_norm
         broadcast_parameters broadcast_optimizer_state
         broadcast_object allgather_object Compression ProcessSet global_process_set
-        add_process_set remove_process_set common compression exceptions functions mpi_ops
+        add_process_set remove_process_set common compression elastic exceptions functions mpi_ops
         process_sets
     """,
     "lockstitch.nn": "RemoteModule Replicate Shard api parallel",
     "lockstitch.nn.parallel": """
         Replicate Shard comm gather parallel_apply replicate scatter scatter_kwargs
+    """,
+    "lockstitch.hvd.elastic": """
+        run run_fn State ObjectState TorchState ElasticSampler HorovodInternalError
+        HostsUpdatedInterrupt get_handler_registry set_handler_registry handlers objects running
+        sampler state
     """,
     "lockstitch.testing": """
         LocalCluster ProcessCluster Faults Traffic ManualClock assert_same_gradients no_leaks

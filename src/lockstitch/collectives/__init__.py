@@ -23,7 +23,7 @@ A session's road: `session` → negotiation → a backend.
 from lockstitch.collectives.events import Observers, Progress, Stall, Statistics, Step
 from lockstitch.collectives.handles import Handle
 from lockstitch.collectives.memory import LocalSessions
-from lockstitch.collectives.opening import open_session
+from lockstitch.collectives.opening import call_off, open_session
 from lockstitch.collectives.options import SessionOptions
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import (
@@ -40,6 +40,7 @@ from lockstitch.collectives.topology import Topology
 
 __all__ = [
     "open_session",
+    "call_off",
     "SessionOptions",
     "Session",
     "LocalSessions",

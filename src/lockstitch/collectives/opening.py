@@ -30,11 +30,16 @@ from lockstitch.collectives.outstanding import Outstanding
 from lockstitch.collectives.process_sets import ProcessSets
 from lockstitch.collectives.session import Session
 from lockstitch.collectives.shared_memory.backend import SharedMemoryBackend
-from lockstitch.collectives.shared_memory.introduction import Doorway, introduce_oneself
+from lockstitch.collectives.shared_memory.introduction import (
+    Doorway,
+    introduce_oneself,
+    knock_in_vain,
+)
 from lockstitch.collectives.shared_memory.segment import Geometry, create
 from lockstitch.collectives.topology import Topology
 from lockstitch.errors import CollectiveError
 from lockstitch.rendezvous import Roster, host_identity, join, open_store
+from lockstitch.rendezvous.static_group import call_off as call_off_meeting
 from lockstitch.transport import TcpTransport
 
 if TYPE_CHECKING:
@@ -46,6 +51,7 @@ if TYPE_CHECKING:
     from lockstitch.transport import Listener
 
 _PREFIX = "reductions"
+_CALL_OFF_SECONDS = 10.0
 # What ranks publish: their host, where it may be entered, and, by rank 0, how to reach the hub.
 _HOST, _DOOR, _HUB, _TOKEN = "host:", "door:", "hub:", "token:"
 
@@ -87,6 +93,17 @@ def open_session(
     )
     opened = PrefixStore(prefix, _opened_store(store, *whole, chosen.timeout_seconds))
     return _Opening(rank, size, opened, chosen, outstanding).session()
+
+
+def call_off(size: int, store: str) -> None:
+    """Ends the wait of all who are on their way into the first session of `size` ranks on `store`,
+    since one of them will not come: theirs ends with an error. From any thread or process."""
+    # Not as rank 0, which would want to host a store at a port.
+    opened = PrefixStore(_PREFIX, open_store(store, 1, size, _CALL_OFF_SECONDS))
+    for member in call_off_meeting(opened, size):
+        for address in member.addresses:
+            if address.startswith(_DOOR):
+                knock_in_vain(address.removeprefix(_DOOR))
 
 
 class _Opening:

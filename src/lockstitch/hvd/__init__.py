@@ -18,7 +18,9 @@
     low_rank         the same by PowerSGD
     adasum           an optimizer that combines changes instead of gradients
     sync_batch_norm  SyncBatchNorm
-    exceptions       HorovodInternalError
+    exceptions       HorovodInternalError, HostsUpdatedInterrupt
+    worlds           the way into a session where workers come and go
+    elastic          training that goes on while they do
     common           the modules of `horovod.common`
     mpi_ops          all operations under the module name that programs know
 
@@ -28,6 +30,7 @@ The work is done by `lockstitch.collectives`.
 from lockstitch.hvd import (
     common,
     compression,
+    elastic,
     exceptions,
     functions,
     mpi_ops,
@@ -66,6 +69,7 @@ __all__ = [
     "remove_process_set",
     "common",
     "compression",
+    "elastic",
     "exceptions",
     "functions",
     "mpi_ops",

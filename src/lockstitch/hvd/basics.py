@@ -13,6 +13,7 @@ from lockstitch.hvd.communicators import Communicator
 from lockstitch.hvd.environment import Place, options_of
 from lockstitch.hvd.job import PROCESS, active, current_session, has_session
 from lockstitch.hvd.process_sets import ProcessSet, add_process_set
+from lockstitch.hvd.worlds import LAUNCHER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,11 @@ def _open(comm: Sequence[int] | Communicator | None) -> Session:
     if isinstance(comm, Communicator):
         rank, size, store = PROCESS.meeting_of(comm)
         return open_session(rank, size, store, options_of(os.environ))
+    board = LAUNCHER.board()
+    if board is not None:
+        if comm:
+            raise ValueError("where workers come and go all of them are the job: leave out comm")
+        return LAUNCHER.open(board)
     place = Place.read(os.environ)
     members = list(comm or range(place.size))
     if len(set(members)) != len(members) or not set(members) <= set(range(place.size)):

@@ -6,4 +6,15 @@ stall. Each has a class of its own in `lockstitch.errors`.
 
 from lockstitch.errors import CollectiveError as HorovodInternalError
 
-__all__ = ["HorovodInternalError"]
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - the original's name; it is no error
+    """Workers have come or are to go: the ranks meet anew before they go on.
+
+    `skip_sync` says that the state need not be broadcast then, since nobody is new.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("workers have come or are to go")
+        self.skip_sync = skip_sync

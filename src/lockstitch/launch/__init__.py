@@ -1,7 +1,14 @@
 """Starting a job.
 
     cli.py       the command `lockstitch`
-    local.py     one job on this machine: starts it, follows it, ends it
+    options.py   what may be said on its command line
+    job.py       a job: processes that are started, followed and ended
+    local.py     one whose workers stand and fall together
+    elastic.py   one whose workers come and go
+    hosts.py     hosts and their slots, as people write them
+    discovery.py which hosts there are now, asked of a script
+    remote.py    starting a worker on another host
+    outputs.py   what the workers say, also in files
     meeting.py   the file and the port at which the workers meet
     process.py   one worker's process: its environment, its life, its end
     handover.py  the secret that the workers of a job get

@@ -1,9 +1,13 @@
-"""The command `lockstitch`."""
+"""The command `lockstitch`, and `horovodrun`, which is `lockstitch run`."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +15,14 @@ import typer
 from rich.console import Console
 
 from lockstitch import __version__
-from lockstitch.launch.local import GRACE_SECONDS, run_local
+from lockstitch.board.muster import MusterOptions
+from lockstitch.launch import options
+from lockstitch.launch.elastic import Elasticity, ElasticJob
+from lockstitch.launch.hosts import Slots, is_here, parse_hostfile, parse_hosts
+from lockstitch.launch.job import GRACE_SECONDS
+from lockstitch.launch.local import run_local
+from lockstitch.launch.outputs import Outputs
+from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.screen import Screen
 from lockstitch.trust import Secret
 
@@ -24,9 +35,20 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """What the console script calls."""
+    """What the console script `lockstitch` calls."""
+    _call(sys.argv[1:], "lockstitch")
+
+
+def horovodrun() -> None:
+    """What the console script `horovodrun` calls."""
+    given = sys.argv[1:]
+    is_version = given in (["--version"], ["-v"])
+    _call(["--version"] if is_version else ["run", *given], "horovodrun")
+
+
+def _call(arguments: list[str], name: str) -> None:
     try:
-        app(prog_name="lockstitch")
+        app(arguments, prog_name=name)
     except BrokenPipeError:
         # Our reader has gone (`lockstitch run … | head`): say no more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -52,15 +74,37 @@ def lockstitch(
 # Whatever follows the script is the script's own, options too.
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    program: Annotated[str, typer.Argument(help="Script, or with -m a module, that each runs.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="What it gets as sys.argv.")] = None,
+    program: options.Program,
+    arguments: options.Arguments = None,
     *,
-    workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="Number of processes.")],
-    module: Annotated[bool, typer.Option("-m", "--module", help="PROGRAM is a module.")] = False,
-    grace_seconds: Annotated[
-        float,
-        typer.Option("--grace", min=0, help="Seconds that a worker may take to obey a signal."),
-    ] = GRACE_SECONDS,
+    workers: options.Workers = None,
+    module: options.Module = False,
+    grace_seconds: options.Grace = GRACE_SECONDS,
+    output_folder: options.OutputFolder = None,
+    verbose: options.Verbose = False,
+    hosts: options.Hosts = None,
+    hostfile: options.HostFile = None,
+    ssh_port: options.SshPort = None,
+    ssh_identity: options.SshIdentity = None,
+    shell: options.Shell = None,
+    min_workers: options.MinWorkers = None,
+    max_workers: options.MaxWorkers = None,
+    script: options.Script = None,
+    slots_per_host: options.SlotsPerHost = 1,
+    reset_limit: options.ResetLimit = None,
+    cooldown: options.Cooldown = None,
+    start_timeout: options.StartTimeout = None,
+    elastic_timeout: options.ElasticTimeout = 600.0,
+    fusion_megabytes: options.FusionMegabytes = None,
+    timeline: options.Timeline = None,
+    mark_cycles: options.MarkCycles = False,
+    stall_check: options.StallCheck = None,
+    stall_warning: options.StallWarning = None,
+    stall_shutdown: options.StallShutdown = None,
+    meeting_seconds: options.MeetingSeconds = None,
+    log_level: options.LogLevel = None,
+    ignored_flags: options.IgnoredFlags = False,
+    ignored_values: options.IgnoredValues = None,
 ) -> None:
     """Run PROGRAM as N workers on this machine.
 
@@ -70,13 +114,43 @@ def run(
 
     Ctrl-C ends all workers. When one fails the others are ended too; what it said last is repeated
     at the end, and its exit status is the job's.
+
+    With --min-np, --max-np or --host-discovery-script workers that fail are replaced, and may come
+    and go: programs train in hvd.elastic.run.
     """
-    if not module and not Path(program).is_file():
-        raise typer.BadParameter(f"there is no file {program!r}", param_hint="PROGRAM")
-    target = ["-m", program] if module else [program]
-    command = [sys.executable, *target, *(arguments or [])]
-    screen = Screen(workers, out=Console(), err=Console(stderr=True))
-    raise typer.Exit(run_local(command, workers, screen, grace_seconds))
+    command = _command(program, arguments or [], module)
+    tuning = {
+        "HOROVOD_FUSION_THRESHOLD": _bytes(fusion_megabytes),
+        "HOROVOD_TIMELINE": timeline,
+        "HOROVOD_TIMELINE_MARK_CYCLES": "1" if mark_cycles else None,
+        "HOROVOD_STALL_CHECK_DISABLE": None if stall_check is None else str(int(not stall_check)),
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": stall_warning,
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": stall_shutdown,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": meeting_seconds,
+        "HOROVOD_LOG_LEVEL": log_level,
+    }
+    os.environ.update({name: str(value) for name, value in tuning.items() if value is not None})
+    where = _where(hosts, hostfile)
+    is_elastic = not (min_workers is None and max_workers is None and script is None)
+    workers = _number(workers, min_workers, where)
+    job = _Job(command, workers, grace_seconds, output_folder, verbose)
+    if ignored_flags or ignored_values:
+        job.note_ignored(sys.argv[1:])
+    if not is_elastic:
+        raise typer.Exit(job.run(where))
+    muster = MusterOptions(
+        workers,
+        workers if min_workers is None else min_workers,
+        max_workers,
+        reset_limit,
+        start_seconds=elastic_timeout if start_timeout is None else start_timeout,
+        elastic_seconds=elastic_timeout,
+        cooldown_seconds=cooldown or (0.0, 0.0),
+        is_fixed=script is None,
+    )
+    remote = _remote_shell(shell, ssh_port, ssh_identity)
+    hosts_now = where or (("localhost", workers),)
+    raise typer.Exit(job.run_elastic(Elasticity(muster, hosts_now, script, slots_per_host, remote)))
 
 
 @app.command()
@@ -101,3 +175,94 @@ def secret(
         raise typer.BadParameter(
             f"cannot write {output}: {error}", param_hint="--output"
         ) from error
+
+
+@dataclass
+class _Job:
+    """What kinds of jobs have in common."""
+
+    command: list[str]
+    workers: int
+    grace_seconds: float
+    output_folder: Path | None
+    is_verbose: bool
+
+    def __post_init__(self) -> None:
+        self._screen = Screen(self.workers, out=Console(), err=Console(stderr=True))
+        if self.is_verbose:
+            self._screen.note(f"each of {self.workers} workers runs: {shlex.join(self.command)}")
+
+    def note_ignored(self, words: list[str]) -> None:
+        """Says which of the options have no effect."""
+        names = ", ".join(options.ignored_among(words))
+        self._screen.note(f"without effect here: {names}")
+
+    def run(self, where: Slots) -> int:
+        """Of workers that stand and fall together."""
+        if not all(is_here(host) for host, _ in where):
+            raise typer.BadParameter("hosts other than this one", param_hint="-H")
+        with ExitStack() as resources:
+            outputs = self._outputs(resources)
+            return run_local(self.command, self.workers, self._screen, self.grace_seconds, outputs)
+
+    def run_elastic(self, elasticity: Elasticity) -> int:
+        """Of workers that come and go."""
+        with ExitStack() as resources:
+            outputs = self._outputs(resources)
+            job = ElasticJob(self.command, elasticity, self._screen, self.grace_seconds, outputs)
+            return job.run()
+
+    def _outputs(self, resources: ExitStack) -> Outputs | None:
+        if self.output_folder is None:
+            return None
+        return resources.enter_context(Outputs(self.output_folder, self.workers))
+
+
+def _command(program: str, arguments: list[str], is_module: bool) -> list[str]:
+    """A module or a script is run by this Python, anything else is a command of its own, such as
+    `python train.py`."""
+    if is_module:
+        return [sys.executable, "-m", program, *arguments]
+    if Path(program).is_file():
+        return [sys.executable, program, *arguments]
+    if shutil.which(program) is not None:
+        return [program, *arguments]
+    raise typer.BadParameter(f"there is no file {program!r}", param_hint="PROGRAM")
+
+
+def _where(hosts: str | None, hostfile: Path | None) -> Slots:
+    """The hosts that were named; none were: empty."""
+    if hosts is not None and hostfile is not None:
+        raise typer.BadParameter("give hosts or a file of them, not both", param_hint="-H")
+    try:
+        if hosts is not None:
+            return parse_hosts(hosts)
+        return () if hostfile is None else parse_hostfile(hostfile.read_text())
+    except (ValueError, OSError) as error:
+        hint = "-H" if hosts is not None else "--hostfile"
+        raise typer.BadParameter(str(error), param_hint=hint) from error
+
+
+def _number(workers: int | None, min_workers: int | None, where: Slots) -> int:
+    if workers is not None:
+        return workers
+    if min_workers is not None:
+        return min_workers
+    if where:
+        return sum(count for _, count in where)
+    raise typer.BadParameter("say how many workers", param_hint="-n")
+
+
+def _bytes(megabytes: float | None) -> int | None:
+    return None if megabytes is None else int(megabytes * (1 << 20))
+
+
+def _remote_shell(program: str | None, port: int | None, identity: str | None) -> RemoteShell:
+    if program is not None:
+        return RemoteShell(tuple(shlex.split(program)))
+    words = list(RemoteShell().program)
+    if port is not None:
+        words += ["-p", str(port)]
+    if identity is not None:
+        words += ["-i", identity]
+    return RemoteShell(tuple(words))

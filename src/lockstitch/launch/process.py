@@ -26,20 +26,32 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+_OF_A_FIXED_WORLD = (
+    "RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT LOCKSTITCH_STORE HOROVOD_RANK "
+    "HOROVOD_SIZE"
+).split()
+
 # Loaded here, since between fork and exec a child should do as little as possible.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class WorkerProcess:
-    """The process of worker `rank`, started at once; its output waits in two pipes."""
+    """The process of worker `rank`, started at once; its output waits in two pipes. `script` is
+    written to its standard input, which then stays open; without one that is empty."""
 
-    def __init__(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        script: bytes | None = None,
+    ) -> None:
         self.rank = rank
         launcher = os.getpid()
         self._popen = subprocess.Popen(
             command,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if script is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
@@ -50,6 +62,10 @@ class WorkerProcess:
         assert self._popen.stderr is not None
         self.stdout = self._popen.stdout
         self.stderr = self._popen.stderr
+        if script is not None:
+            assert self._popen.stdin is not None
+            with suppress(BrokenPipeError):  # it has ended already, which is seen elsewhere
+                self._popen.stdin.write(script)
 
     def __repr__(self) -> str:
         state = "runs" if self.exit_code is None else describe_exit(self.exit_code)
@@ -67,6 +83,8 @@ class WorkerProcess:
     def note_end(self, wait_status: int) -> int:
         """Takes in what `os.waitpid` said of this process; returns the exit code."""
         self._popen.returncode = code = os.waitstatus_to_exitcode(wait_status)
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
         return code
 
     def ask_what_it_waits_for(self) -> bool:
@@ -87,13 +105,7 @@ class WorkerProcess:
 def worker_environment(
     rank: int, world_size: int, meeting: MeetingPlace, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that `init_method="env://"` reads, on top of the launcher's own.
-
-    The workers share this machine's cores, so each gets its part of them for arithmetic, unless
-    OMP_NUM_THREADS says otherwise; and what they print is not held back.
-    """
-    threads = max(1, _usable_cores() // world_size)
-    defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    """The variables that `init_method="env://"` reads, on top of the launcher's own."""
     place = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
@@ -103,7 +115,23 @@ def worker_environment(
         "MASTER_PORT": meeting.port,
         "LOCKSTITCH_STORE": meeting.store,
     }
-    return {**defaults, **inherited, **{name: str(value) for name, value in place.items()}}
+    told = {name: str(value) for name, value in place.items()}
+    return {**_defaults(world_size), **inherited, **told}
+
+
+def elastic_environment(
+    host: str, slot: int, workers_here: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of a worker that will be told its rank later, and perhaps another after that:
+    only where it runs."""
+    place = {
+        "HOROVOD_ELASTIC": "1",
+        "HOROVOD_HOSTNAME": host,
+        "HOROVOD_LOCAL_RANK": str(slot),
+        "LOCAL_RANK": str(slot),
+    }
+    kept = {name: value for name, value in inherited.items() if name not in _OF_A_FIXED_WORLD}
+    return {**_defaults(workers_here), **kept, **place}
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
@@ -149,6 +177,13 @@ def _die_with(launcher: int) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # it ended before we asked
             os._exit(1)
+
+
+def _defaults(workers: int) -> dict[str, str]:
+    """The workers share this machine's cores, so each gets its part of them for arithmetic, unless
+    OMP_NUM_THREADS says otherwise; and what they print is not held back."""
+    threads = max(1, _usable_cores() // workers)
+    return {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
 
 
 def _usable_cores() -> int:

@@ -53,18 +53,18 @@ class Screen:
 
     def __init__(self, workers: int, out: Console, err: Console) -> None:
         self._consoles = {"stdout": out, "stderr": err}
-        width = len(f"[w{workers - 1}]")
-        self._marks = [_mark(rank, width) for rank in range(workers)]
-        self._rendered = {
-            name: [_render(mark, console) for mark in self._marks]
-            for name, console in self._consoles.items()
-        }
+        self._width = len(f"[w{workers - 1}]")
+        self._rendered: dict[tuple[str, int], bytes] = {}
         self._passing_on: Console | None = None
 
     def line(self, rank: int, stream: str, text: bytes) -> None:
         """Shows a line that worker `rank` wrote to `stream` ("stdout" or "stderr")."""
         self._erase_passing()
-        _write(self._consoles[stream], self._rendered[stream][rank] + text + b"\n")
+        mark = self._rendered.get((stream, rank))
+        if mark is None:
+            mark = _render(_mark(rank, self._width), self._consoles[stream])
+            self._rendered[stream, rank] = mark
+        _write(self._consoles[stream], mark + text + b"\n")
 
     def passing(self, rank: int, stream: str, text: bytes) -> None:
         """Draws a line that will be drawn over, if there is a terminal to draw on."""
@@ -73,7 +73,7 @@ class Screen:
             return
         self._erase_passing()
         plain = _ESCAPE_CODES.sub("", text.decode(errors="replace"))
-        line = Text.assemble(self._marks[rank], plain)
+        line = Text.assemble(_mark(rank, self._width), plain)
         line.truncate(console.width - 1)  # a wrapped line could not be erased
         console.print(line, end="", highlight=False)
         console.file.flush()

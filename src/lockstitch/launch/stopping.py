@@ -35,6 +35,11 @@ class Ladder:
         self.is_climbing = False
         """Whether any signal has been due yet."""
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether a signal is planned or has been due."""
+        return self._next_at is not None
+
     def begin(self, first: signal.Signals, after_seconds: float) -> None:
         """Plans `first` for then, and what is stronger for later; no effect once begun."""
         if self._next_at is None:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 
+_CALLED_OFF = "called off"
+
+
 class StaticRoster:
     """The `Roster` of a static group: read once, then fixed."""
 
@@ -87,6 +90,21 @@ def meet(
             f"{ranks} did not come, or gave up. (It is meeting number {meeting + 1} on this "
             "store; all ranks must have met as often.)"
         )
-    members = [Member.decode(entry) for entry in read_all(store, keys)]
+    entries = read_all(store, keys)
+    if _CALLED_OFF.encode() in entries:
+        raise RuntimeError(f"the meeting was called off while rank {rank} waited for others")
+    members = [Member.decode(entry) for entry in entries]
     check_names_are_unique(members)
     return member, Table(members)
+
+
+def call_off(store: Store, world_size: int, meeting: int = 0) -> list[Member]:
+    """Ends the wait of all who are in `meet` for this meeting: somebody will not come. Returns who
+    has come already, and so may be on his way on."""
+    keys = [f"meeting/{meeting}/{rank}" for rank in range(world_size)]
+    for key in keys:
+        if not store.check([key]):
+            store.set(key, _CALLED_OFF)
+    return [
+        Member.decode(entry) for entry in read_all(store, keys) if entry != _CALLED_OFF.encode()
+    ]

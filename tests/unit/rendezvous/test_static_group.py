@@ -7,6 +7,7 @@ from torch.distributed import HashStore
 
 from lockstitch.ids import WorkerId
 from lockstitch.rendezvous.joining import join
+from lockstitch.rendezvous.static_group import call_off
 from tests.unit.rendezvous.groups import all_at_once, each_kind_of_store, new_store
 
 
@@ -91,3 +92,23 @@ def test_leaving_a_store_that_is_gone_raises_nothing(monkeypatch):
 
     monkeypatch.setattr(roster, "_withdraw", gone)
     roster.leave()
+
+
+@each_kind_of_store
+def test_a_meeting_that_is_called_off_fails_at_once_for_all_who_wait(kind, tmp_path):
+    store = new_store(kind, tmp_path)
+    another = store.clone()
+
+    def call_off_when_two_have_come():
+        while not another.check(["meeting/0/0", "meeting/0/2"]):
+            pass
+        return sorted(member.info.name for member in call_off(another, 3))
+
+    def joining(rank, name):
+        return lambda: join(store.clone(), name, rank, 3, [f"unix:/{name}"], 50)
+
+    first, third, came = all_at_once(joining(0, "a"), joining(2, "c"), call_off_when_two_have_come)
+    assert came == ["a", "c"]
+    for error in (first, third):
+        with pytest.raises(RuntimeError, match="called off"):
+            raise error

@@ -7,7 +7,11 @@ import socket
 
 import pytest
 
-from lockstitch.collectives.shared_memory.introduction import Doorway, introduce_oneself
+from lockstitch.collectives.shared_memory.introduction import (
+    Doorway,
+    introduce_oneself,
+    knock_in_vain,
+)
 from lockstitch.collectives.shared_memory.segment import Geometry, create
 from lockstitch.errors import CollectiveError
 from tests.cluster.collectives.ranks import in_threads
@@ -60,3 +64,19 @@ def test_visitor_that_hangs_up_is_an_error_and_leaves_nothing() -> None:
 
     in_threads(2, receive)
     door.close()
+
+
+def test_a_knock_in_vain_ends_the_wait() -> None:
+    door = Doorway()
+
+    def receive(rank: int) -> None:
+        if rank:
+            knock_in_vain(door.address)
+        else:
+            with pytest.raises(CollectiveError):
+                door.receive_all(2, create(GEOMETRY), 50)
+
+    in_threads(2, receive)
+    address = door.address
+    door.close()
+    knock_in_vain(address)  # harmless where nobody is

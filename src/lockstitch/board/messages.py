@@ -1,0 +1,88 @@
+"""What a launcher and a worker say to each other, as JSON: never as a pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from dataclasses import dataclass
+
+from lockstitch.errors import RemoteProtocolError
+
+
+class UpdateKind(enum.IntFlag):
+    """What has happened to the workers, with Horovod's numbers."""
+
+    NOTHING = 0
+    REMOVED = 1
+    ADDED = 2
+    MIXED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Worker: which one it is; the first message of a connection."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Worker: it is in no world (any more) and wants a place in the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Launcher: a place in a new world, whose ranks meet at a store of their own."""
+
+    generation: int
+    rank: int
+    size: int
+    store: str
+    has_newcomers: bool = True
+    """Whether some rank has not been in a world before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Launcher: workers wait to come in, or are to go. `number` grows from one to the next."""
+
+    number: int
+    kind: int
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Launcher: a rank of that world has died. Who is in it sees that without being told; this is
+    for those who still wait to meet it."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Launcher: there will be no place for this worker any more."""
+
+    reason: str
+
+
+Message = Hello | Ready | Place | Update | Void | Over
+
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in (Hello, Ready, Place, Update, Void, Over)
+}
+
+
+def encode(message: Message) -> bytes:
+    """The message as text."""
+    content = {"message": type(message).__name__, **dataclasses.asdict(message)}
+    return json.dumps(content).encode()
+
+
+def decode(content: bytes) -> Message:
+    """The reverse; `RemoteProtocolError` when it is no message."""
+    try:
+        fields = json.loads(content)
+        return _KINDS[fields.pop("message")](**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RemoteProtocolError(f"not a message of the board: {content[:80]!r}") from error

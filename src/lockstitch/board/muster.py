@@ -1,0 +1,404 @@
+"""Who gets which place, and when the ranks meet anew: events in, instructions out.
+
+A *slot* is where a worker may run: a host and a number. A *world* is a set of ranks that train
+together; its number is its generation. A worker is
+
+    starting ──ready──▶ waiting ──place──▶ in the world ──ready──▶ waiting …      (or it ends)
+
+- The first world begins when `wanted` workers wait, or, after `start_seconds`, at least
+  `min_workers`.
+- A later one begins when nobody is in the world any more and at least `min_workers` wait. Who was
+  in a world before keeps his place in the order, so rank 0 has the state whenever anybody has it.
+- A worker that fails is replaced in its slot at once, up to `slot_failures` times; then the slot is
+  struck out. A host that fails a lot thereby gets fewer workers, in the end none. The ranks that
+  are left need not wait for the new one: they go on if they are enough, and are told when it waits.
+- When the first worker has finished, nobody is started any more. Ranks that are thrown back then
+  may still meet and finish.
+- All is over when nobody is left; or when a whole world has failed, for then the state is lost; or
+  when too few workers have come for too long; or when the ranks have met anew too often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lockstitch.board.messages import Message, Over, Place, Update, UpdateKind, Void
+
+_LONG_LIFE_SECONDS = 300.0
+"""A worker that has lived so long has not failed because of its slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class MusterOptions:
+    """What may be chosen; times are in seconds."""
+
+    wanted: int
+    min_workers: int = 1
+    max_workers: int | None = None
+    reset_limit: int | None = None
+    start_seconds: float = 600.0
+    elastic_seconds: float = 600.0
+    slot_failures: int = 3
+    cooldown_seconds: tuple[float, float] = (0.0, 0.0)
+    """How long a slot stays empty after its first failure, and at most; it doubles each time."""
+    is_fixed: bool = True
+    """Whether there will never be other hosts than those named at the beginning."""
+    store: str = "file:///{generation}"
+    """Where the ranks of a world meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a worker may run."""
+
+    host: str
+    index: int
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class HostsFound:
+    """These hosts have so many slots, now; the first is filled first."""
+
+    slots: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CameReady:
+    """A worker is in no world (any more) and wants a place."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker's process has ended."""
+
+    worker: int
+    is_well: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """`Muster.deadline` has come."""
+
+
+Event = HostsFound | CameReady | Ended | TimePassed
+
+# ---------------------------------------------------------------- instructions
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a worker with this number."""
+
+    worker: int
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Say that to a worker."""
+
+    worker: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End a worker that is of no use any more."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """End the job: it has failed."""
+
+    reason: str
+
+
+Instruction = Start | Tell | Stop | GiveUp
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    slot: Slot
+    started_at: float
+    is_ready: bool = False
+    rank: int | None = None
+    """In the last world that it was in; None for a newcomer."""
+    is_in_world: bool = False
+    is_dismissed: bool = False
+    """Its end, however it comes, is no failure and no success."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is remembered of a slot."""
+
+    failures: int = 0
+    closed_until: float = 0.0
+
+
+@dataclass
+class Muster:
+    """See the module."""
+
+    options: MusterOptions
+    began_at: float
+    generation: int = 0
+    is_finishing: bool = False
+    """Whether a worker has finished."""
+    is_given_up: bool = False
+    is_well: bool = False
+    """Whether a worker has finished since the last failure."""
+    resets: int = 0
+    _hosts: dict[str, int] = field(default_factory=dict)
+    _workers: dict[int, _Worker] = field(default_factory=dict)
+    _records: dict[Slot, _Record] = field(default_factory=dict)
+    _numbers: int = 0
+    _updates: int = 0
+    _news: UpdateKind = UpdateKind.NOTHING
+    _told: UpdateKind = UpdateKind.NOTHING
+    _failures: int = 0
+    _waits_since: float | None = None
+    _out: list[Instruction] = field(default_factory=list)
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """What follows from the event; times are of any clock that only goes forward."""
+        if not self.is_given_up:
+            if isinstance(event, HostsFound):
+                self._note_hosts(event)
+            elif isinstance(event, CameReady):
+                self._note_ready(event.worker)
+            elif isinstance(event, Ended):
+                self._note_end(event, now)
+            self._fill(now)
+            self._form(now)
+            self._look_at_time(now)
+        elif isinstance(event, Ended):
+            self._workers.pop(event.worker, None)
+        out, self._out = self._out, []
+        return out
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is left and nobody will come."""
+        return not self._workers and (self.is_given_up or self.is_finishing)
+
+    @property
+    def deadline(self) -> float | None:
+        """When to say that time has passed, if nothing happens before."""
+        if self.is_given_up or self.is_finishing:
+            return None
+        times = [record.closed_until for record in self._records.values() if record.closed_until]
+        if self.generation == 0:
+            times.append(self.began_at + self.options.start_seconds)
+        if self._waits_since is not None:
+            times.append(self._waits_since + self.options.elastic_seconds)
+        return min(times, default=None)
+
+    def is_dismissed(self, worker: int) -> bool:
+        """Whether a worker is of no use any more, so that its end says nothing."""
+        known = self._workers.get(worker)
+        return known is None or known.is_dismissed
+
+    # ------------------------------------------------------------ events
+
+    def _note_hosts(self, event: HostsFound) -> None:
+        self._hosts = dict(event.slots)
+        for worker in self._living():
+            if worker.slot.index >= self._hosts.get(worker.slot.host, 0):
+                worker.is_dismissed = True
+                if worker.is_in_world:
+                    self._news |= UpdateKind.REMOVED
+                elif worker.is_ready:
+                    self._tell(worker, Over("its host is to be used no longer"))
+                else:
+                    self._out.append(Stop(worker.number))
+        self._tell_news()
+
+    def _note_ready(self, number: int) -> None:
+        worker = self._workers.get(number)
+        if worker is None:
+            return
+        worker.is_ready, worker.is_in_world = True, False
+        if worker.is_dismissed:
+            self._tell(worker, Over("its host is to be used no longer"))
+
+    def _note_end(self, event: Ended, now: float) -> None:
+        worker = self._workers.pop(event.worker, None)
+        if worker is None:
+            return
+        if worker.is_in_world and (worker.is_dismissed or not event.is_well):
+            for other in self._living():
+                if other.is_in_world:
+                    self._tell(other, Void(self.generation))
+        if worker.is_dismissed:
+            return
+        if event.is_well:
+            self._note_success()
+            return
+        self.is_well = False
+        self._failures += 1
+        record = self._records.setdefault(worker.slot, _Record())
+        if now - worker.started_at > _LONG_LIFE_SECONDS:
+            record.failures = 0
+        record.failures += 1
+        shortest, longest = self.options.cooldown_seconds
+        if longest:
+            record.closed_until = now + min(longest, shortest * 2 ** (record.failures - 1))
+        self._look_whether_all_is_lost()
+
+    def _note_success(self) -> None:
+        self.is_finishing = self.is_well = True
+        for worker in self._living():
+            if worker.rank is None and not worker.is_ready:
+                worker.is_dismissed = True
+                self._out.append(Stop(worker.number))
+
+    # ------------------------------------------------------------ what follows
+
+    def _look_whether_all_is_lost(self) -> None:
+        if self.is_finishing:
+            return
+        if self.generation == 0:
+            if self._failures >= self.options.wanted:
+                self._give_up(f"{self._failures} workers failed before the ranks had met")
+        elif all(w.rank is None or w.is_dismissed for w in self._living()):
+            self._give_up("all ranks have failed, so nobody has the state to go on with")
+
+    def _fill(self, now: float) -> None:
+        """Starts workers in slots that are free."""
+        if self.is_finishing or self.is_given_up:
+            return
+        taken = {worker.slot for worker in self._workers.values()}
+        room = self._target() - sum(not worker.is_dismissed for worker in self._living())
+        for slot in self._slots():
+            if room <= 0:
+                break
+            if slot in taken or not self._is_open(slot, now):
+                continue
+            room -= 1
+            worker = _Worker(self._numbers, slot, now)
+            self._numbers += 1
+            self._workers[worker.number] = worker
+            self._out.append(Start(worker.number, slot))
+
+    def _form(self, now: float) -> None:
+        """Begins a world, if it is time."""
+        if self.is_given_up:
+            return
+        waiting = [w for w in self._living() if w.is_ready and not w.is_dismissed]
+        if self.is_finishing:
+            for worker in waiting:
+                if worker.rank is None:
+                    worker.is_dismissed = True
+                    self._tell(worker, Over("the training has finished"))
+            waiting = [w for w in waiting if w.rank is not None]
+        if any(worker.is_in_world for worker in self._living()):
+            self._waits_since = None
+            if any(worker.rank is None for worker in waiting):
+                self._news |= UpdateKind.ADDED
+            self._tell_news()
+            return
+        if waiting and len(waiting) >= self._needed(now):
+            self._begin_world(waiting)
+        elif not self.is_finishing and self.generation and self._waits_since is None:
+            self._waits_since = now
+
+    def _needed(self, now: float) -> int:
+        options = self.options
+        if self.generation == 0 and now < self.began_at + options.start_seconds:
+            return min(options.wanted, self._target()) if options.is_fixed else options.wanted
+        return 1 if self.is_finishing else options.min_workers
+
+    def _begin_world(self, waiting: list[_Worker]) -> None:
+        if self.generation:
+            self.resets += 1
+            limit = self.options.reset_limit
+            if limit is not None and self.resets > limit:
+                self._give_up(f"the ranks would meet anew for time {self.resets}; limit: {limit}")
+                return
+        self.generation += 1
+        self._waits_since = None
+        self._news = self._told = UpdateKind.NOTHING
+        order = {slot: place for place, slot in enumerate(self._slots())}
+        last = len(order)
+        waiting.sort(key=lambda w: (w.rank is None, w.rank or 0, order.get(w.slot, last), w.number))
+        chosen = waiting[: self.options.max_workers]
+        has_newcomers = any(worker.rank is None for worker in chosen)
+        store = self.options.store.format(generation=self.generation)
+        for rank, worker in enumerate(chosen):
+            worker.rank, worker.is_in_world, worker.is_ready = rank, True, False
+            place = Place(self.generation, rank, len(chosen), store, has_newcomers)
+            self._tell(worker, place)
+
+    def _tell_news(self) -> None:
+        """Tells the world that workers wait to come in or are to go, once for each kind."""
+        if self._news & ~self._told:
+            self._told |= self._news
+            self._updates += 1
+            for worker in self._living():
+                if worker.is_in_world:
+                    self._tell(worker, Update(self._updates, int(self._news)))
+
+    def _look_at_time(self, now: float) -> None:
+        if self.is_given_up or self.is_finishing:
+            return
+        options = self.options
+        too_few = f"fewer than {options.min_workers} workers"
+        if any(worker.is_in_world for worker in self._living()):
+            return
+        if self._is_hopeless():
+            self._give_up(f"{too_few} are left, and there is no slot for another")
+        elif self.generation == 0 and now >= self.began_at + options.start_seconds:
+            self._give_up(f"{too_few} have come within {options.start_seconds:g} s")
+        elif self._waits_since is not None and now >= self._waits_since + options.elastic_seconds:
+            self._give_up(f"{too_few} for {options.elastic_seconds:g} s")
+
+    def _is_hopeless(self) -> bool:
+        """Whether there will never be enough workers."""
+        if not self.options.is_fixed:
+            return False
+        usable = sum(not self._is_struck_out(slot) for slot in self._slots())
+        return min(usable, self._target()) < self.options.min_workers
+
+    def _give_up(self, reason: str) -> None:
+        self.is_given_up = True
+        self._out.append(GiveUp(reason))
+
+    def _tell(self, worker: _Worker, message: Message) -> None:
+        self._out.append(Tell(worker.number, message))
+
+    # ------------------------------------------------------------ looking
+
+    def _living(self) -> list[_Worker]:
+        return list(self._workers.values())
+
+    def _slots(self) -> list[Slot]:
+        return [Slot(host, index) for host, count in self._hosts.items() for index in range(count)]
+
+    def _target(self) -> int:
+        """How many workers there should be."""
+        slots = sum(self._hosts.values())
+        most = self.options.max_workers
+        return slots if most is None else min(slots, most)
+
+    def _is_struck_out(self, slot: Slot) -> bool:
+        record = self._records.get(slot)
+        return record is not None and record.failures >= self.options.slot_failures
+
+    def _is_open(self, slot: Slot, now: float) -> bool:
+        if self._is_struck_out(slot):
+            return False
+        record = self._records.get(slot)
+        if record is not None and record.closed_until:
+            if now < record.closed_until:
+                return False
+            record.closed_until = 0.0
+        return True

@@ -1,0 +1,91 @@
+"""The loop around a training: when a rank dies, back to the last commit; when workers come or go,
+on from where it is; each time in a new world.
+
+    state.sync ─▶ func ──────────────────────────────▶ its result
+        ▲           ├─ HorovodInternalError ─▶ state.restore ─┐
+        │           └─ HostsUpdatedInterrupt ─────────────────┤
+        └───────────── state.on_reset ◀───────────── reset ◀──┘
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from lockstitch.hvd.basics import init, shutdown
+from lockstitch.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from lockstitch.hvd.worlds import LAUNCHER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.board import Update
+    from lockstitch.hvd.elastic.objects import State
+
+S = TypeVar("S", bound="State")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Decorates a function `func(state, …)` that trains, committing its state now and then.
+
+    `func` is called with a state that is the same on all ranks. When an operation fails because a
+    rank is gone, the state goes back to the last commit, the ranks that are left meet anew, and
+    `func` is called again; so it is, without going back, when workers come or go. Call `hvd.init()`
+    before. `lockstitch run --min-np 1 -np 4 …` replaces workers that die.
+    """
+    return run_fn(func, reset)
+
+
+def reset() -> None:
+    """Leaves the world and waits for a place in the next."""
+    shutdown()
+    init()
+
+
+def run_fn(
+    func: Callable[Concatenate[S, P], T], reset: Callable[[], None]
+) -> Callable[Concatenate[S, P], T]:
+    """What `run` does, with a way of your own to meet anew."""
+
+    @functools.wraps(func)
+    def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        def hear(update: Update) -> None:
+            state.on_hosts_updated(update.number, update.kind)
+
+        LAUNCHER.listen(hear)
+        try:
+            return _run(func, reset, state, hear, args, kwargs)
+        finally:
+            LAUNCHER.forget(hear)
+
+    return wrapper  # type: ignore[return-value]  # mypy gives the state a name
+
+
+def _run(
+    func: Callable[..., T],
+    reset: Callable[[], None],
+    state: State,
+    hear: Callable[[Update], None],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> T:
+    is_reset_needed = skip_sync = False
+    while True:
+        try:
+            if is_reset_needed:
+                reset()
+                state.on_reset()
+                LAUNCHER.remind(hear)
+                is_reset_needed = False
+            if not skip_sync:
+                state.sync()
+            return func(state, *args, **kwargs)
+        except HorovodInternalError:
+            # Not where the ranks could not meet: there is nothing new to go back from.
+            if not is_reset_needed:
+                state.restore()
+            is_reset_needed, skip_sync = True, False
+        except HostsUpdatedInterrupt as interrupt:
+            is_reset_needed, skip_sync = True, interrupt.skip_sync

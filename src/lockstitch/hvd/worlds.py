@@ -1,0 +1,101 @@
+"""The way into a session where the launcher lets workers come and go: with the ranks that it names
+now.
+
+A world may end before all of its ranks have met, since one has died. Those who
+wait are told, call the meeting off, and ask for a place in the next world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from lockstitch.board import BoardClient, Over
+from lockstitch.board.client import BoardLostError
+from lockstitch.collectives import call_off, open_session
+from lockstitch.hvd.environment import options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.board import Place as BoardPlace
+    from lockstitch.board import Update
+    from lockstitch.collectives import Session
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 5
+
+
+class Launcher:
+    """What the launcher has to say to this process, if it was started by one that says anything."""
+
+    def __init__(self) -> None:
+        self._board: BoardClient | None = None
+        self._is_opening = threading.Event()
+        self._listeners: list[Callable[[Update], None]] = []
+        os.register_at_fork(after_in_child=self._listeners.clear)
+
+    def board(self) -> BoardClient | None:
+        """The board, where the environment names one."""
+        if self._board is None:
+            self._board = BoardClient.from_environment(os.environ)
+            if self._board is not None:
+                self._board.on_update = self._tell
+                self._board.on_void = self._call_off
+        return self._board
+
+    def listen(self, listener: Callable[[Update], None]) -> None:
+        """Calls `listener` for each update, from the board's thread; at once for the one that the
+        world of now does not account for, if any."""
+        self._listeners.append(listener)
+        self.remind(listener)
+
+    def remind(self, listener: Callable[[Update], None]) -> None:
+        """Tells the listener what it may have missed."""
+        board = self.board()
+        if board is not None and board.last_update is not None:
+            listener(board.last_update)
+
+    def forget(self, listener: Callable[[Update], None]) -> None:
+        """Ends `listen`."""
+        self._listeners.remove(listener)
+
+    def open(self, board: BoardClient) -> Session:
+        """This process's session in the next world that it has a place in. Where there will be
+        none any more, the process has nothing left to do: raises `SystemExit`."""
+        options = options_of(os.environ)
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._is_opening.set()
+            try:
+                answer = board.next_place()
+                if isinstance(answer, Over):
+                    _log.info("no place for this worker: %s", answer.reason)
+                    raise SystemExit(0)
+                return open_session(answer.rank, answer.size, answer.store, options)
+            except BoardLostError:
+                raise
+            except RuntimeError:
+                if attempt == _ATTEMPTS:
+                    raise
+                _log.info("a world ended before its ranks had met")
+            finally:
+                self._is_opening.clear()
+        raise AssertionError("unreachable")
+
+    # ------------------------------------------------------------ in the board's thread
+
+    def _tell(self, update: Update) -> None:
+        for listener in list(self._listeners):
+            listener(update)
+
+    def _call_off(self, place: BoardPlace) -> None:
+        if self._is_opening.is_set():
+            with contextlib.suppress(RuntimeError):  # the store has gone with the launcher
+                call_off(place.size, place.store)
+
+
+LAUNCHER = Launcher()

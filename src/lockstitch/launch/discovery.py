@@ -1,0 +1,125 @@
+"""Which hosts there are, asked of a script again and again, without waiting for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import IO, TYPE_CHECKING
+
+from lockstitch.launch.hosts import Slots, parse_discovered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.clock import Clock
+
+_PERIOD_SECONDS = 1.0
+
+
+class Discovery:
+    """Runs `script`, which prints one host a line, a second after it has answered last.
+
+    `watch(pipe, callback)` has the callback called when the pipe is readable, `forget(pipe)` ends
+    that. `tell(slots)` is called when the answer is another one. A script that fails changes
+    nothing; `complain` is told why, once for each reason.
+    """
+
+    def __init__(
+        self,
+        script: str,
+        default_slots: int,
+        clock: Clock,
+        watch: Callable[[IO[bytes], Callable[[], None]], None],
+        forget: Callable[[IO[bytes]], None],
+    ) -> None:
+        self._script = script
+        self._default_slots = default_slots
+        self._clock = clock
+        self._watch = watch
+        self._forget = forget
+        self.tell: Callable[[Slots], None] = lambda _slots: None
+        self.complain: Callable[[str], None] = lambda _text: None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = bytearray()
+        self._next_at = clock.now()
+        self._known: Slots | None = None
+        self._complaint = ""
+
+    def seconds_to_next(self) -> float | None:
+        """How long until `ask` wants to be called; None while the script runs."""
+        if self._process is not None:
+            return None
+        return max(0.0, self._next_at - self._clock.now())
+
+    def ask(self) -> None:
+        """Starts the script if it is time."""
+        if self.seconds_to_next() != 0:
+            return
+        try:
+            self._process = subprocess.Popen(
+                self._script,
+                shell=not os.path.exists(self._script),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._next_at = self._clock.now() + _PERIOD_SECONDS
+            self._complain(f"{self._script} cannot be run: {error}")
+            return
+        assert self._process.stdout is not None
+        self._said.clear()
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._watch(self._process.stdout, self._read)
+
+    def note_end(self, pid: int, code: int) -> None:
+        """A child that is no worker has ended: perhaps the script."""
+        process = self._process
+        if process is None or process.pid != pid:
+            return
+        process.returncode = code
+        self._process = None
+        self._next_at = self._clock.now() + _PERIOD_SECONDS
+        assert process.stdout is not None
+        while not process.stdout.closed and self._take(process.stdout):
+            pass
+        self._end_of(process.stdout)
+        if code != 0:
+            self._complain(f"{self._script} ended with status {code}")
+            return
+        try:
+            found = parse_discovered(self._said.decode(errors="replace"), self._default_slots)
+        except ValueError as error:
+            self._complain(f"{self._script}: {error}")
+            return
+        if found != self._known:
+            self._known = found
+            self.tell(found)
+
+    # ------------------------------------------------------------ inside
+
+    def _read(self) -> None:
+        process = self._process
+        if process is not None and process.stdout is not None:
+            self._take(process.stdout)
+
+    def _take(self, pipe: IO[bytes]) -> bool:
+        try:
+            data = os.read(pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return False
+        self._said += data
+        if not data:
+            self._end_of(pipe)
+        return bool(data)
+
+    def _end_of(self, pipe: IO[bytes]) -> None:
+        if not pipe.closed:
+            self._forget(pipe)
+            pipe.close()
+
+    def _complain(self, text: str) -> None:
+        if text != self._complaint:
+            self._complaint = text
+            self.complain(text)

@@ -1,0 +1,199 @@
+"""A job whose workers come and go: what the board's `Muster` decides, carried out.
+
+Each worker that wants a place says so on the board and is told one. Workers of this machine are
+processes of ours, those of another are started there by a remote shell, whose process is ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstitch.board.client import ADDRESS, PURPOSE, WORKER
+from lockstitch.board.messages import Message, Place, Ready
+from lockstitch.board.muster import (
+    CameReady,
+    Ended,
+    Event,
+    GiveUp,
+    HostsFound,
+    Instruction,
+    Muster,
+    MusterOptions,
+    Slot,
+    Start,
+    Stop,
+    Tell,
+    TimePassed,
+)
+from lockstitch.board.server import BoardServer
+from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.launch.discovery import Discovery
+from lockstitch.launch.handover import secret_for
+from lockstitch.launch.hosts import Slots, is_here
+from lockstitch.launch.job import Job, Member
+from lockstitch.launch.process import WorkerProcess, describe_exit, elastic_environment
+from lockstitch.launch.remote import RemoteShell
+from lockstitch.trust import find_secret
+from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.launch.outputs import Outputs
+    from lockstitch.launch.screen import Screen
+
+
+@dataclass(frozen=True)
+class Elasticity:
+    """Where workers may run, and how many there are to be."""
+
+    muster: MusterOptions
+    hosts: Slots = ()
+    script: str | None = None
+    """Prints the hosts, instead of `hosts`."""
+    slots_per_host: int = 1
+    """Of hosts for which the script says no number."""
+    shell: RemoteShell = field(default_factory=RemoteShell)
+
+
+class ElasticJob(Job):
+    """See the module; `run()` returns the exit status."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        elasticity: Elasticity,
+        screen: Screen,
+        grace_seconds: float,
+        outputs: Outputs | None = None,
+    ) -> None:
+        super().__init__(screen, grace_seconds, outputs)
+        self._command = command
+        self._elasticity = elasticity
+        self._processes: dict[int, WorkerProcess] = {}
+        self._discovery: Discovery | None = None
+        self._reason: str | None = None
+
+    def begin(self) -> None:
+        self._inherited = {
+            **os.environ,
+            **self.resources.enter_context(secret_for(os.environ)),
+        }
+        secret = find_secret(None, None, self._inherited)
+        assert secret is not None
+        self._secret = secret
+        # Only this user may enter: who reaches the store could mislead the ranks.
+        folder = self.resources.enter_context(tempfile.TemporaryDirectory(prefix="lockstitch-"))
+        self._server = BoardServer(
+            self.selector, secret.derive(PURPOSE), self._hear, f"unix:{Path(folder) / 'board'}"
+        )
+        self.resources.callback(self._server.close)
+        options = replace(self._elasticity.muster, store=f"file://{folder}/world-" + "{generation}")
+        self._muster = Muster(options, SYSTEM_CLOCK.now())
+        if self._elasticity.script is None:
+            self._handle(HostsFound(self._elasticity.hosts))
+            return
+        discovery = self._discovery = Discovery(
+            self._elasticity.script,
+            self._elasticity.slots_per_host,
+            SYSTEM_CLOCK,
+            self.call_when_readable,
+            self.forget,
+        )
+        discovery.tell = lambda slots: self._handle(HostsFound(slots))
+        discovery.complain = self.screen.note
+        discovery.ask()
+
+    # ------------------------------------------------------------ the kind of job
+
+    def goes_on(self) -> bool:
+        return not self._muster.is_over
+
+    def seconds_to_next(self) -> float | None:
+        waits = []
+        if self._muster.deadline is not None:
+            waits.append(max(0.0, self._muster.deadline - SYSTEM_CLOCK.now()))
+        wait = self._discovery.seconds_to_next() if self._discovery else None
+        if wait is not None:
+            waits.append(wait)
+        return min(waits, default=None)
+
+    def pass_time(self) -> None:
+        deadline = self._muster.deadline
+        if deadline is not None and SYSTEM_CLOCK.now() >= deadline:
+            self._handle(TimePassed())
+        if self._discovery is not None:
+            self._discovery.ask()
+
+    def note_end(self, member: Member, code: int) -> None:
+        worker = member.process.rank
+        self._processes.pop(worker, None)
+        if code != 0 and not self._muster.is_dismissed(worker):
+            self.note_failure(member, code)
+            self.screen.note(f"worker {worker} has ended: {describe_exit(code)}")
+        self._handle(Ended(worker, is_well=code == 0))
+
+    def note_other_end(self, pid: int, code: int) -> None:
+        if self._discovery is not None:
+            self._discovery.note_end(pid, code)
+
+    def conclude(self) -> int:
+        if self._reason is not None:
+            self.screen.note(f"the job has failed: {self._reason}")
+        elif self._muster.is_well:
+            self.failures.clear()
+        return super().conclude() or (self._reason is not None)
+
+    # ------------------------------------------------------------ carrying out
+
+    def _hear(self, worker: int, message: Message) -> None:
+        if isinstance(message, Ready):
+            self._handle(CameReady(worker))
+
+    def _handle(self, event: Event) -> None:
+        for instruction in self._muster.handle(event, SYSTEM_CLOCK.now()):
+            self._follow(instruction)
+
+    def _follow(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Start):
+            self._start(instruction.worker, instruction.slot)
+        elif isinstance(instruction, Tell):
+            self._note_world(instruction.message)
+            self._server.tell(instruction.worker, instruction.message)
+        elif isinstance(instruction, Stop):
+            process = self._processes.get(instruction.worker)
+            if process is not None:
+                process.signal(signal.SIGKILL)
+        elif isinstance(instruction, GiveUp):
+            self._reason = instruction.reason
+            self.ladder.begin(signal.SIGTERM, after_seconds=0)
+
+    def _note_world(self, message: Message) -> None:
+        if isinstance(message, Place) and message.rank == 0:
+            self.failures.clear()  # the job has got over them
+            if message.generation > 1:
+                self.screen.note(f"the ranks meet anew: {message.size} of them")
+
+    def _start(self, worker: int, slot: Slot) -> None:
+        told = {
+            ADDRESS: self._server.address,
+            WORKER: str(worker),
+        }
+        per_host = max(1, len(self._processes))
+        environment = elastic_environment(slot.host, slot.index, per_host, self._inherited)
+        environment.update(told)
+        if is_here(slot.host):
+            process = WorkerProcess(worker, self._command, environment)
+        else:
+            shell = self._elasticity.shell
+            environment.pop(FILE_VARIABLE, None)
+            environment[VARIABLE] = self._secret.text()
+            command, script = shell.command(slot.host, self._command, environment)
+            process = WorkerProcess(worker, command, dict(os.environ), script)
+        self._processes[worker] = process
+        self.start(process)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import threading
+from queue import Queue
+
+import pytest
+
+from lockstitch.board import Over, Place, Ready, Update, Void
+from lockstitch.board.client import ADDRESS, WORKER
+from lockstitch.hvd.worlds import Launcher
+from lockstitch.trust.secret import VARIABLE
+from tests.unit.board import desks
+
+SECONDS = 60
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    with desks.Desk(tmp_path) as desk:
+        for name, value in {ADDRESS: desk.address, VARIABLE: "5a" * 32, WORKER: "0"}.items():
+            monkeypatch.setenv(name, value)
+        yield desk
+
+
+@pytest.fixture
+def launcher(desk):
+    launcher = Launcher()
+    yield launcher
+    launcher.board().close()
+
+
+def answer(desk, message):
+    assert desk.heard.get(timeout=SECONDS) == (0, Ready())
+    desk.tell(0, message)
+
+
+def opening(launcher, opened):
+    """A thread that goes into the next world."""
+
+    def enter():
+        try:
+            opened.put(launcher.open(launcher.board()))
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            opened.put(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    return thread
+
+
+def test_a_plain_environment_names_no_launcher(monkeypatch):
+    monkeypatch.delenv(ADDRESS, raising=False)
+    assert Launcher().board() is None
+
+
+def test_the_launcher_says_where_a_process_belongs(desk, launcher):
+    opened = Queue()
+    for generation in (1, 2):
+        thread = opening(launcher, opened)
+        answer(desk, Place(generation, 0, 1, "unused"))
+        session = opened.get(timeout=SECONDS)
+        assert (session.rank, session.size) == (0, 1)
+        session.shutdown()
+        thread.join()
+
+
+def test_who_is_of_no_use_any_more_ends_well(desk, launcher):
+    opened = Queue()
+    thread = opening(launcher, opened)
+    answer(desk, Over("the training has finished"))
+    error = opened.get(timeout=SECONDS)
+    assert isinstance(error, SystemExit)
+    assert error.code == 0
+    thread.join()
+
+
+def test_who_waits_for_a_rank_that_has_died_is_told_and_asks_again(desk, launcher, tmp_path):
+    opened = Queue()
+    thread = opening(launcher, opened)
+    answer(desk, Place(1, 0, 2, f"file://{tmp_path}/world-1"))
+    desk.tell(0, Void(1))
+    answer(desk, Place(2, 0, 1, "unused"))
+    session = opened.get(timeout=SECONDS)
+    assert session.size == 1
+    session.shutdown()
+    thread.join()
+
+
+def test_listeners_hear_updates_until_they_are_forgotten(desk, launcher):
+    heard = Queue()
+    launcher.listen(heard.put)
+    desk.wait_for_worker(0)
+    desk.tell(0, Update(1, 2))
+    assert heard.get(timeout=SECONDS) == Update(1, 2)
+    late = Queue()
+    launcher.listen(late.put)
+    assert late.get(timeout=SECONDS) == Update(1, 2)
+    launcher.forget(late.put)
+    desk.tell(0, Update(2, 2))
+    assert heard.get(timeout=SECONDS) == Update(2, 2)
+    assert late.empty()

@@ -1,0 +1,109 @@
+"""Workers that die and come, as real processes under the launcher."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Whoever stands on a step says so to the others; worker 1 dies once.
+PROGRAM = r"""
+import os
+import signal
+import sys
+
+import torch
+
+import lockstitch.hvd as hvd
+
+WORKERS, VICTIM = 2, os.environ["LOCKSTITCH_WORKER"] == "1"
+
+hvd.init()
+torch.manual_seed(int(os.environ["LOCKSTITCH_WORKER"]))
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+state = hvd.elastic.TorchState(model, optimizer, step=0, full_steps=0)
+sizes = [hvd.size()]
+state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
+
+
+@hvd.elastic.run
+def train(state):
+    # Until all are there again and have trained together for a while.
+    while state.step < 4 or state.full_steps < 3:
+        if VICTIM and state.step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().mean().backward()
+        optimizer.step()
+        state.step += 1
+        state.full_steps = (state.full_steps + 1) * (state.step > 2 and hvd.size() == WORKERS)
+        state.commit()
+
+
+train(state)
+weights = hvd.allgather(torch.nn.utils.parameters_to_vector(model.parameters()).detach()[None])
+assert len(weights) == WORKERS and torch.equal(weights[0], weights[1])
+sys.stdout.write(f"rank {hvd.rank()} through worlds of {sizes}\n")
+"""
+
+
+def run(script, text, *options):
+    script.write_text(text)
+    command = [sys.executable, "-W", "error", "-m", "lockstitch", "run", *options, str(script)]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def test_a_killed_worker_is_replaced_while_the_other_goes_on(tmp_path):
+    done = run(tmp_path / "program.py", PROGRAM, "-np", "2", "--min-np", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[w0] rank 0 through worlds of [2, 1, 2]",
+        "[w2] rank 1 through worlds of [2]",
+    ]
+    assert "worker 1 has ended: killed by SIGKILL" in done.stderr
+
+
+@pytest.mark.slow
+def test_ranks_that_are_too_few_alone_wait_for_the_new_one(tmp_path):
+    done = run(tmp_path / "program.py", PROGRAM, "-np", "2", "--min-np", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[w0] rank 0 through worlds of [2, 2]" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_on_all_ranks_fails_with_its_traceback(tmp_path):
+    text = "import lockstitch.hvd as hvd\nhvd.init()\nhvd.barrier()\nraise ValueError('the bug')\n"
+    done = run(tmp_path / "program.py", text, "-np", "2", "--min-np", "1")
+    assert done.returncode == 1
+    assert "ValueError: the bug" in done.stderr
+    assert "nobody has the state" in done.stderr
+
+
+@pytest.mark.slow
+def test_hosts_come_and_go_by_a_script_and_are_reached_by_a_remote_shell(tmp_path):
+    (tmp_path / "hosts").write_text("one:1\n")
+    shell = tmp_path / "shell.sh"
+    shell.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    shell.chmod(0o700)
+    text = PROGRAM.replace("state.step == 2:", "False:").replace(
+        "        state.commit()",
+        f"""        if hvd.size() == 1:
+            open({str(tmp_path / "hosts")!r}, "w").write("one:1\\ntwo:1\\n")
+        state.commit()""",
+    )
+    done = run(
+        tmp_path / "program.py", text, "-np", "1", "--min-np", "1", "--max-np", "2",
+        "--host-discovery-script", f"cat {tmp_path / 'hosts'}", "--remote-shell", str(shell),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"rank 0 through worlds of \[1, 2\]", done.stdout)
+    assert "rank 1 through worlds of [2]" in done.stdout

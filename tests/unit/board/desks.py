@@ -1,0 +1,67 @@
+"""A board in the test's process: its loop runs in a thread."""
+
+from __future__ import annotations
+
+import selectors
+import threading
+from queue import Queue
+from typing import TYPE_CHECKING
+
+from lockstitch.board import BoardServer
+from lockstitch.board.client import PURPOSE
+from lockstitch.trust import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECRET = Secret.from_text("5a" * 32).derive(PURPOSE)
+
+
+class Desk:
+    """A context manager. What workers say goes to `heard`, as pairs."""
+
+    def __init__(self, folder, address=None) -> None:
+        self.heard = Queue()
+        self._selector = selectors.DefaultSelector()
+        self.server = BoardServer(
+            self._selector,
+            SECRET,
+            lambda *said: self.heard.put(said),
+            address or f"unix:{folder}/board",
+        )
+        self.address = self.server.address
+        self._is_over = False
+        self._asked = Queue()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def __enter__(self) -> Desk:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_over = True
+        self._thread.join()
+        self.server.close()
+        self._selector.close()
+
+    def tell(self, worker: int, message: object) -> None:
+        self.do(lambda: self.server.tell(worker, message))
+
+    def wait_for_worker(self, number: int) -> None:
+        """Until it has said who it is, and can be told something."""
+        answers = Queue()
+        while True:
+            self.do(lambda: answers.put(number in self.server._workers))
+            if answers.get(timeout=60):
+                return
+
+    def do(self, what: Callable[[], object]) -> None:
+        """In the loop's thread, soon."""
+        self._asked.put(what)
+
+    def _run(self) -> None:
+        while not self._is_over:
+            for key, _ in self._selector.select(0.01):
+                key.data()
+            while not self._asked.empty():
+                self._asked.get()()

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from lockstitch.board.messages import Hello, Over, Place, Ready, Update, Void, decode, encode
+from lockstitch.errors import RemoteProtocolError
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello(3),
+        Ready(),
+        Place(2, 0, 4, "file:///world", has_newcomers=False),
+        Update(5, 2),
+        Void(2),
+        Over("that is all"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_every_message_survives_the_way(message):
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"message": "Goodbye"}', b'{"message": "Hello"}', b"\xff"]
+)
+def test_anything_else_is_refused(content):
+    with pytest.raises(RemoteProtocolError, match="not a message"):
+        decode(content)

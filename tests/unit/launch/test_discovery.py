@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import os
+
+from lockstitch.launch.discovery import Discovery
+from lockstitch.testing import ManualClock
+
+
+class Loop:
+    """What the launcher's loop does for it."""
+
+    def __init__(self, script):
+        self.clock = ManualClock()
+        self.watched = {}
+        self.found, self.complaints = [], []
+        self.discovery = Discovery(
+            str(script), 4, self.clock, self.watched.__setitem__, self.watched.pop
+        )
+        self.discovery.tell = self.found.append
+        self.discovery.complain = self.complaints.append
+
+    def turn(self):
+        """Asks, and waits until the script has ended."""
+        self.discovery.ask()
+        process = self.discovery._process
+        if process is not None:
+            _, status = os.waitpid(process.pid, 0)
+            for callback in list(self.watched.values()):
+                callback()
+            self.discovery.note_end(process.pid, os.waitstatus_to_exitcode(status))
+        assert self.watched == {}
+
+
+def script(folder, text):
+    path = folder / "hosts.sh"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return path
+
+
+def test_hosts_are_told_when_they_change(tmp_path, monkeypatch):
+    loop = Loop(script(tmp_path, "cat hosts"))
+    monkeypatch.chdir(tmp_path)
+    for hosts in ("h1:2", "h1:2", "h1:2\nh2"):
+        (tmp_path / "hosts").write_text(hosts)
+        loop.turn()
+        loop.clock.advance(1.0)
+    assert loop.found == [(("h1", 2),), (("h1", 2), ("h2", 4))]
+    assert loop.complaints == []
+
+
+def test_the_script_is_asked_again_a_second_after_its_answer(tmp_path):
+    loop = Loop(script(tmp_path, "echo h1"))
+    loop.turn()
+    assert loop.discovery.seconds_to_next() == 1.0
+    loop.clock.advance(0.5)
+    loop.discovery.ask()
+    assert loop.discovery._process is None
+    loop.clock.advance(0.5)
+    assert loop.discovery.seconds_to_next() == 0.0
+
+
+def test_a_script_that_fails_changes_nothing_and_is_complained_of_once(tmp_path):
+    path = script(tmp_path, "echo h1; exit 3")
+    loop = Loop(path)
+    for _ in range(2):
+        loop.turn()
+        loop.clock.advance(1.0)
+    script(tmp_path, "echo not a host")
+    loop.turn()
+    assert loop.found == []
+    assert loop.complaints == [
+        f"{path} ended with status 3",
+        f"{path}: 'not a host' is no host: write host or host:slots",
+    ]
+
+
+def test_a_script_with_arguments_goes_by_the_shell(tmp_path):
+    loop = Loop("echo h1:3")
+    loop.turn()
+    assert loop.found == [(("h1", 3),)]
+
+
+def test_ends_of_other_children_are_none_of_its_business(tmp_path):
+    loop = Loop("echo h1")
+    loop.discovery.note_end(1, 0)
+    loop.turn()
+    assert len(loop.found) == 1
