@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from lockstitch.errors import PeerDiedError
+from lockstitch.runtime.channel import StreamChannel
 from lockstitch.runtime.pending import Future as OurFuture
+from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.worker import current_worker, has_current_worker
 
 if TYPE_CHECKING:
@@ -35,6 +38,10 @@ class _Countdown:
         self._count = count
         self.failed: Future[Any] | None = None
         self.over = threading.Event()
+        self.sleeper = Pending(None, None, None)
+        """What the thread that waits reads for, where it reads itself."""
+        self.sleeper.what = "several answers"
+        self.sleeper.is_shared = True
 
     def note(self, future: Future[Any]) -> None:
         """A future has completed; called by whoever has completed it."""
@@ -49,6 +56,7 @@ class _Countdown:
                 self.failed = future
             if self.failed is not None or self._count == 0:
                 self.over.set()
+                self.sleeper.finish(None, None)
 
 
 def wait_all(futures: Iterable[Future[T]]) -> list[T]:
@@ -64,14 +72,44 @@ def wait_all(futures: Iterable[Future[T]]) -> list[T]:
             # The plain C++ method: it does not mark the future as one with callbacks of users,
             # which a thread of their own would have to run.
             torch._C.Future.add_done_callback(future, countdown.note)
-            if isinstance(future, OurFuture):
-                future.attend()
-        blocked = current_worker().agent.blocked if has_current_worker() else contextlib.nullcontext
-        with blocked():
-            countdown.over.wait()
+        if not countdown.over.is_set():
+            _wait(waited, countdown)
         if countdown.failed is not None:
             countdown.failed.wait()
     return [future.value() for future in waited]
+
+
+def _wait(futures: list[Future[Any]], countdown: _Countdown) -> None:
+    """Until the countdown is over. Where all answers will come over one connection, this thread
+    reads them itself."""
+    channel = _common_channel(futures)
+    if channel is not None:
+        countdown.sleeper.habit = next(
+            (each.habit for each in futures if isinstance(each, OurFuture) and each.habit), None
+        )
+        with contextlib.suppress(PeerDiedError):  # told by the futures, too
+            channel.listen(countdown.sleeper)
+    else:
+        for future in futures:
+            if isinstance(future, OurFuture):
+                future.attend()
+    blocked = current_worker().agent.blocked if has_current_worker() else contextlib.nullcontext
+    with blocked():
+        countdown.over.wait()
+
+
+def _common_channel(futures: list[Future[Any]]) -> StreamChannel | None:
+    found: StreamChannel | None = None
+    for future in futures:
+        channel = future.channel if isinstance(future, OurFuture) else None
+        if channel is None:
+            if not torch._C.Future.done(future):
+                return None
+        elif not isinstance(channel, StreamChannel) or found not in (None, channel):
+            return None
+        else:
+            found = channel
+    return found
 
 
 def keep_word_of_torch() -> None:

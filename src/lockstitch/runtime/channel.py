@@ -229,7 +229,7 @@ class StreamChannel(Channel):
         self._patience = 0
         self._requested_before = 0
         self._closed = False
-        self._spinner = Spinner(agent.crew.has_more)
+        self._spinner = Spinner(self._is_wanted_elsewhere)
         self._listening = Habit()
         self._waker: Waker | None = None
         agent.crew.watch(connection, self)
@@ -300,9 +300,11 @@ class StreamChannel(Channel):
         return way_back
 
     def listen(self, sleeper: Pending) -> None:
-        """See `WayBack.wait`."""
+        """Reads until `sleeper`, which is shared, is finished by what comes or by another thread;
+        see `WayBack.wait`."""
         number = next(self._numbers)  # nobody will answer it; the peer's end finishes it
-        sleeper.habit = self._listening
+        if sleeper.habit is None:
+            sleeper.habit = self._listening
         self._pending[number] = sleeper
         try:
             if self.error is not None:
@@ -329,6 +331,10 @@ class StreamChannel(Channel):
         finally:
             self._reading.release()
             self._call_successor()
+
+    def _is_wanted_elsewhere(self) -> bool:
+        """Whether other threads of this process have something to do before more comes here."""
+        return len(self._followers) > 0 or self.agent.crew.has_more()
 
     def _spin(self, habit: Habit | None) -> bool:
         decoder = self.decoder
@@ -435,18 +441,19 @@ class StreamChannel(Channel):
         waker = self._waker
         if waker is None:
             waker = self._waker = Waker()
-        try:
-            sleeper.locks.append(waker)
-            waker.drain()
-            while not sleeper.done:
-                connection.wait_readable(waker)
+        while not sleeper.done:
+            if not self._is_left_over() and not self._spin(sleeper.habit):
+                try:
+                    sleeper.locks.append(waker)
+                    if not sleeper.done:
+                        connection.wait_readable(waker)
+                finally:
+                    with contextlib.suppress(ValueError):  # an interrupt came before
+                        sleeper.locks.remove(waker)
                 waker.drain()
-                with contextlib.suppress(BlockingIOError):
-                    if self._receive_and_take(sleeper, 0):
-                        return
-        finally:
-            with contextlib.suppress(ValueError):  # an interrupt came before it was appended
-                sleeper.locks.remove(waker)
+            with contextlib.suppress(BlockingIOError):
+                if self._receive_and_take(sleeper, 0):
+                    return
 
     def _is_left_over(self) -> bool:
         """Whether something has been received, but not delivered yet."""

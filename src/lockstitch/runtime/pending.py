@@ -130,6 +130,17 @@ class Future(torch.futures.Future[T]):
         """The answer to `pending` will come over `channel`: whoever waits may read it there."""
         self._channel, self._pending = channel, pending
 
+    @property
+    def channel(self) -> Channel | None:
+        """Over which the answer will come; None where it has come, or comes in another way."""
+        return self._channel
+
+    @property
+    def habit(self) -> Habit | None:
+        """How long such answers are usually waited for, where that is known."""
+        pending = self._pending
+        return None if pending is None else pending.habit
+
     def attend(self) -> None:
         """Has the answer read as soon as it comes, although no thread waits for it."""
         channel = self._channel

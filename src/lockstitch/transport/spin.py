@@ -9,7 +9,8 @@ look again and again. That pays only where an answer is near and the CPU is free
 - a peer that has just sent something is awake, on a CPU of its own: while that is so, the CPU is
   kept, since two processes that yield to each other end up on the same one, and where others want
   it too it would be lost for milliseconds. A peer that may be asleep is offered the CPU between
-  two looks, for it may have to wake up on this one;
+  two looks, for it may have to wake up on this one; so is everybody while this process itself has
+  several things to do;
 - a look that took over half a millisecond means that somebody else wants the GIL or the CPU: stop
   at once, and do not try again for 1 ms, then 2, 4 … 64; each success shortens that;
 - whoever spins looks now and then whether something else has come that this process should read,
@@ -45,6 +46,7 @@ _GLANCE_SECONDS = 10e-6
 # CPU is offered to it.
 _AWAKE_SECONDS = 200e-6
 _KEEP_SECONDS = 150e-6
+_SHARING_SECONDS = 5e-3
 _YIELD_CPU = getattr(os, "sched_yield", bool)
 
 
@@ -55,10 +57,12 @@ class _Turn:
     back. Two threads that take it in the same instant do no harm, the slow look ends that.
     """
 
-    __slots__ = ("taken_until",)
+    __slots__ = ("shares_until", "taken_until")
 
     def __init__(self) -> None:
         self.taken_until = 0.0
+        self.shares_until = 0.0
+        """Until when this process is taken to have other things to do too."""
 
 
 _TURN = _Turn()
@@ -156,7 +160,8 @@ class Spinner:
         receive_into, now, yield_cpu = connection.receive_into, self._now, self._yield_cpu
         before = self._waits_since
         glance_at = before + _GLANCE_SECONDS
-        yield_at = before + _KEEP_SECONDS if before < self._awake_until else before
+        keeps = _TURN.shares_until < before < self._awake_until
+        yield_at = before + _KEEP_SECONDS if keeps else before
         while True:
             try:
                 receive_into(view, counts, 0)
@@ -174,6 +179,7 @@ class Spinner:
                 return False
             if after > glance_at:
                 if self._is_wanted():
+                    _TURN.shares_until = after + _SHARING_SECONDS
                     return False
                 glance_at = after + _GLANCE_SECONDS
             before = after

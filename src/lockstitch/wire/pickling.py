@@ -50,6 +50,8 @@ _LARGE_BYTES: Final = 64 * 1024
 
 _NO_VALUES: Final = Payload(MARSHAL, marshal.dumps(()), ())
 _ONE_ITEM: Final = marshal.dumps((...,))
+_TWO_ITEMS: Final = marshal.dumps((..., ...))
+_ONE_ITEM_TWICE: Final = marshal.dumps((..., (0,)))
 
 
 class PickleSession:
@@ -128,11 +130,18 @@ def pack(
 
 
 def pack_arguments(args: tuple[object, ...]) -> Payload | None:
-    """`pack_flat`, the short way for no argument and for one tensor."""
+    """`pack_flat`, the short way for no argument, one tensor and two."""
     if not args:
         return _NO_VALUES
-    if len(args) == 1 and type(args[0]) is torch.Tensor:
-        return Payload(MARSHAL, _ONE_ITEM, (args[0],)) if is_liftable(args[0]) else None
+    first = args[0]
+    if type(first) is torch.Tensor and len(args) <= 2 and is_liftable(first):
+        if len(args) == 1:
+            return Payload(MARSHAL, _ONE_ITEM, (first,))
+        second = args[1]
+        if second is first:
+            return Payload(MARSHAL, _ONE_ITEM_TWICE, (first,))
+        if type(second) is torch.Tensor and is_liftable(second):
+            return Payload(MARSHAL, _TWO_ITEMS, (first, second))
     return pack_flat(args)
 
 
@@ -301,17 +310,7 @@ def unpack(
     if encoding == ONE_TENSOR:
         return items[0]
     if encoding == MARSHAL:
-        if stream == _ONE_ITEM and len(items) == 1:
-            return tuple(items)
-        value = marshal.loads(stream)
-        if not items:
-            return value
-        source = iter(items)
-        filled = [
-            next(source) if entry is ... else items[entry[0]] if type(entry) is tuple else entry
-            for entry in value
-        ]
-        return filled if type(value) is list else tuple(filled)
+        return _unpack_flat(stream, items)
     if encoding != PICKLE:
         raise RemoteProtocolError(f"unknown encoding {encoding} of a payload")
     unpickler = _Unpickler(_open(stream), buffers=items)
@@ -324,6 +323,20 @@ def unpack(
             "functions and classes that a module holds: make sure that the same module defines "
             "them on caller and callee"
         ) from error
+
+
+def _unpack_flat(stream: bytes | memoryview, items: Sequence[Any]) -> Any:
+    if (stream == _ONE_ITEM and len(items) == 1) or (stream == _TWO_ITEMS and len(items) == 2):
+        return tuple(items)
+    value = marshal.loads(stream)
+    if not items:
+        return value
+    source = iter(items)
+    filled = [
+        next(source) if entry is ... else items[entry[0]] if type(entry) is tuple else entry
+        for entry in value
+    ]
+    return filled if type(value) is list else tuple(filled)
 
 
 def discard(

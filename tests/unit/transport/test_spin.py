@@ -39,6 +39,13 @@ def pair():
     far.close()
 
 
+@pytest.fixture(autouse=True)
+def _nothing_else_to_do():
+    _TURN.shares_until = 0.0
+    yield
+    _TURN.shares_until = 0.0
+
+
 def spin(spinner: Spinner, connection, counts: list[int] | None = None) -> bool:
     return spinner.receive(connection, memoryview(bytearray(10)), [] if counts is None else counts)
 
@@ -253,6 +260,7 @@ def test_it_stops_when_something_else_is_to_be_read(pair):
     assert not spin(spinner, pair[1])
     assert len(questions) == 2
     assert len(looks) < 30
+    assert _TURN.shares_until > time.now
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_yield"), reason="needs sched_yield")
