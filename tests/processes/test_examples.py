@@ -90,3 +90,12 @@ def test_ranks_in_the_manner_of_horovod_equal_one_process(launcher):
     assert numbers("2 ranks:", output)[0] > 85  # per cent; guessing gives 10
     assert numbers("between ranks", output) == [0.0]
     assert numbers("from one process", output)[0] < 1e-9
+
+
+def test_replicas_with_a_table_elsewhere_equal_one_process():
+    output = run_example("hybrid_ddp", 3, "60")
+
+    losses = numbers(r"step\s+\d+\s+loss", output)
+    assert losses[-1] < 0.8 * losses[0]
+    assert numbers("between trainers", output) == [0.0]
+    assert numbers("from one process", output)[0] < 1e-9

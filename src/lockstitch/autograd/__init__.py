@@ -11,6 +11,7 @@ A drop-in for `torch.distributed.autograd`. How it works, in the order in which 
     graph.py        the walk that cuts a worker's graph into components
     decisions.py    when a component runs
     engine.py       how it runs, in torch's own engine
+    replicas.py     gradients that several ranks share: DistributedDataParallel in a context
     progress.py     how far a component is
     emission.py     what a run sends
     backward.py     one worker's part of one pass

@@ -255,6 +255,9 @@ class BackwardPass:
                     run.run_blocking(*self._take_awaited(progress), partial(self._wait, progress))
                 else:
                     run.run(self._take(progress))
+                if self._conductor.is_distant and self._context.has_replicas:
+                    with self._post.blocked():
+                        self._context.reduce_replicas()
             finally:
                 for task in self._context.runs.leave():
                     self._post.spawn(task)

@@ -16,10 +16,13 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.graph import Entry
+from lockstitch.autograd.replicas import Replicas
 from lockstitch.autograd.torch_internals import is_sole_owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch.nn.parallel import DistributedDataParallel
 
     from lockstitch.autograd.backward import BackwardPass
     from lockstitch.autograd.torch_internals import Node
@@ -58,6 +61,7 @@ class DistAutogradContext:
         """Held by the initiator for a whole pass: passes of one context follow one another."""
         self.runs = Turnstile()
         self.failed_passes = 0
+        self._replicas: Replicas | None = None
         self._sends: dict[GlobalId, Send] = {}
         self._receivers: set[WorkerId] = set()
         self._workers: set[WorkerId] = set()
@@ -158,6 +162,12 @@ class DistAutogradContext:
         alone holds it, and copied otherwise. (So nothing here may name it before that is known.)
         """
         with self._adding:
+            if self._replicas is not None:
+                self._replicas.touch(
+                    leaf.node.variable  # type: ignore[attr-defined]
+                    for leaf, gradient in zip(leaves, gradients, strict=False)
+                    if gradient is not None
+                )
             for index, leaf in enumerate(leaves):
                 if gradients[index] is None:
                     continue
@@ -181,6 +191,25 @@ class DistAutogradContext:
         else:  # sparse with sparse stays sparse; torch adds sparse to dense, not dense to sparse
             self._gradients[variable] = gradient + stored
 
+    # ------------------------------------------------------------ replicas
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether modules have run here whose gradients other ranks have a part of."""
+        return self._replicas is not None
+
+    def note_replica(self, module: DistributedDataParallel) -> None:
+        """`module` has run forward in this context; see `replicas`."""
+        with self._adding:
+            if self._replicas is None:
+                self._replicas = Replicas()
+            self._replicas.note(module)
+
+    def reduce_replicas(self) -> None:
+        """Has the modules that were noted reduce their gradients. Waits for other ranks."""
+        if self._replicas is not None and not self.is_released:
+            self._replicas.reduce(self._gradients)
+
     # ------------------------------------------------------------ the end
 
     def release(self, error: BaseException) -> None:
@@ -192,7 +221,8 @@ class DistAutogradContext:
             each.fail(error)
         # What is dropped goes after the locks: a graph that dies may run code of its users.
         with self._records, self._adding:
-            dropped = (self._sends, self.receives, self.passes, self._gradients)
+            dropped = (self._sends, self.receives, self.passes, self._gradients, self._replicas)
+            self._replicas = None
             self._sends, self.receives, self.passes, self._gradients = {}, {}, {}, {}
         del dropped
 
@@ -264,6 +294,11 @@ def current_context(home: object) -> DistAutogradContext | None:
     """The context of `home` that this thread is inside of, if any."""
     context = _current.get()
     return context if context is not None and context.home is home else None
+
+
+def context_of_this_thread() -> DistAutogradContext | None:
+    """The context that this thread is inside of, whichever worker it belongs to."""
+    return _current.get()
 
 
 def set_current_context(context: DistAutogradContext | None) -> DistAutogradContext | None:

@@ -14,10 +14,12 @@ from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING
 
+from lockstitch.autograd import replicas
 from lockstitch.autograd.backward import BackwardPass, is_run_by_this_thread
 from lockstitch.autograd.conductor import DistantInitiator, Terms
 from lockstitch.autograd.context import (
     DistAutogradContext,
+    context_of_this_thread,
     current_context,
     set_current_context,
 )
@@ -75,6 +77,7 @@ class AutogradService:
         self._post.on_peer_lost(self._on_peer_lost)
         self._post.add_concern(self._involved)
         self._post.on_close(self._on_close)
+        replicas.observe(context_of_this_thread)
 
     def __repr__(self) -> str:
         return (
@@ -223,6 +226,9 @@ class AutogradService:
             self._register(context, initiator)
             try:
                 initiator.run(entry, gradients)
+                if context.has_replicas:
+                    with self._post.blocked():
+                        context.reduce_replicas()
             finally:
                 with self._lock:
                     del self._initiators[terms.id]
