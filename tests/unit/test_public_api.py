@@ -31,7 +31,7 @@ PUBLIC_NAMES = {
         init_rpc shutdown rpc_sync rpc_async remote RRef PyRRef Future wait_all get_worker_info
         WorkerInfo get_rpc_timeout functions BackendType RpcBackendOptions
         TensorPipeRpcBackendOptions RpcAgent TensorPipeAgent AllGatherStates is_available
-        enable_gil_profiling
+        enable_gil_profiling register Registry
         api backend_registry constants internal options rref_proxy
     """,
     "lockstitch.autograd": "context backward get_gradients DistAutogradContext",

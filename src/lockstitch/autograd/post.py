@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.way_back import WayBack
+    from lockstitch.trust.registry import Registry
 
 M = TypeVar("M", bound=Message)
 
@@ -27,6 +28,7 @@ class Post(Protocol):
     """Sends control messages and runs tasks. See `runtime.Agent` for each."""
 
     interceptor: Interceptor | None
+    allowed: Registry | None
 
     def send(self, to: WorkerId, message: Message) -> None: ...
 

@@ -329,7 +329,7 @@ class AutogradService:
         if initiator is not None:
 
             def fail() -> None:
-                error = remote_errors.from_payload(message.body)
+                error = remote_errors.from_payload(message.body, self._post.allowed)
                 initiator.fail(error, sender, message.text)
 
             self._post.spawn(fail)

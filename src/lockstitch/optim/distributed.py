@@ -18,6 +18,7 @@ from lockstitch.optim.local import LocalOptimizer
 from lockstitch.optim.turns import Turns
 from lockstitch.rpc import RRef, rpc_async
 from lockstitch.runtime.worker import current_worker
+from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -87,6 +88,7 @@ class DistributedOptimizer:
         )
 
 
+@needed
 def _new_local_optimizer(
     optimizer_class: Callable[..., Optimizer],
     references: Sequence[RRef[torch.Tensor]],
@@ -99,6 +101,7 @@ def _new_local_optimizer(
     return RRef(LocalOptimizer(optimizer_class, parameters, turns, *args, **kwargs))
 
 
+@needed
 def _step_local_optimizer(reference: RRef[LocalOptimizer], context_id: int) -> None:
     """On the owner of the optimizer and its parameters."""
     reference.local_value().step(autograd.get_gradients(context_id))

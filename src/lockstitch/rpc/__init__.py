@@ -61,6 +61,7 @@ from lockstitch.rpc.lifecycle import _init_rpc_backend, init_rpc
 from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from lockstitch.rref.rref import RRef
 from lockstitch.runtime.pending import Future
+from lockstitch.trust.registry import Registry, register
 
 PyRRef = RRef
 
@@ -77,6 +78,8 @@ __all__ = [
     "get_worker_info",
     "WorkerInfo",
     "get_rpc_timeout",
+    "register",
+    "Registry",
     "functions",
     "BackendType",
     "RpcBackendOptions",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstitch.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from lockstitch.rpc.meetings import Meetings, TimeLimit
 from lockstitch.runtime.worker import current_worker
+from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -95,6 +96,7 @@ def _broadcast(
         ) from first
 
 
+@needed
 def _gather_to_leader(
     sequence_id: str, worker_name: str, obj: object, worker_names: Collection[str] | None = None
 ) -> None:
@@ -103,6 +105,7 @@ def _gather_to_leader(
     current_worker().service(Meetings).gatherings.bring(sequence_id, worker_name, obj)
 
 
+@needed
 def _broadcast_to_followers(sequence_id: str, objects_map: Mapping[str, object]) -> None:
     """At one of a branch: all have come."""
     current_worker().service(Meetings).gatherings.announce(sequence_id, objects_map)

@@ -17,12 +17,14 @@ from lockstitch.rpc.constants import (
     DEFAULT_RPC_TIMEOUT_SEC,
 )
 from lockstitch.transport.pools import default_capacity
+from lockstitch.trust.registry import DECLARED
 from lockstitch.trust.secret import find_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from lockstitch.trust.registry import Registry
     from lockstitch.trust.secret import Secret
 
     Device = int | str | torch.device
@@ -79,6 +81,10 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     likes here. The environment variables LOCKSTITCH_ADDRESS, LOCKSTITCH_SECRET,
     LOCKSTITCH_SECRET_FILE and LOCKSTITCH_INSECURE (1) are the defaults of these.
 
+    `registry=True`: peers may call, make and use only what the program has registered
+    (`lockstitch.rpc.register`), or what the given `Registry` holds; nothing else that they send is
+    imported, made or run. Every worker of such a job has one.
+
     `transports`: which roads may be taken, of "segments" (shared memory for large tensors between
     workers of one host, needs "unix"), "unix" and "tcp" (needs `address`); all by default, or those
     in LOCKSTITCH_TRANSPORTS, separated by commas. `segment_pool_bytes`: how much shared memory this
@@ -104,6 +110,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     address: str | None
     secret: Secret | None
     insecure: bool
+    registry: Registry | None
     transports: tuple[str, ...]
     segment_pool_bytes: int
     buffer_pool_bytes: int
@@ -124,6 +131,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         secret: str | Secret | None = None,
         secret_file: str | Path | None = None,
         insecure: bool | None = None,
+        registry: bool | Registry = False,
         transports: Sequence[str] | None = None,
         segment_pool_bytes: int | None = None,
         buffer_pool_bytes: int | None = None,
@@ -142,6 +150,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.insecure = (
             os.environ.get("LOCKSTITCH_INSECURE") == "1" if insecure is None else insecure
         )
+        self.registry = (DECLARED if registry else None) if isinstance(registry, bool) else registry
         self.transports = _to_transports(transports)
         self.segment_pool_bytes = _to_bytes("segment_pool_bytes", segment_pool_bytes)
         self.buffer_pool_bytes = _to_bytes("buffer_pool_bytes", buffer_pool_bytes)

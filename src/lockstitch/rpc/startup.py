@@ -153,6 +153,7 @@ def start_worker(
         options.heartbeat_timeout,
         buffer_pool_bytes=options.buffer_pool_bytes,
         secret=options.secret,
+        registry=options.registry,
     )
     if mishaps is not None:
         agent_options = dataclasses.replace(agent_options, interned_functions=0)

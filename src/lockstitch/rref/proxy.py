@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstitch.runtime.invocation import Deferred
+from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,10 +63,14 @@ class RRefProxy:
         return rref._home.create_remote(owner, run_method, sent, None, timeout)
 
 
+@needed
 def run_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the owner runs: the method `name` of the value, whose future it waits for where the
     method is marked by `async_execution`."""
     value = rref.local_value()
+    allowed = rref._home.worker.agent.allowed
+    if allowed is not None:
+        allowed.check_method(value, name)
     found = getattr(type(value), name)
     result = getattr(value, name)(*args, **kwargs)
     if not hasattr(found, "_wrapped_async_rpc_function"):

@@ -19,6 +19,7 @@ from lockstitch.rref.proxy import RRefProxy, Way
 from lockstitch.runtime.invocation import Deferred
 from lockstitch.runtime.pending import Future
 from lockstitch.runtime.worker import current_worker, has_current_worker
+from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
@@ -247,10 +248,12 @@ def _type_of(value: OwnedValue) -> Future[Any]:
     return future
 
 
+@needed
 def _rref_typeof_on_owner(rref: RRef[Any]) -> Any:
     """Holds no thread while the value is still to come."""
     return Deferred(rref._get_type(blocking=False))
 
 
+@needed
 def _backward_on_owner(rref: RRef[Any], context_id: int, retain_graph: bool) -> None:
     rref.backward(context_id, retain_graph)

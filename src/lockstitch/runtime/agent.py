@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.worker import Worker
     from lockstitch.transport.base import Connection, Listener, Transport
     from lockstitch.transport.handshake import SessionKeys
+    from lockstitch.trust.registry import Registry
     from lockstitch.trust.secret import Secret
     from lockstitch.wire.messages import Stitch
 
@@ -84,6 +85,8 @@ class AgentOptions:
     `transport.pools.default_capacity`."""
     secret: Secret | None = None
     """What callers have to prove that they have; None: nothing is asked of them."""
+    registry: Registry | None = None
+    """What peers may call and make here; None: anything."""
     handshake_seconds: float = 10.0
     """So long may a caller take to prove itself."""
     unproved_connections: int = 128
@@ -166,6 +169,7 @@ class Agent:
         self.servers: dict[type[Message], Callable[[Invocation], None]] = {}
         self.served = Served()
         self.failures: list[str] = []
+        self.allowed = worker.pickling.allowed = options.registry
         self._pickling = worker.pickling
         self._on_close: list[Callable[[], None]] = []
         self._acceptors: list[Acceptor] = []
@@ -556,7 +560,7 @@ class Agent:
         answer = pending.answer
         assert isinstance(answer, (Reply, Failure))
         if isinstance(answer, Failure):
-            raise remote_errors.from_payload(answer.body)
+            raise remote_errors.from_payload(answer.body, self.allowed)
         return self.open(answer.body, answer.stitch, peer)
 
     def complete_future(

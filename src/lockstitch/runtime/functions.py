@@ -21,6 +21,8 @@ from lockstitch.transport.spin import Habit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lockstitch.trust.registry import Registry
+
 BY_VALUE: Final = 0
 """The number of a function that travels with its arguments."""
 
@@ -157,9 +159,13 @@ class KnownFunction:
         self.streak = _continued(self.streak, seconds, QUICK_SECONDS)
         self.short_streak = _continued(self.short_streak, seconds, SHORT_SECONDS)
 
-    def resolved(self) -> Callable[..., Any]:
-        """The function itself; the first use may import its module."""
-        if self.function is None:
+    def resolved(self, allowed: Registry | None = None) -> Callable[..., Any]:
+        """The function itself, which must be one of `allowed`; where nothing is said about that,
+        the first use may import its module."""
+        if self.function is None and allowed is not None:
+            module, _, name = self.qualified.partition(":")
+            self.function = allowed.function(module, name)
+        elif self.function is None:
             self.function = resolve(self.qualified)
         return self.function
 

@@ -145,8 +145,10 @@ class Invocation:
             body.items.clear()  # nobody but the function shall keep them
         if message.function == 0:  # type: ignore[attr-defined]
             function, args, kwargs = value
+            if self.agent.allowed is not None:
+                self.agent.allowed.check_callee(function)
             return function, args, kwargs
-        function = self.known.function or self.known.resolved()
+        function = self.known.function or self.known.resolved(self.agent.allowed)
         if body.encoding == PICKLE:
             args, kwargs = value
             return function, args, kwargs

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import cloudpickle
 
 from lockstitch.errors import RemoteError, RemoteProtocolError
+from lockstitch.wire.pickling import load_plain
 
 if TYPE_CHECKING:
+    from lockstitch.trust.registry import Registry
     from lockstitch.wire.messages import Payload
 
 
@@ -66,14 +68,14 @@ def _dumps(error: Exception) -> bytes:
         return cloudpickle.dumps(error, 5)  # type: ignore[no-any-return]
 
 
-def rebuild(described: Described) -> BaseException:
-    """The exception to raise at the caller."""
+def rebuild(described: Described, allowed: Registry | None = None) -> BaseException:
+    """The exception to raise at the caller; `allowed`: see `PicklingRegistry.allowed`."""
     worker, kind, message, text, pickled = described
     error: BaseException | None = None
     reason = ""
     if pickled is not None:
         try:
-            error = pickle.loads(pickled)
+            error = load_plain(pickled, allowed)
         except Exception as problem:  # noqa: BLE001 - constructors of exceptions raise anything
             reason = f"Exception was not rebuilt here ({type(problem).__name__}: {problem}). "
     if isinstance(error, Exception):
@@ -87,8 +89,8 @@ def rebuild(described: Described) -> BaseException:
     )
 
 
-def from_payload(payload: Payload) -> BaseException:
+def from_payload(payload: Payload, allowed: Registry | None = None) -> BaseException:
     """Reads the body of a `Failure`."""
     if len(payload.items) or not payload.stream:
         raise RemoteProtocolError("the body of a failure is not readable")
-    return rebuild(pickle.loads(payload.stream))
+    return rebuild(load_plain(payload.stream, allowed), allowed)

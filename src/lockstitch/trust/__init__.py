@@ -1,8 +1,10 @@
-"""What only the workers of one job know, and what they prove by it.
+"""Who is trusted, and with what.
 
 - `secret`: the secret of the job, and the keys that are derived from it
+- `registry`: the functions and classes that peers may name
 """
 
+from lockstitch.trust.registry import Registry
 from lockstitch.trust.secret import Secret, find_secret
 
-__all__ = ["Secret", "find_secret"]
+__all__ = ["Registry", "Secret", "find_secret"]

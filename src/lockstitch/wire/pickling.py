@@ -24,10 +24,12 @@ import torch
 
 from lockstitch.errors import LockstitchError, RemoteProtocolError, SerializationError
 from lockstitch.wire.messages import Payload
+from lockstitch.wire.restricted import RestrictedUnpickler
 from lockstitch.wire.tensors import is_liftable
 
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerId
+    from lockstitch.trust.registry import Registry
 
 T = TypeVar("T")
 Item = torch.Tensor | memoryview | None
@@ -88,6 +90,8 @@ class PicklingRegistry:
     def __init__(self) -> None:
         self.reducers: dict[type, tuple[str, Reduce]] = {}
         self.rebuilders: dict[str, Rebuild] = {}
+        self.allowed: Registry | None = None
+        """What peers may name in what they send; None: anything."""
 
     def register(
         self,
@@ -191,6 +195,11 @@ def _pack_pickle(
     try:
         return _run_pickler(_Pickler, value, registry, to)
     except (pickle.PicklingError, AttributeError, TypeError, ModuleNotFoundError) as first:
+        if registry.allowed is not None:
+            raise SerializationError(
+                f"cannot send {_shorten(value)}: {first}. In a job with a registry code does not "
+                "travel: name a function or class that a module holds"
+            ) from first
         # Functions and classes that no module holds: cloudpickle sends them by value.
         try:
             return _run_pickler(_ClosurePickler, value, registry, to)
@@ -309,12 +318,24 @@ def unpack(
         return None
     if encoding == ONE_TENSOR:
         return items[0]
+    if encoding == PICKLE:
+        return _unpickle(payload, registry, session or UnpickleSession(None))
     if encoding == MARSHAL:
         return _unpack_flat(stream, items)
-    if encoding != PICKLE:
-        raise RemoteProtocolError(f"unknown encoding {encoding} of a payload")
+    raise RemoteProtocolError(f"unknown encoding {encoding} of a payload")
+
+
+def _unpickle(payload: Payload, registry: PicklingRegistry, session: UnpickleSession) -> Any:
+    _, stream, items = payload
+    if registry.allowed is not None:
+        rebuild_here = partial(_rebuild, session, registry.rebuilders)
+        own: dict[tuple[str, str], Callable[..., Any]] = {
+            (__name__, "rebuild"): rebuild_here,
+            (__name__, "take"): take,
+        }
+        return RestrictedUnpickler(_open(stream), registry.allowed, own, items).load()
     unpickler = _Unpickler(_open(stream), buffers=items)
-    unpickler.prepare(session or UnpickleSession(None), registry)
+    unpickler.prepare(session, registry)
     try:
         return unpickler.load()
     except (ImportError, AttributeError) as error:
@@ -337,6 +358,13 @@ def _unpack_flat(stream: bytes | memoryview, items: Sequence[Any]) -> Any:
         for entry in value
     ]
     return filled if type(value) is list else tuple(filled)
+
+
+def load_plain(stream: bytes | memoryview, allowed: Registry | None) -> Any:
+    """Reads a pickle in which nothing was lifted out; names as in `PicklingRegistry.allowed`."""
+    if allowed is None:
+        return pickle.loads(stream)
+    return RestrictedUnpickler(io.BytesIO(stream), allowed, {}, ()).load()
 
 
 def discard(

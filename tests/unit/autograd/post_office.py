@@ -30,6 +30,8 @@ JOIN_SECONDS = 60
 class Clerk:
     """One worker's counter in the post office: its agent, as far as autograd needs one."""
 
+    allowed = None
+
     def __init__(self, office, worker):
         self._office = office
         self.id = worker

@@ -18,7 +18,8 @@ from typing_extensions import Self
 
 from lockstitch.nn.parallel.containers import open_container
 from lockstitch.rpc import RRef, get_worker_info, remote, rpc_async, rpc_sync
-from lockstitch.runtime.worker import has_current_worker
+from lockstitch.runtime.worker import current_worker, has_current_worker
+from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
 # ---------------------------------------------------------------- on the module's worker
 
 
+@needed
 def _create_module(
     module_cls: Callable[..., nn.Module],
     args: tuple[Any, ...],
@@ -59,6 +61,7 @@ def _create_module(
     return module.to(device)
 
 
+@needed
 def _remote_forward(
     module_rref: RRef[nn.Module],
     device: str,
@@ -69,6 +72,9 @@ def _remote_forward(
     """Inputs go to the module's device, if that is an accelerator; outputs come back by way of the
     host, unless a device map says where they shall be."""
     module = module_rref.local_value()
+    allowed = current_worker().agent.allowed
+    if allowed is not None:
+        allowed.check_method(module, "__call__")
     place = torch.device(device)
     if place.type == "cpu":
         return module(*args, **kwargs)
@@ -85,10 +91,12 @@ def _moved(thing: Any, device: torch.device) -> Any:
     return opened.rebuild([_moved(child, device) for child in opened.children])
 
 
+@needed
 def _param_rrefs(module_rref: RRef[nn.Module], recurse: bool) -> list[RRef[nn.Parameter]]:
     return [RRef(parameter) for parameter in module_rref.local_value().parameters(recurse)]
 
 
+@needed
 def _set_training(module_rref: RRef[nn.Module], mode: bool) -> None:
     module_rref.local_value().train(mode)
 
