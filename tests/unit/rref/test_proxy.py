@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from lockstitch.errors import SerializationError
 from lockstitch.rref.proxy import run_method
 from lockstitch.runtime.invocation import Deferred
+from lockstitch.trust.registry import Registry
 
 
 class Held:
     """Like a reference at its owner."""
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, value: object, allowed: Registry | None = None) -> None:
         self._value = value
+        self._home = SimpleNamespace(worker=SimpleNamespace(agent=SimpleNamespace(allowed=allowed)))
 
     def local_value(self) -> object:
         return self._value
@@ -52,3 +57,9 @@ def test_an_async_execution_method_defers_the_answer():
 def test_an_async_execution_method_must_return_a_future():
     with pytest.raises(RuntimeError, match="must return a torch.futures.Future object, but wrong"):
         run_method(Held(Thing()), "wrong", (), {})
+
+
+def test_a_registry_has_to_know_the_class() -> None:
+    assert run_method(Held(Thing(), Registry([Thing])), "plus", (1,), {}) == 2
+    with pytest.raises(SerializationError, match="'plus' of a Thing may not be called"):
+        run_method(Held(Thing(), Registry()), "plus", (1,), {})
