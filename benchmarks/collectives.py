@@ -84,21 +84,21 @@ def main() -> None:
 
 
 def _measure(ranks: int, cases: list[Case], is_quick: bool) -> Iterator[tuple[float, float, float]]:
-    with _processes(ranks, _rank_measures, cases, is_quick) as pipes:
+    with processes(ranks, _rank_measures, cases, is_quick) as pipes:
         for _ in cases:
             yield pipes[0].recv()
 
 
 def _time_to_notice(ranks: int) -> float:
     """From the kill until the last survivor has its error, in milliseconds."""
-    with _processes(ranks, _rank_waits_in_vain) as pipes:
+    with processes(ranks, _rank_waits_in_vain) as pipes:
         pids = [pipe.recv() for pipe in pipes]
         begin = time.monotonic()
         os.kill(pids[0], signal.SIGKILL)
         return 1e3 * (max(pipe.recv() for pipe in pipes[1:]) - begin)
 
 
-class _processes:  # noqa: N801 - reads as a function
+class processes:  # noqa: N801 - reads as a function
     """Rank processes that run `function(rank, size, store, pipe, *arguments)`."""
 
     def __init__(self, ranks: int, function: Callable[..., None], *arguments: object) -> None:

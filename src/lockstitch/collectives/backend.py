@@ -46,6 +46,10 @@ class Backend(Protocol):
         """An uninitialised tensor in the memory that is best to reduce from."""
         ...
 
+    def is_resident(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in that memory; True where all memory is as good."""
+        ...
+
     def open_set(self, process_set: ProcessSet) -> None:
         """A new process set is known on all ranks; this one may be no member."""
         ...

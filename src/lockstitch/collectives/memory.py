@@ -151,6 +151,9 @@ class MemoryBackend:
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
 
+    def is_resident(self, tensor: torch.Tensor) -> bool:  # noqa: ARG002 - all memory is alike
+        return True
+
     def open_set(self, process_set: ProcessSet) -> None:
         self._meeting.open_set(process_set)
 

@@ -85,6 +85,9 @@ class Request:
     ranks: tuple[int, ...] = ()
     is_group: bool = False
     """Whether the result is a list of tensors."""
+    is_awaited: bool = False
+    """Whether whoever submits it goes on to submit or to wait soon, so that no thread has to look
+    after it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,6 +349,10 @@ class Session:
         self._outstanding.check()
         return self._backend.resident(shape, dtype)
 
+    def is_resident(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lives where `resident` makes them."""
+        return self._backend.is_resident(tensor)
+
     # ------------------------------------------------------------ process sets
 
     def process_set(self, set_id: int) -> ProcessSet:

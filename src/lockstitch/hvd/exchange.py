@@ -7,10 +7,11 @@ counter moves only if the program changes it, which it must not do meanwhile: `i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
-from lockstitch.collectives import AVERAGE, Reduction
+from lockstitch.collectives import AVERAGE, Kind, Reduction, Request
 from lockstitch.hvd.asynchronous import sparse_operation
+from lockstitch.hvd.compression import NoneCompressor
 from lockstitch.hvd.handles import Operation
 from lockstitch.hvd.process_sets import id_of
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from lockstitch.collectives import Session
     from lockstitch.hvd.compression import Compressor
     from lockstitch.hvd.process_sets import ProcessSet
+
+MOVED_BYTES: Final = (1 << 20) + 1
+"""Gradients of this size are copied into shared memory at once and reduced in place there. Smaller
+ones are through in one phase anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,9 @@ class ReducerOptions:
 class Exchange:
     """Gradients of some parameters, all dense or one sparse, that are being reduced together."""
 
+    replaced: torch.Tensor | None = None
+    """The gradient that backward made, where another one has taken its place."""
+
     def __init__(
         self,
         session: Session,
@@ -47,18 +55,22 @@ class Exchange:
         self._options = options
         self._note(parameters)
         begin = self._begin_sparse if self._gradients[0].is_sparse else self._begin
-        self._operation: Operation[None] = begin(session, name)
+        self._operation: Operation[None] | None = begin(session, name)
 
     def proceed(self) -> None:
         """Does what has to be done before the other exchanges are waited for; may wait itself."""
 
     def wait(self) -> None:
         """Until the parameters have the reduced gradients. Raises `HorovodInternalError`."""
-        self._operation.wait()
+        if self._operation is not None:
+            self._operation.wait()
+            # What it was to do with the result holds this exchange, and with it the gradients.
+            self._operation = None
+            self._gradients.clear()
 
     def wait_unless_wanted(self) -> bool:
         """See `Session.wait_unless_wanted`."""
-        return self._operation.wait_unless_wanted()
+        return self._operation is None or self._operation.wait_unless_wanted()
 
     def is_disturbed(self) -> bool:
         """Whether the program has changed a gradient since it was submitted."""
@@ -76,26 +88,53 @@ class Exchange:
 
     def _begin(self, session: Session, name: str) -> Operation[None]:
         compression = self._options.compression
+        self._move_in(session)
         pairs = [compression.compress(gradient.data) for gradient in self._gradients]
-        sent = [tensor for tensor, _ in pairs]
-        reduction, set_id = self._options.reduction, id_of(self._options.process_set)
-        handle: Any
-        if len(sent) == 1:
-            handle = session.allreduce(
-                sent[0], reduction, name=name, process_set=set_id, output=sent[0]
+        sent = tuple(tensor for tensor, _ in pairs)
+        handle = session.submit(
+            Request(
+                Kind.ALLREDUCE,
+                name,
+                sent,
+                outputs=sent if len(sent) == 1 else None,
+                reduction=self._options.reduction,
+                process_set=id_of(self._options.process_set),
+                is_group=True,
+                is_awaited=True,
             )
-        else:
-            handle = session.grouped_allreduce(
-                sent, reduction, name=name, process_set=set_id, outputs=sent
-            )
+        )
 
-        def store(_reduced: object) -> None:
-            for gradient, (tensor, note) in zip(self._gradients, pairs, strict=True):
+        def store(reduced: list[torch.Tensor]) -> None:
+            for parameter, gradient, tensor, (_, note) in zip(
+                self.parameters, self._gradients, reduced, pairs, strict=True
+            ):
                 result = compression.decompress(tensor, note)
-                if result.data_ptr() != gradient.data_ptr():
+                if result.data_ptr() == gradient.data_ptr():
+                    continue
+                if parameter.grad is gradient and result.stride() == gradient.stride():
+                    parameter.grad = result
+                else:
                     gradient.data.copy_(result)
 
         return Operation(session, handle, store)
+
+    def _move_in(self, session: Session) -> None:
+        """Lets one large gradient live where the other ranks of the host can reach it."""
+        (parameter, *others), (gradient, *_) = self.parameters, self._gradients
+        if (
+            others
+            or gradient.nbytes < MOVED_BYTES
+            or session.backend_name != "shared_memory"
+            or not gradient.is_cpu
+            or not gradient.is_contiguous()
+            or self._options.compression is not NoneCompressor
+            or self._options.reduction.prescale != 1.0
+            or session.is_resident(gradient)
+        ):
+            return
+        self.replaced = gradient
+        parameter.grad = session.resident(gradient.shape, gradient.dtype).copy_(gradient)
+        self._note(self.parameters)
 
     def _begin_sparse(self, session: Session, name: str) -> Operation[None]:
         (parameter,), (gradient,) = self.parameters, self._gradients

@@ -244,9 +244,9 @@ def _checked_names(
 
 def _checked_groups(
     groups: int | Sequence[Sequence[torch.Tensor]] | None, parameters: list[torch.Tensor]
-) -> list[list[torch.Tensor]]:
+) -> list[list[torch.Tensor]] | None:
     if groups is None:
-        return []
+        return None
     if isinstance(groups, int):
         if groups < 0:
             raise ValueError(f"groups must not be negative, but is {groups}")

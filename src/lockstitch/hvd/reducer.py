@@ -22,14 +22,15 @@ this optimizer waits at the end of the pass with which its gradients are complet
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.autograd import Variable
 
 from lockstitch.collectives import ReduceOp
+from lockstitch.collectives.fusion import ALIGNMENT, buckets
 from lockstitch.hvd.compression import PowerSGD
-from lockstitch.hvd.exchange import Exchange
+from lockstitch.hvd.exchange import Exchange, gradient_of
 from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.low_rank import LowRankExchange
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from lockstitch.collectives import Session
     from lockstitch.hvd.exchange import ReducerOptions
 
+_SMALL_BYTES: Final = 1 << 18
+_BUCKET_BYTES: Final = 1 << 20
+
 
 class GradientReducer:
     """See the module. One for each optimizer."""
@@ -47,16 +51,19 @@ class GradientReducer:
         self,
         options: ReducerOptions,
         names: Mapping[torch.Tensor, str],
-        groups: Iterable[Sequence[torch.Tensor]],
+        groups: Iterable[Sequence[torch.Tensor]] | None,
         passes: int,
     ) -> None:
+        """Without `groups`, neighbours that are small are reduced together (`buckets_of`)."""
         session = current_session()
         # The process's own session may be another one after a new init; a test's stays.
         self._session = None if session is PROCESS.session else session
         self._options = options
         self._prefix = f"optimizer.{PROCESS.next_number(session)}"
         self._names = dict(names)
-        self._group_of = {member: tuple(group) for group in groups for member in group}
+        chosen = buckets_of(list(names)) if groups is None else groups
+        self._groups = [tuple(group) for group in chosen]
+        self._group_of = {each: number for number, g in enumerate(self._groups) for each in g}
         self._parameters: tuple[torch.Tensor, ...] = ()
         self._hooked: set[torch.Tensor] = set()
         self._was_sparse: set[torch.Tensor] = set()
@@ -66,7 +73,14 @@ class GradientReducer:
         self._submitted: set[torch.Tensor] = set()
         self._filled: set[torch.Tensor] = set()
         self._under_way: list[Exchange] = []
+        self._replaced: dict[torch.Tensor, torch.Tensor] = {}
+        """See `Exchange.replaced`. Kept until the next one comes: freed all at once, memory goes
+        back to the system, and the first touch of fresh pages costs as much as the reduction."""
         self._wave = 0
+        self._is_needed: bool | None = None
+        """As long as a step lasts; the job may be another one then."""
+        self._complete: dict[int, int] = {}
+        """Of each group, by its number, how many members have all that they get in this step."""
         self._is_at_end = False
         """Whether something will be done at the end of this backward pass."""
         self._fills_early = options.reduction.op is ReduceOp.AVERAGE
@@ -82,8 +96,10 @@ class GradientReducer:
     @property
     def is_needed(self) -> bool:
         """Whether there is another rank to reduce with."""
-        process_set = self._options.process_set
-        return process_set.included() and process_set.size() > 1
+        if self._is_needed is None:
+            process_set = self._options.process_set
+            self._is_needed = process_set.included() and process_set.size() > 1
+        return self._is_needed
 
     @property
     def is_under_way(self) -> bool:
@@ -127,9 +143,8 @@ class GradientReducer:
                 "accumulate gradients, or use no_sync() for all backward passes but the last"
             )
         if count == self.passes and self.is_needed:
-            unit = self._unit(parameter)
-            if all(self._counts.get(member, 0) == self.passes for member in unit):
-                self._submit(unit)
+            if self._completes_its_group(parameter):
+                self._submit(self._unit(parameter))
             if not self._is_at_end:
                 self._is_at_end = True
                 Variable._execution_engine.queue_callback(self._end_backward)
@@ -146,11 +161,11 @@ class GradientReducer:
                 self._submit_missing()
             for exchange in self._under_way:
                 exchange.proceed()
-            for exchange in self._under_way:
-                exchange.wait()
+            self._wait_for_all()
         finally:
             self._under_way.clear()
             self._counts.clear()
+            self._complete.clear()
             self._is_at_end = False
         self.is_settled = True
         if disturbed:
@@ -158,7 +173,9 @@ class GradientReducer:
 
     def reset(self) -> None:
         """A new step begins."""
+        self._is_needed = None
         self._counts.clear()
+        self._complete.clear()
         self._counted.clear()
         self._submitted.clear()
         self._filled.clear()
@@ -174,6 +191,7 @@ class GradientReducer:
         self.is_settled = False
         self._wave += bool(self._submitted)
         self._submitted.clear()
+        self._complete.clear()
 
     def _count(self, parameter: torch.Tensor) -> int:
         """How often this gradient was added to; one that replaces another begins anew."""
@@ -199,16 +217,25 @@ class GradientReducer:
             return
         try:
             self._submit_missing()
-            for exchange in self._under_way:
-                if not exchange.wait_unless_wanted():
-                    self._waits_early = False
-                    return
-                exchange.wait()
+            self._waits_early = self._wait_for_all(unless_wanted=True)
         except BaseException:
             self.reset()
             raise
-        self._under_way.clear()
-        self.is_settled = True
+        self.is_settled = self._waits_early
+
+    def _wait_for_all(self, *, unless_wanted: bool = False) -> bool:
+        """Until nothing is under way; whether that is so."""
+        while self._under_way:
+            exchange = self._under_way[0]
+            if unless_wanted and not exchange.wait_unless_wanted():
+                return False
+            exchange.wait()
+            del self._under_way[0]
+            if exchange.replaced is not None:
+                self._replaced[exchange.parameters[0]] = exchange.replaced
+            for parameter in exchange.parameters:  # it may be another tensor now
+                self._counted[parameter] = weakref.ref(gradient_of(parameter))
+        return True
 
     def _missing(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """What has to be submitted before the step."""
@@ -229,9 +256,18 @@ class GradientReducer:
             if parameter not in self._submitted:
                 self._submit(self._unit(parameter))
 
+    def _completes_its_group(self, parameter: torch.Tensor) -> bool:
+        number = self._group_of.get(parameter)
+        if number is None:
+            return True
+        done = self._complete[number] = self._complete.get(number, 0) + 1
+        group = self._groups[number]
+        return done == len(group) or done == sum(each.requires_grad for each in group)
+
     def _unit(self, parameter: torch.Tensor) -> list[torch.Tensor]:
         """What is reduced together with a parameter, itself included."""
-        group = self._group_of.get(parameter, (parameter,))
+        number = self._group_of.get(parameter)
+        group = (parameter,) if number is None else self._groups[number]
         return [each for each in group if each.requires_grad or each is parameter]
 
     def _submit(self, unit: list[torch.Tensor]) -> None:
@@ -279,3 +315,15 @@ class GradientReducer:
             "another operation first, or because it takes several passes through different "
             "parameters: call synchronize() before you clip or unscale gradients"
         )
+
+
+def buckets_of(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Small parameters of one dtype and device that follow each other, put together up to a size at
+    which their reduction takes one phase; from the last one, of which backward knows first."""
+    joined: list[list[torch.Tensor]] = buckets(
+        [each for each in reversed(parameters) if each.nbytes <= _SMALL_BYTES],
+        lambda each: (each.dtype, each.device),
+        lambda each: each.nbytes + ALIGNMENT,
+        _BUCKET_BYTES,
+    )
+    return joined

@@ -313,7 +313,9 @@ def test_misuse_is_told():
 def test_zero_grad_while_gradients_are_under_way_is_told():
     def program():
         parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum, groups=2
+        )
         parameters[0].sum().backward()
         with pytest.raises(AssertionError, match="zero_grad"):
             optimizer.zero_grad()

@@ -147,6 +147,9 @@ class C10dBackend:
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self._plane.device)
 
+    def is_resident(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self._plane.device
+
     def open_set(self, process_set: ProcessSet) -> None:
         self._plane.open_set(process_set)
 

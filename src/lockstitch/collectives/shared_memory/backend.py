@@ -89,7 +89,7 @@ class SharedMemoryBackend:
         except BaseException as error:
             self._outstanding.fail(handle, error)
             raise
-        if not handle.is_done and self._helper.is_parked:
+        if not handle.is_done and self._helper.is_parked and not handle.request.is_awaited:
             self._helper.look_after()
 
     def _try_submit(self, handle: Handle[Any]) -> bool:
@@ -157,6 +157,10 @@ class SharedMemoryBackend:
         # Of its own storage, so that saving the tensor does not save the segment.
         flat = torch.frombuffer(memory, dtype=dtype, count=max(count, 1))
         return flat[:count].view(tuple(shape))
+
+    def is_resident(self, tensor: torch.Tensor) -> bool:
+        begin = self._segment.address + self._segment.arena_begin(self._rank)
+        return begin <= tensor.data_ptr() < begin + self._segment.geometry.arena_bytes
 
     def open_set(self, process_set: ProcessSet) -> None:
         if process_set.includes(self._rank):
@@ -308,8 +312,8 @@ class SharedMemoryBackend:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is under way."""
-        return len(self._outstanding) > 0
+        """Whether anything is under way that nobody may wait for soon."""
+        return any(not handle.request.is_awaited for handle in self._outstanding.all())
 
     # ------------------------------------------------------------ ends
 

@@ -43,6 +43,7 @@ class Definition:
         "fold",
         "has_single",
         "is_large",
+        "is_uniform",
         "item_sizes",
         "layout",
     )
@@ -65,6 +66,8 @@ class Definition:
         """What combines two tensors."""
         self.has_single = self.can_be_sliced and len(self.dtypes) == 1
         """Whether it is a reduction of one tensor."""
+        self.is_uniform = self.can_be_sliced and len(set(self.dtypes)) == 1
+        """Whether it is a reduction of tensors of one dtype."""
         self.is_large = self.can_be_sliced and self.layout.size > ONE_PHASE_BYTES
         """Whether private tensors of this description travel in chunks."""
         self._views: dict[int, list[torch.Tensor]] = {}

@@ -168,8 +168,10 @@ class Whole(Operation):
         place = room.take(self, definition.layout.size)
         views = definition.views(room.segment, place)
         if request.reduction is None or request.reduction.prescale == 1.0:
-            for tensor, view in zip(request.tensors, views, strict=True):
-                view.copy_(tensor)
+            if len(views) == 1:
+                views[0].copy_(request.tensors[0])
+            else:
+                torch._foreach_copy_(views, request.tensors)
         else:
             stage(request, views)
         return place
@@ -177,6 +179,8 @@ class Whole(Operation):
     def step(self, room: Room) -> bool:
         if self.definition.has_single:
             self._reduce_one(room)
+        elif self.definition.is_uniform:
+            self._reduce_together(room)
         else:
             self._combine(room)
         return True
@@ -201,6 +205,30 @@ class Whole(Operation):
         if factor != 1.0:
             scale_(out, factor)
         self._value = [out] if request.is_group else out
+
+    def _reduce_together(self, room: Room) -> None:
+        """Several tensors of one dtype, as the one vector in which they lie, gaps included."""
+        request, definition = self.request, self.definition
+        assert request.reduction is not None
+        dtype = definition.dtypes[0]
+        count = definition.layout.size // dtype.itemsize
+        vectors = [room.segment.vector(part.place, dtype, count) for part in self.present]
+        flat = fold(definition.fold, vectors, torch.empty(count, dtype=dtype))
+        scale_(flat, result_factor(request.reduction, len(self.parts)))
+        begins = [offset // dtype.itemsize for offset in definition.layout.offsets]
+        results = [
+            flat[begin : begin + tensor.numel()].view(tensor.shape)
+            for begin, tensor in zip(begins, request.tensors, strict=True)
+        ]
+        if request.outputs is not None:
+            torch._foreach_copy_(request.outputs, results)
+            results = list(request.outputs)
+        elif not all(tensor.is_cpu for tensor in request.tensors):
+            results = [
+                result.to(tensor.device)
+                for result, tensor in zip(results, request.tensors, strict=True)
+            ]
+        self._value = results
 
     def _can_read_own(self) -> bool:
         (tensor,) = self.request.tensors
