@@ -6,6 +6,8 @@
 - `roster`: the table of members; no I/O
 - `static_group`: a given number of ranks that come together and stay
 - `dynamic_group`: ranks that come and go
+- `lives`: who is and was in such a group, as a table that members can merge; no I/O
+- `circle`, `circle_events`: how its members keep that table the same everywhere; no I/O
 - `joining`: the door to both
 
 The store is torch's. **It is not authenticated**: whoever can reach it can write into it. It serves

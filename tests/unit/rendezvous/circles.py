@@ -1,0 +1,248 @@
+"""Processes that join, leave and die, and a network that delays, repeats, reorders and loses: what
+a `Circle` cannot see. The model knows who really lives; the circles have to find out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.rendezvous.circle import Circle
+from lockstitch.rendezvous.circle_events import (
+    Admit,
+    Applied,
+    Ask,
+    Asked,
+    Changed,
+    Departed,
+    Excluded,
+    Heard,
+    Leaving,
+    Lost,
+    Note,
+    Noted,
+    Redirect,
+    Refuse,
+    Tell,
+    Ticked,
+)
+from lockstitch.rendezvous.lives import Life
+from lockstitch.rendezvous.roster import Member
+
+
+@dataclass(eq=False, repr=False)
+class Process:
+    """`circle` is None until it is admitted. What it has `seen` of each life, in order."""
+
+    mark: str
+    name: str
+    rank: int = -1
+    circle: Circle | None = None
+    is_alive: bool = True
+    is_leaving: bool = False
+    asks: Process | None = None
+    refused: str = ""
+    seen: dict[tuple[WorkerId, str], list[bool]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<{self.mark} {self.name!r} {self.circle!r}>"
+
+    @property
+    def is_in(self) -> bool:
+        return self.is_alive and self.circle is not None and not self.is_leaving
+
+    @property
+    def id(self) -> WorkerId | None:
+        return None if self.circle is None else self.circle.me.id
+
+    @property
+    def address(self) -> str:
+        return f"memory:{self.mark}"
+
+    def roster(self) -> list[tuple[str, WorkerId]]:
+        assert self.circle is not None
+        return [(life.name, life.id) for life in self.circle.lives.living()]
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """An event on its way to a process (`to`), or to the life `wanted`, wherever that lives."""
+
+    to: Process
+    event: object
+    wanted: WorkerId | None = None
+    sender: Process | None = None
+
+
+class Groups:
+    """The processes and the network between them."""
+
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+        self.parcels: list[Parcel] = []
+        self._tickets: dict[int, Process] = {}
+        founder = self._process("founder")
+        self._come_in(founder, Life(self._member(founder, WorkerId(0, 0)), 0, founder.mark), ())
+
+    def _process(self, name: str, rank: int = -1) -> Process:
+        process = Process(f"m{len(self.processes)}", name, rank)
+        self.processes.append(process)
+        return process
+
+    def _member(self, process: Process, worker: WorkerId) -> Member:
+        return Member(WorkerInfo(process.name, *worker), (process.address,), "host")
+
+    # ------------------------------------------------------------ who there is
+
+    def members(self) -> list[Process]:
+        return [each for each in self.processes if each.is_in]
+
+    def applicants(self) -> list[Process]:
+        return [each for each in self.processes if each.is_alive and each.circle is None]
+
+    # ------------------------------------------------------------ what happens
+
+    def join(self, name: str, rank: int, contact: Process) -> Process:
+        process = self._process(name, rank)
+        self.apply(process, contact)
+        return process
+
+    def apply(self, process: Process, contact: Process) -> None:
+        ticket = len(self._tickets)
+        self._tickets[ticket] = process
+        process.asks = contact
+        wish = Applied(ticket, process.name, process.rank, process.mark, (process.address,), "host")
+        self.parcels.append(Parcel(contact, wish, sender=process))
+
+    def die(self, process: Process) -> None:
+        process.is_alive = False
+
+    def leave(self, process: Process) -> None:
+        process.is_leaving = True
+        self._tell(process, Leaving())
+
+    def tick(self, process: Process) -> None:
+        self._tell(process, Ticked())
+
+    def notice(self, process: Process, other: Process) -> None:
+        """A connection between the two has ended, if there was one."""
+        if other.id is not None and not other.is_alive:
+            self._tell(process, Lost(other.id, "it died", other.is_leaving))
+
+    def deliver(self, parcel: Parcel, *, again: bool = False) -> None:
+        """It arrives; what is for a process that has not come in yet stays on its way."""
+        to = parcel.to
+        if to.is_alive and to.circle is None and not isinstance(parcel.event, _ANSWERS):
+            return
+        if not again:
+            self.parcels.remove(parcel)
+        if not to.is_alive or (parcel.wanted is not None and to.id != parcel.wanted):
+            sender = parcel.sender
+            if sender is not None and sender.is_alive and sender.circle is None:
+                sender.asks = None  # it will find somebody else to ask
+            elif sender is not None and sender.is_alive and parcel.wanted is not None:
+                self._tell(sender, Lost(parcel.wanted, "it is gone", to.is_leaving))
+            return
+        if isinstance(parcel.event, _ANSWERS):
+            self._answered(to, parcel.event)
+        else:
+            self._tell(to, parcel.event)
+
+    def _answered(self, process: Process, answer: Admit | Redirect | Refuse) -> None:
+        if process.circle is not None:
+            return
+        if isinstance(answer, Admit):
+            self._come_in(process, answer.life, answer.lives)
+        elif isinstance(answer, Refuse):
+            if "has left" in answer.reason:
+                process.asks = None  # it will find somebody else to ask
+            else:
+                process.refused, process.is_alive = answer.reason, False
+        else:
+            self.apply(process, self._at(answer.to))
+
+    def _come_in(self, process: Process, life: Life, lives: tuple[Life, ...]) -> None:
+        process.circle = Circle(life, lives)
+        for each in process.circle.lives.living():
+            process.seen[each.id, each.mark] = [True]
+        self._do(process, process.circle.begin())
+
+    def _tell(self, process: Process, event: object) -> None:
+        if process.circle is not None and process.is_alive:
+            self._do(process, process.circle.handle(event))
+
+    def _at(self, life: Life) -> Process:
+        return next(each for each in self.processes if each.mark == life.mark)
+
+    def _by_id(self, worker: WorkerId, seen_by: Process) -> Process:
+        assert seen_by.circle is not None
+        life = seen_by.circle.lives.at(worker.rank)
+        assert life is not None
+        if life.id == worker:
+            return self._at(life)
+        return next(each for each in self.processes if each.id == worker)
+
+    def _do(self, process: Process, instructions: list[object]) -> None:
+        me = process.id
+        assert me is not None
+        for each in instructions:
+            if isinstance(each, Tell):
+                heard = Heard(me, each.number, each.lives, each.is_whole)
+                self._send(process, each.to, heard)
+            elif isinstance(each, Note):
+                self._send(process, each.to, Noted(me, each.number))
+            elif isinstance(each, Ask):
+                self._send(process, each.to, Asked(me, each.digest))
+            elif isinstance(each, (Admit, Redirect, Refuse)):
+                self.parcels.append(Parcel(self._tickets[each.ticket], each, sender=process))
+            elif isinstance(each, Changed):
+                known = process.seen.setdefault((each.life.id, each.life.mark), [])
+                known.append(each.life.is_in)
+                assert known in ([True], [True, False]), (process, each, known)
+            elif isinstance(each, Departed):
+                process.is_alive = False
+            elif isinstance(each, Excluded):
+                raise AssertionError(f"{process} was taken for dead: {each.cause}")
+
+    def _send(self, process: Process, to: WorkerId, event: object) -> None:
+        self.parcels.append(Parcel(self._by_id(to, process), event, to, process))
+
+    # ------------------------------------------------------------ what must hold
+
+    def check_that_nobody_shares_a_place(self) -> None:
+        members = self.members()
+        for key in (lambda each: each.name, lambda each: each.id.rank):
+            counts = Counter(map(key, members))
+            assert max(counts.values(), default=1) == 1, counts
+
+    def heal(self) -> None:
+        """From now on nobody comes, goes or is lost; whoever asks in vain asks again."""
+        for _ in range(60):
+            for process in list(self.processes):
+                if process.is_alive and process.circle is not None:
+                    self.tick(process)
+            for applicant in self.applicants():
+                members = self.members()
+                if members and (applicant.asks is None or not applicant.asks.is_alive):
+                    self.apply(applicant, members[-1])
+            for _ in range(4):
+                for parcel in list(self.parcels):
+                    if parcel in self.parcels:
+                        self.deliver(parcel)
+            if not self.applicants() and self._is_agreed():
+                return
+
+    def _is_agreed(self) -> bool:
+        expected = sorted((each.name, each.id) for each in self.members())
+        return all(sorted(each.roster()) == expected for each in self.members()) and not any(
+            each.is_leaving and each.is_alive for each in self.processes
+        )
+
+    def check_agreement(self) -> None:
+        expected = sorted((each.name, each.id) for each in self.members())
+        for process in self.members():
+            assert sorted(process.roster()) == expected, process.mark
+        assert not (self.members() and self.applicants())
+
+
+_ANSWERS = (Admit, Redirect, Refuse)
