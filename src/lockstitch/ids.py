@@ -33,6 +33,22 @@ class WorkerId(NamedTuple):
         return f"rank {self.rank} (generation {self.generation})"
 
 
+_APPLICANTS_FROM = 1 << 30
+_LAST_RANK = (1 << 31) - 1
+ANYBODY = WorkerId(_LAST_RANK, 0)
+"""Whoever listens at an address: for callers that know no more of it."""
+
+
+def applicant_id(number: int) -> WorkerId:
+    """The identity under which a worker asks to come in, before it has a rank; `number` is any."""
+    return WorkerId(_APPLICANTS_FROM + number % (_LAST_RANK - _APPLICANTS_FROM), 0)
+
+
+def is_applicant(worker: WorkerId) -> bool:
+    """Whether that is such an identity."""
+    return worker.rank >= _APPLICANTS_FROM
+
+
 class GlobalId(NamedTuple):
     """The name of a reference, a fork, a stitch or a backward pass, unique in the whole job."""
 

@@ -29,6 +29,7 @@ PUBLIC_NAMES = {
     "lockstitch": "__version__ explain_waits",
     "lockstitch.rpc": """
         init_rpc shutdown rpc_sync rpc_async remote RRef PyRRef Future wait_all get_worker_info
+        get_worker_infos wait_for_worker add_membership_callback MembershipEvent invitation
         WorkerInfo get_rpc_timeout functions BackendType RpcBackendOptions
         TensorPipeRpcBackendOptions RpcAgent TensorPipeAgent AllGatherStates is_available
         enable_gil_profiling register Registry

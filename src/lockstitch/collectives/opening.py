@@ -38,7 +38,7 @@ from lockstitch.collectives.shared_memory.introduction import (
 from lockstitch.collectives.shared_memory.segment import Geometry, create
 from lockstitch.collectives.topology import Topology
 from lockstitch.errors import CollectiveError
-from lockstitch.rendezvous import Roster, host_identity, join, open_store
+from lockstitch.rendezvous import StaticRoster, host_identity, join, open_store
 from lockstitch.rendezvous.static_group import call_off as call_off_meeting
 from lockstitch.transport import TcpTransport
 
@@ -165,7 +165,7 @@ class _Opening:
             ) from error
 
     def _share_memory(
-        self, roster: Roster, topology: Topology, door: Doorway, outstanding: Outstanding
+        self, roster: StaticRoster, topology: Topology, door: Doorway, outstanding: Outstanding
     ) -> SharedMemoryBackend:
         """The backend of the ranks of this host; they are numbered from 0."""
         options = self._options
@@ -184,7 +184,7 @@ class _Opening:
 
     def _distribute(
         self,
-        roster: Roster,
+        roster: StaticRoster,
         topology: Topology,
         door: Doorway,
         listener: Listener | None,
@@ -207,7 +207,7 @@ class _Opening:
             plane = HierarchicalPlane(topology, store, self._local_session(roster, topology, door))
         return C10dBackend(rank, plane, self._sets, self._outstanding, connect, name)
 
-    def _local_session(self, roster: Roster, topology: Topology, door: Doorway) -> Session:
+    def _local_session(self, roster: StaticRoster, topology: Topology, door: Doorway) -> Session:
         """A session of the ranks of this host among themselves."""
         if topology.local_size == 1:
             return LocalSessions(1)[0]
@@ -227,7 +227,7 @@ def _chosen_backend(topology: Topology, options: SessionOptions) -> BackendName:
     return "hierarchical" if topology.size > topology.host_count else "c10d"
 
 
-def _published(roster: Roster, what: str) -> list[str]:
+def _published(roster: StaticRoster, what: str) -> list[str]:
     """What the ranks have published under a prefix, in the order of ranks."""
     members = sorted(roster.members(), key=lambda member: member.info.id)
     return [

@@ -5,10 +5,10 @@
 - `hosts`: which machine this is, and which of a worker's addresses to take
 - `roster`: the table of members; no I/O
 - `static_group`: a given number of ranks that come together and stay
-- `dynamic_group`: ranks that come and go
+- `joining`: the door to it
+- `contacts`: where to find a group whose workers come and go
 - `lives`: who is and was in such a group, as a table that members can merge; no I/O
 - `circle`, `circle_events`: how its members keep that table the same everywhere; no I/O
-- `joining`: the door to both
 
 The store is torch's. **It is not authenticated**: whoever can reach it can write into it. It serves
 discovery only, and nothing read from it is ever executed. Where the job has a secret, entries are
@@ -16,9 +16,19 @@ sealed with it, and who connects has to prove itself anyway.
 """
 
 from lockstitch.rendezvous.hosts import choose_address, host_identity
-from lockstitch.rendezvous.joining import join
-from lockstitch.rendezvous.roster import Member, Roster
+from lockstitch.rendezvous.joining import check_name, join
+from lockstitch.rendezvous.roster import Member
 from lockstitch.rendezvous.sealed_store import sealed_by
+from lockstitch.rendezvous.static_group import StaticRoster
 from lockstitch.rendezvous.store import open_store
 
-__all__ = ["Member", "Roster", "choose_address", "host_identity", "join", "open_store", "sealed_by"]
+__all__ = [
+    "Member",
+    "StaticRoster",
+    "check_name",
+    "choose_address",
+    "host_identity",
+    "join",
+    "open_store",
+    "sealed_by",
+]

@@ -92,7 +92,7 @@ class Circle:
         self._admissions: dict[int, _Admission] = {}
         self._unheard: set[WorkerId] = set()
         """Members whose table the eldest has not seen since it is the eldest."""
-        self._is_leaving = self._is_out = self._has_departed = False
+        self.is_leaving = self._is_out = self._has_departed = False
         # Whoever founds a group, alone, knows all there is; whoever takes over later does not.
         self._leads = self._is_eldest()
         self._out: list[Instruction] = []
@@ -173,7 +173,7 @@ class Circle:
                 news.append(life)
                 self._out += [Changed(change.life) for change in self.lives.learn(life)]
         mine = self.lives.find(self.me.id)
-        if mine is None and not (self._is_leaving or self._is_out):
+        if mine is None and not (self.is_leaving or self._is_out):
             self._is_out = True
             now = self.lives.at(self.me.id.rank)
             self._out.append(Excluded(now.cause if now is not None else ""))
@@ -274,8 +274,8 @@ class Circle:
     # ------------------------------------------------------------ the end, and time
 
     def _leave(self, _event: Leaving) -> None:
-        if not self._is_leaving:
-            self._is_leaving, self._leads = True, False
+        if not self.is_leaving:
+            self.is_leaving, self._leads = True, False
             self._unheard.clear()
             left = self.me.ended(Standing.LEFT, "it has left the group")
             self._learn([left], None)
@@ -306,7 +306,7 @@ class Circle:
 
     def _settle(self) -> None:
         """Draws the conclusions from what has changed."""
-        if not (self._leads or self._is_leaving) and self._is_eldest():
+        if not (self._leads or self.is_leaving) and self._is_eldest():
             self._leads = True
             self._unheard = {each.id for each in self.lives.living()} - {self.me.id}
             self._out += [Ask(to, "") for to in sorted(self._unheard)]
@@ -326,6 +326,6 @@ class Circle:
                 del self._admissions[admission.ticket]
                 lives = tuple(self.lives.all())
                 self._out.append(Admit(admission.ticket, admission.life, lives))
-        if self._is_leaving and not self._has_departed and not self._unnoted:
+        if self.is_leaving and not self._has_departed and not self._unnoted:
             self._has_departed = True
             self._out.append(Departed())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
@@ -95,42 +95,6 @@ class Table:
     def members(self) -> list[Member]:
         """All, by rank."""
         return [self._by_rank[rank] for rank in sorted(self._by_rank)]
-
-
-class Roster(Protocol):
-    """The group as one of its members sees it; safe to use from any thread."""
-
-    @property
-    def me(self) -> WorkerInfo:
-        """Who this worker is."""
-        ...
-
-    def find(self, who: str | int | WorkerId) -> Member | None:
-        """The member of that name, rank or id; None when there is none.
-
-        In a dynamic group it asks the store about those it does not know.
-        """
-        ...
-
-    def forget(self, member: Member) -> None:
-        """`member` seems to be gone: the next `find` shall ask the store anew."""
-        ...
-
-    def evict(self, member: Member) -> None:
-        """`member` is dead and cannot leave by itself: its name and rank are free for another."""
-        ...
-
-    def members(self) -> list[Member]:
-        """All members, by rank; in a dynamic group as the store has them now."""
-        ...
-
-    def leave(self) -> None:
-        """Strikes this worker out; harmless when repeated.
-
-        Best while the store still stands, that is before the last meeting of a shutdown: where it
-        is gone, nothing is raised, but torch complains on stderr.
-        """
-        ...
 
 
 def check_names_are_unique(members: Iterable[Member]) -> None:

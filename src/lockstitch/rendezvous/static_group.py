@@ -32,7 +32,7 @@ _CALLED_OFF = "called off"
 
 
 class StaticRoster:
-    """The `Roster` of a static group: read once, then fixed."""
+    """A static group as one of its members sees it: read once, then fixed."""
 
     def __init__(self, me: WorkerInfo, table: Table, withdraw: Callable[[], None]) -> None:
         self._me = me
@@ -45,21 +45,19 @@ class StaticRoster:
 
     @property
     def me(self) -> WorkerInfo:
+        """Who this worker is."""
         return self._me
 
     def find(self, who: str | int | WorkerId) -> Member | None:
+        """The member of that name, rank or id; None when there is none."""
         return self._table.find(who)
 
-    def forget(self, member: Member) -> None:
-        """Nothing: nobody takes a static member's place."""
-
-    def evict(self, member: Member) -> None:
-        """Nothing, likewise."""
-
     def members(self) -> list[Member]:
+        """All members, by rank."""
         return self._table.members()
 
     def leave(self) -> None:
+        """Strikes this worker out of the store; harmless when repeated."""
         if self._has_left.acquire(blocking=False):
             with contextlib.suppress(RuntimeError):  # the store may have gone with rank 0
                 self._withdraw()

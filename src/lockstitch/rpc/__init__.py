@@ -3,6 +3,12 @@
     api.py               rpc_sync, rpc_async, remote, shutdown, get_worker_info: the face
     lifecycle.py         init_rpc
     startup.py           building a worker: it listens, finds the others, gets its services
+    workers.py           who is in the group, waiting for one, hearing of changes
+    membership.py        how a worker belongs to its group
+    dynamic_membership.py  … to one that workers join and leave: carries out rendezvous.circle
+    announcer.py         tells callbacks, in order
+    admission.py         the way into such a group
+    places.py            a worker's place: who it is, how it finds the others
     leaving.py           ending a worker: together with the others, alone, or at once
     meetings.py          when may all go: nothing is under way anywhere
     branches.py          the tree on which workers meet
@@ -31,6 +37,7 @@ from lockstitch.rpc import (
     rref_proxy,
 )
 from lockstitch.rpc.agents import RpcAgent, TensorPipeAgent
+from lockstitch.rpc.announcer import MembershipEvent
 from lockstitch.rpc.api import (
     _delete_all_user_and_unforked_owner_rrefs,
     _get_current_rpc_agent,
@@ -59,6 +66,12 @@ from lockstitch.rpc.constants import (
 )
 from lockstitch.rpc.lifecycle import _init_rpc_backend, init_rpc
 from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from lockstitch.rpc.workers import (
+    add_membership_callback,
+    get_worker_infos,
+    invitation,
+    wait_for_worker,
+)
 from lockstitch.rref.rref import RRef
 from lockstitch.runtime.pending import Future
 from lockstitch.trust.registry import Registry, register
@@ -76,6 +89,11 @@ __all__ = [
     "Future",
     "wait_all",
     "get_worker_info",
+    "get_worker_infos",
+    "wait_for_worker",
+    "add_membership_callback",
+    "MembershipEvent",
+    "invitation",
     "WorkerInfo",
     "get_rpc_timeout",
     "register",

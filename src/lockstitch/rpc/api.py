@@ -290,8 +290,8 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
     `graceful`: in a static group, waits until all workers have called this and no call is under way
     anywhere, also none that nobody waits for; then gives up all references. In a dynamic group it
-    waits for this worker's own work only. Otherwise it leaves at once. `timeout`: seconds for all
-    of it, 0 for no limit; it takes one second more at most.
+    waits for this worker's own work only, and tells the others. Otherwise it leaves at once.
+    `timeout`: seconds for all of it, 0 for no limit; it takes one second more at most.
 
     The worker is at an end in any case, and a second `shutdown` does nothing. Raises `RuntimeError`
     for what went wrong before: a timeout, which names those who are missing, a worker that died,
@@ -310,7 +310,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
                 _delete_all_user_and_unforked_owner_rrefs()
             leaving.part(worker, time_limit.remaining)
         elif graceful:
-            leaving.wait_for_own_work(worker, timeout)
+            leaving.leave_alone(worker, timeout)
     except Exception:
         leaving.answer_what_is_served(worker, timeout)
         raise

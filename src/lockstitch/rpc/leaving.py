@@ -1,7 +1,8 @@
 """The end of a worker's life: with the others, alone, or at once.
 
     all together    nothing is under way any more ─► drop all references ─► all have ─► go
-    alone           my own work is done ─► go; the others see that my references are gone with me
+    alone           my own work is done ─► tell the others ─► what they had begun is done ─► go;
+                    they see that what I own is gone with me
 
 Whatever fails on the way, the last step is taken: after it no thread, socket or service is left.
 """
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.errors import RpcTimeoutError
 from lockstitch.rpc.meetings import Meetings, TimeLimit
-from lockstitch.rpc.startup import Membership
+from lockstitch.rpc.membership import Membership
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import PROCESS, has_current_worker
 
@@ -48,10 +49,19 @@ def answer_what_is_served(worker: Worker, timeout_seconds: float) -> None:
         wait_for_own_work(worker, min(timeout_seconds or _PATIENCE_SECONDS, _PATIENCE_SECONDS))
 
 
+def leave_alone(worker: Worker, timeout_seconds: float) -> None:
+    """Returns when this worker has nothing left to do, and the others know that it goes; raises
+    `RpcTimeoutError`."""
+    limit = TimeLimit(worker.clock, timeout_seconds)
+    wait_for_own_work(worker, timeout_seconds)
+    worker.service(Membership).leave(min(limit.remaining or _FAREWELL_SECONDS, _FAREWELL_SECONDS))
+    wait_for_own_work(worker, limit.remaining)  # somebody may have called before it heard
+
+
 def part(worker: Worker, timeout_seconds: float) -> None:
     """Returns when all workers have dropped their references and may go."""
     meetings = worker.service(Meetings)
-    worker.service(Membership).leave()
+    worker.service(Membership).leave(timeout_seconds)
     limit = TimeLimit(worker.clock, timeout_seconds)
     meetings.wait_until_all_rest(timeout_seconds or None)
     meetings.let_others_go(limit.remaining or _FAREWELL_SECONDS)
@@ -59,9 +69,12 @@ def part(worker: Worker, timeout_seconds: float) -> None:
 
 def finish(worker: Worker, *, ignore_leaks: bool) -> None:
     """Ends the worker. Raises `RRefError` if it still owns values that others may use, unless leaks
-    are ignored; the worker is at an end all the same."""
+    are ignored, and what a membership callback has raised; the worker is at an end all the same."""
     try:
         if not ignore_leaks:
             worker.service(ReferenceService).check_leaks()
     finally:
         worker.close(_PATIENCE_SECONDS)
+    error = worker.service(Membership).callback_error
+    if error is not None:
+        raise error

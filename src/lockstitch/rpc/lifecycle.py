@@ -11,6 +11,7 @@ from torch.distributed.distributed_c10d import Store
 
 from lockstitch.rendezvous import open_store
 from lockstitch.rpc import api
+from lockstitch.rpc.admission import Invitation
 from lockstitch.rpc.backend_registry import (
     BackendType,
     construct_rpc_backend_options,
@@ -20,6 +21,8 @@ from lockstitch.rpc.backend_registry import (
 from lockstitch.rpc.options import RpcBackendOptions
 from lockstitch.rpc.startup import join_seconds
 from lockstitch.rpc.waiting import keep_word_of_torch
+from lockstitch.rpc.workers import begin_callbacks
+from lockstitch.runtime.worker import current_worker, has_current_worker
 
 if TYPE_CHECKING:
     from lockstitch.rpc.agents import RpcAgent
@@ -37,8 +40,10 @@ def init_rpc(
     `name`: unique in the group; letters, digits, `_`, `:` and `-`, shorter than 128. `rank`:
     unique, from 0; with `env://` taken from RANK where it is not given. `world_size`: how many
     ranks the group has; the call returns when all of them are there. None or 0 makes a dynamic
-    group, which ranks join and leave at any time. `backend`, `rpc_backend_options`: see
-    `TensorPipeRpcBackendOptions`; each is derived from the other where only one is given.
+    group, which ranks join and leave at any time; a rank that is not given is then the lowest that
+    is free. An `init_method` from `invitation()` joins through that member. `backend`,
+    `rpc_backend_options`: see `TensorPipeRpcBackendOptions`; each is derived from the other where
+    only one is given.
 
     Raises `TypeError` for arguments of the wrong kind; `ValueError` where the rendezvous lacks rank
     or address; `RuntimeError` when this process has a worker already, when a name or rank is taken,
@@ -61,7 +66,9 @@ def init_rpc(
     options = rpc_backend_options or construct_rpc_backend_options(backend)
     if rank < 0 and options.init_method.startswith("env://"):
         rank = int(os.environ.get("RANK", rank))
-    store = open_store(options.init_method, rank, world_size, join_seconds(options))
+    store: Store | Invitation | None = Invitation.read(options.init_method)
+    if store is None:
+        store = open_store(options.init_method, rank, world_size, join_seconds(options))
     _begin(backend, store, name, rank, world_size, options)
 
 
@@ -107,7 +114,7 @@ def _check_types(backend: object, options: object) -> None:
 
 def _begin(
     backend: BackendType,
-    store: Store,
+    store: Store | Invitation,
     name: str,
     rank: int,
     world_size: int | None,
@@ -124,3 +131,5 @@ def _begin(
     keep_word_of_torch()
     # Looked up in `api`: where a program brings its own backend, it may put its own starter there.
     api._set_and_start_rpc_agent(agent)
+    if has_current_worker():
+        begin_callbacks(current_worker())

@@ -9,21 +9,20 @@ proves that a caller is the same user. Over TCP the job's secret has to (`transp
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import Store
 
 from lockstitch.autograd.service import AutogradService
 from lockstitch.observe.waits import WaitReports, WaitSignal
-from lockstitch.rendezvous import Roster, choose_address, host_identity, join, sealed_by
+from lockstitch.rendezvous import check_name, host_identity, sealed_by
+from lockstitch.rpc.admission import Invitation, Wish
 from lockstitch.rpc.agents import TensorPipeAgent
 from lockstitch.rpc.backend_registry import register_backend
 from lockstitch.rpc.meetings import Meetings
 from lockstitch.rpc.options import TensorPipeRpcBackendOptions
+from lockstitch.rpc.places import dynamic_place, static_place
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.switching import SWITCH_INTERVAL
@@ -35,73 +34,15 @@ from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.unix import UnixTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.rpc.membership import Membership
     from lockstitch.rpc.options import RpcBackendOptions
     from lockstitch.runtime.agent import Agent, SendFilter
-    from lockstitch.transport.base import Connection, Listener, Transport
+    from lockstitch.transport.base import Listener, Transport
 
 _LEAST_JOIN_SECONDS = 60.0
-_STORE_SECONDS = 0.5
 _ENDLESS_JOIN_SECONDS = 24 * 3600.0
-
-
-@dataclass(frozen=True)
-class Membership:
-    """How a worker belongs to its group; a service of the worker.
-
-    A static group comes and goes as one; in a dynamic one everybody comes and goes alone.
-    """
-
-    is_static: bool
-    roster: Roster | None = None
-
-    def leave(self) -> None:
-        """Strikes the worker out of the store, if the store is still there, and answers soon."""
-        if self.roster is not None:
-            leaving = threading.Thread(target=self._leave, name="leaving-the-store", daemon=True)
-            leaving.start()
-            leaving.join(_STORE_SECONDS)
-
-    def _leave(self) -> None:
-        assert self.roster is not None
-        with contextlib.suppress(RuntimeError):  # the store may have gone with its host
-            self.roster.leave()
-
-    def strike_out(self, lost: WorkerId) -> None:
-        """A member died, and cannot leave by itself: its name and rank are free for another. In a
-        static group nobody takes its place."""
-        member = None if self.roster is None or self.is_static else self.roster.find(lost)
-        if member is not None and self.roster is not None:
-            with contextlib.suppress(RuntimeError):  # the store may have gone with its host
-                self.roster.evict(member)
-
-
-class RosterDirectory:
-    """The agent's `Directory`: members from the roster, connections from the transport."""
-
-    def __init__(self, roster: Roster, transport: Transport) -> None:
-        self._roster = roster
-        self._transport = transport
-
-    def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
-        member = self._roster.find(key)
-        return None if member is None else member.info
-
-    def members(self) -> Sequence[WorkerInfo]:
-        return [member.info for member in self._roster.members()]
-
-    def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
-        member = self._roster.find(peer.worker)
-        if member is None:
-            raise ConnectionError(f"worker {peer.name!r} is not in the group any more")
-        address = choose_address(member.addresses, member.host == host_identity())
-        try:
-            return self._transport.connect(address, timeout_seconds)
-        except ConnectionError:
-            self._roster.forget(member)
-            raise
 
 
 def join_seconds(options: RpcBackendOptions) -> float:
@@ -121,54 +62,50 @@ def plug_services(worker: Worker, membership: Membership) -> None:
 
 
 def start_worker(
-    store: Store,
+    store: Store | Invitation,
     name: str,
     rank: int,
     world_size: int | None,
     options: TensorPipeRpcBackendOptions,
     mishaps: Callable[[Agent], SendFilter] | None = None,
 ) -> Worker:
-    """Joins the group in `store` and returns the worker, which serves already.
+    """Joins the group in `store`, or that of the member which an invitation names, and returns the
+    worker, which serves already.
 
-    `mishaps` makes what stands in the way of the messages that it sends. Raises what
-    `rendezvous.join` raises: names that are taken or ill-formed, ranks that did not come.
+    `mishaps` makes what stands in the way of the messages that it sends. Raises `RuntimeError` for
+    names that are taken or ill-formed and ranks that did not come.
     """
     check_devices(options)
+    check_name(name)
     segments = make_segments(options)
     transport = make_transport(options, segments)
+    agent_options = make_agent_options(options, is_faulty=mishaps is not None)
     listeners: list[Listener] = []
     try:
         listeners = transport.listen_on_each()
-        addresses = [listener.address for listener in listeners]
-        store = sealed_by(options.secret, store)
-        roster = join(store, name, rank, world_size, addresses, join_seconds(options))
+        if not isinstance(store, Invitation):
+            store = sealed_by(options.secret, store)
+        wish = Wish(name, rank, tuple(each.address for each in listeners), host_identity())
+        seconds = join_seconds(options)
+        if world_size:
+            place = static_place(store, wish, world_size, transport, seconds)
+        else:
+            place = dynamic_place(store, wish, transport, agent_options, seconds)
     except BaseException:
         for listener in listeners:
             listener.close()
         transport.close()
         raise
-    agent_options = AgentOptions(
-        options.num_worker_threads,
-        options.rpc_timeout,
-        options.heartbeat_timeout,
-        buffer_pool_bytes=options.buffer_pool_bytes,
-        secret=options.secret,
-        registry=options.registry,
-    )
-    if mishaps is not None:
-        agent_options = dataclasses.replace(agent_options, interned_functions=0)
-    directory = RosterDirectory(roster, transport)
-    worker = Worker(roster.me, directory, transport, options=agent_options)
+    worker = Worker(place.me, place.directory, transport, options=agent_options)
     if mishaps is not None:
         worker.agent.send_filter = mishaps(worker.agent)
-    membership = Membership(is_static=bool(world_size), roster=roster)
+    membership = place.make_membership(worker)
     plug_services(worker, membership)
     worker.plug(worker.agent.buffers)
     if segments is not None:
         worker.plug(segments)
         segments.trim_by(worker.agent.call_later)
-    worker.agent.on_close(membership.leave)
-    worker.agent.on_peer_lost(lambda lost, _error: membership.strike_out(lost))
+    worker.agent.on_close(membership.close)
     worker.agent.on_close(transport.close)
     signal = WaitSignal(worker)
     signal.install()
@@ -178,7 +115,25 @@ def start_worker(
     for listener in listeners:
         worker.agent.accept_at(listener)
     worker.start()
+    membership.begin()
     return worker
+
+
+def make_agent_options(
+    options: TensorPipeRpcBackendOptions, *, is_faulty: bool = False
+) -> AgentOptions:
+    """What of the options is for the agent; with `is_faulty` its messages may be lost."""
+    agent_options = AgentOptions(
+        options.num_worker_threads,
+        options.rpc_timeout,
+        options.heartbeat_timeout,
+        buffer_pool_bytes=options.buffer_pool_bytes,
+        secret=options.secret,
+        registry=options.registry,
+    )
+    if is_faulty:
+        agent_options = dataclasses.replace(agent_options, interned_functions=0)
+    return agent_options
 
 
 def make_segments(options: TensorPipeRpcBackendOptions) -> SegmentPool | None:
@@ -236,13 +191,13 @@ def _make_options(rpc_timeout: float, init_method: str, **kwargs: Any) -> RpcBac
 
 
 def _init_backend(
-    store: Store,
+    store: Store | Invitation,
     name: str,
     rank: int,
     world_size: int | None,
     rpc_backend_options: RpcBackendOptions,
 ) -> TensorPipeAgent:
-    if not isinstance(store, Store):
+    if not isinstance(store, (Store, Invitation)):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError(

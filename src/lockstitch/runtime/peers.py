@@ -21,7 +21,7 @@ from lockstitch.errors import (
     PeerLeftError,
     RpcError,
 )
-from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.ids import ANYBODY, WorkerId, WorkerInfo
 from lockstitch.runtime.channel import Channel, StreamChannel
 from lockstitch.transport.handshake import CallerHandshake, GreetingReader
 from lockstitch.wire.messages import Leave
@@ -162,7 +162,7 @@ class Peers:
             if answer:
                 connection.send([answer])
         welcome = handshake.welcome
-        if handshake.is_proved and welcome.worker != peer.worker:
+        if handshake.is_proved and peer.worker not in (welcome.worker, ANYBODY):
             raise ConnectionRefusedError(f"{welcome.worker} has taken its place")
         if handshake.is_proved and welcome.refusal.startswith(GIVEN_UP):
             raise ConnectionRefusedError(welcome.refusal)

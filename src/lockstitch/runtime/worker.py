@@ -38,6 +38,8 @@ class Process:
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
+        self.before_worker: list[Callable[[Worker], None]] = []
+        """What is to be done with the process's next worker, asked for before there was one."""
         self.has_ended = False
         """Whether a worker of this process has been closed, and none was made since."""
         self._left_running: weakref.WeakSet[threading.Thread] = weakref.WeakSet()

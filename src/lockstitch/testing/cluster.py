@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.ids import WorkerId, WorkerInfo
-from lockstitch.rpc.startup import Membership, plug_services
+from lockstitch.rpc.membership import StaticMembership
+from lockstitch.rpc.startup import plug_services
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import Worker
 from lockstitch.testing.traffic import CountingNetwork, Traffic
@@ -95,7 +96,9 @@ class LocalCluster:
         listener = transport.listen()
         addresses[info.name] = listener.address
         worker.agent.accept_at(listener)
-        plug_services(worker, Membership(is_static=True))
+        membership = StaticMembership(worker)
+        worker.agent.on_close(membership.close)
+        plug_services(worker, membership)
         return worker
 
     def __exit__(self, *_exception: object) -> None:

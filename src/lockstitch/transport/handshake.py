@@ -28,7 +28,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
+from lockstitch.ids import ANYBODY, MAX_GENERATION, WorkerId, WorkerInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -429,7 +429,7 @@ class ListenerHandshake:
 
     def _welcome(self, hello: Hello) -> bytes:
         refusal = self._judge(hello)
-        if not refusal and hello.peer != self._me.worker:
+        if not refusal and hello.peer not in (self._me.worker, ANYBODY):
             refusal = f"it looks for {hello.peer}, but this is {self._me.worker}"
         if refusal:
             self.refused = HandshakeError("refused", refusal)

@@ -412,6 +412,48 @@ class CalledOff(Message):
     reason: str
 
 
+# ---------------------------------------------------------------- membership (rendezvous.circle)
+
+
+@kind(56)
+class AskAdmission(Message):
+    """A worker that is in no group yet → any member: may I come in, at `rank` (-1: anywhere)?
+    Replied to with a plain value (see `rpc.admission`). `mark` is what it is known by again."""
+
+    request: int
+    timeout: float | None
+    stitch: Stitch | None
+    name: str
+    rank: int
+    mark: str
+    addresses: tuple[str, ...]
+    host: str
+
+
+@kind(57)
+class Tidings(Message):
+    """Member → member: what I know of these lives (`rendezvous.lives.Life.plain`), with `whole` of
+    all; answer `TidingsNoted`."""
+
+    number: int
+    whole: bool
+    lives: tuple[tuple[str, int, int, tuple[str, ...], str, int, str, int, str], ...]
+
+
+@kind(58)
+class TidingsNoted(Message):
+    """The tidings of that number are taken in, and need not be sent again."""
+
+    number: int
+
+
+@kind(59)
+class AskTidings(Message):
+    """Member → member: tell me all that you know, unless this is the digest of your table."""
+
+    digest: str
+
+
 @kind(43)
 class ContextReleased(Message):
     """The context is over here too; `ReleaseContext` need not be sent again."""

@@ -1,18 +1,19 @@
-"""The door: what may come in, and that the two sorts of group do not mix."""
+"""The door to a static group: what may come in, and that the two sorts of group do not mix."""
 
 from __future__ import annotations
 
 import pytest
 from torch.distributed import HashStore
 
-from lockstitch.rendezvous import host_identity, join
+from lockstitch.ids import WorkerInfo
+from lockstitch.rendezvous import Member, host_identity, join
+from lockstitch.rendezvous.contacts import Contacts
 
 MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
 
 
-@pytest.mark.parametrize("world_size", [None, 0, 1])
-def test_a_worker_publishes_where_it_listens(world_size):
-    roster = join(HashStore(), "w0", 0, world_size, ["unix:/x", "tcp:h:1"])
+def test_a_worker_publishes_where_it_listens():
+    roster = join(HashStore(), "w0", 0, 1, ["unix:/x", "tcp:h:1"])
     (member,) = roster.members()
     assert member.info == roster.me
     assert member.addresses == ("unix:/x", "tcp:h:1")
@@ -20,29 +21,30 @@ def test_a_worker_publishes_where_it_listens(world_size):
     assert "w0" in repr(roster)
 
 
-def test_a_dynamic_worker_does_not_join_a_static_group():
+def test_a_static_worker_does_not_join_a_dynamic_group():
+    store = HashStore()
+    contacts = Contacts(store)
+    assert contacts.found(contacts.read(), "world", "mark", Member(WorkerInfo("a", 0), (), ""))
+    with pytest.raises(RuntimeError, match=MIXED):
+        join(store, "w1", 0, 1, [])
+    contacts.remove("world", ["mark"])
+    assert join(store, "w1", 0, 1, []).me.id == 0
+
+
+def test_a_dynamic_worker_sees_a_static_group_until_that_is_over():
     store = HashStore()
     static = join(store, "w0", 0, 1, [])
     with pytest.raises(RuntimeError, match=MIXED):
-        join(store, "w1", -1, None, [])
+        Contacts(store).check_is_not_static()
     static.leave()
-    assert join(store, "w1", -1, None, []).me.id == 0
-
-
-def test_a_static_worker_does_not_join_a_dynamic_group():
-    store = HashStore()
-    dynamic = join(store, "w0", -1, None, [])
-    with pytest.raises(RuntimeError, match=MIXED):
-        join(store, "w1", 0, 1, [])
-    dynamic.leave()
-    assert join(store, "w1", 0, 1, []).me.id == 0
+    Contacts(store).check_is_not_static()
 
 
 def test_a_failed_join_counts_for_nothing():
     store = HashStore()
     with pytest.raises(RuntimeError, match="did not come"):
         join(store, "w0", 0, 2, [], timeout_seconds=0.01)
-    assert join(store, "w1", -1, None, []).me.id == 0
+    Contacts(store).check_is_not_static()
 
 
 @pytest.mark.parametrize("name", ["", "two words", "slash/ed", "ü", "x" * 128])

@@ -8,7 +8,9 @@ import pytest
 from torch.distributed import HashStore
 
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.rendezvous import join
+from lockstitch.ids import WorkerInfo
+from lockstitch.rendezvous import Member
+from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rendezvous.sealed_store import SealedStore, sealed_by
 from lockstitch.trust import Secret
 
@@ -64,11 +66,11 @@ def test_no_secret_shows() -> None:
 
 def test_poisoned_store_sends_no_worker_to_a_stranger() -> None:
     bare = HashStore()
-    one = join(sealed_by(SECRET, bare), "one", -1, None, ["unix:/one"])
-    two = join(sealed_by(SECRET, bare), "two", -1, None, ["unix:/two"])
-    found = two.find("one")
-    assert found is not None
-    assert found.addresses == ("unix:/one",)
-    bare.set("name/two", bytes(bare.get("name/two")).replace(b"unix:/two", b"unix:/bad"))
-    with pytest.raises(RemoteProtocolError, match="'name/two' was not written"):
-        one.find("two")
+    one, two = (Contacts(sealed_by(SECRET, bare)) for _ in range(2))
+    member = Member(WorkerInfo("one", 0), ("unix:/one",), "host")
+    assert one.found(one.read(), "world", "mark", member)
+    assert two.add("world", "other", Member(WorkerInfo("two", 1), ("unix:/two",), "host"))
+    assert two.read().members["mark"] == member
+    bare.set("group", bytes(bare.get("group")).replace(b"unix:/two", b"unix:/bad"))
+    with pytest.raises(RemoteProtocolError, match="'group' was not written"):
+        one.read()

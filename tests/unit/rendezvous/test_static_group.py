@@ -6,6 +6,7 @@ import pytest
 from torch.distributed import HashStore
 
 from lockstitch.ids import WorkerId
+from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rendezvous.joining import join
 from lockstitch.rendezvous.static_group import call_off
 from tests.unit.rendezvous.groups import all_at_once, each_kind_of_store, new_store
@@ -64,23 +65,15 @@ def test_who_meets_again_on_a_store_lives_a_new_life(kind, tmp_path):
     assert again[1].find("a") is None
 
 
-def test_forgetting_and_evicting_change_nothing():
-    roster = meet(HashStore(), "a", "b")[0]
-    member = roster.find("b")
-    roster.forget(member)
-    roster.evict(member)
-    assert roster.find("b") == member
-
-
 def test_leaving_twice_is_leaving_once():
     store = HashStore()
     one, other = meet(store, "a", "b")
     one.leave()
     one.leave()
     with pytest.raises(RuntimeError, match="mixes"):
-        join(store, "c", -1, None, [])
+        Contacts(store).check_is_not_static()
     other.leave()
-    assert join(store, "c", -1, None, []).me.id == 0
+    Contacts(store).check_is_not_static()
 
 
 def test_leaving_a_store_that_is_gone_raises_nothing(monkeypatch):

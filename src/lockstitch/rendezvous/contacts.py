@@ -1,0 +1,100 @@
+"""Where to find a group that workers join and leave: some of its members, in the store.
+
+The store holds one value, which is only ever replaced whole and by comparison: which group it is
+(`world`), and of each member that has come in its mark, where it listens, and who it is. Who
+decides who comes in are the members (`circle`); the store is just where a newcomer finds one.
+
+A newcomer that finds nobody alive there founds the group anew. One that was let in by a member of
+the former group at that very moment does not count: it has to add itself to the value it has read,
+and that is no longer there. Of two founders, one comes first. So there is one group, not two.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lockstitch.errors import RemoteProtocolError
+from lockstitch.rendezvous.roster import Member
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from torch.distributed.distributed_c10d import Store
+
+_KEY = "group"
+MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What the store says: `members` by mark, the eldest first. `world` is empty where there has
+    never been a group; `text` is how it is written there."""
+
+    world: str
+    members: Mapping[str, Member]
+    text: str
+
+
+class Contacts:
+    """The members' addresses in a store. Raises `RuntimeError` when the store has gone."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def read(self) -> Group:
+        """What the store says now."""
+        return _decode(self._store.get(_KEY) if self._store.check([_KEY]) else b"")
+
+    def found(self, seen: Group, world: str, mark: str, me: Member) -> bool:
+        """Begins a new group in place of the one that was `seen`; False if that has changed."""
+        return self._replace(seen, world, {mark: me})
+
+    def add(self, world: str, mark: str, me: Member) -> bool:
+        """Adds a member that has come in; False if there is another group by now."""
+        return self._change(world, lambda members: {**members, mark: me})
+
+    def remove(self, world: str, marks: Collection[str]) -> None:
+        """Takes out those who are gone; harmless when repeated, or for another group."""
+        self._change(
+            world,
+            lambda members: {mark: who for mark, who in members.items() if mark not in marks},
+        )
+
+    def lives(self) -> int:
+        """How many groups there have been here before: the generation of a new one's members."""
+        return int(self._store.add("groups", 1)) - 1
+
+    def check_is_not_static(self) -> None:
+        """Raises `RuntimeError` when a static group meets on this store."""
+        if self._store.add("members/static", 0) > 0:
+            raise RuntimeError(MIXED)
+
+    def _change(
+        self, world: str, change: Callable[[Mapping[str, Member]], dict[str, Member]]
+    ) -> bool:
+        while True:
+            seen = self.read()
+            if seen.world != world:
+                return False
+            members = change(seen.members)
+            if members == seen.members or self._replace(seen, world, members):
+                return True
+
+    def _replace(self, seen: Group, world: str, members: Mapping[str, Member]) -> bool:
+        entries = [[mark, member.encode()] for mark, member in members.items()]
+        text = json.dumps({"world": world, "members": entries})
+        return bytes(self._store.compare_set(_KEY, seen.text, text)).decode() == text
+
+
+def _decode(value: bytes) -> Group:
+    if not value:
+        return Group("", {}, "")
+    try:
+        text = value.decode()
+        entry = json.loads(text)
+        members = {str(mark): Member.decode(who.encode()) for mark, who in entry["members"]}
+        return Group(str(entry["world"]), members, text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RemoteProtocolError(f"the store holds no group: {value!r}") from error

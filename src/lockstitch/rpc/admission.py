@@ -1,0 +1,259 @@
+"""Coming into a group that workers join and leave: whom to ask, and what to do with the answer.
+
+    the store (`rendezvous.contacts`), or one address ─► ask a member ─► ask the eldest ─► in
+
+Asking is a request like any other, made by an *applicant*: a worker without services, under an
+identity of its own, that lives as long as the question. Who founds a group asks nobody.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from lockstitch.errors import PeerDiedError, RpcTimeoutError
+from lockstitch.ids import ANYBODY, MAX_GENERATION, WorkerId, WorkerInfo, applicant_id
+from lockstitch.rendezvous import Member, choose_address, host_identity
+from lockstitch.rendezvous.circle_events import Admit, Redirect
+from lockstitch.rendezvous.lives import Life
+from lockstitch.runtime.worker import Worker
+from lockstitch.wire.messages import AskAdmission
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lockstitch.clock import Clock
+    from lockstitch.rendezvous.circle_events import Refuse
+    from lockstitch.rendezvous.contacts import Contacts
+    from lockstitch.runtime.agent import AgentOptions
+    from lockstitch.transport.base import Connection, Transport
+
+_PAUSE_SECONDS: Final = 0.05
+_MOST_REDIRECTIONS: Final = 4
+_SCHEME: Final = "lockstitch://"
+
+Answer = tuple[str, Any]
+"""What is replied: a word, and what goes with it.
+
+    admitted    this worker as a life, and all lives
+    elsewhere   addresses and host of the member that decides
+    refused     why
+    over        the member that was asked is leaving itself
+"""
+
+
+def answer_of(decision: Admit | Redirect | Refuse, *, is_over: bool) -> Answer:
+    """A decision of the circle as plain values."""
+    if isinstance(decision, Admit):
+        return "admitted", (decision.life.plain(), tuple(each.plain() for each in decision.lives))
+    if isinstance(decision, Redirect):
+        return "elsewhere", (decision.to.member.addresses, decision.to.member.host)
+    return ("over" if is_over else "refused"), decision.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a worker wants to be, and where it listens. `rank` -1: any."""
+
+    name: str
+    rank: int
+    addresses: tuple[str, ...]
+    host: str
+
+    def member(self, rank: int, generation: int) -> Member:
+        """The worker once it is in."""
+        return Member(WorkerInfo(self.name, rank, generation), self.addresses, self.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A worker that is in: its life, all lives, and the group's mark."""
+
+    me: Life
+    lives: tuple[Life, ...]
+    world: str
+
+
+class Ask(Protocol):
+    """Puts the question to the worker at one of these addresses; raises `PeerDiedError`."""
+
+    def __call__(
+        self, wish: Wish, mark: str, where: tuple[Sequence[str], str], timeout: float
+    ) -> Answer: ...
+
+
+class Admission:
+    """One worker's way in."""
+
+    def __init__(self, wish: Wish, ask: Ask, clock: Clock, timeout_seconds: float) -> None:
+        self._wish = wish
+        self._ask = ask
+        self._clock = clock
+        self._timeout_seconds = timeout_seconds
+        self._deadline = clock.now() + timeout_seconds
+        self._mark = uuid.uuid4().hex
+        self._gone: set[Member] = set()
+        """Members that were named and do not live any more."""
+
+    def by_address(self, address: str) -> Entry:
+        """In through the member that listens there. Raises `RuntimeError`: nobody does, it is
+        refused, or the time is over."""
+        host = host_identity()  # the caller says that it can be reached
+        while True:
+            found = self._follow((address,), host)
+            if found is not None:
+                return found
+            self._pause(f"no member of a group answers at {address}")
+
+    def by_store(self, contacts: Contacts) -> Entry:
+        """In through any member named in a store; as the founder where none lives. Raises
+        `RuntimeError`: it is refused, the group is static, or the time is over."""
+        while True:
+            seen = contacts.read()
+            entry = self._through(seen.members, seen.world)
+            if entry is not None:
+                if contacts.add(seen.world, self._mark, entry.me.member):
+                    return entry
+                self._mark = uuid.uuid4().hex  # that group is no more: begin anew
+            elif self._gone.issuperset(seen.members.values()):
+                founder = self._founder(contacts)
+                if contacts.found(seen, founder.world, self._mark, founder.me.member):
+                    return founder
+            self._pause(f"the members in the store ({_names(seen.members)}) do not answer")
+
+    def _through(self, members: Mapping[str, Member], world: str) -> Entry | None:
+        for member in members.values():
+            entry = self._follow(member.addresses, member.host, member)
+            if entry is not None:
+                return Entry(entry.me, entry.lives, world)
+        return None
+
+    def _founder(self, contacts: Contacts) -> Entry:
+        generation = contacts.lives() & MAX_GENERATION
+        member = self._wish.member(max(self._wish.rank, 0), generation)
+        return Entry(Life(member, 0, self._mark), (), uuid.uuid4().hex)
+
+    def _follow(
+        self, addresses: Sequence[str], host: str, known: Member | None = None
+    ) -> Entry | None:
+        """In, by this member or the one that it names; None where that leads nowhere."""
+        if known is not None:
+            self._gone.discard(known)
+        where = (addresses, host)
+        for hop in range(_MOST_REDIRECTIONS):
+            remaining = max(self._deadline - self._clock.now(), 0.01)
+            try:
+                word, what = self._ask(self._wish, self._mark, where, remaining)
+            except PeerDiedError:
+                if hop == 0 and known is not None:
+                    self._gone.add(known)
+                return None
+            except RpcTimeoutError:
+                return None
+            if word == "admitted":
+                me, lives = what
+                return Entry(Life.of(me), tuple(map(Life.of, lives)), "")
+            if word == "refused":
+                raise RuntimeError(what)
+            if word == "over":
+                if known is not None:
+                    self._gone.add(known)
+                return None
+            where = what
+        return None
+
+    def _pause(self, why: str) -> None:
+        if self._clock.now() >= self._deadline:
+            raise RuntimeError(
+                f"worker {self._wish.name!r} did not get into the group within "
+                f"{self._timeout_seconds:g} s: {why}"
+            )
+        self._clock.wait(threading.Event(), _PAUSE_SECONDS)
+
+
+def _names(members: Mapping[str, Member]) -> str:
+    return ", ".join(member.info.name for member in members.values()) or "none"
+
+
+# ---------------------------------------------------------------- asking
+
+
+class Applicants:
+    """Asks over `transport`; the `options` are those of the worker to be."""
+
+    def __init__(self, transport: Transport, options: AgentOptions, clock: Clock) -> None:
+        self._transport = transport
+        self._options = options
+        self._clock = clock
+
+    def ask(
+        self, wish: Wish, mark: str, where: tuple[Sequence[str], str], timeout: float
+    ) -> Answer:
+        """See `Ask`."""
+        addresses, host = where
+        address = choose_address(addresses, host == host_identity())
+        me = WorkerInfo(wish.name, *applicant_id(random.getrandbits(30)))
+        directory = _OneAddress(address, self._transport)
+        applicant = Worker(me, directory, self._transport, clock=self._clock, options=self._options)
+        applicant.start()
+        try:
+            answer: Answer = applicant.agent.request(
+                ANYBODY,
+                lambda request, travels: AskAdmission(
+                    request, travels, None, wish.name, wish.rank, mark, wish.addresses, wish.host
+                ),
+                timeout,
+            ).wait()
+            return answer
+        finally:
+            applicant.close()
+
+
+class _OneAddress:
+    """The directory of an applicant: it knows one address, and not whose it is."""
+
+    def __init__(self, address: str, transport: Transport) -> None:
+        self._address = address
+        self._transport = transport
+        self._anybody = WorkerInfo("member", *ANYBODY)
+
+    def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
+        return self._anybody if key == ANYBODY else None
+
+    def members(self) -> Sequence[WorkerInfo]:
+        return [self._anybody]
+
+    def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
+        del peer
+        return self._transport.connect(self._address, timeout_seconds)
+
+
+# ---------------------------------------------------------------- invitations
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Where a member listens, as `init_method`: `lockstitch://host:port`, or
+    `lockstitch:///path/of/a/socket` on the same host."""
+
+    address: str
+
+    def __str__(self) -> str:
+        scheme, _, place = self.address.partition(":")
+        return _SCHEME + (place if scheme in ("unix", "tcp") else self.address)
+
+    @classmethod
+    def read(cls, init_method: str) -> Invitation | None:
+        """None where the URL is of another kind. Raises `ValueError` where it names no place."""
+        if not init_method.startswith(_SCHEME):
+            return None
+        place = init_method.removeprefix(_SCHEME)
+        if not place or (not place.startswith("/") and ":" not in place):
+            raise ValueError(
+                f"{init_method!r} names no member of a group: it is lockstitch://host:port or "
+                "lockstitch:///path, as rpc.invitation() of a member says"
+            )
+        return cls(f"{'unix' if place.startswith('/') else 'tcp'}:{place}")

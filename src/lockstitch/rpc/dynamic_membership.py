@@ -1,0 +1,330 @@
+"""Membership of a group that workers join and leave at any time; `rendezvous.circle` decides, here
+it is carried out.
+
+    messages, deaths, ticks ─► Circle ─► tidings to members, answers to newcomers
+                                    └──► roster ─► calls fail, waits end, callbacks are told
+
+The circle is asked under a lock, and what it wants done is done without: whatever concerns a member
+in one queue for each, since connecting to a member may take a while and the others shall not wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from lockstitch.errors import LockstitchError, PeerDiedError, PeerLeftError, RpcError
+from lockstitch.ids import is_applicant
+from lockstitch.rendezvous import choose_address, host_identity
+from lockstitch.rendezvous.circle_events import (
+    Admit,
+    Applied,
+    Ask,
+    Asked,
+    Changed,
+    Departed,
+    Excluded,
+    Heard,
+    Leaving,
+    Lost,
+    Note,
+    Noted,
+    Redirect,
+    Refuse,
+    Tell,
+    Ticked,
+    Withdrew,
+)
+from lockstitch.rendezvous.lives import Life, Standing
+from lockstitch.rendezvous.roster import Table
+from lockstitch.rpc.admission import answer_of
+from lockstitch.rpc.announcer import MembershipEvent
+from lockstitch.rpc.membership import Membership, try_store
+from lockstitch.wire.messages import AskAdmission, AskTidings, Tidings, TidingsNoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.rendezvous.circle import Circle
+    from lockstitch.rendezvous.circle_events import Event, Instruction
+    from lockstitch.rendezvous.contacts import Contacts
+    from lockstitch.runtime.invocation import Invocation
+    from lockstitch.runtime.worker import Worker
+    from lockstitch.transport.base import Connection, Transport
+    from lockstitch.wire.messages import Message
+
+_BUSY_SECONDS: Final = 0.5
+_QUIET_SECONDS: Final = 3.0
+
+
+def gone(life: Life) -> PeerDiedError:
+    """What is raised where that life is wanted after its end."""
+    error = PeerLeftError if life.standing is Standing.LEFT else PeerDiedError
+    return error(life.name, life.cause)
+
+
+class CircleDirectory:
+    """The agent's `Directory`: who is in, as of the last change. Lookups take no lock."""
+
+    def __init__(self, circle: Circle, transport: Transport) -> None:
+        self._transport = transport
+        self._table = Table()
+        self._infos: dict[WorkerId, WorkerInfo] = {}
+        self._ended: dict[WorkerId, Life] = {}
+        self.update(circle.lives.living())
+
+    def update(self, living: Sequence[Life], ended: Life | None = None) -> None:
+        """Something has changed."""
+        self._table = Table(life.member for life in living)
+        for life in living:
+            self._infos[life.id] = life.member.info
+        if ended is not None:
+            self._infos[ended.id] = ended.member.info
+            self._ended[ended.id] = ended
+
+    def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
+        """By identity also one that is gone, which still has a name; by name or rank who is in.
+        Raises `PeerDiedError` or `PeerLeftError` for a name or rank whose worker is gone."""
+        if isinstance(key, tuple):
+            return self._infos.get(key)
+        member = self._table.find(key)
+        if member is not None:
+            return member.info
+        for life in reversed(list(self._ended.values())):
+            if key in (life.name, life.id.rank):
+                raise gone(life)
+        return None
+
+    def members(self) -> Sequence[WorkerInfo]:
+        return [member.info for member in self._table.members()]
+
+    def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
+        member = self._table.find(peer.worker)
+        if member is None:
+            ended = self._ended.get(peer.worker)
+            cause = "" if ended is None else f": {ended.cause}"
+            raise ConnectionError(f"worker {peer.name!r} is not in the group any more{cause}")
+        address = choose_address(member.addresses, member.host == host_identity())
+        return self._transport.connect(address, timeout_seconds)
+
+
+class DynamicMembership(Membership):
+    """See the module. `contacts` is the store in which newcomers look, of the group `world`."""
+
+    is_static = False
+
+    def __init__(
+        self,
+        worker: Worker,
+        circle: Circle,
+        directory: CircleDirectory,
+        contacts: Contacts | None = None,
+        world: str = "",
+    ) -> None:
+        super().__init__(worker)
+        self.addresses = circle.me.member.addresses
+        self._circle = circle
+        self._directory = directory
+        self._contacts = contacts
+        self._world = world
+        self._deciding = threading.Lock()
+        self._mail: dict[WorkerId, deque[Message]] = {}
+        self._posting: set[WorkerId] = set()
+        self._tickets = itertools.count(1)
+        self._asking: dict[int, Invocation] = {}
+        self._departed = threading.Event()
+        self._closed = self._hurries = False
+        self._living = circle.lives.living()
+        agent = worker.agent
+        agent.handle(Tidings, self._heard)
+        agent.handle(TidingsNoted, lambda sender, it: self._take(Noted(sender, it.number)))
+        agent.handle(AskTidings, lambda sender, it: self._take(Asked(sender, it.digest)))
+        agent.serve(AskAdmission, self._asked_in)
+        agent.on_peer_lost(self._lost)
+        agent.add_concern(self._watched)
+
+    def __repr__(self) -> str:
+        return f"<DynamicMembership · {self._circle!r}>"
+
+    def begin(self) -> None:
+        """The worker serves from now on."""
+        with self._deciding:
+            instructions = self._circle.begin()
+        self._act(instructions)
+        self._tick()
+
+    def leave(self, timeout_seconds: float) -> None:
+        """Tells the others that this worker leaves; returns when one has noted it who passes it on,
+        or when the time is over."""
+        self._take(Leaving())
+        with self.worker.agent.blocked():
+            self.worker.clock.wait(self._departed, timeout_seconds or None)
+
+    def close(self) -> None:
+        self._closed = True
+        try_store(partial(self._change_store, [self._circle.me.mark]))
+        super().close()
+
+    def add_callback(self, callback: Callable[[MembershipEvent], object]) -> Callable[[], None]:
+        with self._deciding:  # so that no change comes in between
+            return self._add_callback(callback, self.present())
+
+    # ------------------------------------------------------------ what happens
+
+    def _take(self, event: Event) -> None:
+        with self._deciding:
+            instructions = self._circle.handle(event)
+            for each in instructions:
+                if isinstance(each, Changed):
+                    self._note_change(each.life)
+            hurries = not (self._hurries or self._circle.is_settled)
+            self._hurries = self._hurries or hurries
+        if hurries:
+            self.worker.agent.call_later(_BUSY_SECONDS, self._hurry)
+        self._act(instructions)
+
+    def _heard(self, sender: WorkerId, message: Tidings) -> None:
+        lives = tuple(map(Life.of, message.lives))
+        self._take(Heard(sender, message.number, lives, message.whole))
+
+    def _lost(self, peer: WorkerId, error: PeerDiedError) -> None:
+        if is_applicant(peer):
+            with self._deciding:
+                asking = [n for n, each in self._asking.items() if each.caller == peer]
+            for ticket in asking:
+                self._asking.pop(ticket, None)
+                self._take(Withdrew(ticket))
+        else:
+            self._take(Lost(peer, error.cause, isinstance(error, PeerLeftError)))
+
+    def _asked_in(self, invocation: Invocation) -> None:
+        message = invocation.message
+        assert isinstance(message, AskAdmission)
+        ticket = next(self._tickets)
+        self._asking[ticket] = invocation
+        invocation.park()
+        place = (message.addresses, message.host)
+        self._take(Applied(ticket, message.name, message.rank, message.mark, *place))
+
+    def _tick(self) -> None:
+        """Now and then."""
+        if not self._closed:
+            self._take(Ticked())
+            self.worker.agent.call_later(_QUIET_SECONDS, self._tick)
+
+    def _hurry(self) -> None:
+        """Soon, and again, while something is unanswered."""
+        self._hurries = False
+        if not (self._closed or self._circle.is_settled):
+            self._take(Ticked())
+
+    def _watched(self) -> set[WorkerId]:
+        """Those whose death this worker is to notice: the eldest that of all others."""
+        living = [life.id for life in self._living]
+        if self.worker.id not in living:
+            return set()
+        if living[0] == self.worker.id:
+            return set(living[1:])
+        following = living[(living.index(self.worker.id) + 1) % len(living)]
+        return {living[0], following}
+
+    # ------------------------------------------------------------ what must be done
+
+    def _note_change(self, life: Life) -> None:
+        """Under the lock, so that changes are told in their order."""
+        self._living = self._circle.lives.living()
+        if life.id == self.worker.id:
+            return
+        info = life.member.info
+        self._directory.update(self._living, None if life.is_in else life)
+        if self._circle.is_leaving:
+            return  # the others part from one that has left: that is no news of theirs
+        if life.is_in:
+            self._tell(MembershipEvent("joined", info))
+        else:
+            has_left = life.standing is Standing.LEFT
+            self._tell(MembershipEvent("left" if has_left else "died", info, life.cause))
+
+    def _act(self, instructions: Sequence[Instruction]) -> None:
+        agent = self.worker.agent
+        for each in instructions:
+            if isinstance(each, Tell):
+                lives = tuple(life.plain() for life in each.lives)
+                self._post(each.to, Tidings(each.number, each.is_whole, lives))
+            elif isinstance(each, Note):
+                self._post(each.to, TidingsNoted(each.number))
+            elif isinstance(each, Ask):
+                self._post(each.to, AskTidings(each.digest))
+            elif isinstance(each, (Admit, Redirect, Refuse)):
+                agent.spawn(partial(self._answer, each))
+            elif isinstance(each, Changed) and not each.life.is_in:
+                agent.spawn(partial(self._bury, each.life))
+            elif isinstance(each, Excluded):
+                agent.spawn(partial(self._go_alone, each.cause))
+            elif isinstance(each, Departed):
+                self._departed.set()
+
+    def _answer(self, decision: Admit | Redirect | Refuse) -> None:
+        invocation = self._asking.pop(decision.ticket, None)
+        if invocation is not None:
+            is_over = all(life.id != self.worker.id for life in self._living)
+            invocation.reply(answer_of(decision, is_over=is_over))
+
+    def _bury(self, life: Life) -> None:
+        """A member is gone: whatever waits for it fails."""
+        if life.id == self.worker.id:
+            return
+        self.worker.agent.peers.lose(life.member.info, gone(life))
+        # Not where nobody else is left: then it may well be this worker that is cut off.
+        if len(self._living) > 1 and self._living[0].id == self.worker.id:
+            self._change_store([life.mark])
+
+    def _go_alone(self, cause: str) -> None:
+        """The others hold this worker for dead, so it holds nobody for alive."""
+        agent = self.worker.agent
+        agent.report(
+            RpcError(
+                f"the others have struck worker {agent.info.name!r} out of the group "
+                f"({cause or 'its place was taken'}): shut it down, and let it join anew"
+            )
+        )
+        for info in self._directory.members():
+            if info.worker != self.worker.id:
+                cut = "it holds this worker for dead"
+                agent.peers.lose(info, PeerDiedError(info.name, cut))
+
+    def _change_store(self, gone: Collection[str]) -> None:
+        contacts = self._contacts
+        if contacts is not None:
+            try:
+                contacts.remove(self._world, gone)
+            except RuntimeError:  # the store has gone with its host: newcomers ask members
+                self._contacts = None
+
+    # ------------------------------------------------------------ mail
+
+    def _post(self, to: WorkerId, message: Message) -> None:
+        with self._deciding:
+            self._mail.setdefault(to, deque()).append(message)
+            if to in self._posting:
+                return
+            self._posting.add(to)
+        self.worker.agent.spawn(partial(self._carry, to))
+
+    def _carry(self, to: WorkerId) -> None:
+        """Sends what lies there for `to`, in order, until nothing does."""
+        while True:
+            with self._deciding:
+                mail = self._mail[to]
+                if not mail or self._closed:
+                    del self._mail[to]
+                    self._posting.discard(to)
+                    return
+                message = mail.popleft()
+            with contextlib.suppress(LockstitchError):  # it is lost, and that is an event too
+                self.worker.agent.send(to, message)

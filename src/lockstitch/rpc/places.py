@@ -1,0 +1,107 @@
+"""A worker's place in its group: who it is, how it finds the others, how it belongs to them.
+
+In a static group it comes from a meeting in the store, in a dynamic one from the members.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.rendezvous import choose_address, host_identity, join
+from lockstitch.rendezvous.circle import Circle
+from lockstitch.rendezvous.contacts import Contacts
+from lockstitch.rpc.admission import Admission, Applicants, Invitation
+from lockstitch.rpc.dynamic_membership import CircleDirectory, DynamicMembership
+from lockstitch.rpc.membership import Membership, StaticMembership
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed.distributed_c10d import Store
+
+    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.rendezvous import StaticRoster
+    from lockstitch.rpc.admission import Wish
+    from lockstitch.runtime.agent import AgentOptions
+    from lockstitch.runtime.peers import Directory
+    from lockstitch.runtime.worker import Worker
+    from lockstitch.transport.base import Connection, Transport
+
+
+@dataclass(frozen=True)
+class Place:
+    """See the module."""
+
+    me: WorkerInfo
+    directory: Directory
+    make_membership: Callable[[Worker], Membership]
+
+
+class RosterDirectory:
+    """The `Directory` of a static group: members from the roster, connections from the
+    transport."""
+
+    def __init__(self, roster: StaticRoster, transport: Transport) -> None:
+        self._roster = roster
+        self._transport = transport
+
+    def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
+        member = self._roster.find(key)
+        return None if member is None else member.info
+
+    def members(self) -> Sequence[WorkerInfo]:
+        return [member.info for member in self._roster.members()]
+
+    def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
+        member = self._roster.find(peer.worker)
+        if member is None:
+            raise ConnectionError(f"worker {peer.name!r} is not in the group")
+        address = choose_address(member.addresses, member.host == host_identity())
+        return self._transport.connect(address, timeout_seconds)
+
+
+def static_place(
+    store: Store | Invitation, wish: Wish, world_size: int, transport: Transport, seconds: float
+) -> Place:
+    """Meets the others in the store. Raises what `rendezvous.join` raises, and `ValueError` for an
+    invitation."""
+    if isinstance(store, Invitation):
+        raise ValueError(
+            f"{store} invites into a group that workers join and leave: it has no world_size"
+        )
+    roster = join(store, wish.name, wish.rank, world_size, wish.addresses, seconds)
+    directory = RosterDirectory(roster, transport)
+    return Place(roster.me, directory, lambda worker: StaticMembership(worker, roster))
+
+
+def dynamic_place(
+    store: Store | Invitation,
+    wish: Wish,
+    transport: Transport,
+    options: AgentOptions,
+    seconds: float,
+) -> Place:
+    """Is let in by a member, or founds the group. Raises `RuntimeError`."""
+    ask = Applicants(transport, options, SYSTEM_CLOCK).ask
+    admission = Admission(wish, ask, SYSTEM_CLOCK, seconds)
+    contacts = None
+    if isinstance(store, Invitation):
+        entry = admission.by_address(store.address)
+    else:
+        contacts = Contacts(store)
+        contacts.check_is_not_static()
+        entry = admission.by_store(contacts)
+        try:
+            contacts.check_is_not_static()  # it may have come at the same time
+        except RuntimeError:
+            contacts.remove(entry.world, [entry.me.mark])
+            raise
+    circle = Circle(entry.me, entry.lives)
+    directory = CircleDirectory(circle, transport)
+
+    def make_membership(worker: Worker) -> Membership:
+        return DynamicMembership(worker, circle, directory, contacts, entry.world)
+
+    return Place(entry.me.member.info, directory, make_membership)

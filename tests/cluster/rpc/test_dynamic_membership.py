@@ -1,0 +1,216 @@
+"""Workers come, leave and die, with references and calls alive; the others know, and say so."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from lockstitch import autograd, rpc
+from lockstitch.errors import OwnerDiedError, PeerDiedError, PeerLeftError, RpcTimeoutError
+from lockstitch.ids import WorkerInfo
+from lockstitch.rpc import leaving
+from lockstitch.testing.faults import Faults
+from lockstitch.wire.messages import Tidings, TidingsNoted
+from tests.cluster.rpc.groups import LocalGroup, membership, names, wait_until_all_see
+from tests.unit.rpc.programs import AT_GATE, GATE, add, close_gate, wait_at_gate
+
+
+def run(worker, function, *args, **kwargs):
+    with worker.active():
+        return function(*args, **kwargs)
+
+
+def test_who_joins_is_known_to_all_at_once():
+    with LocalGroup("a", "b") as group:
+        c = group.join("c")
+        for worker in group.workers.values():
+            assert names(worker) == ["a", "b", "c"]
+        assert [info.id for info in run(c, rpc.get_worker_infos)] == [0, 1, 2]
+        assert run(group["a"], rpc.rpc_sync, "c", add, (1, 2)) == 3
+
+
+def test_many_join_at_the_same_time():
+    with LocalGroup("a") as group:
+        joining = [threading.Thread(target=group.join, args=(f"w{n}",)) for n in range(4)]
+        for each in joining:
+            each.start()
+        for each in joining:
+            each.join()
+        wait_until_all_see(group, "a", "w0", "w1", "w2", "w3")
+        assert sorted(worker.info.id for worker in group.workers.values()) == [0, 1, 2, 3, 4]
+
+
+def test_who_leaves_is_gone_for_all_and_by_name():
+    with LocalGroup("a", "b", "c") as group:
+        kept = run(group["a"], rpc.remote, "c", add, (1, 2))
+        assert run(group["a"], kept.to_here) == 3
+        group.leave("c")
+        wait_until_all_see(group, "a", "b")
+        with pytest.raises(PeerLeftError, match="worker 'c' has left"):
+            run(group["b"], rpc.rpc_sync, "c", add, (1, 2))
+        with pytest.raises(OwnerDiedError, match="'c'"):
+            run(group["a"], kept.to_here)
+
+
+def test_leaving_waits_for_what_was_begun():
+    close_gate()
+    with LocalGroup("a", "b") as group:
+        answer = run(group["a"], rpc.rpc_async, "b", wait_at_gate)
+        assert AT_GATE.wait(60)
+        left = threading.Thread(target=group.leave, args=("b",))
+        left.start()
+        left.join(0.05)
+        assert left.is_alive()
+        GATE.set()
+        left.join()
+        assert answer.wait() == "through"
+        wait_until_all_see(group, "a")
+
+
+def test_leaving_with_a_context_open_ends_it_with_an_error_for_the_others():
+    with LocalGroup("a", "b") as group, group["a"].active():
+        weight = rpc.remote("b", torch.ones, (2,), {"requires_grad": True})
+        with pytest.raises(RuntimeError, match="'b'"), autograd.context() as context:  # noqa: PT012
+            loss = weight.to_here().sum()
+            group.leave("b")
+            autograd.backward(context, [loss])
+
+
+def test_the_first_may_leave_and_newcomers_name_any_member():
+    with LocalGroup("a", "b", "c") as group:
+        group.leave("a")
+        wait_until_all_see(group, "b", "c")
+        d = group.join("d", through="c")
+        assert sorted(names(d)) == ["b", "c", "d"]
+        wait_until_all_see(group, "b", "c", "d")
+        e = group.join("e")  # the store knows who lives, too
+        assert run(e, rpc.rpc_sync, "b", add, (1, 2)) == 3
+
+
+def test_a_death_is_seen_by_those_who_never_spoke_to_the_dead():
+    with LocalGroup("a", "b", "c", "d") as group:
+        group.kill("c")
+        wait_until_all_see(group, "a", "b", "d")
+        with pytest.raises(PeerDiedError, match="'c' died"):
+            run(group["d"], rpc.rpc_sync, "c", add, (1, 2))
+
+
+def test_the_eldest_dies_and_another_one_lets_newcomers_in():
+    with LocalGroup("a", "b", "c") as group:
+        group.kill("a")
+        d = group.join("d", through="c")
+        assert d.info.id == 0  # the lowest rank that is free
+        assert d.info.generation == 1
+        wait_until_all_see(group, "b", "c", "d")
+
+
+def test_when_all_are_dead_the_next_founds_the_group_anew():
+    with LocalGroup("a", "b") as group:
+        first = group["a"].info
+        group.kill("a")
+        group.kill("b")
+        again = group.join("a")
+        assert names(again) == ["a"]
+        assert again.info.worker != first.worker
+
+
+def test_a_replacement_is_another_generation_and_old_references_say_so():
+    with LocalGroup("a", "b") as group:
+        old = group["b"].info
+        kept = run(group["a"], rpc.remote, "b", add, (1, 2))
+        assert run(group["a"], kept.to_here) == 3
+        group.kill("b")
+        group.join("b")
+        new = run(group["a"], rpc.wait_for_worker, "b", 60, after=old)
+        assert (new.id, new.generation) == (old.id, old.generation + 1)
+        assert run(group["a"], rpc.rpc_sync, "b", add, (1, 2)) == 3
+        with pytest.raises(OwnerDiedError, match="'b'"):
+            run(group["a"], kept.to_here)
+
+
+def test_a_name_in_use_is_refused():
+    with LocalGroup("a", "b") as group:
+        with pytest.raises(RuntimeError, match="RPC worker name b is not unique"):
+            group.join("b")
+        with pytest.raises(RuntimeError, match="rank 1 is taken by worker b"):
+            group.join("c", rank=1)
+        assert names(group["a"]) == ["a", "b"]
+
+
+def test_waiting_for_a_worker_ends_with_its_arrival_or_says_who_is_here():
+    with LocalGroup("a") as group:
+        found = []
+
+        def wait() -> None:
+            found.append(run(group["a"], rpc.wait_for_worker, "b", 60))
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        group.join("b")
+        waiting.join()
+        assert found == [WorkerInfo("b", 1)]
+        with pytest.raises(RpcTimeoutError, match="sees a, b"):
+            run(group["a"], rpc.wait_for_worker, "c", 0.01)
+
+
+def test_callbacks_hear_of_everything_in_order():
+    heard, done = [], threading.Event()
+
+    def callback(event) -> None:
+        heard.append((event.kind, event.worker.name, event.worker.generation))
+        if len(heard) == 5:
+            done.set()
+
+    with LocalGroup("a", "b") as group:
+        end = run(group["a"], rpc.add_membership_callback, callback)
+        group.join("c")
+        group.leave("c")
+        wait_until_all_see(group, "a", "b")
+        group.kill("b")
+        wait_until_all_see(group, "a")
+        group.join("b")
+        assert done.wait(60)
+        end()
+        group.leave("b")
+        wait_until_all_see(group, "a")
+    assert heard == [
+        ("joined", "b", 0),
+        ("joined", "c", 0),
+        ("left", "c", 0),
+        ("died", "b", 0),
+        ("joined", "b", 1),
+    ]
+
+
+@pytest.mark.parametrize("message", [Tidings, TidingsNoted])
+def test_lost_tidings_are_told_again(message):
+    faults = Faults().drop(message, times=3)
+    with LocalGroup("a", "b", faults=faults) as group:
+        group.join("c")
+        group.kill("b")
+        wait_until_all_see(group, "a", "c")
+
+
+def test_what_a_callback_raises_is_printed_and_raised_at_the_end(monkeypatch):
+    printed = []
+    monkeypatch.setattr("sys.excepthook", lambda _kind, error, _trace: printed.append(str(error)))
+
+    def callback(event) -> None:
+        raise KeyError(event.worker.name)
+
+    with LocalGroup("a", "b") as group:
+        run(group["a"], rpc.add_membership_callback, callback)
+        a = group.workers.pop("a")
+        leaving.leave_alone(a, 60)
+        with pytest.raises(KeyError, match="b"):
+            leaving.finish(a, ignore_leaks=True)
+        wait_until_all_see(group, "b")
+    assert printed == ["'b'"]
+
+
+def test_invitations_name_a_member():
+    with LocalGroup("a") as group:
+        assert run(group["a"], rpc.invitation) == "lockstitch://memory:a/1"
+        assert membership(group["a"]).is_static is False

@@ -1,0 +1,76 @@
+"""The one value in the store: it is replaced whole, and only by who has seen it."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed import HashStore
+
+from lockstitch.errors import RemoteProtocolError
+from lockstitch.ids import WorkerInfo
+from lockstitch.rendezvous import Member
+from lockstitch.rendezvous.contacts import Contacts
+from tests.unit.rendezvous.groups import all_at_once, each_kind_of_store, new_store
+
+
+def member(name: str, rank: int = 0) -> Member:
+    return Member(WorkerInfo(name, rank), (f"unix:/{name}",), "host")
+
+
+@each_kind_of_store
+def test_of_many_founders_one_comes_first(kind, tmp_path):
+    store = new_store(kind, tmp_path)
+    seen = Contacts(store).read()
+    assert (seen.world, seen.members) == ("", {})
+    outcomes = all_at_once(
+        *(
+            lambda n=n: Contacts(store).found(seen, f"world{n}", f"mark{n}", member(f"w{n}"))
+            for n in range(4)
+        )
+    )
+    assert sorted(outcomes) == [False, False, False, True]
+    winner = outcomes.index(True)
+    assert Contacts(store).read().members == {f"mark{winner}": member(f"w{winner}")}
+
+
+@each_kind_of_store
+def test_members_that_come_at_the_same_time_are_all_listed(kind, tmp_path):
+    store = new_store(kind, tmp_path)
+    contacts = Contacts(store)
+    assert contacts.found(contacts.read(), "world", "first", member("first"))
+    outcomes = all_at_once(
+        *(
+            lambda n=n: Contacts(store).add("world", f"m{n}", member(f"w{n}", n))
+            for n in range(1, 5)
+        )
+    )
+    assert outcomes == [True] * 4
+    assert next(iter(contacts.read().members)) == "first"
+    assert set(contacts.read().members) == {"first", "m1", "m2", "m3", "m4"}
+    contacts.remove("world", ["m1", "first"])
+    contacts.remove("world", ["m1"])
+    assert set(contacts.read().members) == {"m2", "m3", "m4"}
+
+
+def test_who_was_let_into_a_group_that_is_no_more_is_told_so():
+    contacts = Contacts(HashStore())
+    former = contacts.read()
+    assert contacts.found(former, "one", "a", member("a"))
+    seen = contacts.read()
+    assert contacts.found(seen, "other", "b", member("b"))
+    assert not contacts.add("one", "c", member("c"))
+    assert not contacts.found(seen, "third", "d", member("d"))
+    contacts.remove("one", ["b"])  # of another group: it means nothing here
+    assert contacts.read().members == {"b": member("b")}
+
+
+def test_each_group_on_a_store_has_a_number():
+    contacts = Contacts(HashStore())
+    assert [contacts.lives() for _ in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("text", ["x", "[]", "{}", '{"world": "w", "members": [["m", "{}"]]}'])
+def test_what_is_no_group_is_refused(text):
+    store = HashStore()
+    store.set("group", text)
+    with pytest.raises(RemoteProtocolError, match="the store holds no"):
+        Contacts(store).read()

@@ -1,0 +1,53 @@
+"""A worker finds its peers by the roster of its group."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed import HashStore
+
+from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.rendezvous import Member, StaticRoster, host_identity
+from lockstitch.rendezvous.roster import Table
+from lockstitch.rpc.admission import Invitation, Wish
+from lockstitch.rpc.places import RosterDirectory, static_place
+
+ROSTER = StaticRoster(
+    WorkerInfo("a", 0),
+    Table(
+        [
+            Member(WorkerInfo("a", 0), ("unix:/a",), host_identity()),
+            Member(WorkerInfo("far", 2), ("unix:/far",), "another host"),
+        ]
+    ),
+    lambda: None,
+)
+
+
+class FakeTransport:
+    def connect(self, address: str, timeout_seconds: float) -> str:
+        return f"connection to {address}"
+
+
+def test_members_come_from_the_roster() -> None:
+    directory = RosterDirectory(ROSTER, FakeTransport())
+    assert directory.find("a") == directory.find(0) == directory.find(WorkerId(0, 0))
+    assert directory.find("c") is None
+    assert [info.name for info in directory.members()] == ["a", "far"]
+
+
+def test_connections_go_to_the_address_that_can_be_reached() -> None:
+    directory = RosterDirectory(ROSTER, FakeTransport())
+    assert directory.connect(WorkerInfo("a", 0), 1) == "connection to unix:/a"
+    with pytest.raises(ConnectionError, match="from another host"):
+        directory.connect(WorkerInfo("far", 2), 1)
+    with pytest.raises(ConnectionError, match="'c' is not in the group"):
+        directory.connect(WorkerInfo("c", 3), 1)
+
+
+def test_a_static_place_comes_from_a_meeting_and_not_from_an_invitation() -> None:
+    wish = Wish("a", 0, ("unix:/a",), host_identity())
+    place = static_place(HashStore(), wish, 1, FakeTransport(), 60)
+    assert place.me == WorkerInfo("a", 0)
+    assert place.directory.find("a") == place.me
+    with pytest.raises(ValueError, match="it has no world_size"):
+        static_place(Invitation("unix:/b"), wish, 2, FakeTransport(), 60)
