@@ -19,6 +19,7 @@
     adasum           an optimizer that combines changes instead of gradients
     sync_batch_norm  SyncBatchNorm
     exceptions       HorovodInternalError, HostsUpdatedInterrupt
+    timeline         start_timeline, stop_timeline
     worlds           the way into a session where workers come and go
     elastic          training that goes on while they do
     common           the modules of `horovod.common`

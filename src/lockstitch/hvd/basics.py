@@ -13,6 +13,7 @@ from lockstitch.hvd.communicators import Communicator
 from lockstitch.hvd.environment import Place, options_of
 from lockstitch.hvd.job import PROCESS, active, current_session, has_session
 from lockstitch.hvd.process_sets import ProcessSet, add_process_set
+from lockstitch.hvd.timeline import begin_timeline_of, end_timeline
 from lockstitch.hvd.worlds import LAUNCHER
 
 if TYPE_CHECKING:
@@ -62,12 +63,14 @@ def init(
         return
     session = _open(comm)
     session.observers.stall = _report_stall
+    begin_timeline_of(session, os.environ)
     try:
         with active(session):
             for each in () if process_sets in (None, "dynamic") else process_sets:
                 add_process_set(each)  # type: ignore[arg-type]
     except BaseException:
         session.shutdown()
+        end_timeline(session)
         raise
     PROCESS.session = session
 
@@ -92,7 +95,10 @@ def _open(comm: Sequence[int] | Communicator | None) -> Session:
 
 def shutdown() -> None:
     """Ends this rank's part; harmless when repeated. Also done when the process ends."""
+    session = PROCESS.session
     PROCESS.shutdown()
+    if session is not None:
+        end_timeline(session)
 
 
 def is_initialized() -> bool:

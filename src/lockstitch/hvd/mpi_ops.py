@@ -3,13 +3,14 @@
 Each name stands in the `__all__` of the module that has it, and nowhere else.
 """
 
-from lockstitch.hvd import asynchronous, basics, constants, handles, synchronous
+from lockstitch.hvd import asynchronous, basics, constants, handles, synchronous, timeline
 from lockstitch.hvd.asynchronous import *  # noqa: F403 - their lists of names are ours
 from lockstitch.hvd.basics import *  # noqa: F403
 from lockstitch.hvd.constants import *  # noqa: F403
 from lockstitch.hvd.exceptions import HorovodInternalError
 from lockstitch.hvd.handles import *  # noqa: F403
 from lockstitch.hvd.synchronous import *  # noqa: F403
+from lockstitch.hvd.timeline import *  # noqa: F403
 
 __all__ = ["HorovodInternalError"]
 __all__ += basics.__all__
@@ -17,3 +18,4 @@ __all__ += constants.__all__
 __all__ += synchronous.__all__
 __all__ += asynchronous.__all__
 __all__ += handles.__all__
+__all__ += timeline.__all__
