@@ -99,3 +99,13 @@ def test_replicas_with_a_table_elsewhere_equal_one_process():
     assert losses[-1] < 0.8 * losses[0]
     assert numbers("between trainers", output) == [0.0]
     assert numbers("from one process", output)[0] < 1e-9
+
+
+def test_elastic_training_goes_on_when_a_worker_has_died():
+    launcher = ["lockstitch", "run", "--min-np", "1", "-np"]
+    output = run_example("hvd_elastic", 2, "3", "--crash", launcher=launcher)
+
+    assert "epoch 0 was finished by 2 ranks" in output
+    assert len(re.findall(r"epoch 2 was finished by \d ranks", output)) == 1
+    assert float(re.findall(r"([\d.]+)% of the test images", output)[0]) > 85  # guessing gives 10
+    assert numbers("between ranks", output) == [0.0]
