@@ -19,6 +19,7 @@ from lockstitch.rpc.constants import (
 from lockstitch.transport.pools import default_capacity
 from lockstitch.trust.registry import DECLARED
 from lockstitch.trust.secret import find_secret
+from lockstitch.wire.frames import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -85,6 +86,12 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     (`lockstitch.rpc.register`), or what the given `Registry` holds; nothing else that they send is
     imported, made or run. Every worker of such a job has one.
 
+    `handshake_timeout`: how many seconds a caller may take to prove itself (10), and
+    `max_unproved_connections`: how many may be about to (128; one more pushes the oldest out).
+    `max_frame_bytes`, `max_tensors`, `max_nesting`: what one message may hold (1 TiB, 2**20, and
+    values within values 64 deep); what exceeds it is refused by its sender, and before any memory
+    is allocated for it by its receiver.
+
     `transports`: which roads may be taken, of "segments" (shared memory for large tensors between
     workers of one host, needs "unix"), "unix" and "tcp" (needs `address`); all by default, or those
     in LOCKSTITCH_TRANSPORTS, separated by commas. `segment_pool_bytes`: how much shared memory this
@@ -111,6 +118,11 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     secret: Secret | None
     insecure: bool
     registry: Registry | None
+    handshake_timeout: float
+    max_unproved_connections: int
+    max_frame_bytes: int
+    max_tensors: int
+    max_nesting: int
     transports: tuple[str, ...]
     segment_pool_bytes: int
     buffer_pool_bytes: int
@@ -132,6 +144,11 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         secret_file: str | Path | None = None,
         insecure: bool | None = None,
         registry: bool | Registry = False,
+        handshake_timeout: float = 10.0,
+        max_unproved_connections: int = 128,
+        max_frame_bytes: int = DEFAULT_LIMITS.bulk_bytes,
+        max_tensors: int = DEFAULT_LIMITS.items,
+        max_nesting: int = DEFAULT_LIMITS.nesting,
         transports: Sequence[str] | None = None,
         segment_pool_bytes: int | None = None,
         buffer_pool_bytes: int | None = None,
@@ -151,6 +168,13 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             os.environ.get("LOCKSTITCH_INSECURE") == "1" if insecure is None else insecure
         )
         self.registry = (DECLARED if registry else None) if isinstance(registry, bool) else registry
+        self.handshake_timeout = _positive("handshake_timeout", handshake_timeout)
+        self.max_unproved_connections = int(
+            _positive("max_unproved_connections", max_unproved_connections)
+        )
+        self.max_frame_bytes = int(_positive("max_frame_bytes", max_frame_bytes))
+        self.max_tensors = int(_positive("max_tensors", max_tensors))
+        self.max_nesting = int(_positive("max_nesting", max_nesting))
         self.transports = _to_transports(transports)
         self.segment_pool_bytes = _to_bytes("segment_pool_bytes", segment_pool_bytes)
         self.buffer_pool_bytes = _to_bytes("buffer_pool_bytes", buffer_pool_bytes)
@@ -166,6 +190,12 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     def set_devices(self, devices: Sequence[Device]) -> None:
         """Names the local CUDA devices in use. Raises `ValueError` for any other kind."""
         self.devices = _to_cuda_devices(devices)
+
+
+def _positive(option: str, number: float) -> float:
+    if not number > 0:
+        raise ValueError(f"{option} is a number above 0, not {number!r}")
+    return number
 
 
 def _to_transports(names: Sequence[str] | None) -> tuple[str, ...]:

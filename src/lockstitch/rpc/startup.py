@@ -32,6 +32,7 @@ from lockstitch.transport.segments import SegmentPool
 from lockstitch.transport.several import SeveralTransports
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.unix import UnixTransport
+from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,10 +131,19 @@ def make_agent_options(
         buffer_pool_bytes=options.buffer_pool_bytes,
         secret=options.secret,
         registry=options.registry,
+        handshake_seconds=options.handshake_timeout,
+        unproved_connections=options.max_unproved_connections,
+        limits=limits_of(options),
     )
     if is_faulty:
         agent_options = dataclasses.replace(agent_options, interned_functions=0)
     return agent_options
+
+
+def limits_of(options: TensorPipeRpcBackendOptions) -> FrameLimits:
+    """What one message may hold."""
+    inline = min(DEFAULT_LIMITS.inline_bytes, options.max_frame_bytes)
+    return FrameLimits(inline, options.max_frame_bytes, options.max_tensors, options.max_nesting)
 
 
 def make_segments(options: TensorPipeRpcBackendOptions) -> SegmentPool | None:

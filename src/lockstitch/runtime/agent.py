@@ -271,9 +271,17 @@ class Agent:
     def decoder(self, connection: Connection, keys: SessionKeys | None = None) -> FrameDecoder:
         """What makes messages of that which arrives on a connection. Where others might reach into
         it, they are sealed with one of `keys`; the other is for those that leave."""
+        is_strict = self.allowed is not None or connection.is_exposed
         if keys is None or not connection.is_exposed:
-            return FrameDecoder(self.limits, window=connection.window, allocate=self.buffers.take)
-        return SealedFrameDecoder(keys.incoming, self.limits, allocate=self.buffers.take)
+            return FrameDecoder(
+                self.limits,
+                window=connection.window,
+                allocate=self.buffers.take,
+                is_strict=is_strict,
+            )
+        return SealedFrameDecoder(
+            keys.incoming, self.limits, allocate=self.buffers.take, is_strict=is_strict
+        )
 
     # ------------------------------------------------------------ plugging in
 

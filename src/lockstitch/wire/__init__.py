@@ -5,6 +5,7 @@ pickling.py   values of programs ⇄ payloads; tensors are lifted out, never pic
 restricted.py what a peer has pickled, read where a registry says what it may name
 tensors.py    headers and memory of tensors
 frames.py     messages ⇄ frames: lengths and limits
+scanning.py   looking through fields before marshal reads them
 seals.py      frames that only the peer can have made
 layouts.py    the fields of each message class ⇄ plain values
 arrivals.py   tensors arriving: into memory allocated from their headers

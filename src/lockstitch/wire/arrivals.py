@@ -245,6 +245,8 @@ def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:
     if not isinstance(header, tuple):
         return item
     code = header[0]
+    if code & SPARSE or (code & STAGED and header[1][0] & SPARSE):
+        _check_sparse(item)
     if code & STAGED:
         item = stage_in(item, header[2])
     if as_leaf and code & (PARAMETER | REQUIRES_GRAD):
@@ -252,3 +254,19 @@ def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:
             return torch.nn.Parameter(item, requires_grad=bool(code & REQUIRES_GRAD))
         item.requires_grad_(True)
     return item
+
+
+def _check_sparse(tensor: torch.Tensor) -> None:
+    """Raises RuntimeError where indices point outside the tensor, which torch's kernels would
+    follow into other memory."""
+    if tensor.layout is torch.sparse_coo:
+        torch._validate_sparse_coo_tensor_args(
+            tensor._indices(), tensor._values(), tensor.shape, tensor.is_coalesced()
+        )
+        return
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    compressed = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    plain = tensor.col_indices() if by_row else tensor.row_indices()
+    torch._validate_sparse_compressed_tensor_args(
+        compressed, plain, tensor.values(), tensor.shape, tensor.layout
+    )

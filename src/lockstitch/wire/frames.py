@@ -33,6 +33,7 @@ from lockstitch.errors import LocalProtocolError, RemoteProtocolError
 from lockstitch.wire.arrivals import Allocate, Arrivals, finish
 from lockstitch.wire.layouts import layout_of
 from lockstitch.wire.messages import KINDS, Message, Payload
+from lockstitch.wire.scanning import check_marshal
 from lockstitch.wire.tensors import (
     DTYPE_BITS,
     INLINE_BYTES,
@@ -86,6 +87,8 @@ class FrameLimits:
     inline_bytes: int = 256 << 20
     bulk_bytes: int = 1 << 40
     items: int = 1 << 20
+    nesting: int = 64
+    """How deep values may lie in each other, where that is looked at (`is_strict`)."""
 
 
 DEFAULT_LIMITS: Final = FrameLimits()
@@ -306,7 +309,8 @@ class FrameDecoder:
     it, was preceded by a reader who was struck, and calls `absorb` before anything else.
 
     `window` opens what the sender has lent; `allocate` gives memory for what arrives in the stream,
-    as a buffer of that size or more, or None. `is_sealed`: see `wire.seals`.
+    as a buffer of that size or more, or None. `is_sealed`: see `wire.seals`; `is_strict`: see
+    `wire.scanning`.
     """
 
     def __init__(
@@ -317,8 +321,10 @@ class FrameDecoder:
         window: Window | None = None,
         allocate: Allocate | None = None,
         is_sealed: bool = False,
+        is_strict: bool = False,
     ) -> None:
         self._open_window = window
+        self._is_strict = is_strict
         self.is_sealed = is_sealed
         self.is_open = False
         """Whether the frame at `start` may be read, where frames are sealed."""
@@ -396,6 +402,8 @@ class FrameDecoder:
         if small > inline_length:
             raise RemoteProtocolError("a frame's small tensors are longer than the frame")
         inline = self._view[start + _HEADER_BYTES : start + whole]
+        if self._is_strict:
+            check_marshal(inline[: inline_length - small], limits.nesting)
         address = self._address + start + whole - small
         if not bulk_length and kind in KINDS:
             simple = layout_of(KINDS[kind]).read(inline, address, small, limits.items)

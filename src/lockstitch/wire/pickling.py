@@ -25,6 +25,7 @@ import torch
 from lockstitch.errors import LockstitchError, RemoteProtocolError, SerializationError
 from lockstitch.wire.messages import Payload
 from lockstitch.wire.restricted import RestrictedUnpickler
+from lockstitch.wire.scanning import check_marshal
 from lockstitch.wire.tensors import is_liftable
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ _SEQUENCES: Final = frozenset({tuple, list})
 _LIFTED_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 # Above this, `bytes` go out of band; it is also where the C pickler stops copying them.
 _LARGE_BYTES: Final = 64 * 1024
+# What goes by marshal is flat: a tuple or list of plain values, and places in tuples.
+_MOST_NESTING: Final = 4
 
 
 _NO_VALUES: Final = Payload(MARSHAL, marshal.dumps(()), ())
@@ -321,6 +324,8 @@ def unpack(
     if encoding == PICKLE:
         return _unpickle(payload, registry, session or UnpickleSession(None))
     if encoding == MARSHAL:
+        if registry.allowed is not None:
+            check_marshal(stream, _MOST_NESTING)
         return _unpack_flat(stream, items)
     raise RemoteProtocolError(f"unknown encoding {encoding} of a payload")
 

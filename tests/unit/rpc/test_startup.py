@@ -8,9 +8,11 @@ from lockstitch.rpc.options import TensorPipeRpcBackendOptions
 from lockstitch.rpc.startup import (
     check_devices,
     join_seconds,
+    limits_of,
     make_segments,
     make_transport,
 )
+from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(0.5, 60.0), (100.0, 100.0), (0.0, 86400.0)])
@@ -58,3 +60,11 @@ def test_shared_memory_is_lent_only_where_it_may_be() -> None:
     assert make_segments(TensorPipeRpcBackendOptions(segment_pool_bytes=1 << 20)) is not None
     assert make_segments(TensorPipeRpcBackendOptions(segment_pool_bytes=0)) is None
     assert make_segments(TensorPipeRpcBackendOptions(transports=["unix"])) is None
+
+
+def test_limits_are_those_of_the_options() -> None:
+    assert limits_of(TensorPipeRpcBackendOptions()) == DEFAULT_LIMITS
+    options = TensorPipeRpcBackendOptions(max_frame_bytes=1000, max_tensors=3, max_nesting=5)
+    assert limits_of(options) == FrameLimits(1000, 1000, 3, 5)
+    with pytest.raises(ValueError, match="max_tensors is a number above 0, not 0"):
+        TensorPipeRpcBackendOptions(max_tensors=0)

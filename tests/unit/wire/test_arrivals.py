@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.wire.arrivals import Arrivals, finish
+from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.messages import Payload, Reply
+from lockstitch.wire.pickling import ONE_TENSOR
 from lockstitch.wire.tensors import (
     INLINE_BYTES,
     PARAMETER,
@@ -212,3 +215,25 @@ def test_finish_makes_leaves_and_parameters_unless_a_stitch_follows() -> None:
 def test_tensor_of_an_absent_device_stays_on_the_host() -> None:
     for device in ("cuda:99", "nonsense:0", "cpu"):
         assert finish((STAGED, (0, (1,)), device), torch.ones(1), as_leaf=True).is_cpu
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("size", [3, 10_000], ids=["small", "large"])
+def test_indices_that_point_outside_a_sparse_tensor_are_refused(size: int) -> None:
+    indices = torch.arange(size).unsqueeze(0)
+    outside = torch.sparse_coo_tensor(
+        indices + 1, torch.ones(size), (size,), check_invariants=False
+    )
+    rows = torch.sparse_csr_tensor(
+        torch.tensor([0, size]),
+        torch.arange(size) + 1,
+        torch.ones(size),
+        (1, size),
+        check_invariants=False,
+    )
+    for tensor in (outside, rows):
+        decoder = FrameDecoder()
+        frame = encode(Reply(1, None, Payload(ONE_TENSOR, b"", (tensor,))))
+        with pytest.raises(RemoteProtocolError, match="makes no sense"):
+            decoder.feed(b"".join(frame))
+        assert not decoder.messages
