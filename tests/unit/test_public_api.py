@@ -47,7 +47,7 @@ PUBLIC_NAMES = {
         allreduce_async_ alltoall_async broadcast_async broadcast_async_
         grouped_allgather_async grouped_allreduce_async grouped_allreduce_async_
         grouped_reducescatter_async reducescatter_async sparse_allreduce_async barrier
-        join poll synchronize start_timeline stop_timeline DistributedOptimizer optimizer
+        join poll synchronize start_timeline stop_timeline run runner DistributedOptimizer optimizer
         SyncBatchNorm sync_batch_norm
         broadcast_parameters broadcast_optimizer_state
         broadcast_object allgather_object Compression ProcessSet global_process_set

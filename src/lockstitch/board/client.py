@@ -74,6 +74,11 @@ class BoardClient:
     def __repr__(self) -> str:
         return f"<BoardClient · {self._failure or self._place or 'no place yet'}>"
 
+    @property
+    def place(self) -> Place | None:
+        """The one that was given last."""
+        return self._place
+
     def next_place(self) -> Place | Over:
         """Asks for a place in the next world and waits for it; the launcher decides how long. To
         be called when this worker is in no world. Raises `BoardLostError`."""

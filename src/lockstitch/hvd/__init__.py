@@ -22,6 +22,7 @@
     timeline         start_timeline, stop_timeline
     worlds           the way into a session where workers come and go
     elastic          training that goes on while they do
+    runner           run: a function on many ranks
     common           the modules of `horovod.common`
     mpi_ops          all operations under the module name that programs know
 
@@ -37,6 +38,7 @@ from lockstitch.hvd import (
     mpi_ops,
     optimizer,
     process_sets,
+    runner,
     sync_batch_norm,
 )
 from lockstitch.hvd.compression import Compression
@@ -54,6 +56,7 @@ from lockstitch.hvd.process_sets import (
     global_process_set,
     remove_process_set,
 )
+from lockstitch.hvd.runner import run
 from lockstitch.hvd.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
@@ -75,6 +78,8 @@ __all__ = [
     "functions",
     "mpi_ops",
     "optimizer",
+    "run",
+    "runner",
     "process_sets",
     "sync_batch_norm",
 ]

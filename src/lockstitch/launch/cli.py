@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -25,6 +26,8 @@ from lockstitch.launch.outputs import Outputs
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.screen import Screen
 from lockstitch.trust import Secret
+
+_PYTHON = re.compile(r"python[\d.]*")
 
 app = typer.Typer(
     help="Remote calls, references and one backward pass over many PyTorch workers.",
@@ -223,7 +226,7 @@ def _command(program: str, arguments: list[str], is_module: bool) -> list[str]:
     `python train.py`."""
     if is_module:
         return [sys.executable, "-m", program, *arguments]
-    if Path(program).is_file():
+    if Path(program).is_file() and not _PYTHON.fullmatch(Path(program).name):
         return [sys.executable, program, *arguments]
     if shutil.which(program) is not None:
         return [program, *arguments]

@@ -1,0 +1,10 @@
+"""A function on many ranks, from a program that is none itself: `hvd.run(train, np=4)`.
+
+launching  run: starts the launcher, gathers the results
+task       what each worker does
+desk       the folder through which function and results go
+"""
+
+from lockstitch.hvd.runner.launching import run
+
+__all__ = ["run"]

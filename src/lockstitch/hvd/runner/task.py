@@ -1,0 +1,38 @@
+"""What each worker of `hvd.run` does: `python -m lockstitch.hvd.runner.task FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from lockstitch.hvd.environment import Place
+from lockstitch.hvd.runner.desk import Desk
+from lockstitch.hvd.worlds import LAUNCHER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def main(folder: str, environment: Mapping[str, str]) -> None:
+    """Calls the function; what it returns or raises goes to the desk."""
+    desk = Desk(folder)
+    worker = environment.get("LOCKSTITCH_WORKER") or environment.get("RANK") or "0"
+    try:
+        func, args, kwargs = desk.call()
+        value = func(*args, **kwargs)
+        desk.put_result(_rank(environment), value)
+    except Exception as error:
+        desk.put_error(f"rank{worker}", error)
+        raise
+
+
+def _rank(environment: Mapping[str, str]) -> int:
+    board = LAUNCHER.board()
+    if board is None:
+        return Place.read(environment).rank
+    return 0 if board.place is None else board.place.rank
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], os.environ)
