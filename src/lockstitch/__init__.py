@@ -4,6 +4,7 @@
     autograd     one backward pass over all workers   ← torch.distributed.autograd
     optim        DistributedOptimizer                 ← torch.distributed.optim
     nn           modules on slots, on other workers    ← torch.nn.parallel, torch.distributed.nn
+    checkpoint   what the workers own, saved and restored
     hvd          training on many ranks                ← horovod.torch
     collectives  reductions over ranks, negotiated by name
     testing      clusters in one process, mishaps by script, proofs of equality

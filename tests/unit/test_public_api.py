@@ -36,6 +36,7 @@ PUBLIC_NAMES = {
         api backend_registry constants internal options rref_proxy
     """,
     "lockstitch.autograd": "context backward get_gradients DistAutogradContext",
+    "lockstitch.checkpoint": "register unregister save load names CheckpointError",
     "lockstitch.optim": "DistributedOptimizer",
     "lockstitch.hvd": """
         ccl_built cross_rank cross_size cuda_built ddl_built gloo_built gloo_enabled init

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstitch import autograd
 from lockstitch.optim.local import LocalOptimizer
+from lockstitch.optim.states import join_states, split_state
 from lockstitch.optim.turns import Turns
 from lockstitch.rpc import RRef, rpc_async
 from lockstitch.runtime.worker import current_worker
@@ -59,8 +60,12 @@ class DistributedOptimizer:
         **kwargs: Any,
     ) -> None:
         by_owner: dict[WorkerInfo, list[RRef[torch.Tensor]]] = {}
-        for reference in params_rref:
+        positions: dict[WorkerInfo, list[int]] = {}
+        for position, reference in enumerate(params_rref):
             by_owner.setdefault(reference.owner(), []).append(reference)
+            positions.setdefault(reference.owner(), []).append(position)
+        self._positions = list(positions.values())
+        """For each owner, where its parameters stand among all."""
         self.remote_optimizers = _wait_for_all(
             list(by_owner),
             [
@@ -87,6 +92,35 @@ class DistributedOptimizer:
             ],
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all owners' optimizers as that of one optimizer over all parameters, in the
+        order of `params_rref`. So it fits the same parameters on other workers.
+
+        The options of the first owner stand for those of all. Tensors travel here.
+        """
+        owners = [reference.owner() for reference in self.remote_optimizers]
+        futures = [
+            rpc_async(owner, _state_of_local_optimizer, (reference,))
+            for owner, reference in zip(owners, self.remote_optimizers, strict=True)
+        ]
+        states = _wait_for_all(owners, futures)
+        return join_states(states, self._positions)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Gives each owner its part of a state of all parameters. Raises `ValueError` where the
+        number of parameters is another, and what an owner's optimizer raises."""
+        owners = [reference.owner() for reference in self.remote_optimizers]
+        parts = split_state(state, self._positions)
+        _wait_for_all(
+            owners,
+            [
+                rpc_async(owner, _load_local_optimizer, (reference, part))
+                for owner, reference, part in zip(
+                    owners, self.remote_optimizers, parts, strict=True
+                )
+            ],
+        )
+
 
 @needed
 def _new_local_optimizer(
@@ -105,6 +139,16 @@ def _new_local_optimizer(
 def _step_local_optimizer(reference: RRef[LocalOptimizer], context_id: int) -> None:
     """On the owner of the optimizer and its parameters."""
     reference.local_value().step(autograd.get_gradients(context_id))
+
+
+@needed
+def _state_of_local_optimizer(reference: RRef[LocalOptimizer]) -> dict[str, Any]:
+    return reference.local_value().state_dict()
+
+
+@needed
+def _load_local_optimizer(reference: RRef[LocalOptimizer], state: dict[str, Any]) -> None:
+    reference.local_value().load_state_dict(state)
 
 
 def _wait_for_all(owners: Sequence[WorkerInfo], futures: Sequence[Future[T]]) -> list[T]:

@@ -23,6 +23,7 @@ Steps on the same parameters exclude each other through a lock, so that no updat
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,6 +72,16 @@ class LocalOptimizer:
                     if parameter is not alias and not parameter.is_set_to(alias):
                         # The optimizer replaced the storage instead of writing into it.
                         parameter.data = alias.data
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the optimizer, between two steps; parameters are numbered in their order."""
+        with self._lock:
+            return copy.deepcopy(self.optim.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from that state. Raises `ValueError` where it does not fit."""
+        with self._lock:
+            self.optim.load_state_dict(state)
 
 
 def _alias(parameter: Any) -> Any:

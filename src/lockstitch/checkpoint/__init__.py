@@ -1,0 +1,20 @@
+"""Saves what the workers of a group own, and restores it onto the same or another number of them.
+
+    checkpoint.register("model", model)      on whoever owns it; a reference will do from elsewhere
+    checkpoint.save("checkpoints/latest")    on any one worker
+    checkpoint.load("checkpoints/latest")    on any one worker, of this job or a later one
+
+- `registry`: what a worker has registered, by name
+- `structure`: states as tensors and plain values, and back
+- `shares`: one worker's file, and the manifest that makes files a checkpoint
+- `world`: saving and loading with all workers
+
+Each worker writes the tensors of what it owns into a file of its own, in the format of
+`safetensors`, plain values as JSON: nothing that is read is ever executed. The folder must be one
+that all workers reach under the same path.
+"""
+
+from lockstitch.checkpoint.registry import register, unregister
+from lockstitch.checkpoint.world import CheckpointError, load, names, save
+
+__all__ = ["register", "unregister", "save", "load", "names", "CheckpointError"]

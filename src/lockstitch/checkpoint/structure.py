@@ -1,0 +1,86 @@
+"""States as they are written: tensors apart, and everything else as JSON. No I/O here.
+
+A state is what `state_dict()` returns, or a tensor, or plain data: dicts, lists, tuples, numbers,
+strings, True, False, None. Whatever JSON cannot say by itself is said by a dict with one key that
+begins with `$`:
+
+    {"$tensor": "model.weight"}    {"$tuple": […]}    {"$dict": [[key, value], …]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class Encoder:
+    """Takes states apart. `tensors` are those met so far, by the keys under which they are written:
+    on the CPU, contiguous, none sharing memory with another or with the original."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._known: dict[Key, str] = {}
+        self._kept: list[torch.Tensor] = []
+
+    def encode(self, state: object, path: str) -> Any:
+        """`state` as JSON. Raises `TypeError` that names the place, by `path`, of what cannot be
+        written."""
+        if isinstance(state, torch.Tensor):
+            return {"$tensor": self._tensor(state, path)}
+        if state is None or type(state) in (bool, int, float, str):
+            return state
+        if isinstance(state, Mapping):
+            items = [(key, self.encode(value, f"{path}.{key}")) for key, value in state.items()]
+            if all(type(key) is str and not key.startswith("$") for key, _ in items):
+                return dict(items)
+            return {"$dict": [[self.encode(key, f"{path} (a key)"), value] for key, value in items]}
+        if isinstance(state, (list, tuple)):
+            values = [self.encode(value, f"{path}.{index}") for index, value in enumerate(state)]
+            return {"$tuple": values} if isinstance(state, tuple) else values
+        raise TypeError(
+            f"{path} is a {type(state).__name__}, which a checkpoint cannot hold: only tensors, "
+            "numbers, strings, True, False, None, and lists, tuples and dicts of these"
+        )
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> str:
+        tensor = tensor.detach()
+        if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized:
+            raise TypeError(
+                f"{path} is a {tensor.dtype} tensor of layout {tensor.layout}: only "
+                "dense ones of real numbers, integers and booleans can be saved"
+            )
+        place = (tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()))
+        key = (*place, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        known = self._known.get(key) if tensor.numel() else None
+        if known is None:
+            self._kept.append(tensor)  # its address shall not be another's meanwhile
+            self._known[key] = known = path
+            self.tensors[path] = tensor.to("cpu", copy=True).contiguous()
+        return known
+
+
+def decode(written: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+    """The state; `tensor` finds tensors by key. Raises `ValueError` for what was not written by an
+    `Encoder`."""
+    if isinstance(written, list):
+        return [decode(value, tensor) for value in written]
+    if not isinstance(written, dict):
+        return written
+    mark = next((key for key in written if key.startswith("$")), None)
+    if mark is None:
+        return {key: decode(value, tensor) for key, value in written.items()}
+    content = written[mark]
+    if len(written) == 1 and mark == "$tensor" and isinstance(content, str):
+        return tensor(content)
+    if len(written) == 1 and mark == "$tuple" and isinstance(content, list):
+        return tuple(decode(value, tensor) for value in content)
+    if len(written) == 1 and mark == "$dict" and isinstance(content, list):
+        return {decode(key, tensor): decode(value, tensor) for key, value in content}
+    raise ValueError(f"{written!r} is nothing that a checkpoint holds")

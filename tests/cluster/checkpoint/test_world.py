@@ -1,0 +1,111 @@
+"""A group saves what its workers own, and another one of another size goes on from there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstitch import autograd, checkpoint, rpc
+from lockstitch.checkpoint import registry
+from lockstitch.errors import PeerDiedError
+from lockstitch.optim import DistributedOptimizer
+from lockstitch.testing.cluster import LocalCluster
+
+
+def make_weight(fill: float) -> torch.Tensor:
+    return torch.full((3,), fill, requires_grad=True)
+
+
+class Training:
+    """Weights on several workers, an optimizer over them, a counter; on the first worker."""
+
+    def __init__(self, owners: list[str]) -> None:
+        self.weights = [rpc.remote(name, make_weight, (n + 1.0,)) for n, name in enumerate(owners)]
+        self.optimizer = DistributedOptimizer(torch.optim.Adam, self.weights, lr=0.1)
+        self.steps = {"n": 0}
+        for number, weight in enumerate(self.weights):
+            checkpoint.register(f"weight{number}", weight)
+        checkpoint.register("optimizer", self.optimizer)
+        checkpoint.register("steps", self.steps)
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            with autograd.context() as context:
+                loss = sum((weight.to_here() ** 2).sum() for weight in self.weights)
+                autograd.backward(context, [loss])
+                self.optimizer.step(context)
+            self.steps["n"] += 1
+
+    def values(self) -> torch.Tensor:
+        return torch.stack([weight.to_here().detach() for weight in self.weights])
+
+
+@pytest.fixture
+def group():
+    with LocalCluster(3) as cluster, cluster[0].active():
+        yield cluster
+
+
+def test_training_goes_on_on_fewer_workers_as_if_nothing_had_happened(group, tmp_path) -> None:
+    training = Training(["worker1", "worker2", "worker1", "worker0"])
+    training.train(3)
+    checkpoint.save(tmp_path / "x")
+    training.train(3)
+    expected = training.values()
+    assert set(checkpoint.names(tmp_path / "x").values()) == {"worker0", "worker1", "worker2"}
+    with LocalCluster(["other", "one"]) as smaller, smaller["one"].active():
+        again = Training(["other", "one", "other", "other"])
+        checkpoint.load(tmp_path / "x")
+        assert again.steps == {"n": 3}
+        again.train(3)
+        assert torch.equal(again.values(), expected)
+
+
+def test_a_save_that_fails_leaves_the_former_checkpoint(group, tmp_path) -> None:
+    training = Training(["worker1"])
+    checkpoint.save(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    training.steps["n"] = {1, 2}
+    with pytest.raises(TypeError, match="steps.n is a set"):
+        checkpoint.save(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+    training.steps["n"] = 5
+    group.kill("worker1")
+    with pytest.raises(PeerDiedError, match="worker1"):
+        checkpoint.save(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_does_not_fit_changes_nothing(group, tmp_path) -> None:
+    checkpoint.register("a", {"n": 1})
+    checkpoint.register("b", torch.ones(2))
+    checkpoint.save(tmp_path)
+    with LocalCluster(1) as other, other[0].active():
+        counter = {"n": 0}
+        checkpoint.register("a", counter)
+        checkpoint.register("c", {})
+        with pytest.raises(
+            checkpoint.CheckpointError,
+            match=r"lacks 'c' \(worker0\); nobody has registered 'b' \(of worker0\)",
+        ):
+            checkpoint.load(tmp_path)
+        checkpoint.unregister("c")
+        checkpoint.register("b", torch.ones(3))
+        with pytest.raises(ValueError, match="'b' has the shape"):
+            checkpoint.load(tmp_path)
+        assert counter == {"n": 0}
+        assert registry.Registered.of(other[0]).pending == {}
+        checkpoint.unregister("b")
+        checkpoint.load(tmp_path, strict=False)
+        assert counter == {"n": 1}
+
+
+def test_names_are_unique_and_something_must_be_there(group, tmp_path) -> None:
+    with pytest.raises(checkpoint.CheckpointError, match="nothing to save"):
+        checkpoint.save(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+        checkpoint.load(tmp_path)
+    checkpoint.register("x", {})
+    rpc.rpc_sync("worker1", checkpoint.register, ("x", {}))
+    with pytest.raises(checkpoint.CheckpointError, match="two workers, 'worker0' and 'worker1'"):
+        checkpoint.save(tmp_path)

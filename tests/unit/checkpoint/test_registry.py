@@ -1,0 +1,70 @@
+"""What can be registered, and what becomes of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstitch import checkpoint, rpc
+from lockstitch.checkpoint.registry import Registered
+from lockstitch.testing.cluster import LocalCluster
+
+
+@pytest.fixture
+def registered():
+    with LocalCluster(1) as cluster, cluster[0].active():
+        yield Registered.of(cluster[0])
+
+
+def test_each_kind_is_saved_and_put_back(registered) -> None:
+    model, weight, steps, seen = torch.nn.Linear(2, 1), torch.ones(3), {"n": 1}, [1, 2]
+    for name, thing in {"model": model, "weight": weight, "steps": steps, "seen": seen}.items():
+        checkpoint.register(name, thing)
+    checkpoint.register("model", model)  # again: harmless
+    assert registered.names() == ["model", "weight", "steps", "seen"]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    states = {"model": before, "weight": torch.zeros(3), "steps": {"n": 7, "m": 1}, "seen": [3]}
+    torch.nn.init.zeros_(model.weight)
+    registered.check_fit(states)
+    registered.put_back(states)
+    assert torch.equal(model.weight, before["weight"])
+    assert weight.sum() == 0
+    assert (steps, seen) == ({"n": 7, "m": 1}, [3])
+    checkpoint.unregister("model")
+    checkpoint.unregister("model")
+    assert "model" not in registered.states()
+
+
+def test_a_reference_stands_for_its_value(registered) -> None:
+    value = torch.ones(2)
+    checkpoint.register("value", rpc.RRef(value))
+    assert registered.states()["value"] is value
+
+
+def test_what_cannot_be_saved_is_refused_at_once(registered) -> None:
+    with pytest.raises(TypeError, match="'n' is a int: register a tensor, a dict"):
+        checkpoint.register("n", 3)
+    with pytest.raises(ValueError, match="needs a name"):
+        checkpoint.register("", {})
+    checkpoint.register("x", {})
+    with pytest.raises(ValueError, match="'x' is registered already on worker 'worker0'"):
+        checkpoint.register("x", {})
+
+
+@pytest.mark.parametrize(
+    ("thing", "state", "words"),
+    [
+        (torch.ones(2), torch.ones(3), r"'x' has the shape \[2\], but was saved as \[3\]"),
+        (torch.ones(2), {}, r"'x' has the shape \[2\], but was saved as dict"),
+        (torch.nn.Linear(1, 1), {"weight": torch.ones(1, 1)}, "another module: bias differ"),
+        (
+            torch.nn.Linear(1, 1, bias=False),
+            {"weight": torch.ones(2, 1)},
+            r"'x.weight' has the shape \[1, 1\], but was saved as \[2, 1\]",
+        ),
+    ],
+)
+def test_states_of_another_shape_do_not_fit(registered, thing, state, words) -> None:
+    checkpoint.register("x", thing)
+    with pytest.raises(ValueError, match=words):
+        registered.check_fit({"x": state})
