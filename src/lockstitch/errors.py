@@ -6,6 +6,7 @@
     │   ├── RpcTimeoutError           … in time                        (also TimeoutError)
     │   ├── PeerDiedError             … because a worker is gone       (also ConnectionError)
     │   │   └── PeerLeftError         … because it shut down in good order
+    │   ├── ConnectionLostError       … or perhaps was, before its connection broke (dto.)
     │   ├── SerializationError        … because something cannot cross the wire
     │   ├── OperatorArgumentsError    … because no operator of torch takes these (also TypeError)
     │   └── RemoteError               the callee raised what cannot be rebuilt here
@@ -62,6 +63,22 @@ class PeerLeftError(PeerDiedError):
     def __init__(self, worker: str, cause: str = "it has shut down") -> None:
         super().__init__(worker, cause)
         self.args = (f"worker {worker!r} has left: {cause}",)
+
+
+class ConnectionLostError(RpcError, ConnectionError):
+    """The connection broke on which an answer should have come, but `worker` lives. Its function
+    may have run, or not; it was not and will not be sent again."""
+
+    def __init__(self, worker: str, cause: str = "its connection closed") -> None:
+        super().__init__(
+            f"the connection to worker {worker!r} broke before the answer came ({cause}); the "
+            "worker lives, and may have done what it was asked, or not"
+        )
+        self.worker = worker
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[type[ConnectionLostError], tuple[str, str]]:
+        return type(self), (self.worker, self.cause)
 
 
 class SerializationError(RpcError):

@@ -16,7 +16,7 @@ from lockstitch.autograd.conductor import PATIENCE_SECONDS
 from lockstitch.autograd.discovery import Closure
 from lockstitch.autograd.listening import Listening, new_sleeper
 from lockstitch.autograd.termination import Balance, StandstillDetector
-from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError
+from lockstitch.errors import ConnectionLostError, DistAutogradError, LockstitchError, PeerDiedError
 from lockstitch.wire.messages import Abort, AskReach, AskStanding, Parts
 
 if TYPE_CHECKING:
@@ -312,7 +312,8 @@ class Initiator:
 
 def _as_raised(error: BaseException, rank: int, text: str) -> BaseException:
     """The exception that `backward` raises for `error` of the worker `rank`."""
-    if not isinstance(error, Exception) or isinstance(error, (PeerDiedError, DistAutogradError)):
+    ours = (PeerDiedError, ConnectionLostError, DistAutogradError)
+    if not isinstance(error, Exception) or isinstance(error, ours):
         return error
     raised = DistAutogradError(f"Error on Node {rank}: {text}")
     raised.__cause__ = error

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lockstitch.clock import Clock
-    from lockstitch.errors import PeerDiedError
+    from lockstitch.errors import ConnectionLostError, PeerDiedError
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.way_back import WayBack
@@ -47,6 +47,10 @@ class Post(Protocol):
     def on_close(self, callback: Callable[[], None]) -> None: ...
 
     def add_concern(self, workers: Callable[[], Iterable[WorkerId]]) -> None: ...
+
+    def on_connection_lost(
+        self, callback: Callable[[WorkerId, ConnectionLostError], None]
+    ) -> None: ...
 
     def on_peer_lost(self, callback: Callable[[WorkerId, PeerDiedError], None]) -> None: ...
 

@@ -29,7 +29,7 @@ from lockstitch.autograd.releases import Releases
 from lockstitch.autograd.roots import enter_at
 from lockstitch.autograd.stitch import Stitcher
 from lockstitch.autograd.termination import Standing
-from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError
+from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError, RpcError
 from lockstitch.ids import IdSource, WorkerId, context_id, context_owner
 from lockstitch.runtime import remote_errors
 from lockstitch.wire import messages
@@ -75,6 +75,7 @@ class AutogradService:
         handle(messages.AskStanding, self._on_ask_standing)
         handle(messages.Standing, self._on_standing)
         self._post.on_peer_lost(self._on_peer_lost)
+        self._post.on_connection_lost(self._fail_passes)
         self._post.add_concern(self._involved)
         self._post.on_close(self._on_close)
         replicas.observe(context_of_this_thread)
@@ -378,6 +379,13 @@ class AutogradService:
 
     def _on_peer_lost(self, worker: WorkerId, error: PeerDiedError) -> None:
         self._releases.forget(worker)
+        for context in self.contexts:
+            if context_owner(context.id) == worker:
+                self._release(context, worker)
+        self._fail_passes(worker, error)
+
+    def _fail_passes(self, worker: WorkerId, error: RpcError) -> None:
+        """What a worker had to say may never come: no pass that it takes part in can go on."""
         with self._lock:
             contexts = list(self._contexts.values())
             initiators = list(self._initiators.values())
@@ -385,9 +393,7 @@ class AutogradService:
             if worker in initiator.context.workers:
                 initiator.fail(error)
         for context in contexts:
-            if context_owner(context.id) == worker:
-                self._release(context, worker)
-            elif worker in context.workers:
+            if worker in context.workers:
                 for initiator_id, backward_pass in list(context.passes.items()):
                     if initiator_id == worker:
                         backward_pass.fail(error)

@@ -5,6 +5,7 @@ ending.py         what happens to threads that still run when the interpreter en
 agent.py          Agent: makes calls, sends messages, knows the peers
 peers.py          who the peers are, reaching and losing them
 channel.py        the connection that we call a peer on: requests out, replies in
+breakages.py      connections that break: is the peer gone, or only the connection?
 liveness.py       heartbeats: which peers have fallen silent
 way_back.py       hearing from a worker on the connection on which we call it
 loopback.py       calls to oneself

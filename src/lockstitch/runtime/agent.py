@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lockstitch.errors import PeerDiedError, RemoteProtocolError
+from lockstitch.errors import ConnectionLostError, PeerDiedError, RemoteProtocolError
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.crew import Crew
@@ -251,6 +251,10 @@ class Agent:
     def is_lost(self, worker: WorkerId) -> bool:
         """Whether that worker is known to be gone."""
         return self.peers.is_lost(worker)
+
+    def on_connection_lost(self, callback: Callable[[WorkerId, ConnectionLostError], None]) -> None:
+        """See `Breakages.on_broken`."""
+        self.peers.breakages.on_broken(callback)
 
     def add_concern(self, workers: Callable[[], Iterable[WorkerId]]) -> None:
         """See `Liveness.add_concern`."""

@@ -18,7 +18,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lockstitch.errors import PeerDiedError, RpcTimeoutError
+from lockstitch.errors import RpcTimeoutError
 from lockstitch.runtime.functions import OutgoingFunctions
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.way_back import WayBack
@@ -31,6 +31,7 @@ from lockstitch.wire.messages import Failure, Reply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lockstitch.errors import PeerDiedError, RpcError
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.agent import Agent
     from lockstitch.transport.base import Connection
@@ -54,7 +55,8 @@ class Channel:
         self.peer = peer
         self.functions = OutgoingFunctions(agent.options.interned_functions)
         self.requested = 0
-        self.error: PeerDiedError | None = None
+        self.error: RpcError | None = None
+        """Why nothing can be sent or answered here any more."""
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self._given_up: set[int] = set()
@@ -190,8 +192,8 @@ class Channel:
             )
             self.abandon(number)
 
-    def fail_all(self, error: PeerDiedError) -> None:
-        """The peer will answer nothing any more."""
+    def fail_all(self, error: RpcError) -> None:
+        """Nothing will be answered here any more."""
         self.error = error
         while self._pending:
             for number, pending in list(self._pending.items()):
@@ -244,7 +246,8 @@ class StreamChannel(Channel):
             with self._send_lock:
                 self.connection.send(buffers)
         except ConnectionError as error:
-            raise self._lost(error) from error
+            self._lost(error)
+            raise self.agent.peers.breakages.verdict(self) from error
 
     def ask(self, message: Heartbeat) -> None:
         self._is_asking = True
@@ -284,7 +287,9 @@ class StreamChannel(Channel):
                 finally:
                     if True in held:
                         reading.release()
-                if (pending.delivered or not held[0]) and not pending.done:
+                if self._closed and not pending.done:  # it is still to be seen what that means
+                    super().wait(pending)
+                elif (pending.delivered or not held[0]) and not pending.done:
                     self._follow(pending)
         finally:
             if followers or self._expects_something():
@@ -488,16 +493,12 @@ class StreamChannel(Channel):
             if other is pending:
                 self.expire(number, pending)
 
-    def _lost(self, cause: BaseException) -> PeerDiedError:
-        error = self.error
-        if error is None:
-            error = PeerDiedError(self.peer.name, str(cause))
-            error.__cause__ = cause
+    def _lost(self, cause: BaseException) -> None:
         # All of it again if it was done before: an interrupt may have cut that short.
-        self.fail_all(error)
         self.close()
-        self.agent.peers.lose(self.peer, error)
-        return error
+        self.agent.peers.channel_broke(self, cause)
+        if self.error is not None:
+            self.fail_all(self.error)
 
     # ------------------------------------------------------------ as a source of the crew
 

@@ -22,6 +22,7 @@ from lockstitch.errors import (
     RpcError,
 )
 from lockstitch.ids import ANYBODY, WorkerId, WorkerInfo
+from lockstitch.runtime.breakages import Breakages
 from lockstitch.runtime.channel import Channel, StreamChannel
 from lockstitch.transport.handshake import CallerHandshake, GreetingReader
 from lockstitch.wire.messages import Leave
@@ -69,10 +70,12 @@ class Peers:
         self._callers: dict[WorkerId, IncomingConnection] = {}
         self._incoming: set[IncomingConnection] = set()
         self._connecting: dict[WorkerId, threading.Lock] = {}
+        self._breaking = threading.Lock()
         self._greeting: dict[Connection, WorkerInfo] = {}
         self.refused = 0
         """How many that were given up as dead have tried to go on."""
         self._lost: dict[WorkerId, PeerDiedError] = {}
+        self.breakages = Breakages(agent)
         self._on_lost: list[Callable[[WorkerId, PeerDiedError], None]] = []
         self._closed = False
 
@@ -101,7 +104,7 @@ class Peers:
 
     def channels(self) -> list[Channel]:
         """The channels there are now."""
-        return list(self._channels.values())
+        return [*self._channels.values(), *self.breakages.channels()]
 
     # ------------------------------------------------------------ reaching them
 
@@ -127,7 +130,8 @@ class Peers:
         if lost is not None:
             raise copy.copy(lost)
         try:
-            connection = self._directory.connect(peer, _CONNECT_SECONDS)
+            bound = min(self._agent.liveness.bound_seconds or _CONNECT_SECONDS, _CONNECT_SECONDS)
+            connection = self._directory.connect(peer, bound)
         except (ConnectionError, TimeoutError) as error:
             raise self._unreachable(peer, f"it cannot be reached ({error})") from error
         self._greeting[connection] = peer
@@ -189,6 +193,7 @@ class Peers:
         raise BlockingIOError(f"it did not answer a greeting in {_CONNECT_SECONDS:g} s")
 
     def _unreachable(self, peer: WorkerInfo, cause: str) -> PeerDiedError:
+        cause = self.breakages.cause(peer.worker, cause)
         self.lose(peer, PeerDiedError(peer.name, cause))
         lost = self._lost.get(peer.worker)  # perhaps something else has shown it before
         return PeerDiedError(peer.name, cause) if lost is None else copy.copy(lost)
@@ -224,9 +229,22 @@ class Peers:
         self._incoming.discard(caller)
         if self._callers.get(peer.worker) is caller:
             del self._callers[peer.worker]
-            self.lose(peer, PeerDiedError(peer.name, str(cause)))
+            self._agent.served.drop(peer.worker)
+            # Where we call it as well, that connection shows whether it lives.
+            if not (self._closed or peer.worker in self._channels or self.is_lost(peer.worker)):
+                self.breakages.judge_caller(peer, cause)
         if not isinstance(cause, ConnectionError):
             self._agent.report(cause)
+
+    def channel_broke(self, channel: StreamChannel, cause: BaseException) -> None:
+        """The connection on which we call a peer has ended."""
+        worker = channel.peer.worker
+        with self._breaking:
+            if self._channels.get(worker) is not channel:
+                return
+            del self._channels[worker]
+        if not self._closed:
+            self.breakages.judge(channel, cause)
 
     def lose(self, peer: WorkerInfo, error: PeerDiedError, *, at_once: bool = False) -> None:
         """A peer is gone. What it has answered just before still counts, unless `at_once`."""
@@ -235,6 +253,7 @@ class Peers:
         channel = self._channels.pop(peer.worker, None)
         if channel is not None:
             channel.end(error, at_once=at_once)
+        self.breakages.end(peer.worker, error)
         for callback in self._on_lost:
             self._agent.spawn(lambda callback=callback: callback(peer.worker, error))  # type: ignore[misc]
 

@@ -123,6 +123,10 @@ class LocalCluster:
         """The worker dies, as its peers see it."""
         self.network.kill(name)
 
+    def reset(self, one: str, other: str) -> None:
+        """All connections between the two break."""
+        self.network.reset(one, other)
+
     def traffic(self) -> Traffic:
         """What the workers have said to each other so far."""
         return self.network.traffic()

@@ -105,6 +105,13 @@ class MemoryNetwork:
         for transport in transports:
             transport.close()
 
+    def reset(self, one: str, other: str) -> None:
+        """Ends all connections between two workers; they may connect anew."""
+        with self._lock:
+            transports = [each for each in self._transports if each.name == one]
+        for transport in transports:
+            transport.reset(other)
+
     def is_cut(self, one: str, other: str) -> bool:
         """Whether two workers are cut off from each other."""
         with self._lock:
@@ -196,6 +203,14 @@ class MemoryTransport:
             ends = list(self._ends)
         for end in ends:
             end.close()
+
+    def reset(self, other: str) -> None:
+        """Ends all connections with that worker."""
+        with self._lock:
+            ends = list(self._ends)
+        for end in ends:
+            if isinstance(end, MemoryConnection) and end.peer.split("/")[0] == f"memory:{other}":
+                end.close()
 
     def adopt(self, end: MemoryConnection | MemoryListener) -> None:
         """Makes `end` one of this worker's, to be closed with it."""

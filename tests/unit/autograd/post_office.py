@@ -71,6 +71,9 @@ class Clerk:
     def add_concern(self, workers) -> None:
         self.concern = workers
 
+    def on_connection_lost(self, callback) -> None:
+        self.breakage = callback
+
     def on_peer_lost(self, callback):
         self.lost_callbacks.append(callback)
 

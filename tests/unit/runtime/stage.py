@@ -136,8 +136,13 @@ class Peer:
                 return
 
     def vanish(self) -> None:
-        """The connection ends."""
+        """Its process ends."""
+        self.end()
         self._far.close()
+
+    def end(self) -> None:
+        """Nobody can connect any more."""
+        self._listener.close()
 
 
 class Stage:
@@ -229,6 +234,7 @@ class Caller:
 
     def __init__(self, stage: Stage, info: WorkerInfo, hello: bytes | None = None) -> None:
         self.connection = stage.network.transport(info.name).connect(stage.address, 0)
+        self._stage, self._info = stage, info
         self._decoder = FrameDecoder()
         self._numbers = itertools.count(1)
         self._pickling = stage.worker.pickling
@@ -278,4 +284,8 @@ class Caller:
         return unpack(message.body, PicklingRegistry())
 
     def close(self) -> None:
+        """Its process ends."""
+        for peer in self._stage.peers:
+            if peer.info == self._info:
+                peer.end()
         self.connection.close()

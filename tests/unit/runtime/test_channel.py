@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstitch.errors import PeerDiedError, RpcTimeoutError
+from lockstitch.errors import ConnectionLostError, PeerDiedError, RpcTimeoutError
 from lockstitch.testing.clock import ManualClock
 from lockstitch.wire.messages import ContextReleased, Reply
 from lockstitch.wire.pickling import PicklingRegistry, pack
@@ -254,14 +254,14 @@ def test_loss_is_told_once_and_other_peers_are_not_concerned() -> None:
     [ContextReleased(1), Reply([1], None, pack(1, PicklingRegistry())[0])],  # type: ignore[arg-type]
     ids=["no reply", "no number"],
 )
-def test_peer_that_answers_nonsense_is_lost(message) -> None:  # type: ignore[no-untyped-def]
+def test_connection_that_carries_nonsense_is_ended(message) -> None:  # type: ignore[no-untyped-def]
     with Stage() as stage:
         waiter, future = Background(stage.call), stage.call_async()
         stage.peer.receive_call()
         stage.peer.send(message)
-        with pytest.raises(PeerDiedError, match="'peer1' died"):
+        with pytest.raises(ConnectionLostError, match="'peer1' broke before the answer came"):
             waiter.result()
-        with pytest.raises(PeerDiedError):
+        with pytest.raises(ConnectionLostError):
             Background(future.wait).result()
 
 

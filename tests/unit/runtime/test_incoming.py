@@ -158,7 +158,7 @@ def test_nonsense_ends_the_connection_and_is_reported(nonsense: Any) -> None:
         innocent.send(innocent.call("builtins:abs", -1))
         assert innocent.answer() == 1
         assert [type(error) for error in reports] == [RemoteProtocolError]
-        assert stage.agent.peers.is_lost(WorkerId(2, 0))
+        assert stage.agent.peers.caller(WorkerId(2, 0)) is None
 
 
 def test_message_with_a_field_of_the_wrong_type_does_not_wedge_the_connection() -> None:

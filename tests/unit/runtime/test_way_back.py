@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from lockstitch.clock import SYSTEM_CLOCK
-from lockstitch.errors import PeerDiedError
+from lockstitch.errors import ConnectionLostError, PeerDiedError
 from lockstitch.ids import WorkerInfo
 from lockstitch.runtime.channel import StreamChannel
 from lockstitch.runtime.pending import Pending
@@ -68,7 +68,7 @@ class Line:
             crew=self.crew,
             handle_on_way_back=self.hear,
             fail_pending=lambda pending, error: pending.finish(None, error),
-            peers=SimpleNamespace(lose=lambda peer, error: self.lost.append(error)),
+            peers=SimpleNamespace(channel_broke=self.end),
         )
         self.far = StreamConnection(far, "near")
         self.channel = StreamChannel(
@@ -77,6 +77,10 @@ class Line:
         # By a clock of its own: on a busy machine a spinner may not even look.
         ticks = itertools.count()
         self.channel._spinner = Spinner(now=lambda: next(ticks) * 1e-6)
+
+    def end(self, channel, cause) -> None:
+        self.lost.append(str(cause))
+        channel.fail_all(PeerDiedError("peer", str(cause)))
 
     def hear(self, _sender, message):
         self.heard.append(message)
@@ -129,7 +133,7 @@ def test_the_peers_end_finishes_it_with_an_error(line):
     line.far.close()
     waiting.result()
     assert isinstance(line.sleeper.error, PeerDiedError)
-    assert line.lost == [line.sleeper.error]
+    assert line.lost == ["it closed the connection"]
     with pytest.raises(PeerDiedError):
         way.wait(Pending(None, None, None))
     way.close()
@@ -192,7 +196,7 @@ def test_a_message_that_nobody_handles_ends_the_connection():
         call = Background(stage.call)
         stage.peer.receive_call()
         stage.peer.send(ContextReleased(3))
-        with pytest.raises(PeerDiedError, match="where replies belong"):
+        with pytest.raises(ConnectionLostError, match="where replies belong"):
             call.result()
 
 

@@ -1,0 +1,100 @@
+"""Connections that break: is the peer gone, or only the connection?
+
+Both look alike at first. So the peer is called once more. A process that has ended refuses at
+once, and is lost. Where one answers, only the connection was: what it carried may have arrived or
+not, and nothing is sent again, since no function may run twice. Requests without an answer then end
+in `ConnectionLostError`, whoever counts on one-way messages is told, and work goes on.
+
+Until that is known, what waits for answers goes on waiting: for some milliseconds, mostly.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lockstitch.errors import ConnectionLostError, LockstitchError, PeerDiedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.errors import RpcError
+    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.runtime.agent import Agent
+    from lockstitch.runtime.channel import Channel
+
+
+class Breakages:
+    """The broken connections of one agent, while they are being judged."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._open: dict[Channel, threading.Event] = {}
+        self._causes: dict[WorkerId, str] = {}
+        self._on_broken: list[Callable[[WorkerId, ConnectionLostError], None]] = []
+
+    def on_broken(self, callback: Callable[[WorkerId, ConnectionLostError], None]) -> None:
+        """Calls `callback(worker, error)`, on a thread of the crew, when a connection to or from a
+        peer has ended that lives."""
+        self._on_broken.append(callback)
+
+    def channels(self) -> list[Channel]:
+        """Those whose requests still wait for the verdict."""
+        return list(self._open)
+
+    def cause(self, worker: WorkerId, otherwise: str) -> str:
+        """What ended the connection to a worker that then could not be reached."""
+        return self._causes.pop(worker, otherwise)
+
+    def judge(self, channel: Channel, cause: BaseException) -> None:
+        """The connection of a channel has ended, which nobody uses any more from now on."""
+        with self._lock:
+            if channel in self._open or channel.error is not None:
+                return
+            self._open[channel] = threading.Event()
+        self._agent.spawn(partial(self._judge, channel.peer, cause, channel))
+
+    def verdict(self, channel: Channel) -> RpcError:
+        """What has become of a broken channel; waits until that is known."""
+        known = self._open.get(channel)
+        if known is not None:
+            with self._agent.blocked():
+                known.wait()
+        return channel.error or ConnectionLostError(channel.peer.name)
+
+    def judge_caller(self, peer: WorkerInfo, cause: BaseException) -> None:
+        """The connection has ended on which a peer called us, and there is no other to it."""
+        self._agent.spawn(partial(self._judge, peer, cause, None))
+
+    def _judge(self, peer: WorkerInfo, cause: BaseException, channel: Channel | None) -> None:
+        self._causes[peer.worker] = str(cause)
+        error: RpcError = ConnectionLostError(peer.name, str(cause))
+        try:
+            self._agent.peers.channel(peer.worker)
+        except PeerDiedError as death:
+            error = death
+        except LockstitchError:  # it refuses, or this worker has left
+            error = PeerDiedError(peer.name, str(cause))
+            self._agent.peers.lose(peer, error)
+        finally:
+            self._causes.pop(peer.worker, None)
+            if channel is not None:
+                self._end(channel, error)
+        if isinstance(error, ConnectionLostError):
+            for callback in self._on_broken:
+                callback(peer.worker, error)
+
+    def _end(self, channel: Channel, error: RpcError) -> None:
+        channel.fail_all(error)
+        with self._lock:
+            known = self._open.pop(channel, None)
+        if known is not None:
+            known.set()
+
+    def end(self, worker: WorkerId | None, error: RpcError) -> None:
+        """That worker is lost, as something else has shown; None: this one leaves."""
+        for channel in self.channels():
+            if worker in (None, channel.peer.worker):
+                self._end(channel, error)
