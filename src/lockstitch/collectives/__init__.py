@@ -3,6 +3,7 @@
 A session's road: `session` → negotiation → a backend.
 
 - `session`: one rank's part: submits, waits; `opening` makes one
+- `operations`: what it can be asked for, one method for each
 - `requests`: what a rank asks for, and what the others must know of it
 - `checks`: what is wrong with a request whatever others do
 - `forms`: what stays the same each time a name is submitted

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstitch.collectives import checks
 from lockstitch.collectives.events import Observers, Statistics
 from lockstitch.collectives.forms import Forms
+from lockstitch.collectives.operations import Operations
 from lockstitch.collectives.process_sets import ProcessSet
-from lockstitch.collectives.requests import AVERAGE, GLOBAL_SET, Kind, Reduction, Request
+from lockstitch.collectives.requests import GLOBAL_SET, Kind, Request
 from lockstitch.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _AUTOMATIC_NAMES = 1024
 _PATIENCE_SECONDS = 1.0
 
 
-class Session:
+class Session(Operations):
     """See the module. Made by `open_session`, or several in one process by `LocalSessions`."""
 
     def __init__(
@@ -111,186 +112,10 @@ class Session:
             process_sets=len(self._sets.all()),
         )
 
-    # ------------------------------------------------------------ operations
-
-    def allreduce(
-        self,
-        tensor: torch.Tensor,
-        reduction: Reduction = AVERAGE,
-        *,
-        name: str | None = None,
-        process_set: int = GLOBAL_SET,
-        output: torch.Tensor | None = None,
-    ) -> Handle[torch.Tensor]:
-        """Reduces tensors of one shape and dtype over the ranks.
-
-        The result goes to `output` (`output=tensor`: in place), or to a new tensor. Ranks that have
-        joined contribute nothing.
-        """
-        tensors = (_plain(tensor),)
-        outputs: tuple[torch.Tensor, ...] | None = tensors
-        if output is not tensor:
-            outputs = None if output is None else (_plain(output),)
-        return self.submit(
-            Request(
-                Kind.ALLREDUCE,
-                name or "",
-                tensors,
-                outputs,
-                reduction,
-                process_set=process_set,
-            )
-        )
-
-    def grouped_allreduce(
-        self,
-        tensors: Sequence[torch.Tensor],
-        reduction: Reduction = AVERAGE,
-        *,
-        name: str | None = None,
-        process_set: int = GLOBAL_SET,
-        outputs: Sequence[torch.Tensor] | None = None,
-    ) -> Handle[list[torch.Tensor]]:
-        """Like `allreduce` for several tensors as one operation: all of them or none."""
-        return self.submit(
-            Request(
-                Kind.ALLREDUCE,
-                name or "",
-                _all_plain(tensors),
-                outputs=None if outputs is None else _all_plain(outputs),
-                reduction=reduction,
-                process_set=process_set,
-                is_group=True,
-            )
-        )
-
-    def allgather(
-        self, tensor: torch.Tensor, *, name: str | None = None, process_set: int = GLOBAL_SET
-    ) -> Handle[torch.Tensor]:
-        """All ranks' rows, one below the other in the order of ranks.
-
-        The numbers of rows may differ, everything else must not. Afterwards `handle.rows[0]` has
-        the number of rows from each rank.
-        """
-        full_name = name or ""
-        tensors = (_plain(tensor),)
-        return self.submit(Request(Kind.ALLGATHER, full_name, tensors, process_set=process_set))
-
-    def grouped_allgather(
-        self,
-        tensors: Sequence[torch.Tensor],
-        *,
-        name: str | None = None,
-        process_set: int = GLOBAL_SET,
-    ) -> Handle[list[torch.Tensor]]:
-        """Like `allgather` for several tensors as one operation: all of them or none."""
-        return self.submit(
-            Request(
-                Kind.ALLGATHER,
-                name or "",
-                _all_plain(tensors),
-                process_set=process_set,
-                is_group=True,
-            )
-        )
-
-    def broadcast(
-        self,
-        tensor: torch.Tensor,
-        root: int,
-        *,
-        name: str | None = None,
-        process_set: int = GLOBAL_SET,
-        output: torch.Tensor | None = None,
-    ) -> Handle[torch.Tensor]:
-        """The tensor of rank `root`, a global rank also in a process set."""
-        return self.submit(
-            Request(
-                Kind.BROADCAST,
-                name or "",
-                (_plain(tensor),),
-                outputs=None if output is None else (_plain(output),),
-                root=root,
-                process_set=process_set,
-            )
-        )
-
-    def alltoall(
-        self,
-        tensor: torch.Tensor,
-        splits: Sequence[int] | None = None,
-        *,
-        name: str | None = None,
-        process_set: int = GLOBAL_SET,
-    ) -> Handle[list[torch.Tensor]]:
-        """Sends `splits[i]` rows to the ith rank of the set (without splits: the same number to
-        each). The result is two tensors: the rows received, in the order of ranks, and how many
-        came from each rank (int32)."""
-        return self.submit(
-            Request(
-                Kind.ALLTOALL,
-                name or "",
-                (_plain(tensor),),
-                splits=None if splits is None else tuple(map(int, splits)),
-                process_set=process_set,
-                is_group=True,
-            )
-        )
-
-    def reducescatter(
-        self,
-        tensor: torch.Tensor,
-        reduction: Reduction = AVERAGE,
-        *,
-        name: str | None = None,
-        process_set: int = GLOBAL_SET,
-    ) -> Handle[torch.Tensor]:
-        """Reduces, and leaves each rank its share of the rows; the first ranks get one more where
-        the number does not divide."""
-        return self.submit(
-            Request(
-                Kind.REDUCESCATTER,
-                name or "",
-                (_plain(tensor),),
-                reduction=reduction,
-                process_set=process_set,
-            )
-        )
-
-    def grouped_reducescatter(
-        self,
-        tensors: Sequence[torch.Tensor],
-        reduction: Reduction = AVERAGE,
-        *,
-        name: str | None = None,
-        process_set: int = GLOBAL_SET,
-    ) -> Handle[list[torch.Tensor]]:
-        """Like `reducescatter` for several tensors as one operation: all of them or none."""
-        return self.submit(
-            Request(
-                Kind.REDUCESCATTER,
-                name or "",
-                _all_plain(tensors),
-                reduction=reduction,
-                process_set=process_set,
-                is_group=True,
-            )
-        )
-
-    def barrier(self, *, process_set: int = GLOBAL_SET) -> None:
-        """Returns when every rank of the set has come here, or has joined."""
-        self.wait(self.submit(Request(Kind.BARRIER, process_set=process_set)))
-
-    def join(self) -> int:
-        """This rank is out of data: allreduces of the others go on without it until all have
-        joined. Returns the rank that joined last. Other operations that need this rank fail."""
-        last: int = self.wait(self.submit(Request(Kind.JOIN, "join")))
-        return last
-
     # ------------------------------------------------------------ handles
 
     def submit(self, request: Request) -> Handle[Any]:
-        """What the methods above come down to. Raises `ValueError` when the request makes no
+        """What all operations come down to. Raises `ValueError` when the request makes no
         sense or its name is in flight, `CollectiveError` when the session is over."""
         outstanding = self._outstanding
         if outstanding.is_broken:
@@ -420,12 +245,3 @@ class Session:
         if counter is None:
             counter = self._counts.setdefault(key, itertools.count())
         return next(counter)
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with nothing of autograd."""
-    return tensor.detach() if tensor.requires_grad else tensor
-
-
-def _all_plain(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    return tuple(map(_plain, tensors))

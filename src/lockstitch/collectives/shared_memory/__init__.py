@@ -2,7 +2,7 @@
 
 - `backend`: who drives: the threads that submit and wait; `helper` where nobody waits
 - `channel`: one process set: logs, table, operations under way
-- `operations`: how tensors move: whole, in place, or in chunks
+- `operations`: how tensors move: `whole`, `in_place`, or `in_chunks`
 - `definitions`: what is known of each name
 - `log`: what each rank did, as words in shared memory
 - `arena`: room in a rank's part of the segment

@@ -27,16 +27,11 @@ from lockstitch.collectives.shared_memory.definitions import (
     Definitions,
     chunk_bytes_for,
 )
+from lockstitch.collectives.shared_memory.in_chunks import InChunks
+from lockstitch.collectives.shared_memory.in_place import RESIDENT_BYTES, InPlace
 from lockstitch.collectives.shared_memory.log import LogReader, LogWriter, word
-from lockstitch.collectives.shared_memory.operations import (
-    NOWHERE,
-    RESIDENT_BYTES,
-    InChunks,
-    InPlace,
-    Operation,
-    Part,
-    Whole,
-)
+from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, Part
+from lockstitch.collectives.shared_memory.whole import Whole
 from lockstitch.errors import RankLostError
 
 if TYPE_CHECKING:

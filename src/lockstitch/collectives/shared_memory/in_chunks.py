@@ -1,0 +1,177 @@
+"""Large private tensors, through a ring of chunks that stays in the cache.
+
+Of two ranks each adds the other's chunk to its own. More would have to read too much: there each
+reduces a slice of the chunk, in its own ring, and then collects the slices of all. A rank may be
+`DEPTH` chunks ahead of its own reading; the ring has twice as many, so that a chunk is overwritten
+only when all have read it: whoever has written chunk p has read all up to p - DEPTH.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from lockstitch.collectives.arithmetic import fold, outputs_of, result_factor, scale_, scaled_copy
+from lockstitch.collectives.shared_memory.operations import Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.collectives.shared_memory.operations import Part, Room
+
+DEPTH: Final = 2
+
+
+class InChunks(Operation):
+    """See the module."""
+
+    def prepare(self, room: Room) -> int:
+        """Fills the first chunks; returns where the ring is."""
+        assert self.request.reduction is not None
+        self._chunk_bytes = room.chunk_bytes
+        self._chunks = self.definition.chunks(room.chunk_bytes)
+        flat = [tensor.contiguous().view(-1) for tensor in self.request.tensors]
+        self._sources = self._cut(flat)
+        self._factor = self.request.reduction.prescale
+        self.ring = room.take(self, 2 * DEPTH * self._chunk_bytes)
+        self.produced = self.told = self.consumed = 0
+        self._produce(room)
+        return self.ring
+
+    def begin(self, parts: list[Part | None], present: list[Part], position: int) -> None:
+        super().begin(parts, present, position)
+        assert self.request.reduction is not None
+        self._fold = self.definition.fold
+        self._result_factor = result_factor(self.request.reduction, len(parts))
+        self._results = outputs_of(self.request)
+        # What is not in order in host memory is put together elsewhere first.
+        self._gathered = [
+            out.view(-1)
+            if out.is_contiguous() and out.is_cpu
+            else torch.empty(out.numel(), dtype=out.dtype)
+            for out in self._results
+        ]
+        self._sinks = self._cut(self._gathered)
+        self._has_slices = len(present) > 2
+        self._index = present.index(parts[position])  # type: ignore[arg-type]  # it is present
+        self.reduced = 0
+        # Of two, this rank's own part is read from the tensor itself where it is still there.
+        is_own_intact = self._factor == 1.0 and len(present) == 2
+        self._peer = (
+            next(part for part in present if part is not parts[position]) if is_own_intact else None
+        )
+
+    def step(self, room: Room) -> bool:
+        count = len(self._chunks)
+        while self.consumed < count:
+            self._produce(room)
+            if self.told < self.produced:
+                self.told = self.produced
+                room.tell_progress(self, self.produced)
+            ready = min(part.produced for part in self.present)
+            if self._has_slices:
+                self._reduce_slices(room, ready)
+                ready = min(part.reduced for part in self.present)
+            if ready <= self.consumed:
+                return False
+            if self._has_slices:
+                self._collect_slices(room)
+            else:
+                self._consume(room)
+            self.consumed += 1
+        for gathered, out in zip(self._gathered, self._results, strict=True):
+            if gathered.data_ptr() != out.data_ptr():
+                out.copy_(gathered.view(out.shape))
+        return True
+
+    def owes(self, part: Part) -> bool:
+        given = part.reduced if self._has_slices else part.produced
+        return given < len(self._chunks)
+
+    def result(self) -> object:
+        return self.finish(self._results)
+
+    def _cut(self, flat: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        return [
+            [flat[piece.tensor][piece.begin : piece.end] for piece in chunk]
+            for chunk in self._chunks
+        ]
+
+    def _produce(self, room: Room) -> None:
+        while self.produced < len(self._chunks) and self.produced - self.consumed < DEPTH:
+            views = self._views(room, self.ring, self.produced)
+            for source, view in zip(self._sources[self.produced], views, strict=True):
+                if self._factor == 1.0:
+                    view.copy_(source)
+                else:
+                    scaled_copy(source, self._factor, view)
+            self.produced += 1
+
+    def _consume(self, room: Room) -> None:
+        index = self.consumed
+        sinks = self._sinks[index]
+        if self._peer is not None:
+            peers = self._views(room, self._peer.place, index)
+            for own, peer, out in zip(self._sources[index], peers, sinks, strict=True):
+                self._fold(own, peer, out=out)
+        else:
+            rings = [self._views(room, part.place, index) for part in self.present]
+            for out, *tensors in zip(sinks, *rings, strict=True):
+                fold(self._fold, tensors, out)
+        if self._result_factor != 1.0:
+            for out in sinks:
+                scale_(out, self._result_factor)
+
+    def _reduce_slices(self, room: Room, ready: int) -> None:
+        """This rank's slice of every chunk that is there; nobody else reads that slice of its ring
+        before it is told."""
+        before = self.reduced
+        while self.reduced < ready:
+            rings = [
+                self._slices(room, part.place, self.reduced, self._index) for part in self.present
+            ]
+            own = rings[self._index]
+            for out, *tensors in zip(own, *rings, strict=True):
+                if self._index:
+                    # In the order of ranks, and into memory that is one of those to be read.
+                    out.copy_(fold(self._fold, tensors, torch.empty_like(out)))
+                else:
+                    fold(self._fold, tensors, out)
+                scale_(out, self._result_factor)
+            self.reduced += 1
+        if self.reduced > before:
+            room.tell_reduced(self, self.reduced)
+
+    def _collect_slices(self, room: Room) -> None:
+        chunk = self._chunks[self.consumed]
+        count = len(self.present)
+        for index, part in enumerate(self.present):
+            slices = self._slices(room, part.place, self.consumed, index)
+            for piece, sink, each in zip(chunk, self._sinks[self.consumed], slices, strict=True):
+                begin, end = _share(piece.end - piece.begin, count, index)
+                sink[begin:end].copy_(each)
+
+    def _slices(self, room: Room, ring: int, chunk: int, index: int) -> list[torch.Tensor]:
+        """One slice of each piece of a chunk."""
+        at = ring + chunk % (2 * DEPTH) * self._chunk_bytes
+        found = []
+        for piece in self._chunks[chunk]:
+            dtype = self.definition.dtypes[piece.tensor]
+            begin, end = _share(piece.end - piece.begin, len(self.present), index)
+            place = at + piece.offset + begin * dtype.itemsize
+            found.append(room.segment.vector(place, dtype, end - begin))
+        return found
+
+    def _views(self, room: Room, ring: int, chunk: int) -> list[torch.Tensor]:
+        begin = ring + chunk % (2 * DEPTH) * self._chunk_bytes
+        dtypes, vector = self.definition.dtypes, room.segment.vector
+        return [
+            vector(begin + piece.offset, dtypes[piece.tensor], piece.end - piece.begin)
+            for piece in self._chunks[chunk]
+        ]
+
+
+def _share(count: int, shares: int, index: int) -> tuple[int, int]:
+    """The index-th of equal shares of so many elements."""
+    return count * index // shares, count * (index + 1) // shares

@@ -1,0 +1,124 @@
+"""Operations in one phase: all ranks' tensors lie in the arenas, and each rank computes its result
+from all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from lockstitch.collectives.arithmetic import combine, fold, outputs_of, result_factor, scale_
+from lockstitch.collectives.requests import Kind
+from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
+
+if TYPE_CHECKING:
+    from lockstitch.collectives.shared_memory.operations import Part, Room
+
+# What is smaller is in the cache anyway, whichever copy of it is read.
+_CACHED_BYTES: Final = 1 << 16
+
+
+class Whole(Operation):
+    """See the module."""
+
+    _value: object
+
+    def prepare(self, room: Room, rank: int) -> int:
+        """Copies the tensors; returns where they are."""
+        request = self.request
+        if not request.tensors or (request.kind is Kind.BROADCAST and request.root != rank):
+            return NOWHERE
+        definition = self.definition
+        place = room.take(self, definition.layout.size)
+        views = definition.views(room.segment, place)
+        if request.reduction is None or request.reduction.prescale == 1.0:
+            if len(views) == 1:
+                views[0].copy_(request.tensors[0])
+            else:
+                torch._foreach_copy_(views, request.tensors)
+        else:
+            stage(request, views)
+        return place
+
+    def step(self, room: Room) -> bool:
+        if self.definition.has_single:
+            self._reduce_one(room)
+        elif self.definition.is_uniform:
+            self._reduce_together(room)
+        else:
+            self._combine(room)
+        return True
+
+    def _reduce_one(self, room: Room) -> None:
+        """The usual case, with less ado."""
+        request, reduction = self.request, self.request.reduction
+        assert reduction is not None
+        out = request.outputs[0] if request.outputs is not None else outputs_of(request)[0]
+        views, segment = self.definition.views, room.segment
+        tensors = [views(segment, part.place)[0] for part in self.present]
+        if len(tensors) == 2 and self._can_read_own():
+            # Not the copy: what is in the cache is the tensor itself.
+            tensors[self.position] = request.tensors[0]
+        if len(tensors) == 2 and out.is_cpu:
+            self.definition.fold(tensors[0], tensors[1], out=out)
+        elif out.is_cpu:
+            fold(self.definition.fold, tensors, out)
+        else:
+            out.copy_(fold(self.definition.fold, tensors, torch.empty_like(tensors[0])))
+        factor = result_factor(reduction, len(self.parts))
+        if factor != 1.0:
+            scale_(out, factor)
+        self._value = [out] if request.is_group else out
+
+    def _reduce_together(self, room: Room) -> None:
+        """Several tensors of one dtype, as the one vector in which they lie, gaps included."""
+        request, definition = self.request, self.definition
+        assert request.reduction is not None
+        dtype = definition.dtypes[0]
+        count = definition.layout.size // dtype.itemsize
+        vectors = [room.segment.vector(part.place, dtype, count) for part in self.present]
+        flat = fold(definition.fold, vectors, torch.empty(count, dtype=dtype))
+        scale_(flat, result_factor(request.reduction, len(self.parts)))
+        begins = [offset // dtype.itemsize for offset in definition.layout.offsets]
+        results = [
+            flat[begin : begin + tensor.numel()].view(tensor.shape)
+            for begin, tensor in zip(begins, request.tensors, strict=True)
+        ]
+        if request.outputs is not None:
+            torch._foreach_copy_(request.outputs, results)
+            results = list(request.outputs)
+        elif not all(tensor.is_cpu for tensor in request.tensors):
+            results = [
+                result.to(tensor.device)
+                for result, tensor in zip(results, request.tensors, strict=True)
+            ]
+        self._value = results
+
+    def _can_read_own(self) -> bool:
+        (tensor,) = self.request.tensors
+        return (
+            self.definition.layout.size > _CACHED_BYTES
+            and len(self.parts) == 2
+            and tensor.is_cpu
+            and self.request.reduction is not None
+            and self.request.reduction.prescale == 1.0
+        )
+
+    def _combine(self, room: Room) -> None:
+        segment = room.segment
+        tensors = [
+            None
+            if part is None
+            else []
+            if part.place == NOWHERE
+            else part.definition.views(segment, part.place)
+            for part in self.parts
+        ]
+        described = [part.definition.description if part else None for part in self.parts]
+        self._value = self.finish(combine(self.request, described, tensors, self.position))
+
+    def owes(self, _part: Part) -> bool:
+        return False
+
+    def result(self) -> object:
+        return self._value
