@@ -75,6 +75,7 @@ from lockstitch.rpc.workers import (
 from lockstitch.rref.rref import RRef
 from lockstitch.runtime.pending import Future
 from lockstitch.trust.registry import Registry, register
+from lockstitch.trust.tls import TlsFiles
 
 PyRRef = RRef
 
@@ -98,6 +99,7 @@ __all__ = [
     "get_rpc_timeout",
     "register",
     "Registry",
+    "TlsFiles",
     "functions",
     "BackendType",
     "RpcBackendOptions",

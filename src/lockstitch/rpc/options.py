@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from lockstitch.trust.registry import Registry
     from lockstitch.trust.secret import Secret
+    from lockstitch.trust.tls import TlsFiles
 
     Device = int | str | torch.device
     DeviceMap = Mapping[Device, Device]
@@ -86,6 +87,10 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     (`lockstitch.rpc.register`), or what the given `Registry` holds; nothing else that they send is
     imported, made or run. Every worker of such a job has one.
 
+    `tls=True` (or LOCKSTITCH_TLS=1): between hosts nobody on the way can read or change anything,
+    by mutual TLS 1.3 with certificates that are made out of the secret (needs the extra
+    `lockstitch[tls]`), or with those of your own (`TlsFiles`).
+
     `handshake_timeout`: how many seconds a caller may take to prove itself (10), and
     `max_unproved_connections`: how many may be about to (128; one more pushes the oldest out).
     `max_frame_bytes`, `max_tensors`, `max_nesting`: what one message may hold (1 TiB, 2**20, and
@@ -118,6 +123,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     secret: Secret | None
     insecure: bool
     registry: Registry | None
+    tls: bool | TlsFiles
     handshake_timeout: float
     max_unproved_connections: int
     max_frame_bytes: int
@@ -144,6 +150,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         secret_file: str | Path | None = None,
         insecure: bool | None = None,
         registry: bool | Registry = False,
+        tls: bool | TlsFiles | None = None,
         handshake_timeout: float = 10.0,
         max_unproved_connections: int = 128,
         max_frame_bytes: int = DEFAULT_LIMITS.bulk_bytes,
@@ -168,6 +175,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             os.environ.get("LOCKSTITCH_INSECURE") == "1" if insecure is None else insecure
         )
         self.registry = (DECLARED if registry else None) if isinstance(registry, bool) else registry
+        self.tls = os.environ.get("LOCKSTITCH_TLS") == "1" if tls is None else tls
         self.handshake_timeout = _positive("handshake_timeout", handshake_timeout)
         self.max_unproved_connections = int(
             _positive("max_unproved_connections", max_unproved_connections)

@@ -31,7 +31,9 @@ from lockstitch.transport import mapping
 from lockstitch.transport.segments import SegmentPool
 from lockstitch.transport.several import SeveralTransports
 from lockstitch.transport.tcp import TcpTransport
+from lockstitch.transport.tls import TlsTransport
 from lockstitch.transport.unix import UnixTransport
+from lockstitch.trust.tls import TlsContexts, TlsFiles, contexts_of_files, contexts_of_job
 from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
 
 if TYPE_CHECKING:
@@ -164,7 +166,7 @@ def make_transport(
     if "unix" in options.transports:
         transports["unix"] = UnixTransport(segments)
     if options.address is not None and "tcp" in options.transports:
-        if options.secret is None and not options.insecure:
+        if options.secret is None and not options.tls and not options.insecure:
             raise ValueError(
                 f"address {options.address!r} asks to listen over TCP, where only a secret that "
                 "all workers of the job have proves who calls, and a worker runs whatever a caller "
@@ -174,13 +176,27 @@ def make_transport(
                 "so with insecure=True or LOCKSTITCH_INSECURE=1. Without an address workers of one "
                 "host use unix sockets."
             )
-        transports["tcp"] = TcpTransport(options.address)
+        if options.tls:
+            transports["tls"] = TlsTransport(_tls_contexts(options), options.address)
+        else:
+            transports["tcp"] = TcpTransport(options.address)
     if not transports:
         raise ValueError(
             f"with transports={options.transports} and address={options.address!r} nobody can "
             'reach this worker: name "unix", or "tcp" and an address'
         )
     return SeveralTransports(transports)
+
+
+def _tls_contexts(options: TensorPipeRpcBackendOptions) -> TlsContexts:
+    if isinstance(options.tls, TlsFiles):
+        return contexts_of_files(options.tls)
+    if options.secret is None:
+        raise ValueError(
+            "tls=True makes certificates out of the job's secret: give all workers the same one "
+            "(`lockstitch secret` makes it), or certificates of your own (tls=TlsFiles(...))"
+        )
+    return contexts_of_job(options.secret)
 
 
 def check_devices(options: TensorPipeRpcBackendOptions) -> None:

@@ -5,6 +5,7 @@
 - `stream`: connections and listeners over sockets, made by
   - `unix`: between the processes of one user on one machine
   - `tcp`: between machines
+  - `tls`: likewise, so that nobody on the way can read or change anything
 - `segments`: shared memory beside a unix stream, made of
   - `mapping`: memory that two processes map
   - `handover`: how one gives it to the other

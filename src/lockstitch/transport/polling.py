@@ -36,7 +36,7 @@ class EpollPoller:
         self._outside.register(self._epoll, select.EPOLLIN)
         self._descriptors: dict[SocketEnd, int] = {}
         self._ends: dict[int, SocketEnd] = {}
-        self._gone: list[SocketEnd] = []  # armed, but closed before they were added
+        self._ready_already: list[SocketEnd] = []  # armed, but epoll would not tell
         self._lock = threading.Lock()
         self._is_waiting = False
         self._closed = False
@@ -70,8 +70,8 @@ class EpollPoller:
             descriptor = self._descriptors.get(end)
             if descriptor is None:
                 return
-            if descriptor < 0:
-                self._gone.append(end)
+            if descriptor < 0 or (events & select.EPOLLIN and end.has_left_over()):
+                self._ready_already.append(end)
                 os.eventfd_write(self._wake, 1)
                 return
             try:
@@ -152,8 +152,8 @@ class EpollPoller:
             ready = [self._ends[fd] for fd, _ in events if fd in self._ends]
             if any(fd == self._wake for fd, _ in events):
                 os.eventfd_read(self._wake)
-                gone, self._gone = self._gone, []
-                ready += [end for end in gone if end in self._descriptors]
+                already, self._ready_already = self._ready_already, []
+                ready += [end for end in already if end in self._descriptors]
             return ready
 
     def _give_back(self) -> None:

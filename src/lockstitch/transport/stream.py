@@ -52,6 +52,10 @@ class SocketEnd:
         self._closing = threading.RLock()
         abandon_in_child(self)
 
+    def has_left_over(self) -> bool:
+        """Whether something can be received although the socket may have nothing."""
+        return False
+
     @property
     def is_closed(self) -> bool:
         """Whether this side has closed it."""
@@ -185,7 +189,7 @@ class StreamConnection(SocketEnd):
                     sent.extend(map(self._sendmsg, (buffers,), _NO_ANCILLARY, _NO_SIGNAL))
             except BlockingIOError:  # there was no room all the time
                 sent.append(0)
-            if sum(sent) != sum(map(_size, buffers)):
+            if sum(sent) != sum(map(size_of, buffers)):
                 self._send_rest(buffers, sent)
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -303,7 +307,8 @@ def set_timeout(sock: socket.socket, option: int, timeout_seconds: float | None)
     sock.setsockopt(socket.SOL_SOCKET, option, value)
 
 
-def _size(buffer: Buffer) -> int:
+def size_of(buffer: Buffer) -> int:
+    """In bytes."""
     # len() of a memoryview counts items.
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
 
@@ -312,7 +317,7 @@ def _unsent(buffers: Sequence[Buffer], count: int) -> list[memoryview]:
     """What remains of `buffers` after the first `count` bytes."""
     rest = []
     for buffer in buffers:
-        size = _size(buffer)
+        size = size_of(buffer)
         if count < size:
             rest.append(memoryview(buffer).cast("B")[count:])
         count = max(0, count - size)

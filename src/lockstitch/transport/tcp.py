@@ -15,12 +15,20 @@ _SCHEME = "tcp:"
 _BACKLOG = 1024
 
 
+class TcpConnection(StreamConnection):
+    """A stream on which others than its two ends may have a hand."""
+
+    is_exposed = True
+
+
 class TcpTransport:
     """Makes TCP streams; addresses are `tcp:host:port`, with IPv6 hosts in brackets.
 
     `host` is the interface to listen on and the name under which others reach it, loopback if not
     given.
     """
+
+    scheme = _SCHEME
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._host = host
@@ -30,10 +38,10 @@ class TcpTransport:
 
         Raises `OSError` when the port is taken or the host is not this machine's.
         """
-        host, port = (self._host, 0) if address is None else _host_and_port(address)
+        host, port = (self._host, 0) if address is None else self._host_and_port(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        return StreamListener(sock, _address(host, sock.getsockname()[1]), _accepted)
+        return StreamListener(sock, self._address(host, sock.getsockname()[1]), self._accepted)
 
     def connect(self, address: str, timeout_seconds: float) -> StreamConnection:
         """Connects to the listener at `address`.
@@ -41,7 +49,7 @@ class TcpTransport:
         Raises `TimeoutError` when the time is over, `ConnectionError` for all that else can fail.
         """
         try:
-            sock = socket.create_connection(_host_and_port(address), timeout_seconds)
+            sock = socket.create_connection(self._host_and_port(address), timeout_seconds)
         except TimeoutError as error:
             message = f"{address} did not answer in {timeout_seconds} s"
             raise TimeoutError(message) from error
@@ -52,7 +60,19 @@ class TcpTransport:
         if sock.getsockname() == sock.getpeername():
             sock.close()
             raise ConnectionRefusedError(f"cannot connect to {address}: nobody listens there")
-        return _connection(sock, address)
+        _send_at_once(sock)
+        return self.begin(sock, address, timeout_seconds)
+
+    def begin(
+        self,
+        sock: socket.socket,
+        peer: str,
+        timeout_seconds: float | None,
+    ) -> StreamConnection:
+        """Makes a connection of a socket: of one that has connected, within that time, or of one
+        that was accepted (None)."""
+        del timeout_seconds
+        return TcpConnection(sock, peer)
 
     def poller(self) -> EpollPoller:
         return EpollPoller()
@@ -60,30 +80,21 @@ class TcpTransport:
     def close(self) -> None:
         """Nothing remains of a TCP listener."""
 
+    def _accepted(self, sock: socket.socket) -> StreamConnection:
+        host, port, *_ = sock.getpeername()
+        _send_at_once(sock)
+        return self.begin(sock, self._address(host, port), None)
 
-class TcpConnection(StreamConnection):
-    """A stream on which others than its two ends may have a hand."""
+    def _address(self, host: str, port: int) -> str:
+        return f"{self.scheme}[{host}]:{port}" if ":" in host else f"{self.scheme}{host}:{port}"
 
-    is_exposed = True
+    def _host_and_port(self, address: str) -> tuple[str, int]:
+        host, _, port = address.removeprefix(self.scheme).rpartition(":")
+        if not address.startswith(self.scheme) or not host or not port.isdecimal():
+            raise ValueError(f"not a {self.scheme[:-1].upper()} address: {address!r}")
+        return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _accepted(sock: socket.socket) -> StreamConnection:
-    host, port, *_ = sock.getpeername()
-    return _connection(sock, _address(host, port))
-
-
-def _connection(sock: socket.socket, peer: str) -> StreamConnection:
+def _send_at_once(sock: socket.socket) -> None:
     # Messages are sent whole, so waiting to fill a packet would only delay them.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return TcpConnection(sock, peer)
-
-
-def _address(host: str, port: int) -> str:
-    return f"{_SCHEME}[{host}]:{port}" if ":" in host else f"{_SCHEME}{host}:{port}"
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.removeprefix(_SCHEME).rpartition(":")
-    if not address.startswith(_SCHEME) or not host or not port.isdecimal():
-        raise ValueError(f"not a TCP address: {address!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,182 @@
+"""Streams between machines that nobody on the way can read or change: TLS over TCP.
+
+TLS works on memory here (`ssl.MemoryBIO`), and the sockets are used as by any other stream. So a
+sender and a receiver meet only for as long as a record is sealed or opened, never while one of them
+waits. The greeting of TLS is part of the first receiving on the side that was called: whoever reads
+there, reads for many and must not wait for one.
+
+What has been taken from the socket may hold more than a receiver has asked for. It says so by
+`has_left_over`, since no poller can know.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.transport.handshake import HandshakeError
+from lockstitch.transport.stream import (
+    StreamConnection,
+    as_connection_error,
+    set_timeout,
+    size_of,
+)
+from lockstitch.transport.tcp import TcpTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.transport.base import Buffer
+    from lockstitch.transport.waker import Waker
+    from lockstitch.trust.tls import TlsContexts
+
+_CHUNK = 1 << 18
+_RECEIVED_AT_ONCE = (1 << 18,)
+_DONT_WAIT = (socket.MSG_DONTWAIT,)
+_WAIT = (0,)
+
+
+class TlsConnection(StreamConnection):
+    """A stream inside TLS."""
+
+    def __init__(self, sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
+        super().__init__(sock, peer)
+        self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        is_called = context.protocol == ssl.PROTOCOL_TLS_SERVER
+        self._tls = context.wrap_bio(self._arrived, self._leaving, server_side=is_called)
+        # In C, so that no interrupt comes between the reading of bytes and the noting of it.
+        self._read: Any = self._tls._sslobj.read  # type: ignore[attr-defined]
+        self._using_tls = threading.Lock()
+        self._is_greeted = False
+        self._may_hold_more = False
+        self._timeout: float | None = None
+
+    def has_left_over(self) -> bool:
+        """Whether something can be received although the socket may have nothing."""
+        return self._may_hold_more
+
+    def greet(self, timeout_seconds: float) -> None:
+        """The greeting of TLS, for the side that has connected. Raises `TimeoutError` and
+        `ConnectionError`."""
+        try:
+            while not self._is_greeted:
+                if not self._step_of_greeting():
+                    self._take_from_socket(timeout_seconds)
+        except BlockingIOError as error:
+            raise TimeoutError(f"{self.peer} did not speak TLS in {timeout_seconds} s") from error
+        except OSError as error:
+            raise ConnectionError(f"cannot speak TLS with {self.peer}: {error}") from error
+
+    def _step_of_greeting(self) -> bool:
+        """Goes as far as possible; False: more has to come first."""
+        try:
+            self._tls.do_handshake()
+            self._is_greeted = True
+            self._may_hold_more = True
+        except ssl.SSLWantReadError:
+            pass
+        finally:
+            said = self._leaving.read()
+            if said:
+                super().send([said])
+        return self._is_greeted
+
+    def receive_into(
+        self, view: memoryview, counts: list[int], timeout_seconds: float | None
+    ) -> None:
+        """Waits for bytes; see `Connection.receive_into`."""
+        self._receiving = True
+        try:
+            while not self._closed:
+                if self._open_records(view, counts):
+                    return
+                self._take_from_socket(timeout_seconds)
+            counts.append(0)
+        except (BlockingIOError, ConnectionError):
+            raise
+        except ssl.SSLError as error:
+            if not self._is_greeted:
+                raise HandshakeError(
+                    "no TLS", f"{self.peer} does not speak TLS as we do"
+                ) from error
+            raise ConnectionError(f"TLS with {self.peer} failed: {error}") from error
+        except OSError as error:
+            raise as_connection_error(error, self.peer) from error
+        finally:
+            self._receiving = False
+            if self._closed:
+                self._leave()
+
+    def _open_records(self, view: memoryview, counts: list[int]) -> bool:
+        """Receives of what is there already; False if that is nothing."""
+        if not self._is_greeted and not self._step_of_greeting():
+            return False
+        try:
+            with self._using_tls:
+                self._may_hold_more = True  # before reading: an interrupt may follow it
+                counts.extend(map(self._read, (len(view),), (view,)))
+        except ssl.SSLWantReadError:
+            self._may_hold_more = False
+            return False
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            counts.append(0)
+        return True
+
+    def _take_from_socket(self, timeout_seconds: float | None) -> None:
+        flags = _DONT_WAIT if timeout_seconds == 0 else _WAIT
+        if flags is _WAIT and timeout_seconds != self._timeout:
+            set_timeout(self._socket, socket.SO_RCVTIMEO, timeout_seconds)
+            self._timeout = timeout_seconds
+        # Receiving and keeping are one C call; see `stream`.
+        taken: list[int] = []
+        taken.extend(map(self._arrived.write, map(self._socket.recv, _RECEIVED_AT_ONCE, flags)))
+        if not taken[0]:
+            self._arrived.write_eof()
+
+    def wait_readable(self, waker: Waker) -> None:
+        """See `StreamConnection.wait_readable`."""
+        if not self._may_hold_more:
+            super().wait_readable(waker)
+
+    def send(self, buffers: Sequence[Buffer], sent: list[int] | None = None) -> None:
+        """Sends all of `buffers`; see `Connection.send`. An interrupt in the middle closes the
+        connection: what has been sealed can be sent in one order only."""
+        del sent
+        whole = b"".join(buffers) if sum(map(size_of, buffers)) <= _CHUNK else None
+        try:
+            for buffer in buffers if whole is None else [whole]:
+                rest = memoryview(buffer).cast("B")
+                while rest:
+                    with self._using_tls:
+                        self._tls.write(rest[:_CHUNK])
+                        sealed = self._leaving.read()
+                    super().send([sealed])
+                    rest = rest[_CHUNK:]
+        except BaseException as error:
+            self.close()
+            if isinstance(error, ssl.SSLError):
+                raise ConnectionError(f"TLS with {self.peer} failed: {error}") from error
+            raise
+
+
+class TlsTransport(TcpTransport):
+    """Makes TLS streams; addresses are `tls:host:port`."""
+
+    scheme = "tls:"
+
+    def __init__(self, contexts: TlsContexts, host: str = "127.0.0.1") -> None:
+        super().__init__(host)
+        self._contexts = contexts
+
+    def begin(self, sock: socket.socket, peer: str, timeout_seconds: float | None) -> TlsConnection:
+        if timeout_seconds is None:
+            return TlsConnection(sock, peer, self._contexts.listening)
+        connection = TlsConnection(sock, peer, self._contexts.calling)
+        try:
+            connection.greet(timeout_seconds)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
