@@ -3,6 +3,7 @@
     basics           init, shutdown, rank, size, …; what is built in
     communicators    ranks that know each other by mpi4py
     environment      what the launcher has told this process
+    batch            the same where MPI or Slurm has started it
     job              which session the calling code belongs to
     process_sets     operations among some of the ranks
     synchronous      allreduce, allgather, broadcast, … and their results

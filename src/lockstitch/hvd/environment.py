@@ -1,7 +1,8 @@
 """What a launcher tells a process: its rank, where the ranks meet, and what is to be tuned.
 
-Both families of names are understood: `HOROVOD_RANK`, `HOROVOD_SIZE`, … and those of `torchrun` and
-`lockstitch run` (`RANK`, `WORLD_SIZE`). A process that nobody launched is a job of size 1.
+Several families of names are understood: `HOROVOD_RANK`, `HOROVOD_SIZE`, …, those of `torchrun` and
+`lockstitch run` (`RANK`, `WORLD_SIZE`), and those of MPI and Slurm (`batch`). A process that nobody
+launched is a job of size 1.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.collectives import SessionOptions
+from lockstitch.hvd import batch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +47,9 @@ def _rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
             if not 0 <= rank < size:
                 raise ValueError(f"{of_rank}={rank} does not lie within {of_size}={size}")
             return rank, size
+    for of_rank, of_size in batch.RANK_AND_SIZE:
+        if of_rank in environment and of_size in environment:
+            return _number(environment, of_rank), _number(environment, of_size)
     return 0, 1
 
 
@@ -54,6 +59,9 @@ def _store(environment: Mapping[str, str]) -> str:
     address = environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     port = environment.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
     if address is None or port is None:
+        place = batch.meeting_place(environment)
+        if place is not None:
+            return f"tcp://{place[0]}:{place[1]}"
         raise ValueError(
             "the ranks do not know where to meet: set MASTER_ADDR and MASTER_PORT, or "
             "HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT, as launchers do"
