@@ -89,15 +89,16 @@ def test_a_program_that_fails_on_all_ranks_fails_with_its_traceback(tmp_path):
 
 
 @pytest.mark.slow
-def test_hosts_come_and_go_by_a_script_and_are_reached_by_a_remote_shell(tmp_path):
-    (tmp_path / "hosts").write_text("one:1\n")
+def test_hosts_come_and_go_by_a_script_and_are_reached_by_a_remote_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCKSTITCH_ADDRESS", "127.0.0.1")
+    (tmp_path / "hosts").write_text("127.0.0.2:1\n")
     shell = tmp_path / "shell.sh"
     shell.write_text('#!/bin/sh\nshift\nexec "$@"\n')
     shell.chmod(0o700)
     text = PROGRAM.replace("state.step == 2:", "False:").replace(
         "        state.commit()",
         f"""        if hvd.size() == 1:
-            open({str(tmp_path / "hosts")!r}, "w").write("one:1\\ntwo:1\\n")
+            open({str(tmp_path / "hosts")!r}, "w").write("127.0.0.2:1\\n127.0.0.3:1\\n")
         state.commit()""",
     )
     done = run(
@@ -107,3 +108,26 @@ def test_hosts_come_and_go_by_a_script_and_are_reached_by_a_remote_shell(tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"rank 0 through worlds of \[1, 2\]", done.stdout)
     assert "rank 1 through worlds of [2]" in done.stdout
+
+
+@pytest.mark.slow
+def test_ranks_on_hosts_that_stay_stand_and_fall_together(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCKSTITCH_ADDRESS", "127.0.0.1")
+    shell = tmp_path / "shell.sh"
+    shell.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    shell.chmod(0o700)
+    text = (
+        "import sys, torch, lockstitch.hvd as hvd\n"
+        "hvd.init()\n"
+        "total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()\n"
+        "place = hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.cross_size()\n"
+        "sys.stdout.write(f'{place} {total}\\n')\n"
+    )
+    hosts = ("-H", "localhost:2,127.0.0.2:1", "--remote-shell", str(shell))
+    done = run(tmp_path / "program.py", text, "-np", "3", *hosts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[w0] (0, 0, 0, 2) 3.0",
+        "[w1] (1, 1, 0, 1) 3.0",
+        "[w2] (2, 0, 1, 2) 3.0",
+    ]

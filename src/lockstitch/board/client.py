@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ADDRESS, WORKER = "LOCKSTITCH_BOARD", "LOCKSTITCH_WORKER"
 """The environment's names for where the board is (`unix:PATH` or `tcp:HOST:PORT`), and for the
 worker's number."""
+REACHED_AT = "LOCKSTITCH_REACHED_AT"
+"""The environment's name for where ranks of other hosts reach this worker's host."""
 PURPOSE = "board"
 """Of the key that is derived from the job's secret."""
 
@@ -79,14 +81,14 @@ class BoardClient:
         """The one that was given last."""
         return self._place
 
-    def next_place(self) -> Place | Over:
+    def next_place(self, port: int = 0) -> Place | Over:
         """Asks for a place in the next world and waits for it; the launcher decides how long. To
-        be called when this worker is in no world. Raises `BoardLostError`."""
+        be called when this worker is in no world. `port`: see `Ready`. Raises `BoardLostError`."""
         with self._is_told:
             self._answer = None
             self._check()
             try:
-                self._send(Ready())
+                self._send(Ready(port))
             except OSError as error:
                 raise BoardLostError(f"the launcher is gone: {error}") from error
             while True:

@@ -30,10 +30,14 @@ class Hello:
 class Ready:
     """Worker: it is in no world (any more) and wants a place in the next."""
 
+    port: int = 0
+    """Of its host: there it can await the others, should it be rank 0 and they on other hosts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Launcher: a place in a new world, whose ranks meet at a store of their own."""
+    """Launcher: a place in a new world, whose ranks meet at a store of their own. (Which, the table
+    of places does not know.)"""
 
     generation: int
     rank: int

@@ -43,8 +43,6 @@ class MusterOptions:
     """How long a slot stays empty after its first failure, and at most; it doubles each time."""
     is_fixed: bool = True
     """Whether there will never be other hosts than those named at the beginning."""
-    store: str = "file:///{generation}"
-    """Where the ranks of a world meet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +200,10 @@ class Muster:
             times.append(self._waits_since + self.options.elastic_seconds)
         return min(times, default=None)
 
+    def host_of(self, worker: int) -> str:
+        """Where a living worker runs."""
+        return self._workers[worker].slot.host
+
     def is_dismissed(self, worker: int) -> bool:
         """Whether a worker is of no use any more, so that its end says nothing."""
         known = self._workers.get(worker)
@@ -332,10 +334,9 @@ class Muster:
         waiting.sort(key=lambda w: (w.rank is None, w.rank or 0, order.get(w.slot, last), w.number))
         chosen = waiting[: self.options.max_workers]
         has_newcomers = any(worker.rank is None for worker in chosen)
-        store = self.options.store.format(generation=self.generation)
         for rank, worker in enumerate(chosen):
             worker.rank, worker.is_in_world, worker.is_ready = rank, True, False
-            place = Place(self.generation, rank, len(chosen), store, has_newcomers)
+            place = Place(self.generation, rank, len(chosen), "", has_newcomers)
             self._tell(worker, place)
 
     def _tell_news(self) -> None:

@@ -49,13 +49,19 @@ class BoardServer:
         self._hear = hear
         self._workers: dict[int, _Guest] = {}
         self._strangers: list[_Guest] = []
-        self._listener = _listen(address)
-        self.address = _address_of(self._listener, address)
+        self._listeners: list[socket.socket] = []
+        self.address = self.listen(address)
         """What workers are told: `unix:PATH` or `tcp:HOST:PORT`."""
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def __repr__(self) -> str:
         return f"<BoardServer at {self.address} · {len(self._workers)} workers>"
+
+    def listen(self, address: str) -> str:
+        """Listens there too; returns the address with the port that was free, where it was 0."""
+        listener = _listen(address)
+        self._listeners.append(listener)
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        return _address_of(listener, address)
 
     def tell(self, worker: int, message: Message) -> None:
         """Says something to a worker; nothing where it is gone."""
@@ -70,15 +76,16 @@ class BoardServer:
         """Hangs up on everybody; harmless when repeated."""
         for guest in [*self._workers.values(), *self._strangers]:
             self._hang_up(guest)
-        if self._listener.fileno() >= 0:
-            self._selector.unregister(self._listener)
-            self._listener.close()
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+            listener.close()
+        self._listeners.clear()
 
     # ------------------------------------------------------------ inside
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = listener.accept()
         except OSError:  # it has gone again
             return
         connection.setblocking(False)

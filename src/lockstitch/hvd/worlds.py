@@ -10,16 +10,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstitch.board import BoardClient, Over
-from lockstitch.board.client import BoardLostError
+from lockstitch.board.client import REACHED_AT, BoardLostError
 from lockstitch.collectives import call_off, open_session
 from lockstitch.hvd.environment import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from lockstitch.board import Place as BoardPlace
     from lockstitch.board import Update
@@ -67,15 +69,16 @@ class Launcher:
     def open(self, board: BoardClient) -> Session:
         """This process's session in the next world that it has a place in. Where there will be
         none any more, the process has nothing left to do: raises `SystemExit`."""
-        options = options_of(os.environ)
+        options = replace(options_of(os.environ), address=os.environ.get(REACHED_AT))
         for attempt in range(1, _ATTEMPTS + 1):
             self._is_opening.set()
             try:
-                answer = board.next_place()
-                if isinstance(answer, Over):
-                    _log.info("no place for this worker: %s", answer.reason)
-                    raise SystemExit(0)
-                return open_session(answer.rank, answer.size, answer.store, options)
+                with _held_port() as port:
+                    answer = board.next_place(port)
+                    if isinstance(answer, Over):
+                        _log.info("no place for this worker: %s", answer.reason)
+                        raise SystemExit(0)
+                    return open_session(answer.rank, answer.size, answer.store, options)
             except BoardLostError:
                 raise
             except RuntimeError:
@@ -96,6 +99,16 @@ class Launcher:
         if self._is_opening.is_set():
             with contextlib.suppress(RuntimeError):  # the store has gone with the launcher
                 call_off(place.size, place.store)
+
+
+@contextlib.contextmanager
+def _held_port() -> Iterator[int]:
+    """A port that is kept from others, though this process may listen there: a socket is bound to
+    it, and does not listen."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        yield held.getsockname()[1]
 
 
 LAUNCHER = Launcher()

@@ -4,6 +4,7 @@
     options.py   what may be said on its command line
     job.py       a job: processes that are started, followed and ended
     local.py     one whose workers stand and fall together
+    spread.py    the same on several hosts
     elastic.py   one whose workers come and go
     hosts.py     hosts and their slots, as people write them
     discovery.py which hosts there are now, asked of a script

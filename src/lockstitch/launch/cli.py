@@ -25,6 +25,7 @@ from lockstitch.launch.local import run_local
 from lockstitch.launch.outputs import Outputs
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.screen import Screen
+from lockstitch.launch.spread import SpreadJob
 from lockstitch.trust import Secret
 
 _PYTHON = re.compile(r"python[\d.]*")
@@ -133,14 +134,14 @@ def run(
         "HOROVOD_LOG_LEVEL": log_level,
     }
     os.environ.update({name: str(value) for name, value in tuning.items() if value is not None})
-    where = _where(hosts, hostfile)
+    where, remote = _where(hosts, hostfile), _remote_shell(shell, ssh_port, ssh_identity)
     is_elastic = not (min_workers is None and max_workers is None and script is None)
     workers = _number(workers, min_workers, where)
     job = _Job(command, workers, grace_seconds, output_folder, verbose)
     if ignored_flags or ignored_values:
         job.note_ignored(sys.argv[1:])
     if not is_elastic:
-        raise typer.Exit(job.run(where))
+        raise typer.Exit(job.run(where, remote))
     muster = MusterOptions(
         workers,
         workers if min_workers is None else min_workers,
@@ -151,7 +152,6 @@ def run(
         cooldown_seconds=cooldown or (0.0, 0.0),
         is_fixed=script is None,
     )
-    remote = _remote_shell(shell, ssh_port, ssh_identity)
     hosts_now = where or (("localhost", workers),)
     raise typer.Exit(job.run_elastic(Elasticity(muster, hosts_now, script, slots_per_host, remote)))
 
@@ -200,12 +200,24 @@ class _Job:
         names = ", ".join(options.ignored_among(words))
         self._screen.note(f"without effect here: {names}")
 
-    def run(self, where: Slots) -> int:
+    def run(self, where: Slots, shell: RemoteShell) -> int:
         """Of workers that stand and fall together."""
-        if not all(is_here(host) for host, _ in where):
-            raise typer.BadParameter("hosts other than this one", param_hint="-H")
+        slots = sum(count for _, count in where)
+        if where and slots < self.workers:
+            raise typer.BadParameter(
+                f"{self.workers} workers do not fit into {slots} slots", param_hint="-H"
+            )
         with ExitStack() as resources:
             outputs = self._outputs(resources)
+            if not all(is_here(host) for host, _ in where):
+                return SpreadJob(
+                    self.command,
+                    self.workers,
+                    (where, shell),
+                    self._screen,
+                    self.grace_seconds,
+                    outputs,
+                ).run()
             return run_local(self.command, self.workers, self._screen, self.grace_seconds, outputs)
 
     def run_elastic(self, elasticity: Elasticity) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstitch.board.client import ADDRESS, PURPOSE, WORKER
+from lockstitch.board.client import ADDRESS, PURPOSE, REACHED_AT, WORKER
 from lockstitch.board.messages import Message, Place, Ready
 from lockstitch.board.muster import (
     CameReady,
@@ -34,7 +34,7 @@ from lockstitch.board.server import BoardServer
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.launch.discovery import Discovery
 from lockstitch.launch.handover import secret_for
-from lockstitch.launch.hosts import Slots, is_here
+from lockstitch.launch.hosts import Slots, is_here, own_address
 from lockstitch.launch.job import Job, Member
 from lockstitch.launch.process import WorkerProcess, describe_exit, elastic_environment
 from lockstitch.launch.remote import RemoteShell
@@ -42,7 +42,7 @@ from lockstitch.trust import find_secret
 from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from lockstitch.launch.outputs import Outputs
     from lockstitch.launch.screen import Screen
@@ -76,6 +76,10 @@ class ElasticJob(Job):
         self._command = command
         self._elasticity = elasticity
         self._processes: dict[int, WorkerProcess] = {}
+        self._ports: dict[int, int] = {}
+        self._far_address: str | None = None
+        hosts = elasticity.hosts
+        self._may_be_far = elasticity.script is not None or not all(is_here(h) for h, _ in hosts)
         self._discovery: Discovery | None = None
         self._reason: str | None = None
 
@@ -93,8 +97,8 @@ class ElasticJob(Job):
             self.selector, secret.derive(PURPOSE), self._hear, f"unix:{Path(folder) / 'board'}"
         )
         self.resources.callback(self._server.close)
-        options = replace(self._elasticity.muster, store=f"file://{folder}/world-" + "{generation}")
-        self._muster = Muster(options, SYSTEM_CLOCK.now())
+        self._folder = folder
+        self._muster = Muster(self._elasticity.muster, SYSTEM_CLOCK.now())
         if self._elasticity.script is None:
             self._handle(HostsFound(self._elasticity.hosts))
             return
@@ -153,18 +157,28 @@ class ElasticJob(Job):
 
     def _hear(self, worker: int, message: Message) -> None:
         if isinstance(message, Ready):
+            self._ports[worker] = message.port
             self._handle(CameReady(worker))
 
     def _handle(self, event: Event) -> None:
-        for instruction in self._muster.handle(event, SYSTEM_CLOCK.now()):
-            self._follow(instruction)
+        instructions = self._muster.handle(event, SYSTEM_CLOCK.now())
+        placed = {
+            each.message.rank: each.worker
+            for each in instructions
+            if isinstance(each, Tell) and isinstance(each.message, Place)
+        }
+        for instruction in instructions:
+            self._follow(instruction, placed)
 
-    def _follow(self, instruction: Instruction) -> None:
+    def _follow(self, instruction: Instruction, placed: Mapping[int, int]) -> None:
         if isinstance(instruction, Start):
             self._start(instruction.worker, instruction.slot)
         elif isinstance(instruction, Tell):
-            self._note_world(instruction.message)
-            self._server.tell(instruction.worker, instruction.message)
+            message = instruction.message
+            if isinstance(message, Place):
+                self._note_world(message)
+                message = replace(message, store=self._store(message.generation, placed))
+            self._server.tell(instruction.worker, message)
         elif isinstance(instruction, Stop):
             process = self._processes.get(instruction.worker)
             if process is not None:
@@ -173,26 +187,39 @@ class ElasticJob(Job):
             self._reason = instruction.reason
             self.ladder.begin(signal.SIGTERM, after_seconds=0)
 
-    def _note_world(self, message: Message) -> None:
-        if isinstance(message, Place) and message.rank == 0:
+    def _note_world(self, place: Place) -> None:
+        if place.rank == 0:
             self.failures.clear()  # the job has got over them
-            if message.generation > 1:
-                self.screen.note(f"the ranks meet anew: {message.size} of them")
+            if place.generation > 1:
+                self.screen.note(f"the ranks meet anew: {place.size} of them")
+
+    def _store(self, generation: int, placed: Mapping[int, int]) -> str:
+        """Where the ranks of a world meet: in a file of ours, or, where some are on other hosts, at
+        rank 0. `placed`: the worker of each rank."""
+        hosts = [self._muster.host_of(worker) for worker in placed.values()]
+        if all(map(is_here, hosts)):
+            return f"file://{self._folder}/world-{generation}"
+        first = placed[0]
+        host = self._muster.host_of(first)
+        address = own_address() if is_here(host) else host
+        return f"tcp://{address}:{self._ports[first]}"
 
     def _start(self, worker: int, slot: Slot) -> None:
-        told = {
-            ADDRESS: self._server.address,
-            WORKER: str(worker),
-        }
         per_host = max(1, len(self._processes))
         environment = elastic_environment(slot.host, slot.index, per_host, self._inherited)
-        environment.update(told)
+        environment[WORKER] = str(worker)
         if is_here(slot.host):
+            environment[ADDRESS] = self._server.address
+            if self._may_be_far:
+                environment[REACHED_AT] = own_address()
             process = WorkerProcess(worker, self._command, environment)
         else:
             shell = self._elasticity.shell
+            if self._far_address is None:
+                self._far_address = self._server.listen(f"tcp:{own_address()}:0")
             environment.pop(FILE_VARIABLE, None)
             environment[VARIABLE] = self._secret.text()
+            environment.update({ADDRESS: self._far_address, REACHED_AT: slot.host})
             command, script = shell.command(slot.host, self._command, environment)
             process = WorkerProcess(worker, command, dict(os.environ), script)
         self._processes[worker] = process

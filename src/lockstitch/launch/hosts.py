@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 
@@ -32,6 +33,19 @@ def parse_discovered(text: str, default_slots: int) -> Slots:
 def is_here(host: str) -> bool:
     """Whether a name means this machine."""
     return host in ("localhost", "127.0.0.1", "[::1]", socket.gethostname())
+
+
+def own_address() -> str:
+    """Where other hosts reach this one: LOCKSTITCH_ADDRESS, or else its name, or, where nobody
+    knows that, only itself."""
+    given = os.environ.get("LOCKSTITCH_ADDRESS")
+    if given:
+        return given
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        return "127.0.0.1"
+    return socket.gethostname()
 
 
 def _matched(pattern: re.Pattern[str], text: str, default: int = 1) -> tuple[str, int]:

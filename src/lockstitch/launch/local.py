@@ -37,10 +37,12 @@ def run_local(
     (130 after Ctrl-C). Meanwhile this process's children and its signals are the job's: call it
     from the main thread of a process that does nothing else.
     """
-    return _LocalJob(command, workers, screen, grace_seconds, outputs).run()
+    return LocalJob(command, workers, screen, grace_seconds, outputs).run()
 
 
-class _LocalJob(Job):
+class LocalJob(Job):
+    """See the module; `run()` returns the exit status."""
+
     def __init__(
         self,
         command: Sequence[str],

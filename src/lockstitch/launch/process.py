@@ -106,17 +106,29 @@ def worker_environment(
     rank: int, world_size: int, meeting: MeetingPlace, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables that `init_method="env://"` reads, on top of the launcher's own."""
+    here = (rank, world_size)
+    environment = environment_among_hosts(here, here, ("127.0.0.1", meeting.port), inherited)
+    environment["LOCKSTITCH_STORE"] = meeting.store
+    return environment
+
+
+def environment_among_hosts(
+    rank_and_size: tuple[int, int],
+    local_rank_and_size: tuple[int, int],
+    master: tuple[str, int],
+    inherited: Mapping[str, str],
+) -> dict[str, str]:
+    """The same where the workers meet at an address and a port only."""
     place = {
-        "RANK": rank,
-        "WORLD_SIZE": world_size,
-        "LOCAL_RANK": rank,
-        "LOCAL_WORLD_SIZE": world_size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": meeting.port,
-        "LOCKSTITCH_STORE": meeting.store,
+        "RANK": rank_and_size[0],
+        "WORLD_SIZE": rank_and_size[1],
+        "LOCAL_RANK": local_rank_and_size[0],
+        "LOCAL_WORLD_SIZE": local_rank_and_size[1],
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": master[1],
     }
     told = {name: str(value) for name, value in place.items()}
-    return {**_defaults(world_size), **inherited, **told}
+    return {**_defaults(local_rank_and_size[1]), **inherited, **told}
 
 
 def elastic_environment(

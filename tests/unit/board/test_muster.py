@@ -29,7 +29,7 @@ class Job:
 
     def __init__(self, hosts=(("a", 2),), **options):
         options.setdefault("wanted", sum(count for _, count in hosts))
-        self.table = Muster(MusterOptions(store="world-{generation}", **options), 0.0)
+        self.table = Muster(MusterOptions(**options), 0.0)
         self.now = 0.0
         self.started = {}
         self.stopped = []
@@ -78,7 +78,6 @@ class Job:
             for message in messages
             if isinstance(message, Place) and message.generation == self.table.generation
         ]
-        assert len({place.store for _, place in places}) == 1
         assert {place.size for _, place in places} == {len(places)}
         return {worker: place.rank for worker, place in places}
 
@@ -97,7 +96,6 @@ def test_the_first_world_begins_when_as_many_as_are_wanted_have_come():
     assert job.told == {}
     job.ready(1)
     assert job.ranks() == {0: 0, 1: 1, 2: 2}
-    assert job.last(0).store == "world-1"
 
 
 def test_there_are_never_more_workers_than_may_be():
@@ -147,7 +145,7 @@ def test_the_ranks_that_are_left_go_on_if_they_are_enough():
     job = in_world(min_workers=1)
     job.fail(0)
     job.ready(1)
-    assert job.last(1) == Place(2, 0, 1, "world-2", has_newcomers=False)
+    assert job.last(1) == Place(2, 0, 1, "", has_newcomers=False)
 
 
 def test_if_they_are_not_enough_they_wait_for_the_new_one():

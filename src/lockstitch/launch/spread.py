@@ -1,0 +1,85 @@
+"""A job of N workers on several hosts that stand and fall together.
+
+Workers are numbered host by host. Those of other hosts are started there by a remote shell, and get
+the job's secret by its input. They all meet at the host of rank 0.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING
+
+from lockstitch.launch.handover import secret_for
+from lockstitch.launch.hosts import is_here, own_address
+from lockstitch.launch.local import LocalJob
+from lockstitch.launch.meeting import MeetingPlace
+from lockstitch.launch.process import WorkerProcess, environment_among_hosts
+from lockstitch.trust import find_secret
+from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.launch.hosts import Slots
+    from lockstitch.launch.outputs import Outputs
+    from lockstitch.launch.remote import RemoteShell
+    from lockstitch.launch.screen import Screen
+
+# Below those that a system gives away by itself, of a host that cannot be asked which are free.
+_PORTS = range(20_000, 32_000)
+
+
+class SpreadJob(LocalJob):
+    """See the module; `run()` returns the exit status. `where`: hosts that have at least `workers`
+    slots, and how they are reached."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        workers: int,
+        where: tuple[Slots, RemoteShell],
+        screen: Screen,
+        grace_seconds: float,
+        outputs: Outputs | None,
+    ) -> None:
+        super().__init__(command, workers, screen, grace_seconds, outputs)
+        self._hosts, self._shell = where
+
+    def begin(self) -> None:
+        secret = self.resources.enter_context(secret_for(os.environ))
+        inherited = {**os.environ, **secret}
+        text = find_secret(None, None, inherited)
+        assert text is not None
+        first, _ = self._hosts[0]
+        if is_here(first):
+            port = self.resources.enter_context(MeetingPlace()).port
+        else:
+            port = random.choice(_PORTS)
+        master = (_address(first), port)
+        for rank, (host, local_rank, local_size) in enumerate(seats(self._hosts, self._workers)):
+            environment = environment_among_hosts(
+                (rank, self._workers), (local_rank, local_size), master, inherited
+            )
+            environment.update(HOROVOD_HOSTNAME=host, LOCKSTITCH_ADDRESS=_address(host))
+            if is_here(host):
+                process = WorkerProcess(rank, self._command, environment)
+            else:
+                environment.pop(FILE_VARIABLE, None)
+                environment[VARIABLE] = text.text()
+                command, script = self._shell.command(host, self._command, environment)
+                process = WorkerProcess(rank, command, dict(os.environ), script)
+            self.start(process)
+
+
+def seats(hosts: Slots, workers: int) -> list[tuple[str, int, int]]:
+    """For each rank its host, its number there, and how many ranks there are."""
+    taken: list[tuple[str, int, int]] = []
+    for host, count in hosts:
+        here = min(count, workers - len(taken))
+        taken += [(host, index, here) for index in range(here)]
+    return taken
+
+
+def _address(host: str) -> str:
+    return own_address() if is_here(host) else host
