@@ -198,12 +198,14 @@ class DistAutogradContext:
         """Whether modules have run here whose gradients other ranks have a part of."""
         return self._replicas is not None
 
-    def note_replica(self, module: DistributedDataParallel) -> None:
+    def note_replica(
+        self, module: DistributedDataParallel, parameters: list[torch.nn.Parameter]
+    ) -> None:
         """`module` has run forward in this context; see `replicas`."""
         with self._adding:
             if self._replicas is None:
                 self._replicas = Replicas()
-            self._replicas.note(module)
+            self._replicas.note(module, parameters)
 
     def reduce_replicas(self) -> None:
         """Has the modules that were noted reduce their gradients. Waits for other ranks."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -40,11 +41,9 @@ class Replicas:
     def __repr__(self) -> str:
         return f"<Replicas · {len(self._modules)} modules · {len(self._fresh)} fresh gradients>"
 
-    def note(self, module: DistributedDataParallel) -> None:
-        """`module` has run forward."""
-        if module not in self._modules:
-            parameters, _ = module._build_params_for_reducer()  # type: ignore[no-untyped-call]
-            self._modules[module] = parameters
+    def note(self, module: DistributedDataParallel, parameters: list[torch.nn.Parameter]) -> None:
+        """`module` has run forward; `parameters` as its reducer counts them."""
+        self._modules[module] = parameters
         if module.static_graph and not module._static_graph_delay_allreduce_enqueued:
             module._static_graph_delay_allreduce_enqueued = True  # by us, and not by its graph
             self._looking.add(module)
@@ -113,13 +112,17 @@ def observe(current: Callable[[], DistAutogradContext | None]) -> None:
     forward: Any = DistributedDataParallel.forward
     if hasattr(forward, "_notes_replicas"):
         return
+    counted: WeakKeyDictionary[DistributedDataParallel, list[torch.nn.Parameter]]
+    counted = WeakKeyDictionary()
 
     @functools.wraps(forward)
     def noting(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
         output = forward(self, *inputs, **kwargs)
         context = current()
         if context is not None and torch.is_grad_enabled():
-            context.note_replica(self)
+            if self not in counted:
+                counted[self], _ = self._build_params_for_reducer()  # type: ignore[no-untyped-call]
+            context.note_replica(self, counted[self])
         return output
 
     noting._notes_replicas = True  # type: ignore[attr-defined]
