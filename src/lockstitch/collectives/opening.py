@@ -23,7 +23,7 @@ from lockstitch.collectives.c10d.backend import C10dBackend
 from lockstitch.collectives.c10d.hierarchical import HierarchicalPlane
 from lockstitch.collectives.c10d.hub import Hub
 from lockstitch.collectives.c10d.plane import GroupPlane, Plane
-from lockstitch.collectives.c10d.star import Centre, Spoke, call_hub
+from lockstitch.collectives.c10d.star import Centre, Password, Spoke, call_hub
 from lockstitch.collectives.memory import LocalSessions
 from lockstitch.collectives.options import SessionOptions
 from lockstitch.collectives.outstanding import Outstanding
@@ -38,9 +38,10 @@ from lockstitch.collectives.shared_memory.introduction import (
 from lockstitch.collectives.shared_memory.segment import Geometry, create
 from lockstitch.collectives.topology import Topology
 from lockstitch.errors import CollectiveError
-from lockstitch.rendezvous import StaticRoster, host_identity, join, open_store
+from lockstitch.rendezvous import StaticRoster, host_identity, join, open_store, sealed_by
 from lockstitch.rendezvous.static_group import call_off as call_off_meeting
 from lockstitch.transport import TcpTransport
+from lockstitch.trust import find_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -118,6 +119,7 @@ class _Opening:
         self._options = options
         self._outstanding = outstanding
         self._sets = ProcessSets(size)
+        self._secret = find_secret(None, None, os.environ)
         self._transport = TcpTransport(
             options.address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
         )
@@ -132,7 +134,7 @@ class _Opening:
             if listener is not None:
                 addresses += [_HUB + listener.address, _TOKEN + secrets.token_hex(16)]
             roster = join(
-                self._store,
+                sealed_by(self._secret, self._store),
                 f"rank{self._rank}",
                 self._rank,
                 self._size,
@@ -194,12 +196,13 @@ class _Opening:
         (token,) = _published(roster, _TOKEN)
         (address,) = _published(roster, _HUB)
         rank, options, transport = self._rank, self._options, self._transport
+        word = Password(token, self._secret)
 
         def connect(hear: Callable[[Message], None]) -> Centre | Spoke:
             if listener is not None:
                 hub = Hub(self._size, options.fusion_bytes)
-                return Centre(hub, transport, listener, hear, token)
-            return Spoke(rank, call_hub(transport, address, options.timeout_seconds), hear, token)
+                return Centre(hub, transport, listener, hear, word)
+            return Spoke(rank, call_hub(transport, address, options.timeout_seconds), hear, word)
 
         store = PrefixStore(f"groups/{roster.me.generation}", self._store)
         plane: Plane = GroupPlane(rank, store, options.device)

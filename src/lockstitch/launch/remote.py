@@ -13,6 +13,8 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lockstitch.launch.handover import with_text_of_secret
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -33,9 +35,8 @@ class RemoteShell:
         self, host: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> tuple[list[str], bytes]:
         """What to run here, and what to write to its standard input."""
-        passed_on = {
-            name: value for name, value in environment.items() if _PASSED_ON.fullmatch(name)
-        }
+        known = with_text_of_secret(environment)  # its file is on this host alone
+        passed_on = {name: value for name, value in known.items() if _PASSED_ON.fullmatch(name)}
         lines = [f"export {name}={shlex.quote(value)}" for name, value in passed_on.items()]
         lines += [
             f"cd {shlex.quote(os.getcwd())} || exit 1",

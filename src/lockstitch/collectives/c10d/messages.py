@@ -157,7 +157,14 @@ def length(head: bytes | bytearray) -> int:
 
 
 def decode(body: bytes | bytearray) -> Message:
-    """What `encode` has made, without the length."""
+    """What `encode` has made, without the length. Raises `ProtocolError` for anything else."""
+    try:
+        return _decode(body)
+    except (ValueError, TypeError, struct.error, RecursionError) as error:
+        raise ProtocolError(f"a message that cannot be read: {error}") from error
+
+
+def _decode(body: bytes | bytearray) -> Message:
     if body[0] == _SUBMIT:
         return Submit(_NUMBER.unpack(body)[1])
     if body[0] == _ORDER:

@@ -7,7 +7,7 @@ Whoever submits sends for himself. Rank 0 talks to its own hub without a connect
 from __future__ import annotations
 
 import contextlib
-import secrets
+import hmac
 import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -21,15 +21,37 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives.c10d.hub import Hub, Note
     from lockstitch.transport import Connection, Listener, Pollable, Transport
+    from lockstitch.trust import Secret
 
 Hear = "Callable[[Message], None]"
 
 
-class Line:
-    """A connection that carries messages. One thread reads; any may send."""
+_MOST_STRANGERS = 128
+_LONGEST_HELLO = 256
 
-    def __init__(self, connection: Connection) -> None:
+
+class Password:
+    """What a rank says to prove that it belongs here: a word that rank 0 has put into the store,
+    or, where the job has a secret, what only its secret makes of that."""
+
+    def __init__(self, word: str, secret: Secret | None) -> None:
+        self._word = word
+        self._key = None if secret is None else secret.derive("reductions", word.encode())
+
+    def of(self, rank: int) -> str:
+        """What that rank says."""
+        if self._key is None:
+            return self._word
+        return hmac.digest(self._key, str(rank).encode(), "sha256").hex()
+
+
+class Line:
+    """A connection that carries messages of at most `most_bytes`. One thread reads; any may
+    send."""
+
+    def __init__(self, connection: Connection, most_bytes: int = messages.MOST_BYTES) -> None:
         self.connection = connection
+        self.most_bytes = most_bytes
         self._sending = threading.Lock()
         self._received = bytearray()
 
@@ -50,7 +72,10 @@ class Line:
         self._received += view[: counts[0]]
         whole = []
         while len(self._received) >= messages.LENGTH_SIZE:
-            end = messages.LENGTH_SIZE + messages.length(self._received[: messages.LENGTH_SIZE])
+            size = messages.length(self._received[: messages.LENGTH_SIZE])
+            if size > self.most_bytes:
+                raise ProtocolError(f"a message of {size} bytes, by one who has not said who it is")
+            end = messages.LENGTH_SIZE + size
             if len(self._received) < end:
                 break
             whole.append(messages.decode(self._received[messages.LENGTH_SIZE : end]))
@@ -65,7 +90,7 @@ class Spoke:
     """The end of every rank but 0."""
 
     def __init__(
-        self, rank: int, line: Line, hear: Callable[[Message], None], hub_token: str
+        self, rank: int, line: Line, hear: Callable[[Message], None], password: Password
     ) -> None:
         self._rank = rank
         self._line = line
@@ -73,7 +98,7 @@ class Spoke:
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=f"rank {rank} orders", daemon=True)
         self.bytes_sent = 0
-        line.send(Hello(rank, hub_token))
+        line.send(Hello(rank, password.of(rank)))
         self._thread.start()
 
     def tell(self, message: Message) -> None:
@@ -109,11 +134,11 @@ class Centre:
         transport: Transport,
         listener: Listener,
         hear: Callable[[Message], None],
-        token: str,
+        password: Password,
     ) -> None:
         self._hub = hub
         self._hear = hear
-        self._token = token
+        self._password = password
         self._transport = transport
         self._listener = listener
         self._poller = transport.poller()
@@ -160,13 +185,18 @@ class Centre:
         if pollable is self._listener:
             connection = self._listener.accept()
             if connection is not None:
-                self._strangers[id(connection)] = Line(connection)
+                if len(self._strangers) >= _MOST_STRANGERS:
+                    self._hang_up(next(iter(self._strangers.values())))
+                self._strangers[id(connection)] = Line(connection, _LONGEST_HELLO)
                 self._poller.add(connection)
                 self._poller.arm(connection)
             self._poller.arm(self._listener)
             return
-        line = self._strangers.get(id(pollable)) or self._lines.get(self._ranks[id(pollable)])
-        assert line is not None
+        line = self._strangers.get(id(pollable)) or self._lines.get(
+            self._ranks.get(id(pollable), -1)
+        )
+        if line is None:  # it was pushed out
+            return
         try:
             heard = line.read(0)
         except BlockingIOError:
@@ -182,7 +212,12 @@ class Centre:
         self._poller.arm(pollable)
 
     def _greet(self, line: Line, hello: Hello) -> None:
-        if secrets.compare_digest(hello.token, self._token) and hello.rank not in self._lines:
+        if type(hello.rank) is not int or type(hello.token) is not str:
+            return
+        expected = self._password.of(hello.rank).encode()
+        is_right = hmac.compare_digest(hello.token.encode("utf-8", "replace"), expected)
+        if is_right and hello.rank not in self._lines:
+            line.most_bytes = messages.MOST_BYTES
             self._strangers.pop(id(line.connection), None)
             self._lines[hello.rank] = line
             self._ranks[id(line.connection)] = hello.rank

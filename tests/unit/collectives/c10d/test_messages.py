@@ -45,3 +45,23 @@ def test_nonsense_is_refused(body: bytes) -> None:
 def test_impossible_lengths_are_refused(head: bytes) -> None:
     with pytest.raises(ProtocolError):
         m.length(head)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x01",
+        b"\x02abc",
+        b"\x03",
+        b"\x03[]",
+        b'\x03["Hello"]',
+        b'\x03["Hello", 1, 2, 3]',
+        b"\x03" + b"[" * 100_000,
+        b'\x03[["Hello"]]',
+        b"\xff",
+        b"\x03\xff",
+    ],
+)
+def test_what_is_no_message_is_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        m.decode(body)
