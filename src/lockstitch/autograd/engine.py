@@ -61,8 +61,32 @@ class ComponentRun(NamedTuple):
         `arrived` is emptied, so that a gradient which passes straight to a leaf can be stolen.
         """
         edges, gradients = self._roots(arrived)
-        if edges:
+        if not edges:
+            return
+        captured = self._pass_straight(edges, gradients)
+        if captured is None:
             self._run_engine(edges, gradients)
+        else:
+            self.context.add_gradients(self.component.leaves, captured)
+
+    def _pass_straight(
+        self, edges: list[GradientEdge], gradients: list[torch.Tensor]
+    ) -> list[torch.Tensor | None] | None:
+        """What the engine would capture, without it, where all that was sent are leaves: then there
+        is no node to run. None in all other cases; else `gradients` is emptied."""
+        leaves = self.component.leaves
+        if self.component.receives or self.component.hooked or len(edges) > len(leaves):
+            return None
+        places = {leaf.node: place for place, leaf in enumerate(leaves)}
+        for edge, gradient in zip(edges, gradients, strict=True):
+            if places.pop(edge.node, None) is None or not _fits(gradient, _leaf(edge)):
+                return None
+        del gradient
+        captured: list[torch.Tensor | None] = [None] * len(leaves)
+        places = {leaf.node: place for place, leaf in enumerate(leaves)}
+        while gradients:
+            captured[places[edges.pop().node]] = gradients.pop()
+        return captured
 
     def run_blocking(
         self,
@@ -129,6 +153,22 @@ class ComponentRun(NamedTuple):
                 # The engine runs hooks of tensors, but not those of a node that it captures.
                 for hook in node_hooks(component.leaves[index].node):
                     hook((), (gradient,))
+
+
+def _leaf(edge: GradientEdge) -> torch.Tensor:
+    leaf: torch.Tensor = edge.node.variable  # type: ignore[attr-defined]
+    return leaf
+
+
+def _fits(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
+    """Whether the engine would hand `gradient` to the leaf as it is."""
+    return (
+        gradient.shape == leaf.shape
+        and gradient.dtype is leaf.dtype
+        and gradient.layout is leaf.layout is torch.strided
+        and gradient.device == leaf.device
+        and not leaf._backward_hooks
+    )
 
 
 def _let_waiting_nodes_run_last(component: Component, awaited: Sequence[Entry]) -> None:

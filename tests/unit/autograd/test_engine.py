@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from lockstitch.autograd import engine
 from lockstitch.autograd.context import DistAutogradContext
 from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import Entry, find_components
@@ -102,6 +103,24 @@ def test_null_tokens_alone_run_nothing():
     run, context, _ = prepare(send(1, h))
     run.run({message(1): None})
     assert context.gradients == {}
+
+
+def test_leaves_that_were_sent_need_no_engine(monkeypatch):
+    monkeypatch.setattr(engine, "run_engine", lambda *_: pytest.fail("ran"))
+    x, y = leaf(), leaf()
+    run, context, _ = prepare(send(1, x, y))
+    run.run({message(1): (torch.full((2,), 3.0), torch.full((2,), 4.0))})
+    assert context.gradients[x].tolist() == [3.0, 3.0]
+    assert context.gradients[y].tolist() == [4.0, 4.0]
+
+
+def test_a_leaf_that_was_sent_twice_or_has_a_hook_goes_by_the_engine():
+    x, y = leaf(), leaf()
+    y.register_hook(lambda gradient: gradient * 10)
+    run, context, _ = prepare(send(1, x, x, y))
+    run.run({message(1): (torch.full((2,), 3.0), torch.full((2,), 4.0), torch.ones(2))})
+    assert context.gradients[x].tolist() == [7.0, 7.0]
+    assert context.gradients[y].tolist() == [10.0, 10.0]
 
 
 def test_a_gradient_that_passes_straight_to_a_leaf_is_stolen():
