@@ -17,6 +17,7 @@
     │   ├── MismatchError             … because ranks submitted different things under one name
     │   ├── RankLostError             … because a rank is gone         (also ConnectionError)
     │   └── StalledError              … because ranks did not submit in time (also TimeoutError)
+    ├── SlotDiedError                 a slot of a DataParallel is gone   (also ConnectionError)
     └── ProtocolError                 the two ends disagree
         ├── LocalProtocolError        our side broke the rules (a bug here)
         └── RemoteProtocolError       the peer's side did
@@ -119,6 +120,19 @@ class RankLostError(CollectiveError, ConnectionError):
 
 class StalledError(CollectiveError, TimeoutError):
     """Some ranks did not submit an operation that others wait for."""
+
+
+class SlotDiedError(LockstitchError, ConnectionError):
+    """A slot of a `DataParallel` is gone; `slot` names it and `cause` says how it ended. The next
+    call replaces it."""
+
+    def __init__(self, slot: str, cause: str) -> None:
+        super().__init__(f"{slot} died: {cause}")
+        self.slot = slot
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[type[SlotDiedError], tuple[str, str]]:
+        return type(self), (self.slot, self.cause)
 
 
 class ProtocolError(LockstitchError):

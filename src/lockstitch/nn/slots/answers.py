@@ -1,0 +1,68 @@
+"""The answers of one slot, for those who wait for them.
+
+A slot answers in the order of its requests. Somebody else's answer is kept for him; one that nobody
+will ask for, since the pass that wanted it has been given up, is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FORWARD: Final = 0
+BACKWARD: Final = 1
+COLLECT: Final = 2
+
+Key = tuple[int, int]
+"""What is answered: one of the kinds above, and a number."""
+
+
+class Answers:
+    """Keeps order among the answers that `receive` brings: pairs of a key and an answer."""
+
+    def __init__(self, receive: Callable[[], tuple[Key, Any]]) -> None:
+        self._receive = receive
+        self._pending: set[Key] = set()
+        self._kept: dict[Key, Any] = {}
+        self._released: deque[int] = deque()
+
+    def expect(self, key: Key) -> None:
+        """A request has been posted."""
+        self._forget_released()
+        self._pending.add(key)
+
+    def is_expected(self, key: Key) -> bool:
+        """Whether `wait(key)` will end."""
+        return key in self._pending or key in self._kept
+
+    def wait(self, key: Key) -> Any:
+        """The answer for `key`, which is expected."""
+        while key not in self._kept:
+            self._take_one()
+        return self._kept.pop(key)
+
+    def drain(self, is_there: Callable[[], bool]) -> None:
+        """Takes in what has come, so that the slot is not kept from answering."""
+        while self._pending and is_there():
+            self._take_one()
+
+    def _take_one(self) -> None:
+        arrived, answer = self._receive()
+        if arrived in self._pending:
+            self._pending.discard(arrived)
+            self._kept[arrived] = answer
+        self._forget_released()
+
+    def release(self, number: int) -> None:
+        """Nobody asks for anything with this number any more. From anywhere, at any time."""
+        self._released.append(number)
+
+    def _forget_released(self) -> None:
+        while self._released:
+            number = self._released.popleft()
+            for kind in (FORWARD, BACKWARD):
+                self._pending.discard((kind, number))
+                self._kept.pop((kind, number), None)

@@ -1,0 +1,171 @@
+"""What a slot is: a place that runs its part of the batch on a replica of the caller's module.
+
+The caller runs the first part itself (slot 0). Each further part goes to a `Slot`, in requests that
+are numbered, so that an answer nobody waits for any more disturbs nobody:
+
+    start(request)            posts a forward pass and returns at once
+    finish(number)            waits for its outputs
+    start_backward(order)     posts the gradients of the outputs, and returns at once
+    finish_backward(number)   waits for the gradients of inputs and leaves
+    release(number)           forgets the graph of a forward pass: nobody can go back through it
+
+A slot works through its requests one by one, in their order. What it computes with is a replica: its
+parameters are the caller's own memory or copies that are kept equal, everything else is its own and
+brought up to date by the `Changes` that come with a request (`watch.py`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from lockstitch.nn.parallel.modes import Modes
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What has changed in the caller's module since this slot was last told."""
+
+    attributes: Sequence[tuple[int, str, Any]] = ()
+    """The number of a submodule (in the order of `modules()`), an attribute's name and value."""
+    buffers: Sequence[tuple[int, torch.Tensor | None]] = ()
+    """The number of a buffer (`watch.Watch.buffers`), and a copy of it as it is now."""
+
+    def __bool__(self) -> bool:
+        return bool(self.attributes or self.buffers)
+
+
+NO_CHANGES = Changes()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One forward pass of one slot."""
+
+    number: int
+    skeleton: Any
+    """Positional and named arguments, with a `lifting.Hole` in place of each tensor."""
+    tensors: Sequence[torch.Tensor]
+    """The tensors, detached."""
+    wants_gradient: Sequence[bool]
+    """Of each tensor: whether its gradient will be asked for."""
+    modes: Modes
+    default_dtype: torch.dtype
+    seed: int
+    """For the random numbers of this pass."""
+    generator_state: int
+    """The caller's generator before the call (`generators.fingerprint`)."""
+    changes: Changes = NO_CHANGES
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a forward pass returned."""
+
+    skeleton: Any
+    tensors: Sequence[torch.Tensor]
+    """Detached."""
+    requires_grad: Sequence[bool]
+    """Of each tensor: whether a gradient can be sent back through it."""
+    written_buffers: Sequence[int] = ()
+    """The buffers that the replica changed: they are no longer what the caller's module has."""
+
+
+@dataclass(frozen=True)
+class BackwardOrder:
+    """A backward pass through the graph of the forward pass `number`."""
+
+    number: int
+    gradients: Sequence[torch.Tensor | None]
+    """One for each output that `requires_grad`."""
+    keeps_graph: bool
+    """Whether there may be another pass through this graph."""
+    keeps_gradients: bool = False
+    """Whether the leaves' gradients stay in the slot, for `collect` (`no_sync`)."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What came out of a backward pass; None where nothing depends on it."""
+
+    inputs: Sequence[torch.Tensor | None] = ()
+    """One for each tensor of the request that `wants_gradient`."""
+    leaves: Sequence[torch.Tensor | None] = ()
+    """One for each leaf of the blueprint; empty if they stay in the slot."""
+
+
+@dataclass
+class SlotStatistics:
+    """What has gone to a slot so far."""
+
+    passes: int = 0
+    parameter_bytes: int = 0
+    """Of parameters that were copied to the slot."""
+    buffer_bytes: int = 0
+    """Of buffers that were."""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """From what a slot makes its replica, in the caller's process."""
+
+    module: torch.nn.Module
+    leaves: Sequence[torch.Tensor]
+    """Its parameters, and buffers, that require gradients: `Gradients.leaves` has this order."""
+    threads: int = 1
+    """How many intra-op threads the slot may use."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What one kind of slots needs besides."""
+
+
+class Slot(ABC):
+    """One slot other than the caller. All methods are called by the caller's process, under the
+    lock of the team that the slot belongs to; only `release` may be called from anywhere, at any
+    time, and must neither block nor raise."""
+
+    name: str
+    """For errors: "slot 1 (process 4711)"."""
+    statistics: SlotStatistics
+
+    @abstractmethod
+    def start(self, request: Request) -> None:
+        """Posts a forward pass and does not wait for it. Raises `SlotDiedError` if the slot is
+        gone."""
+
+    @abstractmethod
+    def finish(self, number: int) -> Outcome:
+        """Waits for the outputs of a forward pass, and raises what the module raised in it, or
+        `SlotDiedError`."""
+
+    @abstractmethod
+    def start_backward(self, order: BackwardOrder) -> None:
+        """Posts a backward pass; like `start`."""
+
+    @abstractmethod
+    def finish_backward(self, number: int) -> Gradients:
+        """Waits for the gradients of the backward pass through `number`; like `finish`."""
+
+    @abstractmethod
+    def collect(self) -> Sequence[torch.Tensor | None]:
+        """The leaves' gradients that have stayed in the slot, summed, which it then forgets;
+        empty if there are none."""
+
+    @abstractmethod
+    def release(self, number: int) -> None:
+        """Forgets the graph of the forward pass `number`; harmless if there is none."""
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """Whether the slot can take requests; one that cannot is replaced at the next call."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the slot and waits for its end; what is under way is given up. Harmless when
+        repeated."""

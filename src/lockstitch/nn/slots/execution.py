@@ -1,0 +1,164 @@
+"""What happens inside a slot, of whichever kind: forward and backward passes through its replica.
+
+The graph of a forward pass stays here until a backward pass has gone through it or the caller has
+dropped its half. Gradients are asked for with `torch.autograd.grad`: they are handed to the caller,
+whose own parameters gather them, and no `.grad` comes to be in the slot.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from lockstitch.nn.slots.base import Gradients, Outcome
+from lockstitch.nn.slots.lifting import fill, lift
+from lockstitch.nn.slots.watch import apply_changes, buffer_places
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.nn.slots.base import BackwardOrder, Request
+
+
+class _Graph(NamedTuple):
+    """One forward pass, seen from its ends."""
+
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+
+
+class _Source(torch.autograd.Function):
+    """The beginning of the slot's graph: hands its tensors on as what is no leaf, so that a module
+    may change its inputs in place, as it may without slots."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple([tensor.detach() for tensor in tensors])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients
+
+
+class Executor:
+    """Runs the requests of one slot. `leaves` are the replica's parameters that want gradients, in the
+    order in which the caller expects them."""
+
+    def __init__(self, module: torch.nn.Module, leaves: Sequence[torch.Tensor]) -> None:
+        self._module = module
+        self._modules = list(module.modules())
+        self._buffers = buffer_places(self._modules)
+        self._leaves = list(leaves)
+        self._graphs: dict[int, _Graph] = {}
+        self._sums: list[torch.Tensor | None] = []
+        self._released: deque[int] = deque()
+        self.draws_random_numbers = True
+        """Whether passes are given random numbers of their own."""
+
+    def release(self, number: int) -> None:
+        """Forgets a graph, before the next request; may be called from anywhere, at any time."""
+        self._released.append(number)
+
+    def forward(self, request: Request) -> Outcome:
+        """Runs the module. What it raises passes through."""
+        self._drop_released()
+        if request.changes:
+            apply_changes(self._modules, self._buffers, request.changes)
+        if torch.get_default_dtype() is not request.default_dtype:
+            torch.set_default_dtype(request.default_dtype)
+        inputs, given = _attach(request)
+        args, kwargs = fill(request.skeleton, given)
+        before = self._versions()
+        with request.modes.active():
+            if self.draws_random_numbers:
+                seed_everything(request.seed)
+            output = self._module(*args, **kwargs)
+        skeleton, outputs = lift(output)
+        requires_grad = [tensor.requires_grad for tensor in outputs]
+        if any(requires_grad):
+            self._graphs[request.number] = _Graph(inputs, outputs)
+        written = [i for i, (old, new) in enumerate(zip(before, self._versions())) if old != new]
+        return Outcome(skeleton, [each.detach() for each in outputs], requires_grad, written)
+
+    def backward(self, order: BackwardOrder) -> Gradients:
+        """Goes back through the graph of a forward pass."""
+        self._drop_released()
+        graph = self._graphs.get(order.number)
+        if graph is None:
+            raise RuntimeError(
+                "the graph of this slot's forward pass is gone: the slot was replaced meanwhile"
+            )
+        if not order.keeps_graph:
+            del self._graphs[order.number]
+        roots, gradients = [], []
+        wanting = [output for output in graph.outputs if output.requires_grad]
+        for output, gradient in zip(wanting, order.gradients, strict=True):
+            if gradient is not None:
+                roots.append(output)
+                gradients.append(gradient)
+        sources = [*graph.inputs, *self._leaves]
+        found: Sequence[torch.Tensor | None] = [None] * len(sources)
+        if roots and sources:
+            found = torch.autograd.grad(
+                roots, sources, gradients, retain_graph=order.keeps_graph, allow_unused=True
+            )
+        of_inputs, of_leaves = found[: len(graph.inputs)], found[len(graph.inputs) :]
+        if order.keeps_gradients:
+            self._add(of_leaves)
+            return Gradients(of_inputs)
+        return Gradients(of_inputs, of_leaves)
+
+    def collect(self) -> list[torch.Tensor | None]:
+        """The gradients that have stayed here, which are then forgotten."""
+        sums, self._sums = self._sums, []
+        return sums
+
+    def _add(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        if not self._sums:
+            self._sums = [None] * len(gradients)
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                total = self._sums[i]
+                self._sums[i] = gradient if total is None else total + gradient
+
+    def _versions(self) -> list[int]:
+        buffers = (module._buffers[name] for module, name in self._buffers)
+        return [
+            -1 if buffer is None or buffer.is_inference() else buffer._version for buffer in buffers
+        ]
+
+    def _drop_released(self) -> None:
+        while self._released:
+            self._graphs.pop(self._released.popleft(), None)
+
+
+def _attach(request: Request) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The leaves whose gradients will be asked for, and what the module is called with."""
+    given = list(request.tensors)
+    if not any(request.wants_gradient):
+        return [], given
+    places = [i for i, wants in enumerate(request.wants_gradient) if wants]
+    leaves = [given[i].detach().requires_grad_() for i in places]
+    with torch.enable_grad():
+        attached = _Source.apply(*leaves)  # type: ignore[no-untyped-call]
+    for i, tensor in zip(places, attached, strict=True):
+        given[i] = tensor
+    return leaves, given
+
+
+def seed_everything(seed: int) -> None:
+    """Sets the generators of this process: torch's, and those of Python and NumPy where these have
+    been seeded once per slot (`seed_python`)."""
+    torch.default_generator.manual_seed(seed)
+
+
+def seed_python(seed: int) -> None:
+    """Sets the generators that are not set again for each pass."""
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)

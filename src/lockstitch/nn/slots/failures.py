@@ -1,0 +1,78 @@
+"""What a slot raises, on its way to the caller: as what it was, with the slot's name and the
+traceback within the slot as its cause, in the words of the original.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from lockstitch.runtime.remote_errors import RemoteTraceback
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception raised in a slot. Can be pickled."""
+
+    slot: str
+    kind: str
+    message: str
+    text: str
+    """Its traceback."""
+    pickled: bytes | None
+    """The exception and its type; None where they cannot be pickled."""
+    original: BaseException | None = None
+    """The exception itself, where it need not cross to another process."""
+
+    def error(self) -> BaseException:
+        """The exception to raise at the caller."""
+        story = f"Caught {self.kind} in {self.slot}.\nOriginal {self.text}"
+        error = self.original if self.original is not None else self._rebuild(story)
+        error.__cause__ = RemoteTraceback(story)
+        if hasattr(error, "add_note"):
+            error.add_note(f"raised in {self.slot}")
+        return error
+
+    def _rebuild(self, story: str) -> BaseException:
+        kind: Any = RuntimeError
+        if self.pickled is not None:
+            try:
+                kind, pickled = pickle.loads(self.pickled)
+                if pickled is not None:
+                    error = pickle.loads(pickled)
+                    if isinstance(error, Exception):
+                        return error
+                return kind(story)  # type: ignore[no-any-return]
+            except Exception:  # noqa: BLE001 - constructors of users' exceptions raise anything
+                return RuntimeError(story)
+        return RuntimeError(story)
+
+
+def describe(error: BaseException, slot: str, *, crosses: bool) -> Failure:
+    """What is to be told of `error`; `crosses`: to another process."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    kind = type(error).__qualname__
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a __str__ that fails must not keep the caller waiting
+        message = "(its text cannot be shown)"
+    if not crosses:
+        return Failure(slot, kind, message, text, None, error)
+    # What ends a process or a thread is not to end the caller's.
+    whole = _dumps(error) if isinstance(error, Exception) else None
+    named = type(error) if isinstance(error, Exception) else RuntimeError
+    return Failure(slot, kind, message, text, _dumps((named, whole)))
+
+
+def _dumps(value: object) -> bytes | None:
+    try:
+        return pickle.dumps(value, 5)
+    except Exception:  # noqa: BLE001 - whatever a __reduce__ raises: then by value, or not at all
+        try:
+            return cloudpickle.dumps(value, 5)  # type: ignore[no-any-return]
+        except Exception:  # noqa: BLE001 - the text goes in any case
+            return None

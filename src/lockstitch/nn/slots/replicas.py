@@ -1,0 +1,107 @@
+"""A replica within the caller's process, for slots that are threads.
+
+A copy of the module tree whose parameters are real ones, on the caller's memory: an optimizer's
+step is seen at once, and autograd notices one between forward and backward, because a detached
+alias shares the version of its tensor. Buffers are copies. Attributes go by reference, except that
+lists, tables and methods which refer to parts of the tree refer to the replica's parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Filled by other means, below.
+_OWN_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def replicate_here(module: nn.Module, device: torch.device | None = None) -> nn.Module:
+    """A replica of `module`; on `device`, where that is another than a tensor's, its parameters
+    are copies (see `refresh`). Raises `RuntimeError` for lazy modules without an input so far."""
+    modules = list(module.modules())
+    copy_of: dict[int, Any] = {}
+    for each in modules:
+        if isinstance(each, torch.jit.ScriptModule):
+            raise RuntimeError(f"cannot replicate a module that was scripted: {type(each)}")
+        copy_of[id(each)] = each._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    for parameter in module.parameters():
+        copy_of[id(parameter)] = _alias(parameter, device)
+    for buffer in module.buffers():
+        copy_of[id(buffer)] = _copy(buffer, device)
+    for each in modules:
+        _fill(each, copy_of[id(each)], copy_of)
+    replica: nn.Module = copy_of[id(module)]
+    return replica
+
+
+def _alias(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
+    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+        raise RuntimeError(
+            "Modules with uninitialized parameters can't be used with `DataParallel`. "
+            "Run a dummy forward pass to correctly initialize the modules"
+        )
+    data = parameter.detach()
+    if device is not None and data.device != device:
+        data = data.to(device)
+    return nn.Parameter(data, requires_grad=parameter.requires_grad)
+
+
+def _copy(buffer: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    data = buffer.detach()
+    if buffer.requires_grad and (device is None or data.device == device):
+        return data.requires_grad_()
+    copy = data.to(device) if device is not None and data.device != device else data.clone()
+    return copy.requires_grad_(buffer.requires_grad)
+
+
+def _fill(module: nn.Module, copy: nn.Module, copy_of: dict[int, Any]) -> None:
+    for name, child in module._modules.items():
+        copy._modules[name] = None if child is None else copy_of[id(child)]
+    for name, buffer in module._buffers.items():
+        copy._buffers[name] = None if buffer is None else copy_of[id(buffer)]
+    for name, parameter in module._parameters.items():
+        copy._parameters[name] = None if parameter is None else copy_of[id(parameter)]
+        if parameter is not None:
+            # Some classes (recurrent ones) keep their weights a second time when they are set.
+            setattr(copy, name, copy_of[id(parameter)])
+    for name, value in module.__dict__.items():
+        if name not in _OWN_TABLES:
+            copy.__dict__[name] = _refer(value, copy_of)
+
+
+def _refer(value: Any, copy_of: dict[int, Any]) -> Any:
+    """`value`, referring to the replica's parts instead of the module's."""
+    if id(value) in copy_of:
+        return copy_of[id(value)]
+    kind = type(value)
+    if kind in (list, tuple, set):
+        return kind([_refer(each, copy_of) for each in value])
+    if isinstance(value, dict):
+        new = value.copy()
+        for key, each in value.items():
+            new[key] = _refer(each, copy_of)
+        return new
+    if kind is types.MethodType:
+        return types.MethodType(value.__func__, _refer(value.__self__, copy_of))
+    if kind is partial:
+        args = [_refer(each, copy_of) for each in value.args]
+        return partial(_refer(value.func, copy_of), *args, **_refer(value.keywords, copy_of))
+    return value
+
+
+def matching(
+    module: nn.Module, replica: nn.Module, leaves: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The replica's parameters and buffers that stand for these of the module."""
+    old = itertools.chain(module.parameters(), module.buffers())
+    new = itertools.chain(replica.parameters(), replica.buffers())
+    copy_of = {id(each): copy for each, copy in zip(old, new, strict=True)}
+    return [copy_of[id(leaf)] for leaf in leaves]

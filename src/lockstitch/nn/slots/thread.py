@@ -1,0 +1,157 @@
+"""A slot that is a thread of this process: for operators large enough to work without Python.
+
+It computes with a replica on the same memory (`replicas.py`); nothing is copied but buffers.
+
+torch has one generator of random numbers for all threads. So a module that draws any has to be run
+after the caller's own part, with the generator set for it and then set back. Whether it draws is
+seen in the first call, which is made in this way, and checked in each: only the forward pass of
+such a module gains nothing from this kind of slot.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import weakref
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lockstitch.errors import SlotDiedError
+from lockstitch.nn.slots import generators
+from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
+from lockstitch.nn.slots.base import Slot, SlotStatistics
+from lockstitch.nn.slots.execution import Executor
+from lockstitch.nn.slots.failures import Failure, describe
+from lockstitch.nn.slots.nesting import mark_inside
+from lockstitch.nn.slots.replicas import matching, replicate_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockstitch.nn.slots.answers import Key
+    from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Gradients, Outcome, Request
+
+_Work = tuple["Key", "Callable[[], Any]", contextvars.Context]
+
+
+class ThreadSlot(Slot):
+    """Slot number `number`, in a thread of its own."""
+
+    def __init__(self, number: int, blueprint: Blueprint) -> None:
+        self.name = f"slot {number} (thread)"
+        self.statistics = SlotStatistics()
+        module, leaves = blueprint.module, blueprint.leaves
+        replica = replicate_here(module)
+        self._module = weakref.ref(module)
+        self._executor = Executor(replica, matching(module, replica, leaves))
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        done: SimpleQueue[tuple[Key, Any]] = SimpleQueue()
+        self._answers = Answers(done.get)
+        self._thread = threading.Thread(
+            target=_serve,
+            args=(self._work, done, self.name, blueprint.threads),
+            name=f"lockstitch-{self.name}",
+            daemon=True,
+        )
+        self._thread.start()
+        self._end = weakref.finalize(self, self._work.put, None)
+        self._draws: dict[tuple[bool, bool], bool] = {}
+        self._deferred: dict[int, Request] = {}
+        self._passes: dict[int, tuple[tuple[bool, bool], int]] = {}
+
+    def start(self, request: Request) -> None:
+        module = self._module()
+        key = (module is not None and module.training, request.modes.is_grad_enabled)
+        self._passes[request.number] = (key, request.generator_state)
+        self.statistics.passes += 1
+        self._answers.expect((FORWARD, request.number))
+        if self._draws.get(key) is False:
+            self._post_forward(request, draws=False)
+        else:
+            self._deferred[request.number] = request
+
+    def finish(self, number: int) -> Outcome:
+        key, state = self._passes.pop(number)
+        draws = generators.fingerprint() != state
+        self._draws[key] = draws or self._draws.get(key, False)
+        request = self._deferred.pop(number, None)
+        if request is None:
+            return _result(self._answers.wait((FORWARD, number)))  # type: ignore[no-any-return]
+        if not draws:
+            self._post_forward(request, draws=False)
+            return _result(self._answers.wait((FORWARD, number)))  # type: ignore[no-any-return]
+        before = torch.default_generator.get_state()
+        try:
+            self._post_forward(request, draws=True)
+            return _result(self._answers.wait((FORWARD, number)))  # type: ignore[no-any-return]
+        finally:
+            torch.default_generator.set_state(before)
+
+    def _post_forward(self, request: Request, *, draws: bool) -> None:
+        def run() -> Outcome:
+            self._executor.draws_random_numbers = draws
+            return self._executor.forward(request)
+
+        self._post((FORWARD, request.number), run)
+
+    def start_backward(self, order: BackwardOrder) -> None:
+        key = (BACKWARD, order.number)
+        self._answers.expect(key)
+        self._post(key, lambda: self._executor.backward(order))
+
+    def finish_backward(self, number: int) -> Gradients:
+        return _result(self._answers.wait((BACKWARD, number)))  # type: ignore[no-any-return]
+
+    def collect(self) -> Sequence[torch.Tensor | None]:
+        key = (COLLECT, 0)
+        self._answers.expect(key)
+        self._post(key, self._executor.collect)
+        return _result(self._answers.wait(key))  # type: ignore[no-any-return]
+
+    def _post(self, key: Key, work: Callable[[], Any]) -> None:
+        if not self.is_alive:
+            raise SlotDiedError(self.name, "its thread has ended")
+        self._work.put((key, work, contextvars.copy_context()))
+
+    def release(self, number: int) -> None:
+        self._answers.release(number)
+        self._executor.release(number)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._end.alive and self._thread.is_alive()
+
+    def close(self) -> None:
+        self._end()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _serve(
+    work: SimpleQueue[_Work | None], done: SimpleQueue[tuple[Key, Any]], name: str, threads: int
+) -> None:
+    """The thread: works until it is told to end."""
+    torch.set_num_threads(threads)
+    while (item := work.get()) is not None:
+        key, function, context = item
+        del item
+        answer = context.run(_attempt, function, name)
+        del function, context
+        done.put((key, answer))
+        del answer
+
+
+def _attempt(function: Callable[[], Any], name: str) -> Any:
+    mark_inside()
+    try:
+        return function()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the caller waits for it
+        return describe(error, name, crosses=False)
+
+
+def _result(answer: Any) -> Any:
+    if isinstance(answer, Failure):
+        raise answer.error()
+    return answer

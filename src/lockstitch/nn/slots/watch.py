@@ -1,0 +1,240 @@
+"""What has changed in the caller's module since the slots were told.
+
+A replica is made once. Before each call the module is compared with what it was: 0.5 µs for each
+submodule. What differs is told to the slots, if that is possible, or they are made anew:
+
+    an attribute of plain values (`training`, a dropout's `p`, a counter)      told
+    a buffer: another tensor, or changed in place                              told
+    parameters: others, elsewhere in memory, frozen or unfrozen; submodules;
+    hooks; attributes of other types                                           made anew
+
+A module may keep tensors or objects of its own as attributes in its forward pass, the last attention
+weights, say. Each replica keeps its own; the caller's are no reason to make slots anew (`settle`).
+
+Batch statistics are written without a new version of the tensor, but a counter beside them is not:
+so all buffers of a submodule are told when one of them has changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lockstitch.nn.slots.base import Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import nn
+
+_ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_CONTAINERS = (dict, list, set)
+# What a module keeps for itself under these names has an eye of its own, below.
+_DEEPEST = 4
+
+
+class Deleted:
+    """Stands for the value of an attribute that is gone."""
+
+
+def buffer_places(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, str]]:
+    """Where the buffers are: in the order of modules, each in its order."""
+    return [(module, name) for module in modules for name in module._buffers]
+
+
+def trainable(module: nn.Module) -> list[torch.Tensor]:
+    """The parameters and buffers that require gradients."""
+    return [
+        each
+        for each in itertools.chain(module.parameters(), module.buffers())
+        if each.requires_grad
+    ]
+
+
+def apply_changes(
+    modules: Sequence[nn.Module], buffers: Sequence[tuple[nn.Module, str]], changes: Changes
+) -> None:
+    """Brings a replica up to date."""
+    for number, name, value in changes.attributes:
+        if value is Deleted:
+            modules[number].__dict__.pop(name, None)
+        else:
+            modules[number].__dict__[name] = value
+    for number, value in changes.buffers:
+        module, name = buffers[number]
+        old = module._buffers[name]
+        if old is None or value is None or type(old) is not type(value):
+            module._buffers[name] = value
+        else:
+            # Not in place: a graph may have saved it, which may go back to what it was then.
+            old.data = value
+
+
+class Told:
+    """What one slot has been told."""
+
+    def __init__(self) -> None:
+        self.attributes = 0
+        self.buffers: dict[int, tuple[torch.Tensor | None, int]] = {}
+
+
+class Watch:
+    """Keeps an eye on one module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.modules = list(module.modules())
+        self.leaves = trainable(module)
+        """What gradients are wanted of: parameters, and buffers that are treated like them."""
+        self.buffers = buffer_places(self.modules)
+        self._log: list[tuple[int, str, Any]] = []
+        self._own: set[tuple[int, str]] = set()
+        self._take()
+
+    def refresh(self) -> None:
+        """Making a slot may have moved parameters."""
+        self._traits = self._current_traits()
+
+    def _take(self) -> None:
+        self._seen = [(module.__dict__, dict(module.__dict__)) for module in self.modules]
+        containers = [
+            value
+            for module in self.modules
+            for name, value in module.__dict__.items()
+            if isinstance(value, _CONTAINERS) and name not in ("_parameters", "_buffers")
+        ]
+        self._filled = [(each, each.copy()) for each in containers if each]
+        self._empty = [each for each in containers if not each]
+        self._with_buffers = [each for each in self.modules if each._buffers]
+        self._tables = [each._parameters for each in self.modules if each._parameters]
+        self._traits = self._current_traits()
+
+    def _current_traits(self) -> list[Any]:
+        """Of each parameter: which it is, where, and whether it wants gradients; of each buffer:
+        its name, and the same if it wants gradients."""
+        parameters = [
+            None if each is None else (id(each), each.data_ptr(), each.requires_grad)
+            for table in self._tables
+            for each in table.values()
+        ]
+        buffers = [
+            (name, id(each), each.data_ptr()) if each is not None and each.requires_grad else name
+            for module in self._with_buffers
+            for name, each in module._buffers.items()
+        ]
+        return parameters + buffers
+
+    def new_told(self) -> Told:
+        """For a slot whose replica is being made now."""
+        told = Told()
+        told.attributes = len(self._log)
+        told.buffers = {i: _state(*place) for i, place in enumerate(self.buffers)}
+        return told
+
+    def look(self) -> bool:
+        """Whether the slots can go on, with what `changes` tells them; else they have to be made
+        anew, with a new watch."""
+        if self._traits != self._current_traits() or any(map(len, self._empty)):
+            return False
+        if any(_differs(now, before) for now, before in self._filled):
+            return self._look_at_containers()
+        return all(
+            not _differs(now, before) or self._look_at_attributes(number)
+            for number, (now, before) in enumerate(self._seen)
+        )
+
+    def _look_at_containers(self) -> bool:
+        """A list or table of plain values has changed within: told as a new attribute."""
+        changed = {id(now) for now, before in self._filled if _differs(now, before)}
+        for number, (now, before) in enumerate(self._seen):
+            for name, value in now.items():
+                if id(value) in changed and before.get(name) is value:
+                    if name.startswith("_") or not _is_plain(value):
+                        return False
+                    self._log.append((number, name, value.copy()))
+        known = self._log
+        self._take()
+        self._log = known
+        return True
+
+    def _look_at_attributes(self, number: int) -> bool:
+        now, before = self._seen[number]
+        for name in now.keys() | before.keys():
+            new, old = now.get(name, Deleted), before.get(name, Deleted)
+            if new is old:
+                continue
+            if new is not Deleted and not _is_plain(new):
+                self._own.add((number, name))
+                return False
+            if isinstance(new, _CONTAINERS) or isinstance(old, _CONTAINERS):
+                return False
+            self._log.append((number, name, new))
+        self._seen[number] = (now, dict(now))
+        return True
+
+    def settle(self) -> None:
+        """After the caller's own forward pass: what it keeps of it is its own affair."""
+        for number, name in self._own:
+            now, before = self._seen[number]
+            if name in now:
+                before[name] = now[name]
+
+    def succeed(self, other: Watch) -> None:
+        """This watch follows `other`, on the same module: what that one learned of attributes that
+        change in forward passes holds on."""
+        if len(self.modules) == len(other.modules):
+            self._own |= other._own
+
+    def changes(self, told: Told) -> Changes:
+        """What to tell a slot, with copies of buffers; notes that it has been told."""
+        attributes = self._log[told.attributes :]
+        told.attributes = len(self._log)
+        stale = {
+            id(module)
+            for i, (module, name) in enumerate(self.buffers)
+            if _is_other(told.buffers.get(i), _state(module, name))
+        }
+        buffers = []
+        for i, (module, name) in enumerate(self.buffers if stale else ()):
+            buffer = module._buffers[name]
+            if id(module) in stale and not (buffer is not None and buffer.requires_grad):
+                told.buffers[i] = _state(module, name)
+                buffers.append((i, None if buffer is None else buffer.detach().clone()))
+        return Changes(attributes, buffers)
+
+
+def _state(module: nn.Module, name: str) -> tuple[torch.Tensor | None, int]:
+    buffer = module._buffers.get(name)
+    if buffer is None or buffer.requires_grad:  # the latter shares its memory with the slots
+        return None, 0
+    return buffer, -1 if buffer.is_inference() else buffer._version
+
+
+def _is_other(
+    old: tuple[torch.Tensor | None, int] | None, new: tuple[torch.Tensor | None, int]
+) -> bool:
+    return old is None or old[0] is not new[0] or old[1] != new[1]
+
+
+def _differs(now: Any, before: Any) -> bool:
+    """Whether two containers differ. Comparing them compares what is identical by identity only;
+    what cannot be compared with what was there before, two tensors, is something else."""
+    try:
+        return bool(now != before)
+    except Exception:  # noqa: BLE001 - a comparison of users' objects may raise anything
+        return True
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if depth == _DEEPEST:
+        return False
+    if kind in (tuple, list, set, frozenset):
+        return all(_is_plain(each, depth + 1) for each in value)
+    if kind is dict:
+        return all(_is_plain(k, depth + 1) and _is_plain(v, depth + 1) for k, v in value.items())
+    return False

@@ -1,0 +1,194 @@
+"""A slot's part of the batch on the autograd graph: two nodes that are one seam.
+
+    forward                              backward, which takes later nodes first
+    [1] Begin posts the slot's part      [5] Begin waits for the gradients
+    [2] slot 0 runs                      [4] slot 0 goes back
+    [3] End waits for the outputs        [3] End posts the outputs' gradients
+
+So the slots work at the same time in both directions, on torch's own engine, and `.grad`, hooks,
+`retain_graph`, accumulation and several forward passes at once are what they always are. The token
+that Begin returns and End takes ties the two together.
+
+With `create_graph=True` the slot's gradients would have to be differentiable here. Then its part is
+computed once more by the caller, with the same random numbers, and the engine goes on from there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _autograd  # type: ignore[attr-defined]
+
+from lockstitch.nn.slots.base import BackwardOrder
+from lockstitch.nn.slots.lifting import fill
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.nn.slots.base import Gradients, Outcome, Request, Slot
+    from lockstitch.nn.team import Team
+
+_AGAIN = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after "
+    "they have already been freed). Saved intermediate values of the graph are freed when you call "
+    ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
+    "graph a second time or if you need to access saved tensors after calling backward."
+)
+_MODIFIED = (
+    "one of the variables needed for gradient computation has been modified by an inplace "
+    "operation: a parameter of shape {shape} is at version {now}; expected version {then} instead. "
+    "{slot} computes its gradients with the parameter's memory as it is now; call backward before "
+    "parameters are changed."
+)
+
+
+class Call:
+    """One forward pass of one slot, from its request until nobody can go back through it."""
+
+    def __init__(
+        self,
+        team: Team,
+        slot: Slot,
+        request: Request,
+        tensors: Sequence[torch.Tensor],
+        leaves: Sequence[torch.Tensor],
+    ) -> None:
+        self.team = team
+        self.slot = slot
+        self.request = request
+        self.inputs = [t for t, w in zip(tensors, request.wants_gradient, strict=True) if w]
+        self.leaves = leaves
+        self.tensors = tensors
+        self.written_buffers: Sequence[int] = ()
+        self._token: torch.Tensor | None = None
+        self._outcome: Outcome | None = None
+        self._versions: list[int] = []
+        self._is_spent = False
+        self._outer: Sequence[torch.Tensor | None] | None = None
+
+    def __del__(self) -> None:
+        self.slot.release(self.request.number)
+
+    def begin(self, *, builds_graph: bool) -> None:
+        """[1]"""
+        if builds_graph and (self.inputs or self.leaves):
+            self._token = Begin.apply(self, *self.inputs, *self.leaves)  # type: ignore[no-untyped-call]
+        else:
+            self.slot.start(self.request)
+
+    def end(self) -> Any:
+        """[3]: what the module returned in the slot."""
+        outcome = self.slot.finish(self.request.number)
+        self.written_buffers = outcome.written_buffers
+        token, self._token = self._token, None
+        tensors: Sequence[torch.Tensor] = outcome.tensors
+        if token is not None and any(outcome.requires_grad):
+            self._outcome = outcome
+            # After slot 0, whose module may itself have written to its parameters.
+            self._versions = [leaf._version for leaf in self.leaves]
+            tensors = End.apply(self, token)  # type: ignore[no-untyped-call]
+        return fill(outcome.skeleton, tensors)
+
+    def outputs(self, context: Any) -> tuple[torch.Tensor, ...]:
+        """For `End`: the outputs, those marked that take no gradient."""
+        outcome, self._outcome = self._outcome, None
+        assert outcome is not None
+        self._requires_grad = outcome.requires_grad
+        pairs = zip(outcome.tensors, outcome.requires_grad, strict=True)
+        context.mark_non_differentiable(*(tensor for tensor, requires in pairs if not requires))
+        return tuple(outcome.tensors)
+
+    def post_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """[3] of the backward pass."""
+        if self._is_spent:
+            raise RuntimeError(_AGAIN)
+        for leaf, then in zip(self.leaves, self._versions, strict=True):
+            if leaf._version != then:
+                shape, now = tuple(leaf.shape), leaf._version
+                raise RuntimeError(
+                    _MODIFIED.format(shape=shape, now=now, then=then, slot=self.slot.name)
+                )
+        keeps_graph = _autograd._get_current_graph_task_keep_graph()
+        self._is_spent = not keeps_graph
+        pairs = zip(gradients, self._requires_grad, strict=True)
+        wanted = [gradient for gradient, requires in pairs if requires]
+        if torch.is_grad_enabled():
+            self._outer = wanted
+            return
+        self.team.limit_threads_until_end_of_backward()
+        number, keeps_gradients = self.request.number, not self.team.syncs_gradients
+        with self.team.lock:
+            self.slot.start_backward(
+                BackwardOrder(number, wanted, keeps_graph, keeps_gradients=keeps_gradients)
+            )
+
+    def await_gradients(self) -> tuple[torch.Tensor | None, ...]:
+        """[5]: of the inputs and the leaves."""
+        if self._outer is not None:
+            outer, self._outer = self._outer, None
+            return self._recompute(outer)
+        with self.team.lock:
+            found: Gradients = self.slot.finish_backward(self.request.number)
+        parameters: Sequence[torch.Tensor | None] = found.leaves
+        if not parameters and self.leaves:
+            self.team.note_kept_gradients(self.slot, self.leaves)
+            parameters = [None] * len(self.leaves)
+        elif self.team.fills_unused:
+            parameters = [
+                torch.zeros_like(leaf) if gradient is None else gradient
+                for gradient, leaf in zip(parameters, self.leaves, strict=True)
+            ]
+        return (*found.inputs, *parameters)
+
+    def _recompute(
+        self, gradients: Sequence[torch.Tensor | None]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The slot's gradients as functions of everything that they depend on."""
+        sources = [*self.inputs, *self.leaves]
+        outputs = self.team.run_as_slot(self.request, self.tensors)
+        wanting = [output for output in outputs if output.requires_grad]
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(wanting, gradients, strict=True)
+            if gradient is not None
+        ]
+        found = torch.autograd.grad(
+            [output for output, _ in pairs],
+            sources,
+            [gradient for _, gradient in pairs],
+            create_graph=True,
+            allow_unused=True,
+        )
+        return tuple(found)
+
+
+class Begin(torch.autograd.Function):
+    """[1] and, backward, [5]. Takes all that the slot's outputs may depend on."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *_: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        call.slot.start(call.request)
+        return torch.empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        return (None, *ctx.call.await_gradients())
+
+
+class End(torch.autograd.Function):
+    """[3], in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, token: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        ctx.token = token.detach()
+        return call.outputs(ctx)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        ctx.call.post_gradients(gradients)
+        return None, ctx.token

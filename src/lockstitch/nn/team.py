@@ -1,0 +1,206 @@
+"""The slots of one module, and one call over all of them.
+
+Slots are made at the first call that needs them and kept; before each call a `Watch` says what has
+changed in the module since. A slot that has died is replaced, and all are when the module has
+become another one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from lockstitch.nn.parallel.modes import Modes
+from lockstitch.nn.slots import generators
+from lockstitch.nn.slots.base import Blueprint, Request
+from lockstitch.nn.slots.lifting import lift, fill
+from lockstitch.nn.slots.nesting import inside
+from lockstitch.nn.slots.watch import Told, Watch
+from lockstitch.nn.stitch import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from lockstitch.nn.slots.base import Slot
+
+Part = tuple["tuple[Any, ...]", "dict[str, Any]"]
+"""Positional and named arguments for one slot."""
+
+
+class SlotFactory(Protocol):
+    """Makes the slot of this number."""
+
+    def __call__(self, number: int, blueprint: Blueprint) -> Slot: ...
+
+
+class Team:
+    """The slots beside the caller, one for each factory. `fills_unused`: whether a parameter that
+    no slot used gets zeros as its gradient, as in the original, or none."""
+
+    def __init__(
+        self, module: nn.Module, factories: Sequence[SlotFactory], *, fills_unused: bool = True
+    ) -> None:
+        self.module = module
+        self.fills_unused = fills_unused
+        self.syncs_gradients = True
+        self.lock = threading.RLock()
+        self._factories = list(factories)
+        self._slots: list[Slot | None] = [None] * len(factories)
+        self._told: list[Told] = []
+        self._watch: Watch | None = None
+        self._numbers = itertools.count(1)
+        self._kept: dict[int, tuple[Slot, Sequence[torch.Tensor]]] = {}
+        self._threads_before: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<Team of {len(self._slots) + 1}: {', '.join(self.names)}>"
+
+    @property
+    def names(self) -> list[str]:
+        """Of the slots as they are now."""
+        return ["slot 0 (caller)"] + [each.name for each in self._slots if each is not None]
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Those that have been made."""
+        return [each for each in self._slots if each is not None]
+
+    def run(self, parts: Sequence[Part]) -> list[Any]:
+        """Calls the module with each of `parts`, the first one here, and returns what it returned
+        for each. The first slot that raised is the one whose exception is raised."""
+        count = len(parts) - 1
+        with self.lock:
+            self._restore_threads()
+            watch = self._prepare(count)
+            threads = torch.get_num_threads()
+            share = self._share_of(threads)
+            try:
+                if share != threads:
+                    torch.set_num_threads(share)
+                calls = self._post(watch, parts[1:])
+                with inside():
+                    args, kwargs = parts[0]
+                    outputs = [self.module(*args, **kwargs)]
+                watch.settle()
+                for call, told in zip(calls, self._told, strict=False):
+                    outputs.append(call.end())
+                    for number in call.written_buffers:
+                        told.buffers.pop(number, None)
+                return outputs
+            finally:
+                if share != threads:
+                    torch.set_num_threads(threads)
+
+    def _share_of(self, threads: int) -> int:
+        """How many of the caller's intra-op threads each slot may have."""
+        return max(1, threads // (len(self._slots) + 1))
+
+    def _prepare(self, count: int) -> Watch:
+        """Sees to it that the first `count` slots are there and can be told what has changed."""
+        watch = self._watch
+        if watch is None or not watch.look():
+            self.close()
+            fresh = Watch(self.module)
+            if watch is not None:
+                fresh.succeed(watch)
+            watch = self._watch = fresh
+            self._told = [Told() for _ in self._slots]
+        for i in range(count):
+            slot = self._slots[i]
+            if slot is None or not slot.is_alive:
+                self._replace(i, watch)
+        return watch
+
+    def _replace(self, i: int, watch: Watch) -> None:
+        old, self._slots[i] = self._slots[i], None
+        if old is not None:
+            old.close()
+        threads = self._share_of(torch.get_num_threads())
+        blueprint = Blueprint(self.module, watch.leaves, threads)
+        self._slots[i] = self._factories[i](i + 1, blueprint)
+        watch.refresh()
+        self._told[i] = watch.new_told()
+
+    def _post(self, watch: Watch, parts: Sequence[Part]) -> list[Call]:
+        modes, dtype = Modes.of_this_thread(), torch.get_default_dtype()
+        builds_graph = modes.is_grad_enabled and not modes.is_inference
+        state = generators.fingerprint()
+        calls = []
+        for i, part in enumerate(parts):
+            slot = self._slots[i]
+            assert slot is not None
+            skeleton, tensors = lift(part)
+            request = Request(
+                next(self._numbers),
+                skeleton,
+                [tensor.detach() for tensor in tensors],
+                [builds_graph and tensor.requires_grad for tensor in tensors],
+                modes,
+                dtype,
+                generators.seed_for(state, i + 1),
+                state,
+                watch.changes(self._told[i]),
+            )
+            call = Call(self, slot, request, tensors, watch.leaves)
+            call.begin(builds_graph=builds_graph)
+            calls.append(call)
+        return calls
+
+    def run_as_slot(self, request: Request, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that the module returns for a slot's request, computed here, on the graph of
+        `tensors`; the module's buffers and the caller's random numbers stay as they are."""
+        args, kwargs = fill(request.skeleton, tensors)
+        buffers = [(each, each.detach().clone()) for each in self.module.buffers()]
+        state = torch.default_generator.get_state()
+        try:
+            with inside(), request.modes.active():
+                torch.default_generator.manual_seed(request.seed)
+                return lift(self.module(*args, **kwargs))[1]
+        finally:
+            torch.default_generator.set_state(state)
+            for buffer, before in buffers:
+                buffer.data = before
+
+    def limit_threads_until_end_of_backward(self) -> None:
+        """Leaves the slots their cores while a backward pass runs."""
+        threads = torch.get_num_threads()
+        share = self._share_of(threads)
+        if share != threads and self._threads_before is None:
+            self._threads_before = threads
+            torch.set_num_threads(share)
+            torch.autograd.Variable._execution_engine.queue_callback(self._restore_threads)
+
+    def _restore_threads(self) -> None:
+        # A backward pass that failed has not called back.
+        threads, self._threads_before = self._threads_before, None
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def note_kept_gradients(self, slot: Slot, leaves: Sequence[torch.Tensor]) -> None:
+        """Gradients of `leaves` have stayed in `slot`."""
+        if leaves:
+            self._kept[id(slot)] = slot, leaves
+
+    def deliver_kept_gradients(self) -> None:
+        """Adds what stayed in the slots to the parameters' `.grad`, through their hooks."""
+        with self.lock:
+            kept, self._kept = list(self._kept.values()), {}
+            for slot, leaves in kept:
+                sums = slot.collect()
+                pairs = [(leaf, g) for leaf, g in zip(leaves, sums) if g is not None]
+                if pairs:
+                    torch.autograd.backward([leaf for leaf, _ in pairs], [g for _, g in pairs])
+
+    def close(self) -> None:
+        """Ends all slots; the next call makes new ones."""
+        for i, slot in enumerate(self._slots):
+            self._slots[i] = None
+            if slot is not None:
+                slot.close()
+        self._kept.clear()
+        self._watch = None
