@@ -1,12 +1,25 @@
 """Modules that run on several slots or on another worker: `torch.nn.parallel` and
 `torch.distributed.nn`.
 
-    api        RemoteModule: a module on another worker
-    parallel   scatter, gather, replicate, parallel_apply, comm: the parts of a parallel step
+    data_parallel   DataParallel: a module that works through each batch on several slots
+    team            the slots of one module, and one call over all of them
+    stitch          a slot's part of the batch on the autograd graph
+    slots           where a part runs: fork, thread
+    api             RemoteModule: a module on another worker
+    parallel        scatter, gather, replicate, parallel_apply, comm: the parts of a parallel step
 """
 
 from lockstitch.nn import api, parallel
 from lockstitch.nn.api import RemoteModule
+from lockstitch.nn.data_parallel import DataParallel, data_parallel
 from lockstitch.nn.parallel import Replicate, Shard
 
-__all__ = ["RemoteModule", "Replicate", "Shard", "api", "parallel"]
+__all__ = [
+    "DataParallel",
+    "data_parallel",
+    "Replicate",
+    "Shard",
+    "RemoteModule",
+    "api",
+    "parallel",
+]

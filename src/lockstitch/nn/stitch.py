@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _autograd  # type: ignore[attr-defined]
+from torch._C import _autograd
 
 from lockstitch.nn.slots.base import BackwardOrder
 from lockstitch.nn.slots.lifting import fill
@@ -56,11 +56,12 @@ class Call:
     ) -> None:
         self.team = team
         self.slot = slot
-        self.request = request
+        self.number = request.number
+        self.request: Request | None = request
         self.inputs = [t for t, w in zip(tensors, request.wants_gradient, strict=True) if w]
         self.leaves = leaves
         self.tensors = tensors
-        self.written_buffers: Sequence[int] = ()
+        self.written: Sequence[int] = ()
         self._token: torch.Tensor | None = None
         self._outcome: Outcome | None = None
         self._versions: list[int] = []
@@ -68,19 +69,24 @@ class Call:
         self._outer: Sequence[torch.Tensor | None] | None = None
 
     def __del__(self) -> None:
-        self.slot.release(self.request.number)
+        self.slot.release(self.number)
 
     def begin(self, *, builds_graph: bool) -> None:
         """[1]"""
         if builds_graph and (self.inputs or self.leaves):
             self._token = Begin.apply(self, *self.inputs, *self.leaves)  # type: ignore[no-untyped-call]
         else:
-            self.slot.start(self.request)
+            self.start()
+
+    def start(self) -> None:
+        """Posts the forward pass."""
+        assert self.request is not None
+        self.slot.start(self.request)
 
     def end(self) -> Any:
         """[3]: what the module returned in the slot."""
-        outcome = self.slot.finish(self.request.number)
-        self.written_buffers = outcome.written_buffers
+        outcome = self.slot.finish(self.number)
+        self.written = outcome.written
         token, self._token = self._token, None
         tensors: Sequence[torch.Tensor] = outcome.tensors
         if token is not None and any(outcome.requires_grad):
@@ -117,7 +123,7 @@ class Call:
             self._outer = wanted
             return
         self.team.limit_threads_until_end_of_backward()
-        number, keeps_gradients = self.request.number, not self.team.syncs_gradients
+        number, keeps_gradients = self.number, not self.team.syncs_gradients
         with self.team.lock:
             self.slot.start_backward(
                 BackwardOrder(number, wanted, keeps_graph, keeps_gradients=keeps_gradients)
@@ -129,7 +135,9 @@ class Call:
             outer, self._outer = self._outer, None
             return self._recompute(outer)
         with self.team.lock:
-            found: Gradients = self.slot.finish_backward(self.request.number)
+            found: Gradients = self.slot.finish_backward(self.number)
+        if self._is_spent:
+            self.inputs, self.tensors, self.request = [], (), None
         parameters: Sequence[torch.Tensor | None] = found.leaves
         if not parameters and self.leaves:
             self.team.note_kept_gradients(self.slot, self.leaves)
@@ -145,6 +153,7 @@ class Call:
         self, gradients: Sequence[torch.Tensor | None]
     ) -> tuple[torch.Tensor | None, ...]:
         """The slot's gradients as functions of everything that they depend on."""
+        assert self.request is not None
         sources = [*self.inputs, *self.leaves]
         outputs = self.team.run_as_slot(self.request, self.tensors)
         wanting = [output for output in outputs if output.requires_grad]
@@ -170,7 +179,7 @@ class Begin(torch.autograd.Function):
     def forward(ctx: Any, call: Call, *_: torch.Tensor) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         ctx.call = call
-        call.slot.start(call.request)
+        call.start()
         return torch.empty(())
 
     @staticmethod

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lockstitch.nn.parallel.modes import Modes
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Blueprint, Request
-from lockstitch.nn.slots.lifting import lift, fill
+from lockstitch.nn.slots.lifting import fill, lift
 from lockstitch.nn.slots.nesting import inside
 from lockstitch.nn.slots.watch import Told, Watch
 from lockstitch.nn.stitch import Call
@@ -26,16 +26,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from lockstitch.nn.slots.base import Slot
+    from lockstitch.nn.slots.base import Slot, SlotFactory
 
 Part = tuple["tuple[Any, ...]", "dict[str, Any]"]
 """Positional and named arguments for one slot."""
-
-
-class SlotFactory(Protocol):
-    """Makes the slot of this number."""
-
-    def __call__(self, number: int, blueprint: Blueprint) -> Slot: ...
 
 
 class Team:
@@ -88,13 +82,24 @@ class Team:
                     outputs = [self.module(*args, **kwargs)]
                 watch.settle()
                 for call, told in zip(calls, self._told, strict=False):
-                    outputs.append(call.end())
-                    for number in call.written_buffers:
-                        told.buffers.pop(number, None)
+                    outputs.append(self._end(call, told))
                 return outputs
             finally:
                 if share != threads:
                     torch.set_num_threads(threads)
+
+    def run_on(self, number: int, part: Part) -> Any:
+        """Calls the module with `part` on a slot other than the caller's."""
+        with self.lock:
+            watch = self._prepare(number)
+            (call,) = self._post(watch, [part], first=number)
+            return self._end(call, self._told[number - 1])
+
+    def _end(self, call: Call, told: Told) -> Any:
+        output = call.end()
+        for each in call.written:
+            told.others.pop(each, None)  # to be told again
+        return output
 
     def _share_of(self, threads: int) -> int:
         """How many of the caller's intra-op threads each slot may have."""
@@ -126,19 +131,20 @@ class Team:
         watch.refresh()
         self._told[i] = watch.new_told()
 
-    def _post(self, watch: Watch, parts: Sequence[Part]) -> list[Call]:
+    def _post(self, watch: Watch, parts: Sequence[Part], first: int = 1) -> list[Call]:
+        """Begins the call on the slots from number `first` on."""
         modes, dtype = Modes.of_this_thread(), torch.get_default_dtype()
         builds_graph = modes.is_grad_enabled and not modes.is_inference
         state = generators.fingerprint()
         calls = []
-        for i, part in enumerate(parts):
+        for i, part in enumerate(parts, start=first - 1):
             slot = self._slots[i]
             assert slot is not None
             skeleton, tensors = lift(part)
             request = Request(
                 next(self._numbers),
                 skeleton,
-                [tensor.detach() for tensor in tensors],
+                [tensor.data for tensor in tensors],
                 [builds_graph and tensor.requires_grad for tensor in tensors],
                 modes,
                 dtype,
@@ -192,7 +198,7 @@ class Team:
             kept, self._kept = list(self._kept.values()), {}
             for slot, leaves in kept:
                 sums = slot.collect()
-                pairs = [(leaf, g) for leaf, g in zip(leaves, sums) if g is not None]
+                pairs = [(leaf, g) for leaf, g in zip(leaves, sums, strict=False) if g is not None]
                 if pairs:
                     torch.autograd.backward([leaf for leaf, _ in pairs], [g for _, g in pairs])
 

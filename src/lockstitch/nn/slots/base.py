@@ -9,19 +9,19 @@ are numbered, so that an answer nobody waits for any more disturbs nobody:
     finish_backward(number)   waits for the gradients of inputs and leaves
     release(number)           forgets the graph of a forward pass: nobody can go back through it
 
-A slot works through its requests one by one, in their order. What it computes with is a replica: its
-parameters are the caller's own memory or copies that are kept equal, everything else is its own and
-brought up to date by the `Changes` that come with a request (`watch.py`).
+A slot works through its requests one by one, in their order. What it computes with is a replica:
+its parameters are the caller's own memory or copies that are kept equal, everything else is its own
+and brought up to date by the `Changes` that come with a request (`watch.py`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -34,11 +34,12 @@ class Changes:
 
     attributes: Sequence[tuple[int, str, Any]] = ()
     """The number of a submodule (in the order of `modules()`), an attribute's name and value."""
-    buffers: Sequence[tuple[int, torch.Tensor | None]] = ()
-    """The number of a buffer (`watch.Watch.buffers`), and a copy of it as it is now."""
+    others: Sequence[tuple[int, torch.Tensor | None]] = ()
+    """The number of a buffer or a frozen parameter (`watch.places_of_others`), and a copy of it as
+    it is now."""
 
     def __bool__(self) -> bool:
-        return bool(self.attributes or self.buffers)
+        return bool(self.attributes or self.others)
 
 
 NO_CHANGES = Changes()
@@ -73,8 +74,9 @@ class Outcome:
     """Detached."""
     requires_grad: Sequence[bool]
     """Of each tensor: whether a gradient can be sent back through it."""
-    written_buffers: Sequence[int] = ()
-    """The buffers that the replica changed: they are no longer what the caller's module has."""
+    written: Sequence[int] = ()
+    """The buffers and frozen parameters that the replica changed: they are no longer what the
+    caller's module has."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ class SlotStatistics:
     passes: int = 0
     parameter_bytes: int = 0
     """Of parameters that were copied to the slot."""
-    buffer_bytes: int = 0
-    """Of buffers that were."""
+    other_bytes: int = 0
+    """Of buffers and frozen parameters that were."""
 
 
 @dataclass(frozen=True)
@@ -169,3 +171,7 @@ class Slot(ABC):
     def close(self) -> None:
         """Ends the slot and waits for its end; what is under way is given up. Harmless when
         repeated."""
+
+
+SlotFactory: TypeAlias = "Callable[[int, Blueprint], Slot]"
+"""Makes the slot of a number (1 is the first beside the caller's)."""

@@ -16,7 +16,7 @@ import torch
 
 from lockstitch.nn.slots.base import Gradients, Outcome
 from lockstitch.nn.slots.lifting import fill, lift
-from lockstitch.nn.slots.watch import apply_changes, buffer_places
+from lockstitch.nn.slots.watch import apply_changes, places_of_others
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,18 +41,18 @@ class _Source(torch.autograd.Function):
         return tuple([tensor.detach() for tensor in tensors])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(_ctx: Any, *gradients: torch.Tensor) -> Any:
         return gradients
 
 
 class Executor:
-    """Runs the requests of one slot. `leaves` are the replica's parameters that want gradients, in the
-    order in which the caller expects them."""
+    """Runs the requests of one slot. `leaves` are the replica's parameters that want gradients, in
+    the order in which the caller expects them."""
 
     def __init__(self, module: torch.nn.Module, leaves: Sequence[torch.Tensor]) -> None:
         self._module = module
         self._modules = list(module.modules())
-        self._buffers = buffer_places(self._modules)
+        self._others = places_of_others(self._modules)
         self._leaves = list(leaves)
         self._graphs: dict[int, _Graph] = {}
         self._sums: list[torch.Tensor | None] = []
@@ -68,7 +68,7 @@ class Executor:
         """Runs the module. What it raises passes through."""
         self._drop_released()
         if request.changes:
-            apply_changes(self._modules, self._buffers, request.changes)
+            apply_changes(self._modules, self._others, request.changes)
         if torch.get_default_dtype() is not request.default_dtype:
             torch.set_default_dtype(request.default_dtype)
         inputs, given = _attach(request)
@@ -82,7 +82,11 @@ class Executor:
         requires_grad = [tensor.requires_grad for tensor in outputs]
         if any(requires_grad):
             self._graphs[request.number] = _Graph(inputs, outputs)
-        written = [i for i, (old, new) in enumerate(zip(before, self._versions())) if old != new]
+        written = [
+            i
+            for i, (old, new) in enumerate(zip(before, self._versions(), strict=True))
+            if old != new
+        ]
         return Outcome(skeleton, [each.detach() for each in outputs], requires_grad, written)
 
     def backward(self, order: BackwardOrder) -> Gradients:
@@ -127,9 +131,9 @@ class Executor:
                 self._sums[i] = gradient if total is None else total + gradient
 
     def _versions(self) -> list[int]:
-        buffers = (module._buffers[name] for module, name in self._buffers)
+        tensors = (table[name] for table, name in self._others)
         return [
-            -1 if buffer is None or buffer.is_inference() else buffer._version for buffer in buffers
+            -1 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors
         ]
 
     def _drop_released(self) -> None:

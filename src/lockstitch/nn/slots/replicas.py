@@ -25,7 +25,7 @@ _OWN_TABLES = ("_parameters", "_buffers", "_modules")
 
 def replicate_here(module: nn.Module, device: torch.device | None = None) -> nn.Module:
     """A replica of `module`; on `device`, where that is another than a tensor's, its parameters
-    are copies (see `refresh`). Raises `RuntimeError` for lazy modules without an input so far."""
+    are copies (see `refresh`). Raises `RuntimeError` for scripted modules."""
     modules = list(module.modules())
     copy_of: dict[int, Any] = {}
     for each in modules:
@@ -43,11 +43,6 @@ def replicate_here(module: nn.Module, device: torch.device | None = None) -> nn.
 
 
 def _alias(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
-    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
-        raise RuntimeError(
-            "Modules with uninitialized parameters can't be used with `DataParallel`. "
-            "Run a dummy forward pass to correctly initialize the modules"
-        )
     data = parameter.detach()
     if device is not None and data.device != device:
         data = data.to(device)

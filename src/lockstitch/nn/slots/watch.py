@@ -4,12 +4,13 @@ A replica is made once. Before each call the module is compared with what it was
 submodule. What differs is told to the slots, if that is possible, or they are made anew:
 
     an attribute of plain values (`training`, a dropout's `p`, a counter)      told
-    a buffer: another tensor, or changed in place                              told
+    a buffer, a frozen parameter: another tensor, or changed in place          told
     parameters: others, elsewhere in memory, frozen or unfrozen; submodules;
     hooks; attributes of other types                                           made anew
 
-A module may keep tensors or objects of its own as attributes in its forward pass, the last attention
-weights, say. Each replica keeps its own; the caller's are no reason to make slots anew (`settle`).
+A module may keep tensors or objects of its own as attributes in its forward pass, the last weights
+of an attention, say. Each replica keeps its own; the caller's are no reason to make slots anew
+(`settle`).
 
 Batch statistics are written without a new version of the tensor, but a counter beside them is not:
 so all buffers of a submodule are told when one of them has changed.
@@ -17,10 +18,12 @@ so all buffers of a submodule are told when one of them has changed.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from lockstitch.nn.slots.base import Changes
 
@@ -39,9 +42,23 @@ class Deleted:
     """Stands for the value of an attribute that is gone."""
 
 
-def buffer_places(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, str]]:
-    """Where the buffers are: in the order of modules, each in its order."""
-    return [(module, name) for module in modules for name in module._buffers]
+Place = tuple["dict[str, Any]", str]
+"""A table of a module, and a name in it."""
+
+
+def places_of_others(modules: Iterable[nn.Module]) -> list[Place]:
+    """Where the tensors are that each replica has for itself: buffers and frozen parameters, in the
+    order of modules."""
+    tables = [table for module in modules for table in (module._buffers, module._parameters)]
+    places: list[Place] = []
+    known: set[int] = set()
+    for table in tables:
+        for name, tensor in table.items():
+            is_other = tensor is None or not tensor.requires_grad
+            if is_other and (tensor is None or id(tensor) not in known):
+                known.add(id(tensor))
+                places.append((table, name))
+    return places
 
 
 def trainable(module: nn.Module) -> list[torch.Tensor]:
@@ -53,23 +70,21 @@ def trainable(module: nn.Module) -> list[torch.Tensor]:
     ]
 
 
-def apply_changes(
-    modules: Sequence[nn.Module], buffers: Sequence[tuple[nn.Module, str]], changes: Changes
-) -> None:
+def apply_changes(modules: Sequence[nn.Module], others: Sequence[Place], changes: Changes) -> None:
     """Brings a replica up to date."""
     for number, name, value in changes.attributes:
         if value is Deleted:
             modules[number].__dict__.pop(name, None)
         else:
             modules[number].__dict__[name] = value
-    for number, value in changes.buffers:
-        module, name = buffers[number]
-        old = module._buffers[name]
-        if old is None or value is None or type(old) is not type(value):
-            module._buffers[name] = value
+    for number, tensor in changes.others:
+        table, name = others[number]
+        old = table[name]
+        if old is None or tensor is None:
+            table[name] = tensor
         else:
             # Not in place: a graph may have saved it, which may go back to what it was then.
-            old.data = value
+            old.data = tensor
 
 
 class Told:
@@ -77,18 +92,22 @@ class Told:
 
     def __init__(self) -> None:
         self.attributes = 0
-        self.buffers: dict[int, tuple[torch.Tensor | None, int]] = {}
+        self.others: dict[int, tuple[torch.Tensor | None, int]] = {}
 
 
 class Watch:
     """Keeps an eye on one module."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        if any(is_lazy(each) for each in module.parameters()):
+            raise RuntimeError(
+                "Modules with uninitialized parameters can't be used with `DataParallel`. "
+                "Run a dummy forward pass to correctly initialize the modules"
+            )
         self.modules = list(module.modules())
         self.leaves = trainable(module)
         """What gradients are wanted of: parameters, and buffers that are treated like them."""
-        self.buffers = buffer_places(self.modules)
+        self.others = places_of_others(self.modules)
         self._log: list[tuple[int, str, Any]] = []
         self._own: set[tuple[int, str]] = set()
         self._take()
@@ -107,8 +126,7 @@ class Watch:
         ]
         self._filled = [(each, each.copy()) for each in containers if each]
         self._empty = [each for each in containers if not each]
-        self._with_buffers = [each for each in self.modules if each._buffers]
-        self._tables = [each._parameters for each in self.modules if each._parameters]
+        self._tables = [each._parameters for each in self.modules]
         self._traits = self._current_traits()
 
     def _current_traits(self) -> list[Any]:
@@ -121,7 +139,7 @@ class Watch:
         ]
         buffers = [
             (name, id(each), each.data_ptr()) if each is not None and each.requires_grad else name
-            for module in self._with_buffers
+            for module in self.modules
             for name, each in module._buffers.items()
         ]
         return parameters + buffers
@@ -130,7 +148,7 @@ class Watch:
         """For a slot whose replica is being made now."""
         told = Told()
         told.attributes = len(self._log)
-        told.buffers = {i: _state(*place) for i, place in enumerate(self.buffers)}
+        told.others = {i: _state(*place) for i, place in enumerate(self.others)}
         return told
 
     def look(self) -> bool:
@@ -153,7 +171,7 @@ class Watch:
                 if id(value) in changed and before.get(name) is value:
                     if name.startswith("_") or not _is_plain(value):
                         return False
-                    self._log.append((number, name, value.copy()))
+                    self._log.append((number, name, copy.copy(value)))
         known = self._log
         self._take()
         self._log = known
@@ -188,28 +206,28 @@ class Watch:
             self._own |= other._own
 
     def changes(self, told: Told) -> Changes:
-        """What to tell a slot, with copies of buffers; notes that it has been told."""
+        """What to tell a slot, with copies of tensors; notes that it has been told."""
         attributes = self._log[told.attributes :]
         told.attributes = len(self._log)
         stale = {
-            id(module)
-            for i, (module, name) in enumerate(self.buffers)
-            if _is_other(told.buffers.get(i), _state(module, name))
+            id(table)
+            for i, (table, name) in enumerate(self.others)
+            if _is_other(told.others.get(i), _state(table, name))
         }
-        buffers = []
-        for i, (module, name) in enumerate(self.buffers if stale else ()):
-            buffer = module._buffers[name]
-            if id(module) in stale and not (buffer is not None and buffer.requires_grad):
-                told.buffers[i] = _state(module, name)
-                buffers.append((i, None if buffer is None else buffer.detach().clone()))
-        return Changes(attributes, buffers)
+        others = []
+        for i, (table, name) in enumerate(self.others if stale else ()):
+            if id(table) in stale:
+                told.others[i] = _state(table, name)
+                tensor = table[name]
+                others.append((i, None if tensor is None else tensor.detach().clone()))
+        return Changes(attributes, others)
 
 
-def _state(module: nn.Module, name: str) -> tuple[torch.Tensor | None, int]:
-    buffer = module._buffers.get(name)
-    if buffer is None or buffer.requires_grad:  # the latter shares its memory with the slots
+def _state(table: dict[str, Any], name: str) -> tuple[torch.Tensor | None, int]:
+    tensor = table.get(name)
+    if tensor is None:
         return None, 0
-    return buffer, -1 if buffer.is_inference() else buffer._version
+    return tensor, -1 if tensor.is_inference() else tensor._version
 
 
 def _is_other(

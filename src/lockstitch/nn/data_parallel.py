@@ -1,0 +1,247 @@
+"""`DataParallel`: one line, and a module works through each batch on several slots.
+
+A call is four steps, each a method that a subclass may override, as in the original:
+
+    scatter          the batch is cut, one part for each slot
+    replicate        the module here, and its seats: where the other slots run it
+    parallel_apply   all at once, on the autograd graph (`team.py`, `stitch.py`)
+    gather           the outputs are joined
+
+Other than in the original nothing is replicated when nothing has changed, a backward pass runs on
+all slots, and slots exist without an accelerator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from lockstitch.nn import parallel
+from lockstitch.nn.parallel.places import device_of
+from lockstitch.nn.slots.kinds import factory_for, places_for
+from lockstitch.nn.slots.nesting import is_inside
+from lockstitch.nn.team import Team
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from lockstitch.nn.slots.base import Slot
+    from lockstitch.nn.slots.kinds import SlotPlace
+    from lockstitch.nn.team import Part
+
+__all__ = ["DataParallel", "data_parallel"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Seat:
+    """One of the other slots, as `DataParallel.replicate` hands it out: calling it runs the module
+    there, on the autograd graph."""
+
+    def __init__(self, team: Team, number: int) -> None:
+        self.team = team
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"<Seat {self.number} of {self.team!r}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.team.run_on(self.number, (args, kwargs))
+
+
+class DataParallel(nn.Module, Generic[M]):
+    """Runs `module` on several slots at once, each with its part of the batch.
+
+        model = DataParallel(model, device_ids=[0, 1])
+        loss = criterion(model(inputs), targets)
+        loss.backward()                      # on both slots; gradients are summed in `model`
+
+    Args:
+        module: the module; it stays what it is, with its own parameters, hooks and buffers.
+            Slot 0 runs it itself, so buffers that it updates are kept.
+        device_ids: one entry for each slot. Numbers are accelerators where there are any and slots
+            of the CPU where there are none; `"fork"`, `"thread"`, devices and names of workers of
+            `lockstitch.rpc` can be given too. Default: all accelerators; without any, whatever is
+            quickest on this machine, the plain module included.
+        output_device: where outputs are gathered; the default is the first slot's device.
+        dim: the dimension of tensors along which the batch is cut.
+
+    A single entry means the plain module, on that device.
+
+    Exceptions keep their type; the slot's traceback is their cause. A slot that dies raises
+    `SlotDiedError` and is replaced at the next call.
+    """
+
+    module: M
+
+    def __init__(
+        self,
+        module: M,
+        device_ids: Sequence[SlotPlace] | None = None,
+        output_device: int | str | torch.device | None = None,
+        dim: int = 0,
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.module = module
+        self.device_ids: list[SlotPlace] = list(
+            _default_ids() if device_ids is None else device_ids
+        )
+        self._places = places_for(self.device_ids)
+        self.src_device_obj = self._places[0] if self._places else torch.device("cpu")
+        self.output_device = self.src_device_obj if output_device is None else output_device
+        if len(self.device_ids) == 1:
+            self.module.to(self.src_device_obj)
+        else:
+            check_devices(module, self.src_device_obj)
+        self._team: Team | None = None
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Calls the module with its parts of `inputs` and `kwargs`, and joins what it returns."""
+        if len(self.device_ids) < 2 or is_inside():
+            return self.module(*_unmarked(inputs), **_unmarked(kwargs))
+        with torch.autograd.profiler.record_function("DataParallel.forward"):
+            parts, named_parts = self.scatter(inputs, kwargs, self.device_ids)
+            if not parts and not named_parts:
+                parts, named_parts = [()], [{}]
+            replicas = self.replicate(self.module, self.device_ids[: len(parts)])
+            outputs = self.parallel_apply(replicas, parts, named_parts)
+            return self.gather(outputs, self.output_device)
+
+    def scatter(
+        self,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        device_ids: Sequence[SlotPlace],
+    ) -> tuple[Sequence[tuple[Any, ...]], Sequence[dict[str, Any]]]:
+        """Cuts the arguments into one part for each of `device_ids` that gets one."""
+        return parallel.scatter_kwargs(inputs, kwargs, places_for(device_ids), self.dim)
+
+    def replicate(self, module: M, device_ids: Sequence[SlotPlace]) -> list[Any]:
+        """`module` itself for the first slot, and a `Seat` for each other one."""
+        team = self._current_team()
+        if module is not team.module:
+            return list(parallel.replicate(module, places_for(device_ids)))
+        return [module, *(Seat(team, number) for number in range(1, len(device_ids)))]
+
+    def parallel_apply(
+        self,
+        replicas: Sequence[Any],
+        inputs: Sequence[Any],
+        kwargs: Sequence[dict[str, Any]] | None,
+    ) -> list[Any]:
+        """Calls each of `replicas` with its part, all at once."""
+        named = [{} for _ in inputs] if kwargs is None else kwargs
+        team = self._team
+        if team is not None and replicas and replicas[0] is team.module:
+            seats = [each for each in replicas[1:] if isinstance(each, Seat)]
+            if [seat.number for seat in seats] == list(range(1, len(replicas))):
+                return team.run(_parts(inputs, named))
+        places = places_for(self.device_ids[: len(replicas)])
+        return list(parallel.parallel_apply(replicas, inputs, named, places))
+
+    def gather(self, outputs: Sequence[Any], output_device: Any) -> Any:
+        """Joins the slots' outputs along `dim`, on `output_device`."""
+        return parallel.gather(outputs, output_device, self.dim)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within the block, parameters' gradients of the slots stay where they are; at its end
+        they are added to `.grad`, once. For several backward passes before one optimizer step."""
+        team = self._current_team() if len(self.device_ids) > 1 else None
+        if team is None or not team.syncs_gradients:
+            yield
+            return
+        team.syncs_gradients = False
+        try:
+            yield
+        finally:
+            team.syncs_gradients = True
+            team.deliver_kept_gradients()
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The slots beside the caller, as far as they have been made."""
+        return () if self._team is None else tuple(self._team.slots)
+
+    def close(self) -> None:
+        """Ends the slots. The next call makes new ones; without `close` they end with this object.
+        Harmless when repeated."""
+        if self._team is not None:
+            self._team.close()
+
+    def _current_team(self) -> Team:
+        if self._team is None:
+            self._team = Team(self.module, [factory_for(each) for each in self.device_ids[1:]])
+        return self._team
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_team": None}
+
+
+def data_parallel(
+    module: nn.Module,
+    inputs: Any,
+    device_ids: Sequence[SlotPlace] | None = None,
+    output_device: int | str | torch.device | None = None,
+    dim: int = 0,
+    module_kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """One call of `module` over the slots `device_ids`, as `DataParallel` would make it; without
+    an accelerator its slots are threads. `output_device=-1` is the CPU.
+
+    For more than one call `DataParallel` is cheaper: it keeps its slots.
+    """
+    args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
+    ids = [
+        "thread" if isinstance(each, int) and device_of(each).type == "cpu" else each
+        for each in (_default_ids() if device_ids is None else device_ids)
+    ]
+    parallelized = DataParallel(module, ids, output_device, dim)
+    return parallelized(*args, **dict(module_kwargs or {}))
+
+
+def check_devices(module: nn.Module, device: torch.device) -> None:
+    """Raises `RuntimeError` if a parameter or buffer of `module` is not on `device`."""
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if tensor.device != device:
+            raise RuntimeError(
+                "module must have its parameters and buffers on device "
+                f"{device} (device_ids[0]) but found one of them on device: {tensor.device}"
+            )
+
+
+def _default_ids() -> Sequence[SlotPlace]:
+    if torch.accelerator.is_available():
+        return range(torch.accelerator.device_count())
+    return ()
+
+
+def _parts(inputs: Sequence[Any], named: Sequence[dict[str, Any]]) -> list[Part]:
+    """An input that is no tuple or list is a single argument."""
+    if len(inputs) != len(named):
+        raise ValueError(f"{len(inputs)} positional but {len(named)} named parts")
+    return [
+        (tuple(each) if isinstance(each, (tuple, list)) else (each,), keywords)
+        for each, keywords in zip(inputs, named, strict=True)
+    ]
+
+
+def _unmarked(arguments: Any) -> Any:
+    """Arguments for the plain module: without `Replicate` and `Shard`."""
+    if not _has_marks(arguments):
+        return arguments
+    (part,) = parallel.scatter((arguments,), [-1])
+    return part[0]
+
+
+def _has_marks(value: Any) -> bool:
+    kind = type(value)
+    if kind in (parallel.Replicate, parallel.Shard):
+        return True
+    if kind in (tuple, list):
+        return any(map(_has_marks, value))
+    return kind is dict and any(map(_has_marks, value.values()))

@@ -1,0 +1,119 @@
+"""The process of a forked slot: it works through messages until its parent is gone.
+
+It works in a thread of its own. In the forked thread a parallel operator would wait for ever for
+threads that its parent had used and that do not exist here.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import random
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
+from lockstitch.nn.slots.execution import Executor
+from lockstitch.nn.slots.failures import describe
+from lockstitch.nn.slots.mailbox import receive
+from lockstitch.nn.slots.nesting import mark_inside
+
+if TYPE_CHECKING:
+    import socket
+
+    from lockstitch.nn.slots.base import Blueprint
+    from lockstitch.nn.slots.packets import Postbox
+
+
+def run_child(
+    blueprint: Blueprint, connection: socket.socket, postbox: Postbox, name: str, crash_file: int
+) -> None:
+    """All that the process does; returns when the parent has hung up."""
+    torch.set_num_threads(1)
+    signal.set_wakeup_fd(-1)
+    # Ctrl-C is the parent's affair: when it ends, its slots do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable(crash_file)
+    gc.freeze()  # nothing of the parent's is finalized here
+    random.seed(name)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(random.getrandbits(32))
+    for leaf in [*blueprint.module.parameters(), *blueprint.module.buffers()]:
+        _disarm(leaf)
+    server = _Server(blueprint, connection, postbox, name)
+    thread = threading.Thread(target=server.serve, name=f"lockstitch-{name}", daemon=True)
+    thread.start()
+    thread.join()
+
+
+def _disarm(leaf: torch.Tensor) -> None:
+    """The parent's hooks see the sum of all slots' gradients, in the parent."""
+    leaf.grad = None
+    leaf._backward_hooks = None
+    if getattr(leaf, "_post_accumulate_grad_hooks", None) is not None:
+        leaf._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+
+
+class _Server:
+    """Answers one message after the other."""
+
+    def __init__(
+        self, blueprint: Blueprint, connection: socket.socket, postbox: Postbox, name: str
+    ) -> None:
+        self._threads = blueprint.threads
+        self._connection = connection
+        self._postbox = postbox
+        self._name = name
+        self._executor = Executor(blueprint.module, blueprint.leaves)
+
+    def serve(self) -> None:
+        """Until the parent hangs up."""
+        torch.set_num_threads(self._threads)
+        mark_inside()
+        buffer = bytearray(1 << 16)
+        while count := receive(self._connection, buffer):
+            message = bytes(memoryview(buffer)[:count])
+            answer = self._answer(message)
+            del message
+            try:
+                self._connection.sendall(answer)
+            except BrokenPipeError:  # the parent is gone
+                return
+            sys.stdout.flush()
+
+    def _answer(self, message: bytes) -> bytes:
+        key = self._postbox.key(message)
+        try:
+            return self._work(key, message)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the parent waits for it
+            return self._postbox.encode(key, describe(error, self._name, crosses=True))
+
+    def _work(self, key: Any, message: bytes) -> bytes:
+        what, _ = key
+        body, tensors, _ = self._postbox.decode(message)
+        released, order = body
+        for number in released:
+            self._executor.release(number)
+        if what == FORWARD:
+            request = order.with_tensors(tensors)
+            del tensors, order
+            outcome = self._executor.forward(request)
+            del request
+            return self._postbox.encode(
+                key,
+                (outcome.skeleton, outcome.requires_grad, outcome.written),
+                outcome.tensors,
+            )
+        if what == BACKWARD:
+            gradients = self._executor.backward(order.with_gradients(tensors))
+            del tensors
+            leaves = gradients.leaves if not order.keeps_gradients else None
+            return self._postbox.encode(key, None, gradients.inputs, leaves)
+        assert what == COLLECT
+        sums = self._executor.collect()
+        return self._postbox.encode(key, None, (), sums or None)

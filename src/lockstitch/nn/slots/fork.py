@@ -1,0 +1,263 @@
+"""A slot that is a forked process: no lock of the interpreter is shared, so operators of any size
+run at once.
+
+The fork has the module as it is. Its trainable parameters are moved into shared memory before
+(`shared_leaves.py`), all else is its own and is told of changes. Messages go through a socket,
+their tensors through shared memory (`packets.py`, `memory.py`).
+
+The parent hanging up is the child's end, and the other way round a closed socket means that the
+child is dead. It is killed without ceremony: all that it has belongs to the parent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import sys
+import warnings
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lockstitch.errors import SlotDiedError
+from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
+from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
+from lockstitch.nn.slots.child import run_child
+from lockstitch.nn.slots.failures import Failure
+from lockstitch.nn.slots.mailbox import is_waiting, receive
+from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory, create_file
+from lockstitch.nn.slots.packets import Leaves, Postbox
+from lockstitch.nn.slots.shared_leaves import forking_a_slot, share
+from lockstitch.transport.forks import abandon_in_child
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.nn.slots.answers import Key
+    from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Request
+
+
+class ForkSlot(Slot):
+    """Slot number `number`, in a process of its own.
+
+    Raises `RuntimeError` once CUDA is in use, which does not survive a fork.
+    """
+
+    def __init__(self, number: int, blueprint: Blueprint) -> None:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            raise RuntimeError(
+                "a process in which CUDA is in use cannot be forked: use slots that are threads, "
+                'device_ids=["thread", …]'
+            )
+        self.statistics = SlotStatistics(parameter_bytes=share(blueprint.leaves))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        to_child, to_parent, crash_file = create_file(), create_file(), create_file()
+        leaves = Leaves(blueprint.leaves)
+        postbox = Postbox(OwnedMemory(to_child), ReadMemory(to_parent), leaves)
+        childs_postbox = Postbox(OwnedMemory(to_parent), ReadMemory(to_child), leaves)
+        title = f"slot {number}"
+        pid = _fork()
+        if not pid:
+            try:
+                ours.close()
+                name = f"{title} (process {os.getpid()})"
+                run_child(blueprint, theirs, childs_postbox, name, crash_file)
+            finally:
+                os._exit(0)
+        theirs.close()
+        self.name = f"{title} (process {pid})"
+        self._connection = ours
+        self._postbox = postbox
+        self._answers = Answers(self._receive)
+        self._released: deque[int] = deque()
+        self._buffer = bytearray(1 << 16)
+        self._life = _Life(pid, ours, [to_child, to_parent, crash_file])
+        self._finalizer = weakref.finalize(self, self._life.end)
+        self._collects = 0
+
+    def start(self, request: Request) -> None:
+        self.statistics.passes += 1
+        changes = [tensor for _, tensor in request.changes.others]
+        self.statistics.other_bytes += sum(t.nbytes for t in changes if t is not None)
+        order = ForwardOrder.of(request)
+        self._send((FORWARD, request.number), order, [*request.tensors, *changes])
+
+    def finish(self, number: int) -> Outcome:
+        (skeleton, requires_grad, written), tensors, _ = self._wait((FORWARD, number))
+        return Outcome(skeleton, tensors, requires_grad, written)
+
+    def start_backward(self, order: BackwardOrder) -> None:
+        bare = dataclasses.replace(order, gradients=())
+        self._send((BACKWARD, order.number), BareOrder(bare), order.gradients)
+
+    def finish_backward(self, number: int) -> Gradients:
+        _, inputs, leaves = self._wait((BACKWARD, number))
+        return Gradients(inputs, leaves or ())
+
+    def collect(self) -> Sequence[torch.Tensor | None]:
+        self._collects += 1
+        key = (COLLECT, self._collects)
+        self._send(key, None, ())
+        return self._wait(key)[2] or ()
+
+    def release(self, number: int) -> None:
+        self._answers.release(number)
+        self._released.append(number)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._life.is_running
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def _send(self, key: Key, order: Any, tensors: Sequence[torch.Tensor | None]) -> None:
+        if not self.is_alive:
+            raise SlotDiedError(self.name, self._life.story)
+        self._answers.drain(lambda: is_waiting(self._connection))
+        released = []
+        while self._released:
+            released.append(self._released.popleft())
+        message = self._postbox.encode(key, (released, order), tensors)
+        self._answers.expect(key)
+        try:
+            self._connection.sendall(message)
+        except OSError:
+            raise self._died() from None
+
+    def _wait(self, key: Key) -> Any:
+        if not self._answers.is_expected(key):
+            raise SlotDiedError(self.name, self._life.story)
+        try:
+            message = self._answers.wait(key)
+        except Exception:
+            raise
+        except BaseException:
+            # Interrupted, perhaps between receiving and keeping: what the slot has said is lost.
+            self.close()
+            raise
+        body, tensors, leaves = self._postbox.decode(message)
+        if isinstance(body, Failure):
+            raise body.error()
+        return body, tensors, leaves
+
+    def _receive(self) -> tuple[Key, bytes]:
+        count = receive(self._connection, self._buffer) if self.is_alive else 0
+        if not count:
+            raise self._died()
+        message = bytes(memoryview(self._buffer)[:count])
+        return self._postbox.key(message), message
+
+    def _died(self) -> SlotDiedError:
+        self.close()
+        return SlotDiedError(self.name, self._life.story)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardOrder:
+    """A request without its tensors, which go beside it."""
+
+    request: Any
+
+    @classmethod
+    def of(cls, request: Request) -> ForwardOrder:
+        changes = request.changes
+        bare = dataclasses.replace(
+            request,
+            tensors=(),
+            changes=dataclasses.replace(changes, others=[i for i, _ in changes.others]),  # type: ignore[misc]
+        )
+        return cls(bare)
+
+    def with_tensors(self, tensors: Sequence[Any]) -> Request:
+        """The request again. Buffers and the like become the slot's own."""
+        request = self.request
+        others = list(request.changes.others)
+        count = len(tensors) - len(others)
+        pairs = [
+            (i, None if tensor is None else tensor.clone())
+            for i, tensor in zip(others, tensors[count:], strict=True)
+        ]
+        changes = dataclasses.replace(request.changes, others=pairs)
+        return dataclasses.replace(request, tensors=tensors[:count], changes=changes)  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True)
+class BareOrder:
+    """An order of a backward pass without its gradients."""
+
+    order: BackwardOrder
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """See `BackwardOrder`."""
+        return self.order.keeps_gradients
+
+    def with_gradients(self, gradients: Sequence[Any]) -> BackwardOrder:
+        """The order again."""
+        return dataclasses.replace(self.order, gradients=gradients)
+
+
+def _fork() -> int:
+    """Forks; what is still to be printed is printed once."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with forking_a_slot(), warnings.catch_warnings():
+        # Newer Pythons warn of threads: the child's are its own (`child.py`).
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+class _Life:
+    """The process, and what belongs to it in the parent."""
+
+    def __init__(self, pid: int, connection: socket.socket, files: list[int]) -> None:
+        self._pid = pid
+        self._connection = connection
+        self._files = files
+        self.is_running = True
+        self.story = "it has been closed"
+        abandon_in_child(self)
+
+    def end(self) -> None:
+        """Ends the process, waits for it, and says how it ended."""
+        if not self.is_running:
+            return
+        self.is_running = False
+        # If it has died by itself this changes nothing: how is kept until somebody waits for it.
+        self._connection.close()
+        os.kill(self._pid, signal.SIGKILL)
+        _, status = os.waitpid(self._pid, 0)
+        self.story = _story(status) + _last_words(self._files[-1])
+        self._close_files()
+
+    def abandon(self) -> None:
+        """In a forked child: the slot is its parent's."""
+        if self.is_running:
+            self.is_running = False
+            self.story = "it belongs to the process that this one was forked from"
+            self._connection.close()
+            self._close_files()
+
+    def _close_files(self) -> None:
+        for descriptor in self._files:
+            os.close(descriptor)
+        self._files = []
+
+
+def _story(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return f"its process was ended by signal {number} ({signal.Signals(number).name})"
+    return f"its process ended with exit code {os.waitstatus_to_exitcode(status)}"
+
+
+def _last_words(descriptor: int) -> str:
+    """What the process wrote as it crashed."""
+    text = Path(f"/proc/self/fd/{descriptor}").read_text(errors="replace").strip()
+    return f"\n{text}" if text else ""

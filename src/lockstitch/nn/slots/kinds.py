@@ -1,0 +1,49 @@
+"""Which kind of slot belongs to an entry of `device_ids`: a number or a device, or one of these.
+
+`"fork"` and `"thread"` are slots of the CPU, as a process or as a thread; `"cpu"` is the better of
+the two on this system, and so is a number where there is no accelerator. A function makes the slot
+itself (`base.SlotFactory`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from lockstitch.nn.parallel.places import CPU, device_of
+from lockstitch.nn.slots.fork import ForkSlot
+from lockstitch.nn.slots.thread import ThreadSlot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+    from lockstitch.nn.parallel.places import Place
+    from lockstitch.nn.slots.base import SlotFactory
+
+SlotPlace: TypeAlias = "Place | SlotFactory"
+
+CAN_FORK: Final = hasattr(os, "memfd_create")
+_KINDS: Final[dict[str, SlotFactory]] = {
+    "thread": ThreadSlot,
+    "fork": ForkSlot,
+    "cpu": ForkSlot if CAN_FORK else ThreadSlot,
+}
+
+
+def factory_for(place: SlotPlace) -> SlotFactory:
+    """What makes the slot for an entry. Raises `ValueError` for what is none."""
+    if callable(place):
+        return place
+    if isinstance(place, str) and place in _KINDS:
+        return _KINDS[place]
+    device = device_of(place)
+    if device.type == "cpu":
+        return _KINDS["cpu"]
+    raise ValueError(f"there are no slots on {device}")
+
+
+def places_for(places: Iterable[SlotPlace]) -> list[torch.device]:
+    """For each entry, the device of the tensors that its slot is given."""
+    return [CPU if callable(place) or place in _KINDS else device_of(place) for place in places]

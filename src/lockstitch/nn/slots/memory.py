@@ -1,0 +1,170 @@
+"""Memory shared with a forked slot: pieces that one side fills and the other reads in place.
+
+Each direction has a file without a name (memfd), made before the fork, which grows as pieces are
+needed. Its owner allocates pieces and names them in messages; the reader maps a piece when it first
+hears of it, and its tensors lie there. When the last of them is gone the piece is the owner's
+again: the reader says so in its next message. So nothing is copied twice, and nothing that somebody
+still holds is written over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PAGE: Final = mmap.PAGESIZE
+_NAME: Final = "lockstitch-slot"
+_SLACK: Final = 4
+# What lies idle is given up when it is more than this, and more than is in use.
+_IDLE_BYTES: Final = 1 << 20
+
+
+class PieceName(NamedTuple):
+    """How messages name a piece."""
+
+    number: int
+    offset: int
+    size: int
+
+
+def create_file() -> int:
+    """An empty file without a name."""
+    return os.memfd_create(_NAME, os.MFD_CLOEXEC)
+
+
+class Piece:
+    """A piece that this side has mapped."""
+
+    def __init__(self, descriptor: int, name: PieceName) -> None:
+        self.name = name
+        self._memory = mmap.mmap(descriptor, name.size, offset=name.offset)
+        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self.address = self.bytes.data_ptr()
+        self._typed: dict[torch.dtype, torch.Tensor] = {}
+        self._tensors: dict[Any, torch.Tensor] = {}
+
+    def tensor(
+        self, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int
+    ) -> torch.Tensor:
+        """The tensor that lies there; for the owner's use, and kept: the same are filled again and
+        again."""
+        key = dtype, shape, strides, offset
+        tensor = self._tensors.get(key)
+        if tensor is None:
+            typed = self._typed.get(dtype)
+            if typed is None:
+                size = self.name.size // dtype.itemsize * dtype.itemsize
+                typed = self._typed[dtype] = self.bytes[:size].view(dtype)
+            if len(self._tensors) > 1000:
+                self._tensors.clear()
+            tensor = typed.as_strided(shape, strides, offset // dtype.itemsize)
+            self._tensors[key] = tensor
+        return tensor
+
+
+class OwnedMemory:
+    """The pieces that this side fills."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._free: list[Piece] = []
+        self._lent: dict[int, Piece] = {}
+        self._end = 0
+        self._count = 0
+
+    def __repr__(self) -> str:
+        return f"<OwnedMemory · {len(self._lent)} pieces lent · {len(self._free)} free>"
+
+    @property
+    def reserved_bytes(self) -> int:
+        """How much memory the pieces take."""
+        return sum(piece.name.size for piece in [*self._free, *self._lent.values()])
+
+    def allocate(self, size: int) -> Piece:
+        """A piece of at least `size` bytes, to be filled and named in a message."""
+        fitting = [
+            each for each in self._free if size <= each.name.size <= max(size, _PAGE) * _SLACK
+        ]
+        if fitting:
+            piece = min(fitting, key=lambda each: each.name.size)
+            self._free.remove(piece)
+        else:
+            piece = self._make(size)
+        self._lent[piece.name.number] = piece
+        return piece
+
+    def _make(self, size: int) -> Piece:
+        size = (size + _PAGE - 1) // _PAGE * _PAGE
+        # Taken at once: whoever writes to it later must not find that there is no memory.
+        os.posix_fallocate(self._descriptor, self._end, size)
+        piece = Piece(self._descriptor, PieceName(self._count, self._end, size))
+        self._count += 1
+        self._end += size
+        return piece
+
+    def take_back(self, numbers: Sequence[int]) -> None:
+        """The reader has no use for these any more. When too many lie idle, some are given up."""
+        for number in numbers:
+            self._free.append(self._lent.pop(number))
+        idle = sum(piece.name.size for piece in self._free)
+        in_use = sum(piece.name.size for piece in self._lent.values())
+        while len(self._free) > 1 and idle > max(_IDLE_BYTES, in_use) * _SLACK:
+            piece = self._free.pop(0)
+            idle -= piece.name.size
+            _punch(self._descriptor, piece.name)
+
+
+class _Lease:
+    """Ends with the last tensor on a piece."""
+
+    __slots__ = ("_number", "_returned", "piece")
+
+    def __init__(self, piece: Piece, returned: deque[int]) -> None:
+        self.piece = piece
+        self._number = piece.name.number
+        self._returned = returned
+
+    def __del__(self) -> None:
+        self._returned.append(self._number)
+
+
+class ReadMemory:
+    """The pieces that the other side fills."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._pieces: dict[int, Piece] = {}
+        self._returned: deque[int] = deque()
+
+    def open(self, name: PieceName) -> Any:
+        """An object whose memory is that piece, until nothing refers to it any more."""
+        piece = self._pieces.get(name.number)
+        if piece is None:
+            piece = self._pieces[name.number] = Piece(self._descriptor, name)
+        array = (ctypes.c_char * name.size).from_address(piece.address)
+        array.lease = _Lease(piece, self._returned)  # type: ignore[attr-defined]
+        return array
+
+    def returned(self) -> list[int]:
+        """The pieces that nothing refers to any more, since this was last asked."""
+        numbers = []
+        while self._returned:
+            numbers.append(self._returned.popleft())
+        return numbers
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+
+
+def _punch(descriptor: int, name: PieceName) -> None:
+    """Frees the memory; the file keeps its size."""
+    _libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_long(name.offset), ctypes.c_long(name.size))

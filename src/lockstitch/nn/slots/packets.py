@@ -1,0 +1,260 @@
+"""Messages between the caller and a forked slot: a header, an object, and tensors in a piece of
+shared memory.
+
+The object is pickled, with a number in place of each tensor handed over beside it. Tensors lie in
+the piece one behind the other; those that are not plain memory (sparse ones, subclasses) are
+pickled too. Gradients of the leaves have one fixed layout, since they are the same each time.
+
+    header   what, its number
+    object   pickled: (pieces returned, pieces given up, piece, descriptions of tensors, body)
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import cloudpickle
+import torch
+
+from lockstitch.nn.slots.memory import PieceName
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.nn.slots.answers import Key
+    from lockstitch.nn.slots.memory import OwnedMemory, Piece, ReadMemory
+
+_HEADER: Final = struct.Struct("<BQ")
+_ALIGNMENT: Final = 64
+LARGEST: Final = 60_000
+"""Bytes of a message; what is larger goes through a piece itself."""
+_DTYPES: Final = [
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    *(torch.complex64, torch.complex128),
+]
+_CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+_Description = tuple[int, "tuple[int, ...]", "tuple[int, ...] | None", int]
+"""Of a tensor in the piece: code of its dtype, shape, strides unless contiguous, offset."""
+
+
+class Leaves:
+    """The fixed layout of the leaves' gradients."""
+
+    def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
+        self.count = len(leaves)
+        # unflatten_dense_tensors wants examples; these take no memory.
+        self._groups: list[tuple[torch.dtype, int, int, list[int], list[torch.Tensor]]] = []
+        self.size = 0
+        for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+            members = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+            shapes = [torch.empty(leaves[i].shape, dtype=dtype, device="meta") for i in members]
+            elements = sum(each.numel() for each in shapes)
+            if elements:
+                self._groups.append((dtype, elements, self.size, members, shapes))
+            self.size += _aligned(elements * dtype.itemsize)
+        self._empty = {
+            i: (leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves) if not leaf.numel()
+        }
+        self._views: dict[int, tuple[Piece, list[torch.Tensor]]] = {}
+
+    def fill(self, piece: Piece, gradients: Sequence[torch.Tensor | None]) -> list[int]:
+        """Copies the dense gradients there; returns which these are."""
+        views = self._views_in(piece)
+        dense = {i: t for i, t in enumerate(gradients) if t is not None and not _is_odd(t)}
+        if dense:
+            torch._foreach_copy_([views[i] for i in dense], list(dense.values()))
+        return list(dense)
+
+    def _views_in(self, piece: Piece) -> list[torch.Tensor]:
+        kept = self._views.get(piece.name.number)
+        if kept is None or kept[0] is not piece:
+            if len(self._views) > 8:
+                self._views.clear()
+            kept = self._views[piece.name.number] = piece, self.views(piece.bytes)
+        return kept[1]
+
+    def views(self, memory: Any) -> list[torch.Tensor]:
+        """All gradients as they lie in `memory`, a tensor of bytes or what offers its memory."""
+        found: dict[int, torch.Tensor] = {
+            i: torch.empty(shape, dtype=dtype) for i, (shape, dtype) in self._empty.items()
+        }
+        for dtype, elements, offset, members, shapes in self._groups:
+            if isinstance(memory, torch.Tensor):
+                flat = memory[offset : offset + elements * dtype.itemsize].view(dtype)
+            else:
+                flat = torch.frombuffer(memory, dtype=dtype, count=elements, offset=offset)
+            parts = torch._C._nn.unflatten_dense_tensors(flat, shapes)
+            found.update(zip(members, parts, strict=True))
+        return [found[i] for i in range(self.count)]
+
+
+class Postbox:
+    """Writes and reads the messages of one side."""
+
+    def __init__(self, own: OwnedMemory, other: ReadMemory, leaves: Leaves) -> None:
+        self._own = own
+        self._other = other
+        self._leaves = leaves
+
+    def encode(
+        self,
+        key: Key,
+        body: Any,
+        tensors: Sequence[torch.Tensor | None] = (),
+        leaves: Sequence[torch.Tensor | None] | None = None,
+    ) -> bytes:
+        """A message of `body` and `tensors`, and of the leaves' gradients if there are any."""
+        descriptions, piece = self._store(tensors)
+        gradients = None if leaves is None else self._store_leaves(leaves)
+        content = (self._other.returned(), piece, descriptions, gradients, body)
+        message = _HEADER.pack(*key) + _dumps(content)
+        if len(message) <= LARGEST:
+            return message
+        # By the same road as tensors.
+        bytes_piece = self._own.allocate(len(message))
+        memory = memoryview(bytes_piece.bytes.numpy())  # type: ignore[arg-type]
+        memory[: len(message)] = message
+        pointer: Any = ([], bytes_piece.name, len(message), None, _IS_LARGE)
+        return _HEADER.pack(*key) + _dumps(pointer)
+
+    def key(self, message: Any) -> Key:
+        """What a message is about; cannot fail."""
+        what, number = _HEADER.unpack_from(message)
+        return what, number
+
+    def decode(self, message: Any) -> tuple[Any, list[Any], list[Any] | None]:
+        """The body of a message, its tensors, and the gradients of the leaves."""
+        content = pickle.loads(memoryview(message)[_HEADER.size :])
+        returned, name, descriptions, gradients, body = content
+        if body == _IS_LARGE:
+            memory = memoryview(self._other.open(name))
+            return self.decode(memory.cast("B")[:descriptions])
+        self._own.take_back(returned)
+        tensors = self._load(name, descriptions)
+        return body, tensors, None if gradients is None else self._load_leaves(*gradients)
+
+    def _store(self, tensors: Sequence[torch.Tensor | None]) -> tuple[list[Any], PieceName | None]:
+        descriptions: list[Any] = []
+        size = 0
+        for tensor in tensors:
+            if tensor is None or _is_odd(tensor):
+                descriptions.append(None if tensor is None else _pickled(tensor))
+                continue
+            shape = tuple(tensor.shape)
+            strides = None if tensor.is_contiguous() else _dense_strides(tensor)
+            descriptions.append((_CODES[tensor.dtype], shape, strides, size))
+            size += _aligned(tensor.numel() * tensor.itemsize)
+        if not size:
+            return descriptions, None
+        piece = self._own.allocate(size)
+        for tensor, described in zip(tensors, descriptions, strict=True):
+            if tensor is not None and type(described) is tuple:
+                code, shape, strides, offset = described
+                strides = strides or _contiguous_strides(shape)
+                piece.tensor(_DTYPES[code], shape, strides, offset).copy_(tensor)
+        return descriptions, piece.name
+
+    def _load(self, name: PieceName | None, descriptions: Sequence[Any]) -> list[Any]:
+        memory = None if name is None else self._other.open(PieceName(*name))
+        tensors: list[Any] = []
+        for described in descriptions:
+            if type(described) is not tuple:
+                tensors.append(None if described is None else _unpickled(described))
+                continue
+            code, shape, strides, offset = described
+            dtype = _DTYPES[code]
+            count = _numel(shape)
+            if memory is None or not count:
+                tensors.append(torch.empty(shape, dtype=dtype))
+                continue
+            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+            if strides is not None:
+                tensors.append(flat.as_strided(shape, strides))
+            else:
+                tensors.append(flat if len(shape) == 1 else flat.view(shape))
+        return tensors
+
+    def _store_leaves(self, gradients: Sequence[torch.Tensor | None]) -> Any:
+        odd = {
+            i: _pickled(each)
+            for i, each in enumerate(gradients)
+            if each is not None and _is_odd(each)
+        }
+        size = self._leaves.size
+        if not size:
+            return None, [], odd
+        piece = self._own.allocate(size)
+        dense = self._leaves.fill(piece, gradients)
+        return piece.name, None if len(dense) == len(gradients) else dense, odd
+
+    def _load_leaves(
+        self, name: PieceName | None, dense: list[int] | None, odd: dict[int, bytes]
+    ) -> list[Any]:
+        if name is None:
+            gradients: list[Any] = [None] * self._leaves.count
+        else:
+            gradients = self._leaves.views(self._other.open(PieceName(*name)))
+        if dense is not None:
+            there = set(dense)
+            gradients = [each if i in there else None for i, each in enumerate(gradients)]
+        for i, pickled in odd.items():
+            gradients[i] = _unpickled(pickled)
+        return gradients
+
+
+_IS_LARGE: Final = "in the piece"
+
+
+def _is_odd(tensor: torch.Tensor) -> bool:
+    """Whether it is more than memory, a dtype and strides."""
+    return (
+        tensor.layout is not torch.strided
+        or tensor.dtype not in _CODES
+        or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+        or not tensor.is_cpu
+        or tensor.is_conj()
+        or tensor.is_neg()
+    )
+
+
+def _dumps(content: Any) -> bytes:
+    try:
+        return pickle.dumps(content, 5)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return cloudpickle.dumps(content, 5)  # type: ignore[no-any-return]
+
+
+def _pickled(tensor: torch.Tensor) -> bytes:
+    return pickle.dumps(tensor.detach(), 5)
+
+
+def _unpickled(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+def _aligned(size: int) -> int:
+    return (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+
+
+def _numel(shape: Sequence[int]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(strides[::-1])
+
+
+def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The order of dimensions kept (channels last, say), gaps and overlaps left out."""
+    return tuple(torch.empty_like(tensor, device="meta").stride())

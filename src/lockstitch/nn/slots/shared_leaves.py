@@ -1,0 +1,135 @@
+"""Parameters where forked slots see them: moved once into memory that is shared over a fork.
+
+An optimizer's step is then seen by all slots, and no parameter is ever sent. Tensors that shared a
+storage share one afterwards. The memory belongs to an anonymous file and is gone with the last
+process that maps it.
+
+A child that the program itself forks (a DataLoader's worker) must not write to its parent's
+parameters: in it the memory becomes its own, page by page, when it is written to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
+
+import torch
+
+from lockstitch.transport.forks import abandon_in_child
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_NAME: Final = "lockstitch-parameters"
+_ALIGNMENT: Final = 64
+_ARENAS: Final[WeakSet[Arena]] = WeakSet()
+_FORKING: Final = threading.local()
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_long),
+]
+_MAP_FIXED: Final = 0x10
+
+
+class Arena:
+    """The memory of some parameters; lives as long as one of them does."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        os.posix_fallocate(self._descriptor, 0, size)
+        self._memory = mmap.mmap(self._descriptor, size)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.is_shared = True
+        _ARENAS.add(self)
+        abandon_in_child(self)
+
+    def __repr__(self) -> str:
+        return f"<Arena of {self.size:,} bytes at {self.address:#x}>"
+
+    def __del__(self) -> None:
+        self._close()
+
+    def memory(self, offset: int, size: int) -> Any:
+        """An object whose memory is that part, and which keeps the arena."""
+        array = (ctypes.c_char * size).from_address(self.address + offset)
+        array.arena = self  # type: ignore[attr-defined]
+        return array
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies here and a forked slot would see it."""
+        return self.is_shared and 0 <= tensor.data_ptr() - self.address < self.size
+
+    def abandon(self) -> None:
+        """In a child of the program's own making; a slot goes on sharing."""
+        if getattr(_FORKING, "a_slot", False) or self._descriptor < 0:
+            return
+        self.is_shared = False
+        flags = mmap.MAP_PRIVATE | _MAP_FIXED
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        _libc.mmap(self.address, self.size, protection, flags, self._descriptor, 0)
+        self._close()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def forking_a_slot() -> Iterator[None]:
+    """A fork within the block makes a slot, which shares its parent's parameters."""
+    _FORKING.a_slot = True
+    try:
+        yield
+    finally:
+        _FORKING.a_slot = False
+
+
+def share(leaves: Sequence[torch.Tensor]) -> int:
+    """Moves what is not shared yet; returns how many bytes were moved.
+
+    Raises `ValueError` for tensors that are not plain memory of the CPU.
+    """
+    storages: dict[int, list[torch.Tensor]] = {}
+    for leaf in leaves:
+        if leaf.layout is not torch.strided or not leaf.is_cpu:
+            raise ValueError(
+                f"a parameter on {leaf.device} with layout {leaf.layout} cannot be shared with a "
+                "forked slot; use slots that are threads"
+            )
+        if leaf.numel() and not any(arena.holds(leaf) for arena in list(_ARENAS)):
+            storages.setdefault(leaf.untyped_storage().data_ptr(), []).append(leaf)
+    size = sum(_aligned(group[0].untyped_storage().nbytes()) for group in storages.values())
+    if not size:
+        return 0
+    arena = Arena(size)
+    offset = 0
+    for group in storages.values():
+        _move(group, arena, offset)
+        offset += _aligned(group[0].untyped_storage().nbytes())
+    return size
+
+
+def _move(group: Sequence[torch.Tensor], arena: Arena, offset: int) -> None:
+    """All tensors of one storage."""
+    size = group[0].untyped_storage().nbytes()
+    memory = torch.frombuffer(arena.memory(offset, size), dtype=torch.uint8)
+    old = torch.empty(0, dtype=torch.uint8).set_(group[0].untyped_storage())
+    memory.copy_(old)
+    for leaf in group:
+        shape, strides, first = leaf.shape, leaf.stride(), leaf.storage_offset()
+        data = torch.empty(0, dtype=leaf.dtype)
+        leaf.data = data.set_(memory.untyped_storage(), first, shape, strides)
+
+
+def _aligned(size: int) -> int:
+    return (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT

@@ -1,0 +1,87 @@
+"""A piece is the reader's until the last tensor on it is gone, and then the owner's again."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory, create_file
+
+
+@pytest.fixture
+def two_ends():
+    descriptor = create_file()
+    ends = [OwnedMemory(descriptor), ReadMemory(descriptor)]
+    yield ends
+    ends.clear()
+    os.close(descriptor)
+
+
+def fill(piece, value):
+    piece.tensor(torch.float32, (4,), (1,), 0).fill_(value)
+
+
+def read(reader, piece):
+    return torch.frombuffer(reader.open(piece.name), dtype=torch.float32, count=4)
+
+
+def test_the_reader_sees_what_the_owner_wrote(two_ends):
+    owner, reader = two_ends
+    piece = owner.allocate(16)
+    fill(piece, 7)
+    assert read(reader, piece).tolist() == [7] * 4
+
+
+def test_a_piece_comes_back_when_its_last_tensor_is_gone(two_ends):
+    owner, reader = two_ends
+    piece = owner.allocate(16)
+    tensor = read(reader, piece)
+    view = tensor[2:]
+    del tensor
+    assert reader.returned() == []
+    del view
+    assert reader.returned() == [piece.name.number]
+    assert reader.returned() == []
+
+
+def test_a_piece_that_is_held_is_not_written_over(two_ends):
+    owner, reader = two_ends
+    first = owner.allocate(16)
+    fill(first, 1)
+    held = read(reader, first)
+    second = owner.allocate(16)
+    fill(second, 2)
+    assert held.tolist() == [1] * 4
+    del held
+    owner.take_back(reader.returned())
+    assert owner.allocate(16) is first
+
+
+def test_memory_grows_with_what_is_in_use_only(two_ends):
+    owner, reader = two_ends
+    for _ in range(20):
+        piece = owner.allocate(5000)
+        read(reader, piece)
+        owner.take_back(reader.returned())
+    assert owner.reserved_bytes == 8192
+
+
+def test_pieces_that_lie_idle_are_given_up(two_ends):
+    owner, reader = two_ends
+    pieces = [owner.allocate(4 << 20) for _ in range(4)]
+    for piece in pieces:
+        read(reader, piece)
+    owner.take_back(reader.returned())
+    assert owner.reserved_bytes == 4 << 20
+    descriptor = owner._descriptor
+    assert os.fstat(descriptor).st_blocks * 512 < 8 << 20
+
+
+def test_pieces_of_very_different_sizes_are_not_taken_for_each_other(two_ends):
+    owner, reader = two_ends
+    large = owner.allocate(1 << 20)
+    read(reader, large)
+    owner.take_back(reader.returned())
+    assert owner.allocate(16) is not large

@@ -1,0 +1,149 @@
+"""What changes in a module is seen: told to the slots, or a reason to make them anew."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lockstitch.nn.slots.watch import Deleted, Watch
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.factor = 1
+        self.names = ["a"]
+        self.last = None
+
+
+@pytest.fixture
+def net():
+    return Net()
+
+
+@pytest.fixture
+def watch(net):
+    return Watch(net)
+
+
+def test_nothing_has_changed(net, watch):
+    told = watch.new_told()
+    assert watch.look()
+    assert not watch.changes(told)
+
+
+def test_plain_attributes_are_told_once(net, watch):
+    told = watch.new_told()
+    net.factor = 2
+    net.eval()
+    del net.last
+    assert watch.look()
+    changes = watch.changes(told)
+    assert set(changes.attributes) == {
+        (0, "factor", 2),
+        (0, "last", Deleted),
+        *((i, "training", False) for i in range(3)),
+    }
+    assert watch.look()
+    assert not watch.changes(told)
+
+
+def test_each_slot_is_told_what_it_has_missed(net, watch):
+    told = watch.new_told(), watch.new_told()
+    net.factor = 2
+    assert watch.look()
+    watch.changes(told[0])
+    net.factor = 3
+    assert watch.look()
+    assert [value for *_, value in watch.changes(told[0]).attributes] == [3]
+    assert [value for *_, value in watch.changes(told[1]).attributes] == [2, 3]
+
+
+def test_lists_of_plain_values_are_told(net, watch):
+    told = watch.new_told()
+    net.names.append("b")
+    assert watch.look()
+    assert watch.changes(told).attributes == [(0, "names", ["a", "b"])]
+    assert watch.look()
+
+
+def test_all_buffers_of_a_submodule_are_told_together(net, watch):
+    told = watch.new_told()
+    net.norm(torch.randn(4, 2))  # writes running_mean without a new version
+    assert watch.look()
+    assert [number for number, _ in watch.changes(told).others] == [0, 1, 2]
+    assert not watch.changes(told).others
+    net.norm.running_var = torch.ones(2)
+    assert len(watch.changes(told).others) == 3
+
+
+def replace_parameter(net):
+    net.linear.weight = nn.Parameter(torch.ones(2, 2))
+
+
+def move_parameter(net):
+    net.linear.weight.data = torch.ones(2, 2)
+
+
+def freeze(net):
+    net.linear.weight.requires_grad_(requires_grad=False)
+
+
+def replace_submodule(net):
+    net.linear = nn.Linear(2, 2)
+
+
+def add_submodule(net):
+    net.other = nn.Linear(2, 2)
+
+
+def add_hook(net):
+    net.linear.register_forward_hook(lambda *_: None)
+
+
+def keep_a_tensor(net):
+    net.last = torch.zeros(2)
+
+
+def add_buffer(net):
+    net.register_buffer("other", torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_parameter,
+        move_parameter,
+        freeze,
+        replace_submodule,
+        add_submodule,
+        add_hook,
+        keep_a_tensor,
+        add_buffer,
+    ],
+)
+def test_slots_are_made_anew_for(net, watch, change):
+    change(net)
+    assert not watch.look()
+    assert Watch(net).look()
+
+
+def test_an_optimizers_step_is_no_change(net, watch):
+    with torch.no_grad():
+        net.linear.weight.add_(1)
+    assert watch.look()
+
+
+def test_what_a_module_keeps_of_each_pass_is_its_own_affair(net, watch):
+    keep_a_tensor(net)
+    assert not watch.look()
+    fresh = Watch(net)
+    fresh.succeed(watch)
+    keep_a_tensor(net)  # in the pass of slot 0
+    fresh.settle()
+    assert fresh.look()
+    keep_a_tensor(net)  # by somebody else
+    assert not fresh.look()
