@@ -109,3 +109,28 @@ def test_elastic_training_goes_on_when_a_worker_has_died():
     assert len(re.findall(r"epoch 2 was finished by \d ranks", output)) == 1
     assert float(re.findall(r"([\d.]+)% of the test images", output)[0]) > 85  # guessing gives 10
     assert numbers("between ranks", output) == [0.0]
+
+
+def test_accumulated_scaled_and_clipped_gradients():
+    output = run_example("hvd_accumulation", 2, "4")
+
+    assert "all ranks clipped alike: True" in output
+    assert numbers("right:", output)[0] > 60  # per cent; guessing gives 10
+    assert numbers("steps clipped:", output)[0] > 0
+
+
+@pytest.mark.slow
+def test_sparse_embeddings_travel_by_rows():
+    output = run_example("hvd_embeddings", 2)
+
+    assert numbers("right:", output)[0] > 70  # per cent; guessing gives 25
+    assert numbers("rows per step:", output)[0] < 10_000
+    assert numbers("between ranks", output) == [0.0]
+
+
+@pytest.mark.slow
+def test_replicas_share_an_embedding_on_a_parameter_server():
+    output = run_example("hvd_parameter_server", 3)
+
+    assert numbers("loss at last", output)[0] < 0.8 * numbers("loss at first", output)[0]
+    assert numbers("between replicas", output) == [0.0]
