@@ -47,6 +47,20 @@ def test_two_trainers_train_one_parameter_server_at_once():
     assert numbers("server:", output)[0] > 85  # per cent; guessing gives 10
 
 
+def test_training_goes_on_while_trainers_are_killed_and_replaced():
+    command = [sys.executable, "examples/elastic_parameter_server.py", "600", "3"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for trainer in ("trainer1", "trainer2", "trainer3"):
+        assert f"{trainer} died: another one starts" in done.stdout
+        assert f"{trainer} is back, in generation 1" in done.stdout
+    losses = numbers(r"step\s+\d+\s+loss", done.stdout)
+    assert len(losses) == 4
+    assert losses[-1] < 0.5 * losses[0]
+
+
 def test_language_model_learns_while_its_halves_live_apart():
     output = run_example("rnn_language_model", 2, "60")
 
