@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from typer.testing import CliRunner
@@ -28,3 +30,8 @@ def test_secret_is_written_to_a_new_file_and_then_not_shown(tmp_path: Path) -> N
     assert again.exit_code != 0
     assert "cannot write" in again.output
     assert Secret.from_file(path) == kept
+
+
+def test_the_command_does_without_torch_which_takes_seconds_to_import() -> None:
+    program = "import sys, lockstitch.launch.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
