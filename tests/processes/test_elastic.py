@@ -65,10 +65,10 @@ def run(script, text, *options):
 def test_a_killed_worker_is_replaced_while_the_other_goes_on(tmp_path):
     done = run(tmp_path / "program.py", PROGRAM, "-np", "2", "--min-np", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines()) == [
-        "[w0] rank 0 through worlds of [2, 1, 2]",
-        "[w2] rank 1 through worlds of [2]",
-    ]
+    survivor, newcomer = sorted(done.stdout.splitlines())
+    # Alone in between, unless this machine was too busy to let it see the death for seconds.
+    assert re.fullmatch(r"\[w0\] rank 0 through worlds of \[2, (1, )?2\]", survivor)
+    assert newcomer == "[w2] rank 1 through worlds of [2]"
     assert "worker 1 has ended: killed by SIGKILL" in done.stderr
 
 

@@ -344,6 +344,69 @@ def test_ctrl_c_typed_at_a_terminal(tmp_path: Path, token: str) -> None:
     assert processes_marked(token) == []
 
 
+# ------------------------------------------------------------------ in the manner of horovodrun
+
+
+def horovodrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    call = "from lockstitch.launch.cli import horovodrun; horovodrun()"
+    return subprocess.run(
+        [sys.executable, "-c", call, *arguments],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_horovodrun_is_another_name_for_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import os, sys; print(os.environ['RANK'], sys.argv[1:])")
+    done = horovodrun(tmp_path, "-np", "2", "-H", "localhost:2", sys.executable, "script.py", "-np")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[w0] 0 ['-np']", "[w1] 1 ['-np']"]
+    assert horovodrun(tmp_path, "--version").stdout.startswith("lockstitch ")
+
+
+def test_what_is_tuned_reaches_the_workers_and_what_cannot_be_is_told(tmp_path: Path) -> None:
+    names = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_TIMELINE"
+    (tmp_path / "script.py").write_text(f"import os; print([os.environ[n] for n in {names}])")
+    done = horovodrun(
+        tmp_path, "-np", "1", "--fusion-threshold-mb", "2", "--timeline-filename", "t.json",
+        "--stall-check-warning-time-seconds", "7", "--gloo", "--cycle-time-ms=5", "script.py",
+    )  # fmt: skip
+    assert done.stdout == "[w0] ['2097152', '7', 't.json']\n"
+    assert "without effect here: --cycle-time-ms, --gloo" in done.stderr
+
+
+def test_what_workers_say_goes_to_files_too(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; print('out'); print('err', file=sys.stderr)")
+    done = horovodrun(tmp_path, "-np", "2", "--output-filename", "said", "--verbose", "script.py")
+    assert "each of 2 workers runs:" in done.stderr
+    files = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.glob("said/*/*")}
+    assert files == {
+        f"said/rank.{rank}/{stream}": text
+        for rank in (0, 1)
+        for stream, text in (("stdout", "out\n"), ("stderr", "err\n"))
+    }
+
+
+def test_ctrl_c_ends_workers_that_come_and_go(launch: Launch, token: str) -> None:
+    process = launch(
+        READY_THEN_WAITS.replace('os.environ["RANK"]', 'os.environ["LOCKSTITCH_WORKER"]'),
+        "--min-np=1",
+    )
+    wait_until_ready(process)
+    os.killpg(process.pid, signal.SIGINT)
+    status, lines, _ = finish(process)
+    assert status == 130
+    assert lines == ["[w0] cleaned up 0", "[w1] cleaned up 1"]
+    assert processes_marked(token) == []
+
+
+def test_workers_that_come_and_go_and_fail_before_they_have_met_end_the_job(
+    launch: Launch,
+) -> None:
+    status, _, err = finish(launch("raise SystemExit(5)", "--min-np=1"))
+    assert status == 5
+    assert "workers failed before the ranks had met" in err
+
+
 # ------------------------------------------------------------------ bad input
 
 
@@ -357,6 +420,10 @@ def test_ctrl_c_typed_at_a_terminal(tmp_path: Path, token: str) -> None:
         (["run", "-n", "2", "no_such_script.py"], "there is no file 'no_such_script.py'"),
         (["run", "-n", "2", "--no-such-option", __file__], "--no-such-option"),
         (["walk"], "walk"),
+        (["run", "-H", "not a host", __file__], "is no host"),
+        (["run", "-n", "3", "-H", "localhost:2", __file__], "do not fit into 2 slots"),
+        (["run", "-n", "1", "-H", "localhost", "--hostfile", "h", __file__], "not both"),
+        (["run", "-H", "h:1", "--remote-shell", "no-such-shell", __file__], "no-such-shell"),
     ],
 )
 def test_bad_input_is_refused_with_a_reason(arguments: list[str], message: str) -> None:

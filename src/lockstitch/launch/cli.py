@@ -135,6 +135,9 @@ def run(
     }
     os.environ.update({name: str(value) for name, value in tuning.items() if value is not None})
     where, remote = _where(hosts, hostfile), _remote_shell(shell, ssh_port, ssh_identity)
+    if not all(is_here(host) for host, _ in where) and not shutil.which(remote.program[0]):
+        reason = f"there is no command {remote.program[0]!r} to reach other hosts by"
+        raise typer.BadParameter(reason, param_hint="--remote-shell")
     is_elastic = not (min_workers is None and max_workers is None and script is None)
     workers = _number(workers, min_workers, where)
     job = _Job(command, workers, grace_seconds, output_folder, verbose)
