@@ -148,3 +148,12 @@ def test_replicas_share_an_embedding_on_a_parameter_server():
 
     assert numbers("loss at last", output)[0] < 0.8 * numbers("loss at first", output)[0]
     assert numbers("between replicas", output) == [0.0]
+
+
+def test_slots_on_two_workers_train_as_one_process():
+    output = run_example("remote_slots", 3, "2")
+
+    losses = numbers(r"epoch\s+\d+\s+loss", output)
+    assert losses[:2] == losses[2:]  # on three processes, and on one
+    assert losses[1] < 0.5 * losses[0]
+    assert numbers("from one process", output)[0] < 1e-9

@@ -4,7 +4,7 @@
     data_parallel   DataParallel: a module that works through each batch on several slots
     team            the slots of one module, and one call over all of them
     stitch          a slot's part of the batch on the autograd graph
-    slots           where a part runs: fork, thread
+    slots           where a part runs: fork, thread, remote
     api             RemoteModule: a module on another worker
     parallel        scatter, gather, replicate, parallel_apply, comm: the parts of a parallel step
 """

@@ -23,6 +23,7 @@ from lockstitch.nn import parallel
 from lockstitch.nn.parallel.places import device_of
 from lockstitch.nn.slots.kinds import factory_for, places_for
 from lockstitch.nn.slots.nesting import is_inside
+from lockstitch.nn.slots.remote import seen_from_here
 from lockstitch.nn.team import Team
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ class DataParallel(nn.Module, Generic[M]):
             Slot 0 runs it itself, so buffers that it updates are kept.
         device_ids: one entry for each slot. Numbers are accelerators where there are any and slots
             of the CPU where there are none; `"fork"`, `"thread"`, devices and names of workers of
-            `lockstitch.rpc` can be given too. Default: all accelerators; without any, whatever is
-            quickest on this machine, the plain module included.
+            `lockstitch.rpc` can be given too; the first slot is always the caller, which is put
+            before a list that begins with another worker. Default: all accelerators; without any,
+            whatever is quickest on this machine, the plain module included.
         output_device: where outputs are gathered; the default is the first slot's device.
         dim: the dimension of tensors along which the batch is cut.
 
@@ -87,7 +89,7 @@ class DataParallel(nn.Module, Generic[M]):
         super().__init__()
         self.dim = dim
         self.module = module
-        self.device_ids: list[SlotPlace] = list(
+        self.device_ids: list[SlotPlace] = seen_from_here(
             _default_ids() if device_ids is None else device_ids
         )
         self._places = places_for(self.device_ids)

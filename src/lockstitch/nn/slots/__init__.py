@@ -10,6 +10,7 @@ generators      random numbers of the slots
 nesting         whether code runs in a slot
 failures        exceptions on their way to the caller
 answers         each answer for the one who waits for it
+remote          … a worker of lockstitch.rpc
 replicas        for threads: a module tree on the same parameters
 child           for forks: what the process does
 shared_leaves   … parameters where all processes see them

@@ -1,17 +1,20 @@
 """Which kind of slot belongs to an entry of `device_ids`: a number or a device, or one of these.
 
 `"fork"` and `"thread"` are slots of the CPU, as a process or as a thread; `"cpu"` is the better of
-the two on this system, and so is a number where there is no accelerator. A function makes the slot
+the two on this system, and so is a number where there is no accelerator. The name of a worker of
+`lockstitch.rpc`, `"worker1"` or `"worker1/cuda:0"`, is a slot there. A function makes the slot
 itself (`base.SlotFactory`).
 """
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from lockstitch.nn.parallel.places import CPU, device_of
 from lockstitch.nn.slots.fork import ForkSlot
+from lockstitch.nn.slots.remote import RemoteSlot, is_on_worker
 from lockstitch.nn.slots.thread import ThreadSlot
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ def factory_for(place: SlotPlace) -> SlotFactory:
         return place
     if isinstance(place, str) and place in _KINDS:
         return _KINDS[place]
+    if isinstance(place, str) and is_on_worker(place):
+        return partial(RemoteSlot, place)
     device = device_of(place)
     if device.type == "cpu":
         return _KINDS["cpu"]
@@ -46,4 +51,7 @@ def factory_for(place: SlotPlace) -> SlotFactory:
 
 def places_for(places: Iterable[SlotPlace]) -> list[torch.device]:
     """For each entry, the device of the tensors that its slot is given."""
-    return [CPU if callable(place) or place in _KINDS else device_of(place) for place in places]
+    return [
+        CPU if callable(place) or place in _KINDS or is_on_worker(place) else device_of(place)
+        for place in places
+    ]

@@ -1,0 +1,267 @@
+"""A slot on another worker: its replica is made there once, then kept equal.
+
+What travels to it with a call is its part of the batch, what has changed in the module
+(`watch.py`), and the parameters that have another version than when they were last sent: after an
+optimizer's step all that it moved, before the next step none. (A version counts changes through
+the tensor itself. Those through `tensor.data` do not count: call `DataParallel.close` after them.)
+Back come outputs, and in a backward pass gradients.
+
+Each request is a call that ends when the worker dies and not before, made when the one before it
+has been answered: so a request that has got lost, with what it told, is noticed, and the slot given
+up. What other code on the worker draws from the generator of random numbers is not disturbed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.distributed.remote_device import _remote_device as RemoteDevice  # noqa: N812
+
+from lockstitch.errors import PeerDiedError, SlotDiedError
+from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
+from lockstitch.nn.slots.execution import Executor
+from lockstitch.nn.slots.failures import Failure, describe
+from lockstitch.nn.slots.nesting import inside
+from lockstitch.nn.slots.watch import trainable
+from lockstitch.rpc import remote, rpc_async
+from lockstitch.runtime.worker import current_worker, has_current_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import nn
+    from torch.futures import Future
+
+    from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Request
+    from lockstitch.rpc import RRef
+
+_OTHER_KINDS = ("fork", "thread")
+_FOREVER = 0
+"""A timeout: a forward pass may take long, and a worker that dies ends its calls."""
+
+
+class News(NamedTuple):
+    """What comes with each request."""
+
+    leaves: Sequence[tuple[int, torch.Tensor]] = ()
+    """Parameters that have changed: their numbers, and what they are now."""
+    released: Sequence[int] = ()
+    """Forward passes whose graphs are to be forgotten."""
+
+
+def is_on_worker(place: object) -> bool:
+    """Whether an entry of `device_ids` names a worker: "worker1", "rank:2/cuda:0"."""
+    if not isinstance(place, str) or place in _OTHER_KINDS:
+        return False
+    parsed = RemoteDevice(place)
+    return parsed.worker_name() is not None or parsed.rank() is not None
+
+
+def seen_from_here(places: Iterable[Any]) -> list[Any]:
+    """`device_ids` as the caller sees them: its own name stands for the device behind it; and since
+    the caller always runs the first part, it is put before a list that begins with a worker."""
+    seen = [_without_own_name(place) for place in places]
+    return ["cpu", *seen] if seen and is_on_worker(seen[0]) else seen
+
+
+def _without_own_name(place: Any) -> Any:
+    if not is_on_worker(place) or not has_current_worker():
+        return place
+    parsed, own = RemoteDevice(place), current_worker().info
+    is_own = own.name == parsed.worker_name() or own.id == parsed.rank()
+    return str(parsed.device()) if is_own else place
+
+
+class RemoteSlot(Slot):
+    """Slot number `number`, on the worker that `place` names: "worker1", "worker1/cuda:0",
+    "rank:1".
+
+    Raises `RpcError` for an unknown worker, `SerializationError` for a module that cannot be sent,
+    and `SlotDiedError` for a worker that is gone.
+    """
+
+    def __init__(self, place: str, number: int, blueprint: Blueprint) -> None:
+        parsed = RemoteDevice(place)
+        self._worker = current_worker()
+        to = parsed.worker_name() or parsed.rank()
+        if to is None:
+            raise ValueError(f"{place!r} names no worker")
+        self._owner = self._worker.agent.resolve(to)
+        self.name = f"slot {number} (worker {self._owner.name!r})"
+        self.statistics = SlotStatistics()
+        self._leaves = list(blueprint.leaves)
+        self._sent = [leaf._version for leaf in self._leaves]
+        self._released: deque[int] = deque()
+        self._futures: dict[tuple[str, int], Future[Any]] = {}
+        self._latest: Future[Any] | None = None
+        self._is_alive = True
+        with self._worker.active():
+            try:
+                self._replica: RRef[Replica] | None = remote(
+                    self._owner, Replica, (blueprint.module, str(parsed.device()), self.name)
+                )
+                self._replica.rpc_sync(timeout=_FOREVER).is_ready()
+            except PeerDiedError as error:
+                raise SlotDiedError(self.name, str(error)) from error
+        self.statistics.parameter_bytes = sum(leaf.nbytes for leaf in self._leaves)
+
+    def start(self, request: Request) -> None:
+        numbers = [i for i, leaf in enumerate(self._leaves) if leaf._version != self._sent[i]]
+        news = self._news([(i, self._leaves[i].detach()) for i in numbers])
+        self._post(("forward", request.number), Replica.forward, news, request)
+        for i in numbers:
+            self._sent[i] = self._leaves[i]._version
+            self.statistics.parameter_bytes += self._leaves[i].nbytes
+        self.statistics.passes += 1
+        self.statistics.other_bytes += sum(
+            0 if tensor is None else tensor.nbytes for _, tensor in request.changes.others
+        )
+
+    def finish(self, number: int) -> Outcome:
+        outcome: Outcome = self._wait(("forward", number))
+        return outcome
+
+    def start_backward(self, order: BackwardOrder) -> None:
+        self._post(("backward", order.number), Replica.backward, self._news(), order)
+
+    def finish_backward(self, number: int) -> Gradients:
+        gradients: Gradients = self._wait(("backward", number))
+        return gradients
+
+    def collect(self) -> Sequence[torch.Tensor | None]:
+        self._post(("collect", 0), Replica.collect, self._news())
+        sums: Sequence[torch.Tensor | None] = self._wait(("collect", 0))
+        return sums
+
+    def release(self, number: int) -> None:
+        self._released.append(number)
+
+    @property
+    def is_alive(self) -> bool:
+        """Waits until the slot has nothing to do."""
+        if self._latest is not None and self._is_alive:
+            try:
+                with self._worker.active():
+                    self._latest.wait()
+            except Exception:  # noqa: BLE001 - a request has not come as far as the replica
+                self._is_alive = False
+            self._latest = None
+        return self._is_alive
+
+    def close(self) -> None:
+        self._is_alive = False
+        self._futures.clear()
+        self._latest = self._replica = None
+
+    def _news(self, leaves: Sequence[tuple[int, torch.Tensor]] = ()) -> News:
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        for number in released:
+            for kind in ("forward", "backward"):
+                self._futures.pop((kind, number), None)
+        return News(leaves, released)
+
+    def _post(self, key: tuple[str, int], method: Callable[..., Any], *args: Any) -> None:
+        """Posts a request. After one that could not be sent the slot knows less than it was told:
+        it is given up."""
+        if self._replica is None or not self.is_alive:
+            raise SlotDiedError(self.name, "it has been given up")
+        self._is_alive = False
+        try:
+            with self._worker.active():
+                call = (self._replica, method.__name__, args)
+                self._latest = rpc_async(self._owner, _run, call, timeout=_FOREVER)
+        except PeerDiedError as error:
+            raise SlotDiedError(self.name, str(error)) from error
+        self._futures[key] = self._latest
+        self._is_alive = True
+
+    def _wait(self, key: tuple[str, int]) -> Any:
+        try:
+            with self._worker.active():
+                answer = self._futures.pop(key).wait()
+        except PeerDiedError as error:
+            self._is_alive = False
+            raise SlotDiedError(self.name, str(error)) from error
+        except Exception:
+            self._is_alive = False  # the request has not come as far as the replica
+            raise
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
+
+
+def _run(replica: RRef[Replica], method: str, args: tuple[Any, ...]) -> Any:
+    """On the worker."""
+    return replica.local_value().run(method, *args)
+
+
+class Replica:
+    """On the worker: the module's replica, and what runs it."""
+
+    def __init__(self, module: nn.Module, device: str, name: str) -> None:
+        self._name = name
+        self._device = torch.device(device)
+        module.to(self._device)
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data = tensor.data.clone()  # it came in memory that is only lent
+        self._leaves = trainable(module)
+        self._executor = Executor(module, self._leaves)
+
+    def is_ready(self) -> bool:
+        """Whether it has been made: who asks learns what went wrong."""
+        return True
+
+    def run(self, method: str, news: News, *args: Any) -> Any:
+        """One request. What it raises is returned as a `Failure`."""
+        try:
+            self._take_in(news)
+            with inside():
+                return getattr(self, method)(*args)
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            return describe(error, self._name, crosses=True)
+
+    def _take_in(self, news: News) -> None:
+        for number in news.released:
+            self._executor.release(number)
+        with torch.no_grad():
+            for i, tensor in news.leaves:
+                # In place: a graph that has saved it must not be gone through any more.
+                self._leaves[i].copy_(tensor)
+
+    def forward(self, request: Request) -> Outcome:
+        """Runs the module, and leaves the worker's generator and default dtype as they are."""
+        changes = dataclasses.replace(
+            request.changes,
+            others=[(i, self._here([tensor])[0]) for i, tensor in request.changes.others],
+        )
+        tensors = [tensor.to(self._device) for tensor in request.tensors]
+        state, dtype = torch.default_generator.get_state(), torch.get_default_dtype()
+        try:
+            outcome = self._executor.forward(
+                dataclasses.replace(request, tensors=tensors, changes=changes)
+            )
+        finally:
+            torch.default_generator.set_state(state)
+            torch.set_default_dtype(dtype)
+        return dataclasses.replace(outcome, tensors=[tensor.cpu() for tensor in outcome.tensors])
+
+    def backward(self, order: BackwardOrder) -> Gradients:
+        """Goes back through one forward pass."""
+        found = self._executor.backward(
+            dataclasses.replace(order, gradients=self._here(order.gradients))
+        )
+        return Gradients(_on_host(found.inputs), _on_host(found.leaves))
+
+    def collect(self) -> list[torch.Tensor | None]:
+        """The gradients that have stayed here."""
+        return _on_host(self._executor.collect())
+
+    def _here(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        return [None if tensor is None else tensor.to(self._device) for tensor in tensors]
+
+
+def _on_host(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    return [None if tensor is None else tensor.cpu() for tensor in tensors]
