@@ -16,7 +16,13 @@ from lockstitch.autograd.conductor import PATIENCE_SECONDS
 from lockstitch.autograd.discovery import Closure
 from lockstitch.autograd.listening import Listening, new_sleeper
 from lockstitch.autograd.termination import Balance, StandstillDetector
-from lockstitch.errors import ConnectionLostError, DistAutogradError, LockstitchError, PeerDiedError
+from lockstitch.errors import (
+    ConnectionLostError,
+    DistAutogradError,
+    LockstitchError,
+    PeerDiedError,
+    copy_of,
+)
 from lockstitch.wire.messages import Abort, AskReach, AskStanding, Parts
 
 if TYPE_CHECKING:
@@ -90,7 +96,7 @@ class Initiator:
             raise
         self._end()
         if self._error is not None:
-            raise self._error
+            raise copy_of(self._error)
 
     def _end(self) -> None:
         self.backward_pass.fail(DistAutogradError("the backward pass has ended"))

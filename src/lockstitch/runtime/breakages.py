@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from lockstitch.errors import ConnectionLostError, LockstitchError, PeerDiedError
+from lockstitch.errors import ConnectionLostError, LockstitchError, PeerDiedError, copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,8 @@ class Breakages:
         if known is not None:
             with self._agent.blocked():
                 known.wait()
-        return channel.error or ConnectionLostError(channel.peer.name)
+        error = channel.error or ConnectionLostError(channel.peer.name)
+        return cast("RpcError", copy_of(error))
 
     def judge_caller(self, peer: WorkerInfo, cause: BaseException) -> None:
         """The connection has ended on which a peer called us, and there is no other to it."""
@@ -74,7 +75,7 @@ class Breakages:
         try:
             self._agent.peers.channel(peer.worker)
         except PeerDiedError as death:
-            error = death
+            error = death.with_traceback(None)
         except LockstitchError:  # it refuses, or this worker has left
             error = PeerDiedError(peer.name, str(cause))
             self._agent.peers.lose(peer, error)

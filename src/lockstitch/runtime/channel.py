@@ -18,7 +18,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lockstitch.errors import RpcTimeoutError
+from lockstitch.errors import RpcTimeoutError, copy_of
 from lockstitch.runtime.functions import OutgoingFunctions
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.way_back import WayBack
@@ -96,7 +96,7 @@ class Channel:
         self._pending[number] = pending
         try:
             if self.error is not None:
-                raise self.error
+                raise copy_of(self.error)  # what is raised keeps the frames that it passes
             self.post(build(number))
         except BaseException:
             self._pending.pop(number, None)
@@ -197,7 +197,7 @@ class Channel:
         self.error = error
         while self._pending:
             for number, pending in list(self._pending.items()):
-                self.agent.fail_pending(pending, error)
+                self.agent.fail_pending(pending, copy_of(error))
                 self._pending.pop(number, None)
 
     def end(self, error: PeerDiedError, *, at_once: bool = False) -> None:
@@ -313,7 +313,7 @@ class StreamChannel(Channel):
         self._pending[number] = sleeper
         try:
             if self.error is not None:
-                raise self.error
+                raise copy_of(self.error)  # what is raised keeps the frames that it passes
             if isinstance(self.connection, StreamConnection):
                 self.wait(sleeper)
             else:  # its readers cannot be woken, and others may finish the sleeper too

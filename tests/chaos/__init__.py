@@ -1,0 +1,11 @@
+"""Real workers under mixed load, while some of them are killed, stopped or disconnected at random.
+
+    python -m tests.chaos --minutes 4 [--seed 1] [--docs]
+
+    __main__.py   the command: rounds, each with a world of its own and one mishap
+    load.py       what a worker does meanwhile, and what it has seen
+    report.py     what was promised, whether it was kept, and how long deaths went unnoticed
+
+Kept apart from the suite, since its course depends on chance and time. With `--docs` the report
+becomes the page docs/explanation/chaos.md.
+"""
