@@ -31,7 +31,16 @@ from lockstitch.runtime.timer import Deadlines, Timer
 from lockstitch.transport.pools import default_capacity
 from lockstitch.transport.warm import WarmBuffers
 from lockstitch.wire.frames import DEFAULT_LIMITS, FrameDecoder, FrameLimits
-from lockstitch.wire.messages import Call, Failure, Leave, Message, Payload, RemoteCall, Reply
+from lockstitch.wire.messages import (
+    Call,
+    Cancel,
+    Failure,
+    Leave,
+    Message,
+    Payload,
+    RemoteCall,
+    Reply,
+)
 from lockstitch.wire.pickling import (
     PICKLE,
     UnpickleSession,
@@ -111,6 +120,8 @@ class AgentStatistics:
     """Calls that wait for a thread."""
     refused: int
     """How many greetings of workers that were given up as dead."""
+    repeated: int
+    """How many requests that came a second time, and were not served again."""
     failures: tuple[str, ...]
     """The last hundred things that went wrong and that nobody waited for: errors of tasks, answers
     and messages that could not be delivered."""
@@ -124,6 +135,8 @@ class Served:
     def __init__(self) -> None:
         self._now: set[Invocation] = set()
         self.finished = 0
+        self.repeated = 0
+        """How many came a second time."""
 
     def begin(self, invocation: Invocation) -> None:
         self._now.add(invocation)
@@ -133,6 +146,20 @@ class Served:
         if invocation in self._now:
             self._now.discard(invocation)
             self.finished += 1
+
+    def note_repeated(self, invocation: Invocation) -> None:
+        """A request has come a second time, and is not served again."""
+        self.repeated += 1
+        body = getattr(invocation.message, "body", None)
+        if body is not None:
+            invocation.agent.discard(body, invocation.caller)
+
+    def cancel(self, caller: WorkerId, request: int) -> None:
+        """That request's time is over: if it is parked, it is served no more."""
+        for each in self.list():
+            is_it = each.caller == caller and each.message.request == request  # type: ignore[attr-defined]
+            if is_it and each.is_parked and type(each.message) is not RemoteCall:
+                self.end(each)
 
     def drop(self, caller: WorkerId) -> None:
         """That caller is gone: what is parked for it is served no more. Not what makes a value,
@@ -187,6 +214,7 @@ class Agent:
         self.liveness = Liveness(self, options.heartbeat_timeout)
         self.add_concern(self._waited_for)
         self.newcomers = Newcomers(self)
+        self.handlers[Cancel] = self._note_cancel
         self.handlers[Leave] = self.peers.note_leave
         self.on_peer_lost(lambda peer, _error: self.served.drop(peer))
         self.peers.add(self.id, Loopback(self))
@@ -334,6 +362,7 @@ class Agent:
             threads=self.crew.threads,
             backlog=self.crew.backlog,
             refused=self.peers.refused,
+            repeated=self.served.repeated,
             failures=tuple(self.failures),
             strangers=self.newcomers.refused(),
         )
@@ -396,6 +425,12 @@ class Agent:
         """Begins to listen to a worker on the connection on which we call it, None where that is
         not possible. Raises `PeerDiedError`."""
         return self.peers.channel(to).way_back()
+
+    def _note_cancel(self, sender: WorkerId, message: Cancel) -> None:
+        caller = self.peers.caller(sender)
+        if caller is not None:
+            caller.arrivals.give_up(message.request)
+            self.served.cancel(sender, message.request)
 
     def send_back(self, to: WorkerId, message: Message) -> None:
         """`send`, to a worker that listens (`runtime.way_back`)."""

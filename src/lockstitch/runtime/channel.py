@@ -18,7 +18,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lockstitch.errors import RpcTimeoutError, copy_of
+from lockstitch.errors import LockstitchError, RpcTimeoutError, copy_of
 from lockstitch.runtime.functions import OutgoingFunctions
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.way_back import WayBack
@@ -26,7 +26,7 @@ from lockstitch.transport.spin import Habit, Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.waker import Waker
 from lockstitch.wire.frames import FrameDecoder, encode
-from lockstitch.wire.messages import Failure, Reply
+from lockstitch.wire.messages import Cancel, Failure, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,6 +191,13 @@ class Channel:
                 ),
             )
             self.abandon(number)
+            if pending.travels is not None:
+                self.agent.spawn(partial(self._cancel, number))
+
+    def _cancel(self, number: int) -> None:
+        """The callee need not begin what nobody waits for any more."""
+        with contextlib.suppress(LockstitchError):  # it is gone
+            self.post(Cancel(number))
 
     def fail_all(self, error: RpcError) -> None:
         """Nothing will be answered here any more."""

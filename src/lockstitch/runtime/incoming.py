@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.runtime.functions import BY_VALUE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
+from lockstitch.runtime.numbering import Arrivals
 from lockstitch.transport.spin import Spinner
 from lockstitch.wire.frames import encode
 from lockstitch.wire.messages import Call, RemoteCall
@@ -41,6 +42,7 @@ class Requests:
         self.peer = peer
         self._functions: dict[int, KnownFunction] = {}
         self._kinds: dict[type[Message], KnownFunction] = {}
+        self.arrivals = Arrivals()
 
     def reply(self, message: Message) -> None:
         """Sends the answer to a request. Raises `ConnectionError` when the peer is gone."""
@@ -218,6 +220,12 @@ class IncomingConnection(Requests):
         agent = self.agent
         invocation = self.invocation(message)
         if invocation is not None:
+            arrivals, number = self.arrivals, message.request  # type: ignore[attr-defined]
+            if number == arrivals.next:
+                arrivals.next = number + 1
+            elif not arrivals.is_new(number):
+                agent.served.note_repeated(invocation)
+                return True
             known = invocation.known
             if known.is_quick or (known.is_short and self._is_all_there_is()):
                 return agent.crew.run_quick(self, invocation.serve)

@@ -109,11 +109,11 @@ class Invocation:
     def _is_given_up(self) -> bool:
         """Whether the caller's time is over. What was to stay here is still made: others may have
         been told of it."""
-        return (
-            self.expires is not None
-            and type(self.message) is not RemoteCall
-            and self.agent.clock.now() >= self.expires
-        )
+        if self.expires is None or type(self.message) is RemoteCall:
+            return False
+        number: int = self.message.request  # type: ignore[attr-defined]
+        is_given_up = self._requests.arrivals.is_given_up(number)
+        return is_given_up or self.agent.clock.now() >= self.expires
 
     def run(self, then: Callable[[Any, BaseException | None], None]) -> None:
         """Runs the user's function and then `then(value, error)`, sooner or later, on some thread

@@ -178,6 +178,13 @@ class Alive(Message):
     number: int
 
 
+@kind(11)
+class Cancel(Message):
+    """Caller → callee: the time of `request` is over; do not begin it any more."""
+
+    request: int
+
+
 # ---------------------------------------------------------------- looking inside
 
 

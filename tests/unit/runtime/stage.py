@@ -20,7 +20,7 @@ from lockstitch.transport import handshake
 from lockstitch.transport.handshake import GreetingReader, Hello, Welcome
 from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.wire.frames import FrameDecoder, encode
-from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply
+from lockstitch.wire.messages import Call, Cancel, Failure, Message, Payload, Reply
 from lockstitch.wire.pickling import PICKLE, PicklingRegistry, pack, pack_flat, unpack
 
 if TYPE_CHECKING:
@@ -116,7 +116,10 @@ class Peer:
         return decoder.messages.popleft()
 
     def receive_call(self) -> Call:
+        """The next call; that nobody waits for an earlier one any more is passed over."""
         message = self.receive()
+        while isinstance(message, Cancel):
+            message = self.receive()
         assert isinstance(message, Call)
         return message
 
