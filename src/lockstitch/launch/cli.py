@@ -106,7 +106,7 @@ def run(
     stall_warning: options.StallWarning = None,
     stall_shutdown: options.StallShutdown = None,
     meeting_seconds: options.MeetingSeconds = None,
-    log_level: options.LogLevel = None,
+    check_build: options.CheckBuild = False,  # noqa: ARG001 - done when it is read
     ignored_flags: options.IgnoredFlags = False,
     ignored_values: options.IgnoredValues = None,
 ) -> None:
@@ -130,8 +130,7 @@ def run(
         "HOROVOD_STALL_CHECK_DISABLE": None if stall_check is None else str(int(not stall_check)),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": stall_warning,
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": stall_shutdown,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": meeting_seconds,
-        "HOROVOD_LOG_LEVEL": log_level,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": meeting_seconds or _whole(start_timeout),
     }
     os.environ.update({name: str(value) for name, value in tuning.items() if value is not None})
     where, remote = _where(hosts, hostfile), _remote_shell(shell, ssh_port, ssh_identity)
@@ -269,6 +268,10 @@ def _number(workers: int | None, min_workers: int | None, where: Slots) -> int:
     if where:
         return sum(count for _, count in where)
     raise typer.BadParameter("say how many workers", param_hint="-n")
+
+
+def _whole(seconds: float | None) -> int | None:
+    return None if seconds is None else max(1, round(seconds))
 
 
 def _bytes(megabytes: float | None) -> int | None:

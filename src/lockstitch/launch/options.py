@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,6 +14,20 @@ from lockstitch.launch.job import GRACE_SECONDS
 _ELASTIC: Final = "Workers that come and go"
 _HOSTS: Final = "Where they run"
 _HVD: Final = "Programs of lockstitch.hvd"
+
+_QUESTIONS: Final = """
+import torch
+import lockstitch.hvd as hvd
+print("PyTorch", torch.__version__)
+for name in ("gloo", "nccl", "mpi", "cuda", "rocm"):
+    print(f"[{'X' if getattr(hvd, name + '_built')() else ' '}] {name}")
+"""
+
+
+def _show_build(wanted: bool) -> None:
+    if wanted:
+        raise typer.Exit(subprocess.run([sys.executable, "-c", _QUESTIONS], check=False).returncode)
+
 
 Program = Annotated[
     str, typer.Argument(help="Script, or with -m a module, or a command, that each runs.")
@@ -113,13 +129,18 @@ Cooldown = Annotated[
 StartTimeout = Annotated[
     float | None,
     typer.Option(
-        "--start-timeout", min=0, help="Seconds for all workers to begin.", rich_help_panel=_ELASTIC
+        "--start-timeout",
+        min=0,
+        envvar="HOROVOD_START_TIMEOUT",
+        help="Seconds for all workers to begin.",
+        rich_help_panel=_ELASTIC,
     ),
 ]
 ElasticTimeout = Annotated[
     float,
     typer.Option(
         "--elastic-timeout",
+        envvar="HOROVOD_ELASTIC_TIMEOUT",
         min=0,
         help="Seconds to wait for enough workers when some are gone (600).",
         rich_help_panel=_ELASTIC,
@@ -168,9 +189,16 @@ MeetingSeconds = Annotated[
         "--gloo-timeout-seconds", min=1, help="For the ranks to meet (60).", rich_help_panel=_HVD
     ),
 ]
-LogLevel = Annotated[
-    str | None,
-    typer.Option("--log-level", help="HOROVOD_LOG_LEVEL of the workers.", rich_help_panel=_HVD),
+CheckBuild = Annotated[
+    bool,
+    typer.Option(
+        "-cb",
+        "--check-build",
+        is_eager=True,
+        callback=_show_build,
+        help="Show what lockstitch.hvd can use here.",
+        rich_help_panel=_HVD,
+    ),
 ]
 
 # What horovodrun understands and has no meaning here.
@@ -182,7 +210,7 @@ _FLAGS: Final = """
     --prefix-output-with-timestamp
 """.split()
 _WITH_VALUE: Final = """
-    --cycle-time-ms --cache-capacity --autotune-log-file --autotune-warmup-samples
+    --log-level --cycle-time-ms --cache-capacity --autotune-log-file --autotune-warmup-samples
     --autotune-steps-per-sample --autotune-bayes-opt-max-samples --autotune-gaussian-process-noise
     --mpi-args --binding-args --num-nccl-streams --thread-affinity --network-interface
     --network-interfaces
