@@ -153,9 +153,7 @@ def main() -> None:
         )
         print(f"{ranks:15}" + "".join(cells))
     to_and_fro = (told.bytes_from_each + told.bytes_to_each) / arguments.buckets
-    print(
-        f"{to_and_fro:.0f} bytes for each rank and bucket; a system call takes {1e6 * call:.1f} µs"
-    )
+    print(f"{to_and_fro:.0f} bytes for each rank and bucket; a call takes {1e6 * call:.1f} µs")
     small, ratio = per_message[64], per_message[4096] / per_message[64]
     print(f"a message at rank 0: {1e6 * small:.1f} µs; among 4,096 ranks {ratio:.2f} times that")
     larger = local_rate(100 * MB) / rate

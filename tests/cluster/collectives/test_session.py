@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
-from lockstitch.collectives import AVERAGE, SUM, Kind, ReduceOp, Reduction, Step
+from lockstitch.collectives import AVERAGE, SUM, Kind, ReduceOp, Reduction, Step, open_session
 from lockstitch.collectives.arithmetic import adasum
 from lockstitch.errors import CollectiveError, MismatchError, RankLostError
-from tests.cluster.collectives.ranks import BACKENDS, Ranks, sample
+from tests.cluster.collectives.ranks import BACKENDS, Ranks, in_threads, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -485,3 +486,34 @@ def test_rank_that_shuts_down_fails_what_others_still_want(backend: str) -> None
                 three[rank].wait(handles[rank])
         with pytest.raises(CollectiveError, match="was shut down"):
             three[2].allreduce(torch.ones(1))
+
+
+def test_some_ranks_of_a_job_have_a_session_of_their_own() -> None:
+    store = HashStore()
+
+    def run(rank: int) -> tuple[int, int, float]:
+        members = [3, 0] if rank in (0, 3) else [1, 2]
+        with open_session(rank, 4, store, members=members) as session:
+            total = session.wait(session.allreduce(torch.tensor([float(rank)]), SUM))
+            session.barrier()
+            return session.rank, session.size, total.item()
+
+    assert in_threads(4, run) == [(1, 2, 3.0), (0, 2, 3.0), (1, 2, 3.0), (0, 2, 3.0)]
+
+
+@pytest.mark.parametrize("backend", ["shared_memory", "c10d"])
+def test_a_patient_wait_ends_when_others_wait_for_this_rank(backend: str) -> None:
+    def program(session: Session) -> tuple[bool, float]:
+        was_done = True
+        if session.rank == 0:
+            first = session.allreduce(torch.ones(1), SUM, name="first")
+            was_done = session.wait_unless_wanted(first)
+        second = session.wait(session.allreduce(torch.ones(1), SUM, name="second"))
+        if session.rank:
+            first = session.allreduce(torch.ones(1), SUM, name="first")
+        return was_done, (session.wait(first) + second).item()
+
+    with Ranks(2, backend) as pair:
+        assert pair.run(program) == [(False, 4.0), (True, 4.0)]
+        quick = pair.run(lambda s: s.wait_unless_wanted(s.allreduce(torch.ones(1), SUM)))
+        assert quick == [True, True]
