@@ -8,7 +8,8 @@ A call is four steps, each a method that a subclass may override, as in the orig
     gather           the outputs are joined
 
 Other than in the original nothing is replicated when nothing has changed, a backward pass runs on
-all slots, and slots exist without an accelerator.
+all slots, and slots exist without an accelerator. On accelerators it is what the original is, by
+way of `lockstitch.nn.parallel`: replicas for each call, one thread for each.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ class DataParallel(nn.Module, Generic[M]):
         module: the module; it stays what it is, with its own parameters, hooks and buffers.
             Slot 0 runs it itself, so buffers that it updates are kept.
         device_ids: one entry for each slot. Numbers are accelerators where there are any and slots
-            of the CPU where there are none; `"fork"`, `"thread"`, devices and names of workers of
-            `lockstitch.rpc` can be given too; the first slot is always the caller, which is put
-            before a list that begins with another worker. Default: all accelerators; without any,
-            whatever is quickest on this machine, the plain module included.
+            of the CPU where there are none, in processes; `"fork"` and `"thread"` choose processes
+            or threads, names of workers of `lockstitch.rpc` those workers. The first slot is always
+            the caller, which is put before a list that begins with another worker. Default: all
+            accelerators; without any the plain module, as in the original.
         output_device: where outputs are gathered; the default is the first slot's device.
         dim: the dimension of tensors along which the batch is cut.
 
@@ -124,9 +125,10 @@ class DataParallel(nn.Module, Generic[M]):
 
     def replicate(self, module: M, device_ids: Sequence[SlotPlace]) -> list[Any]:
         """`module` itself for the first slot, and a `Seat` for each other one."""
+        places = places_for(device_ids)
+        if module is not self.module or any(place.type != "cpu" for place in places):
+            return list(parallel.replicate(module, places))
         team = self._current_team()
-        if module is not team.module:
-            return list(parallel.replicate(module, places_for(device_ids)))
         return [module, *(Seat(team, number) for number in range(1, len(device_ids)))]
 
     def parallel_apply(
@@ -153,7 +155,8 @@ class DataParallel(nn.Module, Generic[M]):
     def no_sync(self) -> Iterator[None]:
         """Within the block, parameters' gradients of the slots stay where they are; at its end
         they are added to `.grad`, once. For several backward passes before one optimizer step."""
-        team = self._current_team() if len(self.device_ids) > 1 else None
+        is_on_cpu = all(place.type == "cpu" for place in self._places)
+        team = self._current_team() if len(self.device_ids) > 1 and is_on_cpu else None
         if team is None or not team.syncs_gradients:
             yield
             return

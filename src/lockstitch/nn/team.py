@@ -84,6 +84,12 @@ class Team:
                 for call, told in zip(calls, self._told, strict=False):
                     outputs.append(self._end(call, told))
                 return outputs
+            except Exception:
+                raise
+            except BaseException:
+                # Interrupted: a slot may be in something that does not end.
+                self.close()
+                raise
             finally:
                 if share != threads:
                     torch.set_num_threads(threads)
