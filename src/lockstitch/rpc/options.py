@@ -110,6 +110,10 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     that ends is noticed at once; this is for one that is stopped, or cut off. On other hosts, one
     that holds the GIL for so long passes for dead as well.
 
+    `max_bytes_in_flight`: how much the tensors in calls to one worker may hold that it has not
+    answered (1 GiB); one more call waits, within its timeout, until there is room. The largest of
+    all can still be sent alone.
+
     `switch_interval`: seconds after which a thread that computes in Python lets others have the
     interpreter, while this worker lives; 0.0005 lets a worker that is busy with Python answer about
     ten times sooner. Default: LOCKSTITCH_SWITCH_INTERVAL, or else what `sys.setswitchinterval` says
@@ -133,6 +137,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     segment_pool_bytes: int
     buffer_pool_bytes: int
     heartbeat_timeout: float
+    max_bytes_in_flight: int
     switch_interval: float | None
 
     def __init__(  # noqa: PLR0913 - the incumbent's signature
@@ -160,6 +165,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         segment_pool_bytes: int | None = None,
         buffer_pool_bytes: int | None = None,
         heartbeat_timeout: float | None = None,
+        max_bytes_in_flight: int = 1 << 30,
         switch_interval: float | None = None,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
@@ -187,6 +193,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.segment_pool_bytes = _to_bytes("segment_pool_bytes", segment_pool_bytes)
         self.buffer_pool_bytes = _to_bytes("buffer_pool_bytes", buffer_pool_bytes)
         self.heartbeat_timeout = _to_seconds("heartbeat_timeout", heartbeat_timeout)
+        self.max_bytes_in_flight = int(_positive("max_bytes_in_flight", max_bytes_in_flight))
         self.switch_interval = _to_switch_interval(switch_interval)
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:

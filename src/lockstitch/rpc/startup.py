@@ -136,6 +136,7 @@ def make_agent_options(
         handshake_seconds=options.handshake_timeout,
         unproved_connections=options.max_unproved_connections,
         limits=limits_of(options),
+        bytes_in_flight=options.max_bytes_in_flight,
     )
     if is_faulty:
         agent_options = dataclasses.replace(agent_options, interned_functions=0)

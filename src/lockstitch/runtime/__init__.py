@@ -14,6 +14,7 @@ incoming.py       the connection that a peer calls us on: requests in, replies o
 crew.py           the threads: one leads (reads), the others run user functions
 invocation.py     one request being served
 inherited.py      timeouts that nested calls inherit
+pressure.py       how much may be on its way to one peer
 numbering.py      which requests have come already, and which are wanted no more
 functions.py      how functions are named on the wire
 operators.py      what torch says of arguments that an operator does not take

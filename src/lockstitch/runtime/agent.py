@@ -15,7 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lockstitch.errors import ConnectionLostError, PeerDiedError, RemoteProtocolError
+from lockstitch.errors import (
+    ConnectionLostError,
+    PeerDiedError,
+    RemoteProtocolError,
+    RpcTimeoutError,
+)
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.crew import Crew
@@ -88,6 +93,8 @@ class AgentOptions:
     default_timeout: float = 60.0
     heartbeat_timeout: float = 0.0
     """After how many seconds of silence a peer that somebody waits for is given up; 0: never."""
+    bytes_in_flight: int = 1 << 30
+    """How much the tensors of unanswered requests to one peer may hold."""
     limits: FrameLimits = DEFAULT_LIMITS
     buffer_pool_bytes: int | None = None
     """How much warm memory is kept for large tensors that arrive in streams; None: see
@@ -534,7 +541,7 @@ class Agent:
             future.attach(channel, pending)
             send(channel)
             channel.expect_answers()
-        except ConnectionError as error:
+        except (ConnectionError, RpcTimeoutError) as error:
             if not pending.done:
                 self.fail_pending(pending, error)
         return future
@@ -567,6 +574,8 @@ class Agent:
         number, definition = functions.define(function)
         pending.habit = functions.habits.get(number)
         body, sealed = self.pack_call(function, number, args, kwargs, channel.peer.worker)
+        if body.items:
+            pending.nbytes = sum(item.nbytes for item in body.items if item is not None)
         stitch = self.stitch(channel.peer.worker, body.items, sealed)
         if definition is None:
             return channel.request(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from lockstitch.errors import LockstitchError, RpcTimeoutError, copy_of
 from lockstitch.runtime.functions import OutgoingFunctions
 from lockstitch.runtime.pending import Pending
+from lockstitch.runtime.pressure import Pressure
 from lockstitch.runtime.way_back import WayBack
 from lockstitch.transport.spin import Habit, Spinner
 from lockstitch.transport.stream import StreamConnection
@@ -55,6 +56,7 @@ class Channel:
         self.peer = peer
         self.functions = OutgoingFunctions(agent.options.interned_functions)
         self.requested = 0
+        self.pressure = Pressure(agent.options.bytes_in_flight)
         self.error: RpcError | None = None
         """Why nothing can be sent or answered here any more."""
         self._numbers = itertools.count(1)
@@ -92,6 +94,8 @@ class Channel:
 
     def request(self, pending: Pending, build: Callable[[int], Message]) -> int:
         """Sends the request that `build` makes of its number; `pending` gets the answer."""
+        if pending.nbytes:
+            self._wait_for_room(pending)
         number = self.requested = next(self._numbers)
         self._pending[number] = pending
         try:
@@ -99,12 +103,38 @@ class Channel:
                 raise copy_of(self.error)  # what is raised keeps the frames that it passes
             self.post(build(number))
         except BaseException:
-            self._pending.pop(number, None)
+            self._take_out(number)
             raise
         deadline, deadlines = pending.deadline, self.agent.deadlines
         if deadline is not None and deadline < deadlines.next:
             deadlines.announce(deadline)
         return number
+
+    def _wait_for_room(self, pending: Pending) -> None:
+        """Waits while too much is under way. Raises `RpcTimeoutError` or why it ended."""
+
+        def look() -> None:
+            self.attend()
+            if self.error is not None:
+                raise copy_of(self.error)
+            if pending.deadline is not None and pending.deadline <= self.agent.clock.now():
+                raise self._timeout(pending)
+
+        if self.pressure.fits(pending.nbytes):
+            self.pressure.add(pending.nbytes, look)
+            return
+        nbytes, pending.nbytes = pending.nbytes, 0
+        self.attend()
+        with self.agent.crew.blocked():
+            self.pressure.add(nbytes, look)
+        pending.nbytes = nbytes
+
+    def _take_out(self, number: int) -> Pending | None:
+        """A request waits for its answer no more."""
+        pending = self._pending.pop(number, None)
+        if pending is not None and pending.nbytes:
+            self.pressure.remove(pending.nbytes)
+        return pending
 
     def wait(self, pending: Pending) -> None:
         """Blocks until `pending` is done."""
@@ -133,7 +163,7 @@ class Channel:
 
     def abandon(self, number: int) -> None:
         """Nobody wants this answer any more; should it come, what it carries is given back."""
-        if self._pending.pop(number, None) is not None:
+        if self._take_out(number) is not None:
             self._given_up.add(number)
             self.expect_answers()
 
@@ -162,7 +192,7 @@ class Channel:
             )
         pending.delivered = True
         self._last_delivered = number
-        self._pending.pop(number, None)
+        self._take_out(number)
         if not self._pending and not self.listeners:
             self._at_once = False
 
@@ -182,17 +212,17 @@ class Channel:
     def expire(self, number: int, pending: Pending) -> None:
         """The time of this request is over."""
         if number in self._pending:
-            milliseconds = round((pending.timeout or 0.0) * 1000)
-            self.agent.fail_pending(
-                pending,
-                RpcTimeoutError(
-                    f"RPC ran for more than set timeout ({milliseconds} ms) and will now be marked "
-                    f"with an error: worker {self.peer.name!r} did not answer in time"
-                ),
-            )
+            self.agent.fail_pending(pending, self._timeout(pending))
             self.abandon(number)
             if pending.travels is not None:
                 self.agent.spawn(partial(self._cancel, number))
+
+    def _timeout(self, pending: Pending) -> RpcTimeoutError:
+        milliseconds = round((pending.timeout or 0.0) * 1000)
+        return RpcTimeoutError(
+            f"RPC ran for more than set timeout ({milliseconds} ms) and will now be marked "
+            f"with an error: worker {self.peer.name!r} did not answer in time"
+        )
 
     def _cancel(self, number: int) -> None:
         """The callee need not begin what nobody waits for any more."""
@@ -205,7 +235,7 @@ class Channel:
         while self._pending:
             for number, pending in list(self._pending.items()):
                 self.agent.fail_pending(pending, copy_of(error))
-                self._pending.pop(number, None)
+                self._take_out(number)
 
     def end(self, error: PeerDiedError, *, at_once: bool = False) -> None:
         """The peer is gone, as something else has shown. What it has answered just before still

@@ -43,6 +43,8 @@ class Pending:
     done = False
     habit: Habit | None = None
     """How long such requests usually wait for their answer."""
+    nbytes = 0
+    """The size of the tensors that the request holds, as long as it counts (`runtime.pressure`)."""
     is_shared = False
     """Others than readers of the connection may finish it."""
 

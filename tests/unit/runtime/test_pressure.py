@@ -1,0 +1,57 @@
+"""How much may be on its way to one peer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstitch.errors import PeerDiedError, RpcTimeoutError
+from lockstitch.runtime.agent import AgentOptions
+from lockstitch.runtime.pressure import Pressure
+from lockstitch.testing.clock import ManualClock
+from tests.unit.runtime.stage import Background, Stage, wait_until
+
+LARGE = torch.zeros(1000)
+
+
+def test_the_largest_of_all_can_be_sent_alone() -> None:
+    pressure = Pressure(10)
+    pressure.add(100, int)
+    assert not pressure.fits(1)
+    pressure.remove(100)
+    pressure.add(6, int)
+    assert pressure.fits(4)
+    assert not pressure.fits(5)
+
+
+def test_a_request_waits_until_those_before_it_are_answered() -> None:
+    with Stage(options=AgentOptions(bytes_in_flight=LARGE.nbytes * 2)) as stage:
+        futures = [stage.call_async(LARGE) for _ in range(2)]
+        third = Background(stage.call, LARGE)
+        small = stage.call_async("small")  # what holds no tensors is not held up
+        calls = [stage.peer.receive_call() for _ in range(3)]
+        assert third.is_running
+        stage.peer.reply(calls[0], "done")
+        stage.peer.reply(stage.peer.receive_call(), "third")
+        assert third.result() == "third"
+        for call in calls[1:]:
+            stage.peer.reply(call, "done")
+        assert [Background(each.wait).result() for each in (*futures, small)] == ["done"] * 3
+        assert stage.agent.peers.channels()[-1].pressure.bytes == 0
+
+
+def test_its_own_time_and_the_peers_end_put_an_end_to_the_wait() -> None:
+    clock = ManualClock()
+    with Stage(clock=clock, options=AgentOptions(bytes_in_flight=1)) as stage:
+        stage.call_async(LARGE)
+        first = stage.peer.receive_call()
+        late = Background(lambda: stage.call(LARGE, timeout=5))
+        waiting = Background(stage.call, LARGE)
+        wait_until(lambda: stage.agent.peers.channels()[-1].pressure._waiting == 2)
+        clock.advance(5)
+        with pytest.raises(RpcTimeoutError):
+            late.result()
+        assert first.request
+        stage.peer.vanish()
+        with pytest.raises(PeerDiedError):
+            waiting.result()
