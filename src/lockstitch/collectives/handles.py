@@ -87,6 +87,12 @@ class Handle(Generic[T]):
             self._signal.set()
         return self._signal
 
+    def wait(self, timeout_seconds: float) -> bool:
+        """Waits for the signal; whether the operation is done. Two threads that ask for the signal
+        at once may each have made one, of which only the later is set: so what counts is not it."""
+        self.signal().wait(timeout_seconds)
+        return self.is_done
+
     def rearm(self) -> None:
         """Makes the signal wait again, if there is no result yet."""
         if self._signal is not None:

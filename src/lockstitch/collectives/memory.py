@@ -139,8 +139,7 @@ class MemoryBackend:
         """Nothing: whoever submits last has done everything."""
 
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
-        signal = handle.signal()
-        while not signal.wait(_LOOK_SECONDS):
+        while not handle.wait(_LOOK_SECONDS):
             self._meeting.look_for_stalls(self._rank)
             if gives_up is not None and gives_up():
                 return

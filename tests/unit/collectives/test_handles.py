@@ -57,3 +57,9 @@ def test_repr_tells_the_state(handle: Handle[int]) -> None:
     assert repr(handle) == "<Handle of allreduce 'a' · under way>"
     handle.fail(CollectiveError("x"))
     assert "failed" in repr(handle)
+
+
+def test_waiting_tells_whether_it_is_done(handle: Handle[int]) -> None:
+    assert not handle.wait(0.0)
+    handle.complete(1)
+    assert handle.wait(60.0)

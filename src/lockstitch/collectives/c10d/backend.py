@@ -133,8 +133,7 @@ class C10dBackend:
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
         if self._is_abandoned:
             self._refuse_child()
-        signal = handle.signal()
-        while not signal.wait(_LOOK_SECONDS):
+        while not handle.wait(_LOOK_SECONDS):
             self._outstanding.look_for_stalls(self._whom_it_waits_for)
             if gives_up is not None and gives_up():
                 return
