@@ -56,8 +56,10 @@ def test_references_survive(cluster: LocalCluster) -> None:
     with cluster[0].active():
         held = rpc.remote("worker1", torch.ones, (3,))
         assert held.to_here().sum() == 3
+        agent = cluster[0].agent
+        broken = agent.peers.channel(cluster[1].id)
         cluster.reset("worker0", "worker1")
-        wait_until(lambda: cluster[0].agent.is_at_rest())
+        wait_until(lambda: broken.error is not None and agent.is_at_rest())
         assert held.to_here().sum() == 3
         del held
     owner = cluster[1].service(ReferenceService)
