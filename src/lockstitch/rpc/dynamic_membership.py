@@ -287,16 +287,16 @@ class DynamicMembership(Membership):
     def _go_alone(self, cause: str) -> None:
         """The others hold this worker for dead, so it holds nobody for alive."""
         agent = self.worker.agent
+        for info in self._directory.members():
+            if info.worker != self.worker.id:
+                cut = "it holds this worker for dead"
+                agent.peers.lose(info, PeerDiedError(info.name, cut))
         agent.report(
             RpcError(
                 f"the others have struck worker {agent.info.name!r} out of the group "
                 f"({cause or 'its place was taken'}): shut it down, and let it join anew"
             )
         )
-        for info in self._directory.members():
-            if info.worker != self.worker.id:
-                cut = "it holds this worker for dead"
-                agent.peers.lose(info, PeerDiedError(info.name, cut))
 
     def _change_store(self, gone: Collection[str]) -> None:
         contacts = self._contacts

@@ -10,8 +10,11 @@ import torch
 from lockstitch import autograd, rpc
 from lockstitch.errors import OwnerDiedError, PeerDiedError, PeerLeftError, RpcTimeoutError
 from lockstitch.ids import WorkerInfo
+from lockstitch.rendezvous.circle_events import Lost
+from lockstitch.rendezvous.lives import Standing
 from lockstitch.rpc import leaving
 from lockstitch.testing.faults import Faults
+from lockstitch.testing.patience import Patience
 from lockstitch.wire.messages import Tidings, TidingsNoted
 from tests.cluster.rpc.groups import LocalGroup, membership, names, wait_until_all_see
 from tests.unit.rpc.programs import AT_GATE, GATE, add, close_gate, wait_at_gate
@@ -214,3 +217,24 @@ def test_invitations_name_a_member():
     with LocalGroup("a") as group:
         assert run(group["a"], rpc.invitation) == "lockstitch://memory:a/1"
         assert membership(group["a"]).is_static is False
+
+
+def test_who_is_taken_for_dead_says_so_and_may_join_anew(monkeypatch):
+    printed = []
+    monkeypatch.setattr("sys.excepthook", lambda _kind, error, _trace: printed.append(str(error)))
+    with LocalGroup("a", "b") as group:
+        b = group["b"]
+        b_as_a_sees_it = membership(group["a"])._circle.lives.find("b")
+        dead = b_as_a_sees_it.ended(Standing.DIED, "it was silent")
+        membership(group["a"])._take(Lost(b.id, "it was silent"))  # it lives, cut off
+        membership(b)._heard(group["a"].id, Tidings(9, False, (dead.plain(),)))
+        patience = Patience(60)
+        while not printed and not patience.is_over():
+            threading.Event().wait(0.005)
+        with pytest.raises(PeerDiedError, match="'a' died"):
+            run(b, rpc.rpc_sync, "a", add, (1, 2))
+        assert "struck worker 'b' out of the group (it was silent)" in printed[0]
+        group.kill("b")
+        again = group.join("b")
+        assert again.info.generation == 1
+        assert run(again, rpc.rpc_sync, "a", add, (1, 2)) == 3
