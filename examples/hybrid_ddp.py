@@ -110,6 +110,7 @@ def main():
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     names = [*(f"trainer{n}" for n in range(TRAINERS)), "server"]
     torch.set_num_threads(1)  # several processes share the cores
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all trainers are on this machine
 
     rpc.init_rpc(names[rank], rank=rank, world_size=world_size)
     if names[rank] == "server":

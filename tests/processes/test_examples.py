@@ -150,6 +150,7 @@ def test_replicas_share_an_embedding_on_a_parameter_server():
     assert numbers("between replicas", output) == [0.0]
 
 
+@pytest.mark.slow
 def test_slots_on_two_workers_train_as_one_process():
     output = run_example("remote_slots", 3, "2")
 
