@@ -73,7 +73,9 @@ class ForkSlot(Slot):
         self.name = f"{title} (process {pid})"
         self._connection = ours
         self._postbox = postbox
-        self._answers = Answers(self._receive)
+        # Without a cycle of references, so that a slot ends when nobody wants it any more.
+        receive_one = weakref.WeakMethod(self._receive)
+        self._answers = Answers(lambda: receive_one()())  # type: ignore[misc]
         self._released: deque[int] = deque()
         self._buffer = bytearray(1 << 16)
         self._life = _Life(pid, ours, [to_child, to_parent, crash_file])
