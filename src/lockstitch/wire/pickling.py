@@ -319,15 +319,18 @@ def unpack(
     encoding, stream, items = payload
     if encoding == NOTHING:
         return None
-    if encoding == ONE_TENSOR:
-        return items[0]
-    if encoding == PICKLE:
-        return _unpickle(payload, registry, session or UnpickleSession(None))
-    if encoding == MARSHAL:
-        if registry.allowed is not None:
-            check_marshal(stream, _MOST_NESTING)
-        return _unpack_flat(stream, items)
-    raise RemoteProtocolError(f"unknown encoding {encoding} of a payload")
+    try:
+        if encoding == ONE_TENSOR:
+            return items[0]
+        if encoding == MARSHAL:
+            if registry.allowed is not None:
+                check_marshal(stream, _MOST_NESTING)
+            return _unpack_flat(stream, items)
+    except (StopIteration, IndexError, TypeError, ValueError, EOFError) as error:
+        raise RemoteProtocolError(f"a payload does not fit its items: {error!r}") from error
+    if encoding != PICKLE:
+        raise RemoteProtocolError(f"unknown encoding {encoding} of a payload")
+    return _unpickle(payload, registry, session or UnpickleSession(None))
 
 
 def _unpickle(payload: Payload, registry: PicklingRegistry, session: UnpickleSession) -> Any:
