@@ -46,6 +46,7 @@ _HOST: Final = torch.device("cpu")
 _FINISHED_LATER: Final = DTYPE_BITS | REQUIRES_GRAD | PARAMETER
 # Allocating like a tensor that is at hand is quicker than from a shape.
 _MOST_PROTOTYPES: Final = 256
+_MOST_ELEMENTS: Final = (1 << 62) - 1
 _prototypes: Final[dict[tuple[int, tuple[int, ...]], tuple[torch.Tensor, int]]] = {}
 """Dtype and shape → a tensor of that form, and how many bytes it has."""
 
@@ -162,6 +163,8 @@ class Arrivals:
         index = code & DTYPE_BITS
         size = ITEM_SIZE[index]
         for extent in shape:
+            if type(extent) is not int or not 0 <= extent <= _MOST_ELEMENTS:
+                raise ValueError(f"{shape!r} is no shape")
             size *= extent
         self._announce(size)
         if size > INLINE_BYTES:
@@ -175,6 +178,8 @@ class Arrivals:
 
     def _sharing(self, header: Header) -> torch.Tensor:
         code, shape, stride, offset, extent = header
+        if not all(type(each) is int and each <= _MOST_ELEMENTS for each in (*shape, *stride)):
+            raise ValueError(f"{shape!r} or {stride!r} is not made of sizes")
         if self._bases is None:
             self._bases = {}
         if code & STRIDED:  # the first of those that share a storage: it brings the bytes

@@ -237,3 +237,19 @@ def test_indices_that_point_outside_a_sparse_tensor_are_refused(size: int) -> No
         with pytest.raises(RemoteProtocolError, match="makes no sense"):
             decoder.feed(b"".join(frame))
         assert not decoder.messages
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (0, (b"x", 1 << 40)),
+        (0, (-1, -4)),
+        (0, (1 << 70, 0)),
+        (0, (True,)),
+        (SHARED | STRIDED, (b"x",), (1,), 0, 64),
+        (SHARED | STRIDED, (1 << 70,), (1 << 70,), 0, 64),
+    ],
+)
+def test_what_is_no_shape_is_refused_before_it_is_counted_with(header: Any) -> None:
+    with pytest.raises(RemoteProtocolError):
+        Arrivals(0, 64, 1 << 30).add(header)
