@@ -25,7 +25,8 @@ import torch
 from lockstitch.errors import ProtocolError, SerializationError
 from lockstitch.ids import GlobalId, WorkerId, WorkerInfo
 from lockstitch.transport.handshake import CallerHandshake, GreetingReader, ListenerHandshake
-from lockstitch.trust import Registry, Secret
+from lockstitch.trust import Secret
+from lockstitch.trust.registry import Registry
 from lockstitch.wire.frames import HEADER, FrameDecoder, FrameLimits, encode
 from lockstitch.wire.messages import (
     KINDS,
