@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 
 import pytest
 import torch
@@ -85,3 +86,23 @@ def test_what_a_silent_user_held_is_free_again() -> None:
             assert cluster.run(0, wait_until_nothing_is_owned)
         finally:
             cluster.go_on(1)
+
+
+def shut_down(timeout: float) -> tuple[str, float]:
+    started = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        rpc.shutdown(timeout=timeout)
+    return str(caught.value), time.monotonic() - started
+
+
+@pytest.mark.slow
+def test_shutdown_keeps_to_its_timeout_although_a_worker_stands_still() -> None:
+    with ProcessCluster(3) as cluster:
+        cluster.run(0, rpc.rpc_sync, "worker1", torch.add, (1, 2))
+        cluster.stop(1)
+        tasks = [cluster.start(rank, shut_down, 2.0) for rank in (0, 2)]
+        (error, seconds), (_, other_seconds) = [task.result() for task in tasks]
+        cluster.kill(1)
+        assert "worker1" in error
+        assert max(seconds, other_seconds) < 10  # three, on a machine that does nothing else
+        print(f"{seconds:.2f} s, {other_seconds:.2f} s: {error}")

@@ -119,8 +119,10 @@ class Meetings:
         while not agent.is_at_rest():
             remaining = self._remaining(deadline)
             if remaining is not None and remaining <= 0:
+                owing = {each.peer.name for each in agent.peers.channels() if each.outstanding}
+                whom = f", waits for {', '.join(sorted(owing))}" if owing else ""
                 raise RpcTimeoutError(
-                    f"worker {self._worker.name!r} had not come to rest in time: {agent!r}"
+                    f"worker {self._worker.name!r} had not come to rest in time{whom}: {agent!r}"
                 )
             # Nobody announces the last moment of the last call, and a shutdown may wait 20 ms.
             with agent.blocked():
