@@ -90,6 +90,9 @@ class Circle:
         self._unnoted: dict[WorkerId, dict[int, Tell]] = {}
         self._applications: dict[int, _Application] = {}
         self._admissions: dict[int, _Admission] = {}
+        self._farewell: set[tuple[WorkerId, int]] = set()
+        """What tells that this member leaves, as long as it is not noted. Who has noted it listens
+        to nothing else from here."""
         self._unheard: set[WorkerId] = set()
         """Members whose table the eldest has not seen since it is the eldest."""
         self.is_leaving = self._is_out = self._has_departed = False
@@ -278,7 +281,7 @@ class Circle:
             self.is_leaving, self._leads = True, False
             self._unheard.clear()
             left = self.me.ended(Standing.LEFT, "it has left the group")
-            self._learn([left], None)
+            self._farewell = set(self._learn([left], None))
             # Nobody listens to one that has left: whoever is half in begins anew with the next.
             for admission in self._admissions.values():
                 self._refer(admission.ticket)
@@ -326,6 +329,9 @@ class Circle:
                 del self._admissions[admission.ticket]
                 lives = tuple(self.lives.all())
                 self._out.append(Admit(admission.ticket, admission.life, lives))
-        if self.is_leaving and not self._has_departed and not self._unnoted:
+        self._farewell = {
+            (to, number) for to, number in self._farewell if number in self._unnoted.get(to, {})
+        }
+        if self.is_leaving and not self._has_departed and not self._farewell:
             self._has_departed = True
             self._out.append(Departed())

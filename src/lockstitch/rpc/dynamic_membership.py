@@ -133,7 +133,7 @@ class DynamicMembership(Membership):
         self._contacts = contacts
         self._world = world
         self._deciding = threading.Lock()
-        self._mail: dict[WorkerId, deque[Message]] = {}
+        self._mail: dict[WorkerId, deque[Message | Callable[[], None]]] = {}
         self._posting: set[WorkerId] = set()
         self._tickets = itertools.count(1)
         self._asking: dict[int, Invocation] = {}
@@ -262,6 +262,9 @@ class DynamicMembership(Membership):
                 self._post(each.to, AskTidings(each.digest))
             elif isinstance(each, (Admit, Redirect, Refuse)):
                 agent.spawn(partial(self._answer, each))
+            elif isinstance(each, Changed) and each.life.standing is Standing.LEFT:
+                # It waits for the note about that, which is in its mail.
+                self._post(each.life.id, partial(self._bury, each.life))
             elif isinstance(each, Changed) and not each.life.is_in:
                 agent.spawn(partial(self._bury, each.life))
             elif isinstance(each, Excluded):
@@ -308,7 +311,7 @@ class DynamicMembership(Membership):
 
     # ------------------------------------------------------------ mail
 
-    def _post(self, to: WorkerId, message: Message) -> None:
+    def _post(self, to: WorkerId, message: Message | Callable[[], None]) -> None:
         with self._deciding:
             self._mail.setdefault(to, deque()).append(message)
             if to in self._posting:
@@ -326,5 +329,8 @@ class DynamicMembership(Membership):
                     self._posting.discard(to)
                     return
                 message = mail.popleft()
+            if callable(message):
+                message()
+                continue
             with contextlib.suppress(LockstitchError):  # it is lost, and that is an event too
                 self.worker.agent.send(to, message)
