@@ -166,6 +166,7 @@ class GradientReducer:
             self._under_way.clear()
             self._counts.clear()
             self._complete.clear()
+            self._is_needed = None
             self._is_at_end = False
         self.is_settled = True
         if disturbed:
