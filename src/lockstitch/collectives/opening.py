@@ -101,7 +101,8 @@ def call_off(size: int, store: str) -> None:
     since one of them will not come: theirs ends with an error. From any thread or process."""
     # Not as rank 0, which would want to host a store at a port.
     opened = PrefixStore(_PREFIX, open_store(store, 1, size, _CALL_OFF_SECONDS))
-    for member in call_off_meeting(opened, size):
+    secret = find_secret(None, None, os.environ)
+    for member in call_off_meeting(sealed_by(secret, opened), size):
         for address in member.addresses:
             if address.startswith(_DOOR):
                 knock_in_vain(address.removeprefix(_DOOR))

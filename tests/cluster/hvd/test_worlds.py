@@ -8,6 +8,7 @@ import pytest
 from lockstitch.board import Over, Place, Ready, Update, Void
 from lockstitch.board.client import ADDRESS, WORKER
 from lockstitch.hvd.worlds import Launcher
+from lockstitch.rendezvous import open_store
 from lockstitch.trust.secret import VARIABLE
 from tests.unit.board import desks
 
@@ -102,3 +103,19 @@ def test_listeners_hear_updates_until_they_are_forgotten(desk, launcher):
     desk.tell(0, Update(2, 2))
     assert heard.get(timeout=SECONDS) == Update(2, 2)
     assert late.empty()
+
+
+def test_who_has_met_but_waits_behind_the_door_is_told_too(desk, launcher, tmp_path, monkeypatch):
+    knocks = Queue()
+    monkeypatch.setattr("lockstitch.collectives.opening.knock_in_vain", knocks.put)
+    opened = Queue()
+    thread = opening(launcher, opened)
+    answer(desk, Place(1, 0, 2, f"file://{tmp_path}/world-1"))
+    meeting = open_store(f"file://{tmp_path}/world-1", 1, 2, SECONDS)
+    while not meeting.check(["reductions/meeting/0/0"]):  # it has come, and waits
+        pass
+    desk.tell(0, Void(1))
+    assert knocks.get(timeout=SECONDS).startswith("reductions-")
+    answer(desk, Over("that is enough"))
+    assert isinstance(opened.get(timeout=SECONDS), SystemExit)
+    thread.join()
