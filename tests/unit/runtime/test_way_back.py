@@ -12,6 +12,7 @@ import pytest
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import ConnectionLostError, PeerDiedError
 from lockstitch.ids import WorkerInfo
+from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.channel import StreamChannel
 from lockstitch.runtime.pending import Pending
 from lockstitch.transport.spin import Spinner
@@ -62,7 +63,7 @@ class Line:
         self.sleeper.is_shared = True
         self.lost = []
         agent = SimpleNamespace(
-            options=SimpleNamespace(interned_functions=16),
+            options=AgentOptions(interned_functions=16),
             limits=DEFAULT_LIMITS,
             clock=SYSTEM_CLOCK,
             crew=self.crew,
