@@ -43,8 +43,6 @@ class Place:
     rank: int
     size: int
     store: str
-    has_newcomers: bool = True
-    """Whether some rank has not been in a world before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,10 +333,9 @@ class Muster:
         last = len(order)
         waiting.sort(key=lambda w: (w.rank is None, w.rank or 0, order.get(w.slot, last), w.number))
         chosen = waiting[: self.options.max_workers]
-        has_newcomers = any(worker.rank is None for worker in chosen)
         for rank, worker in enumerate(chosen):
             worker.rank, worker.is_in_world, worker.is_ready = rank, True, False
-            place = Place(self.generation, rank, len(chosen), "", has_newcomers)
+            place = Place(self.generation, rank, len(chosen), "")
             self._tell(worker, place)
 
     def _tell_news(self) -> None:

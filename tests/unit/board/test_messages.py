@@ -11,7 +11,7 @@ from lockstitch.errors import RemoteProtocolError
     [
         Hello(3),
         Ready(),
-        Place(2, 0, 4, "file:///world", has_newcomers=False),
+        Place(2, 0, 4, "file:///world"),
         Update(5, 2),
         Void(2),
         Over("that is all"),

@@ -145,7 +145,7 @@ def test_the_ranks_that_are_left_go_on_if_they_are_enough():
     job = in_world(min_workers=1)
     job.fail(0)
     job.ready(1)
-    assert job.last(1) == Place(2, 0, 1, "", has_newcomers=False)
+    assert job.last(1) == Place(2, 0, 1, "")
 
 
 def test_if_they_are_not_enough_they_wait_for_the_new_one():
@@ -167,7 +167,6 @@ def test_a_new_one_that_waits_is_announced_once_and_comes_in():
     assert sum(isinstance(message, Update) for message in job.told[1]) == 1
     job.ready(1)
     assert job.ranks() == {1: 0, 2: 1}
-    assert job.last(1).has_newcomers
 
 
 def test_survivors_keep_their_order():

@@ -71,7 +71,7 @@ def _run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> T:
-    is_reset_needed = skip_sync = False
+    is_reset_needed = False
     while True:
         try:
             if is_reset_needed:
@@ -79,13 +79,13 @@ def _run(
                 state.on_reset()
                 LAUNCHER.remind(hear)
                 is_reset_needed = False
-            if not skip_sync:
-                state.sync()
+            state.sync()
             return func(state, *args, **kwargs)
         except HorovodInternalError:
             # Not where the ranks could not meet: there is nothing new to go back from.
             if not is_reset_needed:
                 state.restore()
-            is_reset_needed, skip_sync = True, False
-        except HostsUpdatedInterrupt as interrupt:
-            is_reset_needed, skip_sync = True, interrupt.skip_sync
+            is_reset_needed = True
+        except HostsUpdatedInterrupt:
+            # Whether there is somebody new, or somebody who had to go back, this rank cannot know.
+            is_reset_needed = True
