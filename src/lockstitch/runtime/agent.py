@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import torch
+
 from lockstitch.errors import (
     ConnectionLostError,
     PeerDiedError,
@@ -575,7 +577,7 @@ class Agent:
         pending.habit = functions.habits.get(number)
         body, sealed = self.pack_call(function, number, args, kwargs, channel.peer.worker)
         if body.items:
-            pending.nbytes = sum(item.nbytes for item in body.items if item is not None)
+            pending.nbytes = sum(map(_nbytes, body.items))
         stitch = self.stitch(channel.peer.worker, body.items, sealed)
         if definition is None:
             return channel.request(
@@ -687,3 +689,12 @@ class Agent:
         remaining = self.crew.close(timeout_seconds)
         self._poller.close()
         return remaining
+
+
+def _nbytes(item: torch.Tensor | memoryview | None) -> int:
+    """How much memory an item of a message takes; of a sparse tensor, its values."""
+    if item is None:
+        return 0
+    if isinstance(item, memoryview) or item.layout is torch.strided:
+        return item.nbytes
+    return (item._values() if item.layout is torch.sparse_coo else item.values()).nbytes
