@@ -158,3 +158,35 @@ def test_slots_on_two_workers_train_as_one_process():
     assert losses[:2] == losses[2:]  # on three processes, and on one
     assert losses[1] < 0.5 * losses[0]
     assert numbers("from one process", output)[0] < 1e-9
+
+
+def run_plainly(name: str, *arguments: str) -> str:
+    """What the script says that is started without a launcher; it must complain of nothing."""
+    command = [sys.executable, f"examples/{name}.py", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_digits_are_read_by_two_processes_as_by_one():
+    output = run_plainly("data_parallel_digits", "4")
+
+    losses = numbers(r"epoch\s+\d+\s+loss", output)
+    assert losses[:4] == losses[4:]  # on two processes, and on one
+    assert losses[3] < 0.5 * losses[0]
+    assert numbers("it knows", output)[0] > 50  # per cent; guessing gives 10
+    assert "slot 1 (process" in output
+    assert numbers("from the plain module", output)[0] < 1e-9
+
+
+@pytest.mark.slow
+def test_a_model_with_dicts_batch_statistics_dropout_and_tied_weights_learns():
+    output = run_plainly("data_parallel_model")
+
+    assert "batches in the running mean: 150" in output
+    assert "still tied: True" in output
+    assert numbers("right:", output)[0] > 60  # per cent; guessing gives 8
+    assert numbers("from the plain module", output)[0] < 1e-4
