@@ -11,6 +11,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read once, when torch is first imported
 
+import signal
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 torch.set_num_threads(1)
+
+# A shell that begins a command in the background has it ignore Ctrl-C, which tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The quick suite tries the same examples every time, so that it fails for a change and not by
 # chance; `HYPOTHESIS_PROFILE=thorough` searches anew, and further.
