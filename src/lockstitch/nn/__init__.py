@@ -2,6 +2,8 @@
 `torch.distributed.nn`.
 
     data_parallel   DataParallel: a module that works through each batch on several slots
+    automatic       on which slots, where nobody has said so: it tries, and keeps the fastest
+    calibration     which of several ways is the fastest
     team            the slots of one module, and one call over all of them
     stitch          a slot's part of the batch on the autograd graph
     slots           where a part runs: fork, thread, remote

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from lockstitch.nn import parallel
+from lockstitch.nn.automatic import Automatic, call_plainly
 from lockstitch.nn.parallel.places import device_of
 from lockstitch.nn.slots.kinds import factory_for, places_for
 from lockstitch.nn.slots.nesting import is_inside
@@ -68,11 +69,20 @@ class DataParallel(nn.Module, Generic[M]):
             of the CPU where there are none, in processes; `"fork"` and `"thread"` choose processes
             or threads, names of workers of `lockstitch.rpc` those workers. The first slot is always
             the caller, which is put before a list that begins with another worker. Default: all
-            accelerators; without any the plain module, as in the original.
+            accelerators; without any, slots of the CPU where they are faster than the plain module,
+            see below.
         output_device: where outputs are gathered; the default is the first slot's device.
         dim: the dimension of tensors along which the batch is cut.
 
-    A single entry means the plain module, on that device.
+    A single entry means the plain module, on that device: `device_ids=["cpu"]`.
+
+    Without `device_ids` and accelerators the first training steps are taken plainly, on threads and
+    on processes in turn, four times each, and timed. From then on the fastest way is taken; plain
+    unless another one is faster by 5 %. `slots` tells which. Only training steps with arguments and
+    outputs of one batch size are taken on slots, and only those of modules without batch statistics
+    and hooks that draw no random numbers and write no buffers; all else is plain, and so is
+    everything where torch has one thread or `torch.use_deterministic_algorithms` is on. Where slots
+    fail the step is plain.
 
     Exceptions keep their type; the slot's traceback is their cause. A slot that dies raises
     `SlotDiedError` and is replaced at the next call.
@@ -101,11 +111,18 @@ class DataParallel(nn.Module, Generic[M]):
         else:
             check_devices(module, self.src_device_obj)
         self._team: Team | None = None
+        is_free = device_ids is None and not self.device_ids and not _overrides_steps(type(self))
+        self._automatic = Automatic(dim) if is_free else None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Calls the module with its parts of `inputs` and `kwargs`, and joins what it returns."""
         if len(self.device_ids) < 2 or is_inside():
-            return self.module(*_unmarked(inputs), **_unmarked(kwargs))
+            automatic = self._automatic
+            if automatic is None or is_inside():
+                return call_plainly(self.module, inputs, kwargs)
+            if automatic.is_plain:
+                self._automatic = None
+            return automatic.call(self.module, inputs, kwargs)
         with torch.autograd.profiler.record_function("DataParallel.forward"):
             parts, named_parts = self.scatter(inputs, kwargs, self.device_ids)
             if not parts and not named_parts:
@@ -170,13 +187,18 @@ class DataParallel(nn.Module, Generic[M]):
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The slots beside the caller, as far as they have been made."""
-        return () if self._team is None else tuple(self._team.slots)
+        teams = [] if self._team is None else [self._team]
+        if self._automatic is not None:
+            teams += self._automatic.teams
+        return tuple(slot for team in teams for slot in team.slots)
 
     def close(self) -> None:
         """Ends the slots. The next call makes new ones; without `close` they end with this object.
         Harmless when repeated."""
         if self._team is not None:
             self._team.close()
+        if self._automatic is not None:
+            self._automatic.close()
 
     def _current_team(self) -> Team:
         if self._team is None:
@@ -219,6 +241,11 @@ def check_devices(module: nn.Module, device: torch.device) -> None:
             )
 
 
+def _overrides_steps(kind: type[DataParallel[Any]]) -> bool:
+    names = ("scatter", "replicate", "parallel_apply", "gather")
+    return any(getattr(kind, name) is not getattr(DataParallel, name) for name in names)
+
+
 def _default_ids() -> Sequence[SlotPlace]:
     if torch.accelerator.is_available():
         return range(torch.accelerator.device_count())
@@ -233,20 +260,3 @@ def _parts(inputs: Sequence[Any], named: Sequence[dict[str, Any]]) -> list[Part]
         (tuple(each) if isinstance(each, (tuple, list)) else (each,), keywords)
         for each, keywords in zip(inputs, named, strict=True)
     ]
-
-
-def _unmarked(arguments: Any) -> Any:
-    """Arguments for the plain module: without `Replicate` and `Shard`."""
-    if not _has_marks(arguments):
-        return arguments
-    (part,) = parallel.scatter((arguments,), [-1])
-    return part[0]
-
-
-def _has_marks(value: Any) -> bool:
-    kind = type(value)
-    if kind in (parallel.Replicate, parallel.Shard):
-        return True
-    if kind in (tuple, list):
-        return any(map(_has_marks, value))
-    return kind is dict and any(map(_has_marks, value.values()))

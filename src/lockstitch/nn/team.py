@@ -64,6 +64,11 @@ class Team:
         """Those that have been made."""
         return [each for each in self._slots if each is not None]
 
+    def make_slots(self) -> None:
+        """Makes those that are missing, before they are needed."""
+        with self.lock:
+            self._prepare(len(self._slots))
+
     def run(self, parts: Sequence[Part]) -> list[Any]:
         """Calls the module with each of `parts`, the first one here, and returns what it returned
         for each. The first slot that raised is the one whose exception is raised."""

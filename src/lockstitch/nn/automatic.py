@@ -1,0 +1,311 @@
+"""What `DataParallel` does when it is not told on which slots: it tries, and keeps the fastest.
+
+A program must not change by that. So slots are tried only for training steps whose arguments and
+outputs are tensors of one batch, of a module without batch statistics and hooks, that draws no
+random numbers and writes no buffers, which is seen in the plain steps. The first output of each
+kind of slots is compared with the plain module's. All else runs plainly, and so does a step that
+fails on slots, in its second attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from lockstitch.nn import parallel
+from lockstitch.nn.calibration import Calibration
+from lockstitch.nn.parallel.places import CPU
+from lockstitch.nn.slots import generators
+from lockstitch.nn.slots.kinds import CAN_FORK, factory_for
+from lockstitch.nn.team import Team
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockstitch.nn.calibration import Step
+
+PLAIN = "plain"
+_MOST_SLOTS = 8
+_ATOMS = (bool, int, float, complex, str, type(None), torch.dtype)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_log = logging.getLogger(__name__)
+
+
+class Automatic:
+    """Runs a module plainly or on `slots` slots of the CPU, as `calibration` says; the default is
+    as many slots as torch has threads, eight at most."""
+
+    def __init__(
+        self, dim: int, slots: int | None = None, calibration: Calibration | None = None
+    ) -> None:
+        self.dim = dim
+        self.count = slots or min(torch.get_num_threads(), _cores(), _MOST_SLOTS)
+        ways = [PLAIN, "thread", *(["fork"] if CAN_FORK else [])]
+        self.calibration = calibration or Calibration(ways)
+        if self.count < 2 or torch.are_deterministic_algorithms_enabled():
+            self.calibration.keep_default()
+        self._teams: dict[str, Team] = {}
+        self._tried: set[str] = set()
+        self._signature: Any = None
+
+    def __reduce__(self) -> Any:
+        return Automatic, (self.dim,)  # a copy finds out for itself
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the module runs plainly from now on."""
+        return self.calibration.choice == PLAIN
+
+    @property
+    def teams(self) -> list[Team]:
+        """Those that have been made and are still wanted."""
+        return list(self._teams.values())
+
+    def close(self) -> None:
+        """Ends all slots."""
+        for team in self._teams.values():
+            team.close()
+
+    def call(self, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One forward pass."""
+        size = self._size_of_batch(module, inputs, kwargs)
+        if size is None:
+            return call_plainly(module, inputs, kwargs)
+        choice = self.calibration.choice
+        if choice is not None:
+            # A loser's slots end when nobody can go back through them any more.
+            self._teams = {way: team for way, team in self._teams.items() if way == choice}
+        team = self._team(module)
+        way = self.calibration.way
+        if team is None:
+            return self._run_plainly(module, inputs, kwargs, size)
+        is_first = way not in self._tried
+        try:
+            step = self.calibration.begin()
+            output = self._run_on(team, inputs, kwargs, size)
+            if is_first:
+                _compare(output, module, inputs, kwargs)
+        except Exception as error:  # noqa: BLE001 - of whatever kind: it is raised again, or logged
+            reason = repr(error)
+        else:
+            self._tried.add(way)
+            self._finish(step, output)
+            return output
+        return self._run_instead(module, inputs, kwargs, reason)
+
+    def _team(self, module: nn.Module) -> Team | None:
+        """The slots for the next step, or none where it is to be plain."""
+        while (way := self.calibration.way) != PLAIN:
+            team = self._teams.get(way)
+            if team is None or team.module is not module:
+                factories = [factory_for(way)] * (self.count - 1)
+                team = Team(module, factories, fills_unused=False)
+            try:
+                team.make_slots()
+            except Exception as error:  # noqa: BLE001 - of whatever kind: then without such slots
+                _log.info("DataParallel: no %s slots for this module: %r", way, error)
+                team.close()
+                self._give_up(way)
+            else:
+                self._teams[way] = team
+                return team
+        return None
+
+    def _give_up(self, way: str) -> None:
+        self._teams.pop(way, None)
+        self.calibration.reject(way)
+
+    def _run_on(
+        self, team: Team, inputs: tuple[Any, ...], kwargs: dict[str, Any], size: int
+    ) -> Any:
+        devices = [CPU] * self.count
+        cut, named = parallel.scatter_kwargs(inputs, kwargs, devices, self.dim)
+        outputs = team.run(list(zip(cut, named, strict=True)))
+        most = -(-size // self.count)
+        for number, output in enumerate(outputs):
+            if not _is_batch(output, min(most, size - number * most), self.dim):
+                raise TypeError("the module's output is not a batch as large as its inputs")
+        return parallel.gather(outputs, CPU, self.dim)
+
+    def _run_instead(
+        self,
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        reason: str,
+    ) -> Any:
+        """The module's own exception comes again; anything else was the slots'."""
+        output = call_plainly(module, inputs, kwargs)
+        way = self.calibration.way
+        _log.info("DataParallel: no more %s slots for this module: %s", way, reason)
+        self._give_up(way)
+        return output
+
+    def _run_plainly(
+        self, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], size: int
+    ) -> Any:
+        """A plain step that counts, and shows what the module does."""
+        numbers = generators.fingerprint()
+        versions = [(each, each._version) for each in module.buffers()]
+        step = self.calibration.begin()
+        output = call_plainly(module, inputs, kwargs)
+        self._finish(step, output)
+        if (
+            not _is_batch(output, size, self.dim)
+            or generators.fingerprint() != numbers
+            or any(each._version != version for each, version in versions)
+        ):
+            self.calibration.keep_default()
+        return output
+
+    def _finish(self, step: Step, output: Any) -> None:
+        """Sees to it that the step's end is noticed."""
+        calibration = self.calibration
+        calibration.end_forward(step)
+        if calibration.choice is not None:
+            return
+
+        def begin(_: torch.Tensor) -> None:
+            if calibration.begin_backward(step):
+                engine = torch.autograd.Variable._execution_engine
+                engine.queue_callback(lambda: calibration.end_backward(step))
+
+        for tensor in _tensors(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(begin)  # type: ignore[no-untyped-call]
+
+    def _size_of_batch(
+        self, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> int | None:
+        """Of a call that slots may take a part of; None for any other."""
+        if not _is_ordinary_training():
+            return None
+        sizes = set()
+        for value in (*inputs, *kwargs.values()):
+            if not _is_known(value):
+                return None
+        for tensor in _tensors((inputs, kwargs)):
+            if not -tensor.dim() <= self.dim < tensor.dim():
+                return None
+            sizes.add(tensor.shape[self.dim])
+        if len(sizes) != 1 or min(sizes) < self.count:
+            return None
+        names = {name: _kind(value) for name, value in kwargs.items()}
+        signature = (module.training, list(map(_kind, inputs)), names)
+        if self._signature is None:
+            self._signature = signature
+            if not _may_be_cut(module):
+                self.calibration.keep_default()
+        if self._signature != signature or self.is_plain:
+            return None
+        return sizes.pop()
+
+
+def call_plainly(module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls the module with all of its arguments, without `Replicate` and `Shard`."""
+    return module(*_unmarked(inputs), **_unmarked(kwargs))
+
+
+def _compare(
+    output: Any, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raises if the plain module, called with the same, returns anything else."""
+    with torch.no_grad():
+        expected = list(_tensors(call_plainly(module, inputs, kwargs)))
+    for ours, plain in zip(_tensors(output), expected, strict=True):
+        # What is rounded otherwise is the same; what depends on other rows is not.
+        tolerance = 16 * torch.finfo(plain.dtype).eps ** 0.75 if plain.is_floating_point() else 0
+        scale = plain.abs().max().item() if tolerance and plain.numel() else 0
+        torch.testing.assert_close(
+            ours.detach(), plain, rtol=tolerance, atol=tolerance * scale, equal_nan=True
+        )
+
+
+def _unmarked(arguments: Any) -> Any:
+    if not _has_marks(arguments):
+        return arguments
+    (part,) = parallel.scatter((arguments,), [-1])
+    return part[0]
+
+
+def _has_marks(value: Any) -> bool:
+    kind = type(value)
+    if kind in (parallel.Replicate, parallel.Shard):
+        return True
+    if kind in (tuple, list):
+        return any(map(_has_marks, value))
+    return kind is dict and any(map(_has_marks, value.values()))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _is_ordinary_training() -> bool:
+    """Whether this thread builds a graph, and nothing looks on that slots are hidden from."""
+    return (
+        torch.is_grad_enabled()
+        and not torch.is_inference_mode_enabled()
+        and threading.current_thread() is threading.main_thread()
+        and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def _may_be_cut(module: nn.Module) -> bool:
+    tensors = [*module.parameters(), *module.buffers()]
+    return (
+        any(each.requires_grad for each in tensors)
+        and all(each.device == CPU for each in tensors)
+        and not any(
+            isinstance(each, _NormBase) or any(getattr(each, name) for name in _HOOKS)
+            for each in module.modules()
+        )
+    )
+
+
+def _kind(value: Any) -> Any:
+    """What must be the same in two calls for one to say something of the other."""
+    return value if type(value) in (bool, str, type(None)) else type(value)
+
+
+def _is_known(value: Any) -> bool:
+    kind = type(value)
+    if kind in (torch.Tensor, nn.Parameter):
+        return bool(value.device == CPU and value.layout == torch.strided)
+    if kind in (tuple, list):
+        return all(map(_is_known, value))
+    if kind is dict:
+        return all(map(_is_known, value.values()))
+    if kind is parallel.Replicate:
+        return _is_known(value.value)
+    return kind in _ATOMS
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors within outputs, and within arguments those that are to be cut."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
+
+
+def _is_batch(output: Any, size: int, dim: int) -> bool:
+    """Whether `output` consists of tensors with `size` elements along `dim`."""
+    if isinstance(output, torch.Tensor):
+        is_known = type(output) is torch.Tensor and -output.dim() <= dim < output.dim()
+        return is_known and output.shape[dim] == size
+    if isinstance(output, (tuple, list)):
+        return all(_is_batch(each, size, dim) for each in output)
+    if isinstance(output, dict):
+        return all(_is_batch(each, size, dim) for each in output.values())
+    return output is None
