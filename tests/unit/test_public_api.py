@@ -55,7 +55,9 @@ PUBLIC_NAMES = {
         add_process_set remove_process_set common compression elastic exceptions functions mpi_ops
         process_sets
     """,
-    "lockstitch.nn": "DataParallel data_parallel RemoteModule Replicate Shard api parallel",
+    "lockstitch.nn": """
+        DataParallel data_parallel DataParallelCriterion RemoteModule Replicate Shard api parallel
+    """,
     "lockstitch.nn.parallel": """
         Replicate Shard comm gather parallel_apply replicate scatter scatter_kwargs
     """,

@@ -2,6 +2,7 @@
 `torch.distributed.nn`.
 
     data_parallel   DataParallel: a module that works through each batch on several slots
+    criterion       DataParallelCriterion: the loss computed in the slots
     automatic       on which slots, where nobody has said so: it tries, and keeps the fastest
     calibration     which of several ways is the fastest
     team            the slots of one module, and one call over all of them
@@ -13,12 +14,14 @@
 
 from lockstitch.nn import api, parallel
 from lockstitch.nn.api import RemoteModule
+from lockstitch.nn.criterion import DataParallelCriterion
 from lockstitch.nn.data_parallel import DataParallel, data_parallel
 from lockstitch.nn.parallel import Replicate, Shard
 
 __all__ = [
     "DataParallel",
     "data_parallel",
+    "DataParallelCriterion",
     "Replicate",
     "Shard",
     "RemoteModule",
