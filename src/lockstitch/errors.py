@@ -126,7 +126,7 @@ class SlotDiedError(LockstitchError, ConnectionError):
     """A slot of a `DataParallel` is gone; `slot` names it and `cause` says how it ended. The next
     call replaces it."""
 
-    def __init__(self, slot: str, cause: str) -> None:
+    def __init__(self, slot: str, cause: str = "it has ended") -> None:
         super().__init__(f"{slot} died: {cause}")
         self.slot = slot
         self.cause = cause
