@@ -171,6 +171,25 @@ def test_what_every_slot_gets_whole_may_be_marked(automatic):
     assert calibration.choice == "thread"
 
 
+def test_memory_that_others_look_at_is_not_moved(automatic):
+    module = net().double()
+    view = module[0].weight.detach()
+    model, calibration = automatic(module, "fork")
+
+    assert trains_alike(model, copy.deepcopy(module))
+    assert calibration.choice != "fork"
+    assert torch.equal(view, module[0].weight)
+
+
+def test_memory_that_other_processes_share_is_not_moved(automatic):
+    module = net().double().share_memory()
+    model, calibration = automatic(module, "fork")
+
+    assert trains_alike(model, copy.deepcopy(module))
+    assert calibration.choice != "fork"
+    assert module[0].weight.is_shared()
+
+
 class Picky(nn.Linear):
     def forward(self, x):
         if x[0, 0] > 100:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 PLAIN = "plain"
 _MOST_SLOTS = 8
+_OWN_USES = 2  # of a storage: the tensor, and the object that we look at it with
 _ATOMS = (bool, int, float, complex, str, type(None), torch.dtype)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Automatic:
             self.calibration.keep_default()
         self._teams: dict[str, Team] = {}
         self._tried: set[str] = set()
+        self._has_looked = False
         self._signature: Any = None
 
     def __reduce__(self) -> Any:
@@ -103,6 +105,11 @@ class Automatic:
         """The slots for the next step, or none where it is to be plain."""
         while (way := self.calibration.way) != PLAIN:
             team = self._teams.get(way)
+            if not self._has_looked:
+                self._has_looked = True
+                if _is_seen_elsewhere(module):
+                    self._give_up("fork")
+                    continue
             if team is None or team.module is not module:
                 factories = [factory_for(way)] * (self.count - 1)
                 team = Team(module, factories, fills_unused=False)
@@ -269,6 +276,17 @@ def _may_be_cut(module: nn.Module) -> bool:
             isinstance(each, _NormBase) or any(getattr(each, name) for name in _HOOKS)
             for each in module.modules()
         )
+    )
+
+
+def _is_seen_elsewhere(module: nn.Module) -> bool:
+    """Whether others than the module look at the memory of its parameters: views, arrays, other
+    processes. They would be left behind when it moves to where forked slots see it."""
+    return any(
+        each.untyped_storage().is_shared()
+        or torch._C._storage_Use_Count(each.untyped_storage()._cdata) > _OWN_USES
+        for each in module.parameters()
+        if each.requires_grad
     )
 
 

@@ -71,7 +71,7 @@ class Calibration:
     def reject(self, way: str) -> None:
         """`way` cannot be gone. Without the first one nothing is left to choose: it stays."""
         if way != self._default:
-            del self._times[way]
+            self._times.pop(way, None)
         if self.choice == way:
             self.choice = self._default
         self._settle_if_done()
