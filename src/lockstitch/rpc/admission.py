@@ -8,7 +8,7 @@ identity of its own, that lives as long as the question. Who founds a group asks
 
 from __future__ import annotations
 
-import random
+import secrets
 import threading
 import uuid
 from dataclasses import dataclass
@@ -195,7 +195,7 @@ class Applicants:
         """See `Ask`."""
         addresses, host = where
         address = choose_address(addresses, host == host_identity())
-        me = WorkerInfo(wish.name, *applicant_id(random.getrandbits(30)))
+        me = WorkerInfo(wish.name, *applicant_id(secrets.randbits(30)))
         directory = _OneAddress(address, self._transport)
         applicant = Worker(me, directory, self._transport, clock=self._clock, options=self._options)
         applicant.start()

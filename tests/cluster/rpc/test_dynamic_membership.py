@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import pytest
@@ -43,6 +44,14 @@ def test_many_join_at_the_same_time():
             each.join()
         wait_until_all_see(group, "a", "w0", "w1", "w2", "w3")
         assert sorted(worker.info.id for worker in group.workers.values()) == [0, 1, 2, 3, 4]
+
+
+def test_joining_takes_nothing_from_the_programs_random_numbers():
+    # Programs seed them alike on all workers: newcomers would pass for one another.
+    before = random.getstate()
+    with LocalGroup("a", "b") as group:
+        wait_until_all_see(group, "a", "b")
+    assert random.getstate() == before
 
 
 def test_who_leaves_is_gone_for_all_and_by_name():
