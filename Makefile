@@ -16,7 +16,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 DEMO = examples/digits/train.py
 TESTS = tests
 
-.PHONY: help demo test test-all lint format bench docs clean
+.PHONY: help demo test test-again test-all lint format bench docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -26,6 +26,9 @@ demo: $(VENV)/installed-demo  ## train a split model on handwritten digits; comp
 
 test: $(VENV)/installed-dev  ## the quick suite, warnings as errors
 	python -m pytest -m "not slow" $(TESTS)
+
+test-again: $(VENV)/installed-dev  ## the tests that failed last time
+	python -m pytest --last-failed --last-failed-no-failures none -m "not slow" $(TESTS)
 
 test-all: $(VENV)/installed-dev  ## the whole suite, with the thorough profile of the property tests
 	HYPOTHESIS_PROFILE=thorough python -m pytest $(TESTS)
