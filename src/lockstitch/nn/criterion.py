@@ -46,12 +46,11 @@ class DataParallelCriterion(DataParallel[ModuleWithLoss]):
         loss = model(inputs, targets)
         loss.backward()
 
-    Args:
-        module: as for `DataParallel`.
-        criterion: called in each slot with the module's output and the slot's part of the targets;
-            returns the mean over that part, a tensor without dimensions.
-        device_ids, output_device, dim: as for `DataParallel`; without `device_ids` and accelerators
-            all is computed plainly.
+    - `module`: as for `DataParallel`.
+    - `criterion`: called in each slot with the module's output and the slot's part of the targets;
+      returns the mean over that part, a tensor without dimensions.
+    - `device_ids`, `output_device`, `dim`: as for `DataParallel`; without `device_ids` and
+      accelerators all is computed plainly.
 
     The parameters are also those of `net` itself, whose `state_dict` is the one to keep.
     """

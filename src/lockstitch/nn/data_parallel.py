@@ -62,17 +62,15 @@ class DataParallel(nn.Module, Generic[M]):
         loss = criterion(model(inputs), targets)
         loss.backward()                      # on both slots; gradients are summed in `model`
 
-    Args:
-        module: the module; it stays what it is, with its own parameters, hooks and buffers.
-            Slot 0 runs it itself, so buffers that it updates are kept.
-        device_ids: one entry for each slot. Numbers are accelerators where there are any and slots
-            of the CPU where there are none, in processes; `"fork"` and `"thread"` choose processes
-            or threads, names of workers of `lockstitch.rpc` those workers. The first slot is always
-            the caller, which is put before a list that begins with another worker. Default: all
-            accelerators; without any, slots of the CPU where they are faster than the plain module,
-            see below.
-        output_device: where outputs are gathered; the default is the first slot's device.
-        dim: the dimension of tensors along which the batch is cut.
+    - `module`: it stays what it is, with its own parameters, hooks and buffers. Slot 0 runs it
+      itself, so buffers that it updates are kept.
+    - `device_ids`: one entry for each slot. Numbers are accelerators where there are any and slots
+      of the CPU where there are none, in processes; `"fork"` and `"thread"` choose processes or
+      threads, names of workers of `lockstitch.rpc` those workers. The first slot is always the
+      caller, which is put before a list that begins with another worker. Default: all accelerators;
+      without any, slots of the CPU where they are faster than the plain module, see below.
+    - `output_device`: where outputs are gathered; the default is the first slot's device.
+    - `dim`: the dimension of tensors along which the batch is cut.
 
     A single entry means the plain module, on that device: `device_ids=["cpu"]`.
 
