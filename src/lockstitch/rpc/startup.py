@@ -110,16 +110,22 @@ def start_worker(
         segments.trim_by(worker.agent.call_later)
     worker.agent.on_close(membership.close)
     worker.agent.on_close(transport.close)
-    signal = WaitSignal(worker)
-    signal.install()
-    worker.agent.on_close(signal.remove)
-    if options.switch_interval is not None:
-        worker.agent.on_close(SWITCH_INTERVAL.shorten(options.switch_interval))
+    _settle_in_process(worker, options)
     for listener in listeners:
         worker.agent.accept_at(listener)
     worker.start()
     membership.begin()
     return worker
+
+
+def _settle_in_process(worker: Worker, options: TensorPipeRpcBackendOptions) -> None:
+    """What the worker has the whole process do while it lives: answer a signal, and take turns as
+    long as the options say."""
+    signal = WaitSignal(worker)
+    signal.install()
+    worker.agent.on_close(signal.remove)
+    if options.switch_interval is not None:
+        worker.agent.on_close(SWITCH_INTERVAL.shorten(options.switch_interval))
 
 
 def make_agent_options(
