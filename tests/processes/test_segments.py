@@ -3,9 +3,12 @@ behind."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 from pathlib import Path
@@ -21,7 +24,7 @@ from lockstitch.errors import PeerDiedError, RemoteError
 from lockstitch.rpc import TensorPipeRpcBackendOptions
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing import ProcessCluster
-from lockstitch.transport import mapping
+from lockstitch.transport import mapping, segments
 from lockstitch.transport.segments import SegmentPool
 from lockstitch.transport.warm import WarmBuffers
 
@@ -120,6 +123,51 @@ def test_memory_is_used_again(cluster: ProcessCluster) -> None:
     now = cluster.run(0, figures)
     assert now.made <= 4
     assert now.reused >= 36
+
+
+# ---------------------------------------------------------------- receivers without room
+
+files: list[int] = []
+
+
+def open_all_files() -> None:
+    soft = max(int(name) for name in os.listdir("/proc/self/fd")) + 8
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
+    with contextlib.suppress(OSError):
+        while True:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+
+
+def close_files() -> None:
+    while files:
+        os.close(files.pop())
+
+
+def map_nothing() -> None:
+    def refused(_descriptor: int, _size: int) -> Any:
+        raise OSError(errno.ENOMEM, "no room")
+
+    segments.Mapping = refused  # type: ignore[assignment, misc]
+
+
+def send_to_one_without_room(exhaust: Any) -> None:
+    rpc.rpc_sync("worker1", exhaust)
+    for size in SIZES:
+        tensor = torch.rand(size)
+        for _ in range(3):
+            assert torch.equal(rpc.rpc_sync("worker1", echo, args=(tensor,)), tensor)
+        assert rpc.rpc_sync("worker1", keep, args=(tensor,)) > 0
+    rpc.rpc_sync("worker1", close_files)
+    assert len(rpc.rpc_sync("worker1", sums)) == len(SIZES)
+
+
+@pytest.mark.parametrize("exhaust", [open_all_files, map_nothing])
+def test_receiver_without_room_gets_all_by_the_same_connection(
+    cluster: ProcessCluster, exhaust: Any
+) -> None:
+    cluster.run(0, send_to_one_without_room, exhaust)
 
 
 # ---------------------------------------------------------------- whose it is

@@ -31,7 +31,7 @@ _ROOM: Final = socket.CMSG_SPACE(_INT_BYTES)
 _LONGEST_NOTE: Final = 64
 _NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
 _QUIETLY: Final = socket.MSG_DONTWAIT | _NO_SIGNAL
-_RECEIVING: Final = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_LOOKING: Final = socket.MSG_DONTWAIT | socket.MSG_PEEK | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class Handover:
@@ -48,11 +48,17 @@ class Handover:
         with self._lock:
             self._socket.sendmsg([note], _rights(descriptor), _QUIETLY)
 
-    def receive(self, notes: list[Note]) -> None:
-        """Appends what has been handed over next, to be read by `open_note`. Raises
+    def look(self, notes: list[Note]) -> None:
+        """Appends what has been handed over next and leaves it there until `take`: what comes with
+        it would be lost for ever where this process has no descriptor free. Raises
         `BlockingIOError` if there is nothing."""
         with self._lock:  # call and storing are one C call, as in `stream`
-            notes.extend(map(self._socket.recvmsg, (_LONGEST_NOTE,), (_ROOM,), (_RECEIVING,)))
+            notes.extend(map(self._socket.recvmsg, (_LONGEST_NOTE,), (_ROOM,), (_LOOKING,)))
+
+    def take(self, taken: list[bytes]) -> None:
+        """Takes out what `look` has shown, and appends its text."""
+        with self._lock:
+            taken.extend(map(self._socket.recv, (_LONGEST_NOTE,), (socket.MSG_DONTWAIT,)))
 
     def close(self) -> None:
         """Ends it; harmless when repeated."""

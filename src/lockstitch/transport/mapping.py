@@ -79,6 +79,33 @@ class Mapping:
             _madvise(self.address, self.size, _REMOVE)
 
 
+class Copy:
+    """What lay in shared memory that could not be mapped: memory of this process alone, of `size`
+    bytes at `address`."""
+
+    __slots__ = ("_memory", "address", "size")
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        """Reads `size` bytes of the memory behind `descriptor`. Raises `OSError` when there is less
+        of it, or no room for it."""
+        try:
+            memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+        except RuntimeError as error:
+            raise OSError(errno.ENOMEM, f"there is no memory for {size:,} bytes") from error
+        view, done = memoryview(memory.numpy()), 0  # type: ignore[arg-type]
+        while done < size:
+            count = os.preadv(descriptor, [view[done:]], done)
+            if not count:
+                raise OSError(errno.EINVAL, f"shared memory of less than {size:,} bytes")
+            done += count
+        self._memory = memory
+        self.address: int = memory.data_ptr()
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"<Copy of {self.size:,} bytes at {self.address:#x}>"
+
+
 def _available_bytes() -> int:
     """How much memory could be had now."""
     try:

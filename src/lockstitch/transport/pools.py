@@ -84,6 +84,10 @@ class Pool:
                 self._refused,
             )
 
+    def now(self) -> float:
+        """The time of the pool's clock, in seconds."""
+        return self._clock.now()
+
     def trim_by(self, call_later: Callable[[float, Callable[[], None]], None]) -> None:
         """Has idle memory given back: `call_later(seconds, task)` runs a task later."""
         with self._lock:

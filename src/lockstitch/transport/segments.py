@@ -9,6 +9,10 @@ connection; its descriptor is handed over once. Until the receiver says FREE, a 
 receiver's alone: whatever it writes there nobody else will see. It says so by a byte in a table
 that both share, in the finalizer of the last tensor, which needs no lock, no message and no thread.
 
+A receiver that cannot map a segment (too many open files or mappings, too little address space)
+reads it into memory of its own instead and says COPIED: nothing is lost, the sender never lends
+that segment again, and leaves it at the stream for a while.
+
 When a connection ends its segments are forgotten by the sender; what the receiver still uses stays
 until it has done with it. Segments have no name: the last process that has one takes it along.
 
@@ -23,7 +27,6 @@ import contextlib
 import ctypes
 import operator
 import os
-import platform
 import struct
 import threading
 import weakref
@@ -32,11 +35,24 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.transport import mapping
-from lockstitch.transport.blocks import MOST_BLOCKS, PAGE_BYTES, Block, Ledger
+from lockstitch.transport.blocks import Block, Ledger
 from lockstitch.transport.forks import abandon_in_child, tell_before_fork
 from lockstitch.transport.handover import descriptors_in
-from lockstitch.transport.mapping import Mapping
+from lockstitch.transport.mapping import Copy, Mapping
 from lockstitch.transport.pools import Pool
+from lockstitch.transport.reserve import Reserve
+from lockstitch.transport.tables import (
+    COPIED,
+    FREE,
+    GONE,
+    KEPT,
+    LENT,
+    NEW,
+    TABLE_BYTES,
+    FileTable,
+    mapped_table,
+    setter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -46,21 +62,14 @@ if TYPE_CHECKING:
 LEAST_BYTES: Final = 16 * 1024
 """Less than this goes by the stream, which is quicker then."""
 
-FREE: Final = 0
-NEW: Final = 1  # lent for the first time: its descriptor is still to be received
-LENT: Final = 2
-KEPT: Final = 3  # like LENT, and will never be FREE
-GONE: Final = 4  # was KEPT
-
-_STORES_ARE_ORDERED: Final = platform.machine() in ("x86_64", "AMD64", "i686")
 _NOTE: Final = struct.Struct("<HQ")  # number, size
 _TABLE: Final = 0xFFFF  # stands for the table's number
-_TABLE_BYTES: Final = PAGE_BYTES
-assert MOST_BLOCKS <= _TABLE_BYTES
 # Can be called, does nothing, and has no frame.
 _NOTHING: Final[Callable[[], object]] = int
-# After a failure, the system is not asked for memory again for so long.
+# After a failure, the system is not asked for memory again for so long; nor is a peer that could
+# not map what it was lent, and each time twice as long, up to 64 times.
 _PAUSE_SECONDS: Final = 1.0
+_MOST_DOUBLINGS: Final = 6
 
 
 class Loan:
@@ -85,6 +94,7 @@ class SegmentPool(Pool):
 
     def __init__(self, capacity_bytes: int, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(capacity_bytes, clock)
+        self.reserve = Reserve()
         self._paused_until = float("-inf")
 
     def lend(self, owner: LentSegments, nbytes: int) -> Loan | None:
@@ -103,7 +113,7 @@ class SegmentPool(Pool):
                 return Loan(self, block, block.memory)
             block = self._reuse(owner, nbytes)
             if block is None:
-                if self._clock.now() < self._paused_until:
+                if self._clock.now() < max(self._paused_until, owner.paused_until):
                     self._refused += 1
                     return None
                 block, gone = self._make(owner, nbytes)
@@ -143,7 +153,7 @@ class SegmentPool(Pool):
         """The connection of `owner` has ended."""
         with self._lock:
             owner.is_closed = True
-            owner.table = bytearray(_TABLE_BYTES)
+            owner.table = bytearray(TABLE_BYTES)
             gone = self._ledger.drop_owner(owner)
         for block in gone:
             block.memory = None
@@ -155,9 +165,11 @@ class SegmentPool(Pool):
             state = table[block.number]
             if state == FREE:
                 ledger.give_back(block, now)
-            elif state in (KEPT, GONE):
+            elif state in (KEPT, GONE, COPIED):
                 ledger.retire(block)
                 block.memory = None
+                if state == COPIED:  # its number has had its day, too
+                    cast("LentSegments", owner).pause(now)
         for number in ledger.retired(owner):
             if table[number] == GONE:
                 ledger.clear(owner, number)
@@ -176,6 +188,8 @@ class LentSegments:
         self.table: Any = b""
         self.recent: list[Block] = []
         """The blocks that were looked for last, and are likely to be what is looked for next."""
+        self.paused_until = float("-inf")
+        self._pauses = 0
         self._pool = pool
         self._handover = handover
         self._opening = threading.Lock()
@@ -184,11 +198,18 @@ class LentSegments:
     def abandon(self) -> None:
         """A forked child has none of the memory, and lends nothing."""
         self.is_closed = True
-        self.table = bytearray(_TABLE_BYTES)
+        self.table = bytearray(TABLE_BYTES)
 
     def lend(self, nbytes: int) -> Loan | None:
         """See `SegmentPool.lend`."""
         return self._pool.lend(self, nbytes)
+
+    def pause(self, now: float) -> None:
+        """A segment could not be made for the peer, or not be mapped by it: it gets no more of them
+        for a while."""
+        doublings = min(self._pauses, _MOST_DOUBLINGS)
+        self._pauses += 1
+        self.paused_until = now + _PAUSE_SECONDS * (1 << doublings)
 
     def close(self) -> None:
         """Forgets all; harmless when repeated."""
@@ -196,14 +217,14 @@ class LentSegments:
 
     def open(self) -> bool:
         """Sees to it that both sides have the table; False if that is not possible."""
-        if not self.table and not self.is_closed:
+        if not self.table and not self.is_closed and self._pool.now() >= self.paused_until:
             with self._opening:
                 if not self.table:
                     try:
-                        self.table = _bytes_of(self.hand_over(_TABLE, _TABLE_BYTES))
-                    except OSError:
-                        self._pool.forget(self)
-        return not self.is_closed
+                        self.table = mapped_table(self.hand_over(_TABLE, TABLE_BYTES))
+                    except OSError:  # as with any other segment
+                        self.pause(self._pool.now())
+        return bool(self.table) and not self.is_closed
 
     def come_back(self, nbytes: int) -> Block | None:
         """A block for `nbytes` that came back since anybody looked; its memory is the warmest."""
@@ -248,7 +269,7 @@ class Lease:
 
     __slots__ = ("__weakref__", "_mapping", "end", "give_back")
 
-    def __init__(self, give_back: Callable[[], object], memory: Mapping) -> None:
+    def __init__(self, give_back: Callable[[], object], memory: Mapping | Copy) -> None:
         self.end: Callable[[], object] = _NOTHING
         self.give_back = give_back
         self._mapping = memory
@@ -259,13 +280,18 @@ class Lease:
 class ReceivedSegments:
     """The receiving end of one connection: what the peer has lent us."""
 
-    def __init__(self, handover: Handover) -> None:
+    def __init__(self, handover: Handover, reserve: Reserve) -> None:
         self._handover = handover
+        self._reserve = reserve
+        self._held = [reserve]
+        """The reserve, until it is let go."""
         self._notes: list[Note] = []
-        self._mapped: dict[int, Mapping] = {}
+        self._taken: list[bytes] = []
+        self._mapped: dict[int, Mapping | Copy] = {}
         self._leases: dict[int, weakref.ref[Lease]] = {}
         """The latest of each segment: there is one at a time."""
         self._table: Any = b""
+        reserve.hold()
         abandon_in_child(self)
         tell_before_fork(self)
 
@@ -275,28 +301,27 @@ class ReceivedSegments:
         if not self._table or self._table[number] == NEW:
             self._receive()
         memory = self._mapped.get(number)
-        if memory is None or self._table[number] not in (NEW, LENT, KEPT):
+        if memory is None or self._table[number] not in (NEW, LENT, KEPT, COPIED):
             raise ConnectionError(f"the peer names a segment, {number}, that it has not lent")
-        if self._table[number] == NEW:
-            self._table[number] = LENT
-        lease = Lease(self._release(number, FREE), memory)
-        self._leases[number] = weakref.ref(lease)
+        if isinstance(memory, Copy):
+            self._table[number] = COPIED
+            lease = Lease(partial(self._mapped.pop, number, None), memory)
+        else:
+            if self._table[number] == NEW:
+                self._table[number] = LENT
+            lease = Lease(setter(self._table, number, FREE), memory)
+            self._leases[number] = weakref.ref(lease)
         array = (ctypes.c_char * memory.size).from_address(memory.address)
         array.lease = lease  # type: ignore[attr-defined]
         return array, lease
 
-    def _release(self, number: int, state: int) -> Callable[[], object]:
-        """What says that nothing refers to that window any more: called by a finalizer, anywhere
-        and at any time."""
-        if _STORES_ARE_ORDERED:
-            return partial(self._table.__setitem__, number, state)
-        return partial(_write_behind_fences, self._table, number, state)
-
     def close(self) -> None:
         """The connection has ended: the peer has forgotten what it lent. Leases keep their memory
         and tell nobody of their end; harmless when repeated."""
-        self._table = bytearray(_TABLE_BYTES)
+        self._table = bytearray(TABLE_BYTES)
         self._mapped = {}
+        with contextlib.suppress(IndexError):  # it was let go before
+            self._held.pop().let_go()
 
     def before_fork(self) -> None:
         """What is in use now, a child will have as well."""
@@ -305,13 +330,13 @@ class ReceivedSegments:
             if lease is not None and self._table[number] == LENT:
                 self._table[number] = KEPT
                 is_taken = lease.end is lease.give_back
-                lease.give_back = self._release(number, GONE)
+                lease.give_back = setter(self._table, number, GONE)
                 if is_taken:
                     lease.end = lease.give_back
 
     def abandon(self) -> None:
         """In a forked child: what it lets go of is its own affair."""
-        self._table = bytearray(_TABLE_BYTES)
+        self._table = bytearray(TABLE_BYTES)
         for ref in list(self._leases.values()):
             lease = ref()
             if lease is not None:
@@ -321,49 +346,57 @@ class ReceivedSegments:
         """Maps all that has been handed over. An interrupted one is finished by the next."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                self._handover.receive(self._notes)
-                self._open_notes()
-        self._open_notes()
+                if not self._notes:
+                    self._handover.look(self._notes)
+                if self._is_cut_short():
+                    with self._reserve.spent():
+                        del self._notes[:]
+                        self._handover.look(self._notes)
+                        self._open_note()
+                else:
+                    self._open_note()
 
-    def _open_notes(self) -> None:
-        notes = self._notes
-        while notes:
-            data, ancillary, _, _ = notes[0]
-            if not data:
-                raise ConnectionResetError("the peer is gone, and what it has lent with it")
-            descriptors = descriptors_in(ancillary)
-            if len(data) != _NOTE.size or len(descriptors) != 1:
-                raise ConnectionError(
-                    "a shared memory segment did not arrive: this process may have too many open "
-                    "files (ulimit -n)"
-                )
-            number, size = _NOTE.unpack(data)
+    def _is_cut_short(self) -> bool:
+        """Whether what is handed over has been seen without its descriptor."""
+        data, ancillary, _, _ = self._notes[0]
+        return len(data) == _NOTE.size and not descriptors_in(ancillary)
+
+    def _open_note(self) -> None:
+        data, ancillary, _, _ = self._notes[0]
+        if not data:
+            raise ConnectionResetError("the peer is gone, and what it has lent with it")
+        descriptors = descriptors_in(ancillary)
+        if len(data) != _NOTE.size or len(descriptors) != 1:
+            raise ConnectionError(
+                "a shared memory segment did not arrive: this process may have too many open "
+                "files (ulimit -n)"
+            )
+        if not self._taken:
             try:
-                memory = Mapping(descriptors[0], size)
+                self._open_memory(descriptors[0], *_NOTE.unpack(data))
             except OSError as error:
+                del self._notes[0]
+                os.close(descriptors[0])
                 raise ConnectionError(f"a shared memory segment cannot be used: {error}") from error
-            if number == _TABLE:
-                table = _bytes_of(memory)
-                self._table = table
-            else:
-                self._mapped[number] = memory
-            del notes[0]  # from storing the memory to here, nothing is called
-            os.close(descriptors[0])
+            self._handover.take(self._taken)
+        del self._notes[0], self._taken[0]  # nothing is called between the two
+        os.close(descriptors[0])
+
+    def _open_memory(self, descriptor: int, number: int, size: int) -> None:
+        if number == _TABLE:
+            self._table = _table(descriptor, size)
+        else:
+            self._mapped[number] = self._memory(descriptor, size)
+
+    def _memory(self, descriptor: int, size: int) -> Mapping | Copy:
+        if not isinstance(self._table, FileTable):
+            with contextlib.suppress(OSError):
+                return Mapping(descriptor, size)
+        return Copy(descriptor, size)
 
 
-def _write_behind_fences(table: Any, number: int, state: int) -> None:
-    """What was written and read in a segment must be over before the sender sees its state. On x86
-    that is so; elsewhere it takes two locks, since things may move into one, but not through two.
-    """
-    with threading.Lock():
-        pass
-    with threading.Lock():
-        pass
-    table[number] = state
-
-
-def _bytes_of(memory: Mapping) -> Any:
-    """The memory as a mutable sequence of numbers from 0 to 255."""
-    table = (ctypes.c_ubyte * memory.size).from_address(memory.address)
-    table.mapping = memory  # type: ignore[attr-defined]
-    return table
+def _table(descriptor: int, size: int) -> Any:
+    try:
+        return mapped_table(Mapping(descriptor, size))
+    except OSError:
+        return FileTable(os.dup(descriptor))

@@ -74,7 +74,7 @@ class UnixConnection(StreamConnection):
         """From now on descriptors can be handed over by `link`."""
         if link is not None and self._segments is not None:
             self._handover = link
-            self._received = ReceivedSegments(link)
+            self._received = ReceivedSegments(link, self._segments.reserve)
             self._lent = LentSegments(self._segments, link)
             if self.is_closed:  # in the meantime
                 self._end_sharing()

@@ -34,8 +34,10 @@ def test_descriptor_arrives_with_its_note(stream, tmp_path):
     ours.send(b"number 3", file)
     os.write(file, b"text")
     os.close(file)
-    notes = []
-    theirs.receive(notes)
+    notes, taken = [], []
+    theirs.look(notes)
+    theirs.take(taken)
+    assert taken == [b"number 3"]
     ((note, ancillary, _, _),) = notes
     (received,) = descriptors_in(ancillary)
     assert note == b"number 3"
@@ -43,7 +45,7 @@ def test_descriptor_arrives_with_its_note(stream, tmp_path):
     assert os.pread(received, 10, 0) == b"text"
     os.close(received)
     with pytest.raises(BlockingIOError):
-        theirs.receive(notes)
+        theirs.look(notes)
     ours.close()
     ours.close()
     theirs.close()

@@ -92,3 +92,19 @@ def test_what_cannot_be_mapped_leaves_no_descriptor(monkeypatch):
     with pytest.raises(OSError, match="no room"):
         create(SIZE)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_copy_is_what_lay_there_and_memory_of_its_own():
+    with shared() as (memory, descriptor):
+        ctypes.memmove(memory.address, b"before", 6)
+        copy = mapping.Copy(descriptor, SIZE)
+        ctypes.memmove(memory.address, b"after!", 6)
+        assert ctypes.string_at(copy.address, 6) == b"before"
+        assert copy.size == SIZE
+        with pytest.raises(OSError, match="less than"):
+            mapping.Copy(descriptor, SIZE + 1)
+
+
+def test_copy_for_which_there_is_no_memory_is_an_error():
+    with shared() as (_, descriptor), pytest.raises(OSError, match="there is no memory"):
+        mapping.Copy(descriptor, 1 << 60)

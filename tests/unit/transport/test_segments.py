@@ -3,7 +3,9 @@ Both ends are in this process; `tests/processes/test_segments.py` has them in tw
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import gc
 import os
 import resource
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from lockstitch.testing import ManualClock
-from lockstitch.transport import mapping, segments
+from lockstitch.transport import mapping, segments, tables
 from lockstitch.transport.blocks import TRIAL_BLOCKS
 from lockstitch.transport.pools import IDLE_SECONDS
 from lockstitch.transport.segments import LEAST_BYTES, SegmentPool
@@ -213,6 +215,18 @@ def test_without_memory_or_descriptors_there_is_the_stream(pair, monkeypatch):
     assert pair.pool.statistics().refused == 2
 
 
+def test_system_that_forbids_shared_memory_leaves_the_stream_and_is_asked_again(pair, monkeypatch):
+    def forbidden(*_arguments):
+        raise PermissionError(errno.EPERM, "memfd_create is filtered")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", forbidden)
+        assert pair.lend(b"x") is None
+    assert pair.lend(b"x") is None
+    pair.clock.advance(2)
+    assert bytes(pair.take(pair.lend(b"x"))[:1]) == b"x"
+
+
 def test_size_limit_of_files_leaves_the_stream(pair):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MB, hard))
@@ -235,6 +249,103 @@ def test_segment_that_has_been_given_back_is_an_error(pair):
         pair.far.window(number)
 
 
+def unmappable(monkeypatch, sizes=lambda _size: True):
+    """The receiving end cannot map memory of these sizes."""
+    mapped = segments.Mapping
+
+    def refused(descriptor, size):
+        if sizes(size):
+            raise OSError(errno.ENOMEM, "no room")
+        return mapped(descriptor, size)
+
+    monkeypatch.setattr(segments, "Mapping", refused)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [lambda _size: True, lambda size: size > tables.TABLE_BYTES],
+    ids=["nor the table", "but the table"],
+)
+def test_segment_that_cannot_be_mapped_is_read_and_not_lent_again(pair, monkeypatch, sizes):
+    with monkeypatch.context() as patch:
+        unmappable(patch, sizes)
+        number = pair.lend(b"first")
+        window = pair.take(number)
+        assert bytes(window[:5]) == b"first"
+        window[0] = b"F"  # its own memory
+        assert pair.lend(b"second") is None
+        assert pair.pool.statistics().bytes == 0
+        pair.clock.advance(1.5)
+        assert bytes(pair.take(pair.lend(b"third"))[:5]) == b"third"
+        assert pair.lend(b"fourth") is None
+        pair.clock.advance(1.5)  # it takes twice as long now
+        assert pair.lend(b"fourth") is None
+    assert bytes(window[:5]) == b"First"
+    pair.clock.advance(1)
+    assert bytes(pair.take(pair.lend(b"fifth"))[:5]) == b"fifth"
+
+
+def test_receiver_that_can_map_again_is_served_by_warm_segments_again(pair, monkeypatch):
+    warm = pair.take(pair.lend(b"warm"))
+    with monkeypatch.context() as patch:
+        unmappable(patch)
+        assert bytes(pair.take(pair.lend(b"read", 2 * MB))[:4]) == b"read"
+        del warm
+        number = pair.lend(b"still")  # what is mapped can be lent all the time
+        assert bytes(pair.take(number)[:5]) == b"still"
+        assert pair.lend(b"large", 2 * MB) is None
+    pair.clock.advance(1.5)
+    numbers = set()
+    for _ in range(3):
+        numbers.add(pair.lend(b"mapped", 2 * MB))
+        pair.take(max(numbers))
+    assert len(numbers) == 1
+
+
+def test_read_segment_can_be_opened_again_until_it_is_taken_and_then_goes(pair, monkeypatch):
+    unmappable(monkeypatch)
+    number = pair.lend(b"data")
+    pair.far.window(number)  # an interrupt: nobody has it
+    window = pair.take(number)
+    assert bytes(window[:4]) == b"data"
+    del window
+    with pytest.raises(ConnectionError, match="that it has not lent"):
+        pair.far.window(number)
+
+
+def test_memory_that_cannot_even_be_read_is_named(pair, monkeypatch):
+    pair.take(pair.lend(b"x"))
+    number = pair.lend(b"y", 2 * MB)
+    unmappable(monkeypatch)
+    monkeypatch.setattr(segments, "Copy", segments.Mapping)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConnectionError, match="cannot be used: .*no room"):
+        pair.far.window(number)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_segments_arrive_where_no_more_files_can_be_opened(pair):
+    number = pair.lend(b"first")  # neither this nor the table has been received
+    files = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                files.append(os.open(os.devnull, os.O_RDONLY))
+        window = pair.take(number)
+        assert bytes(window[:5]) == b"first"
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)  # there is a reserve again
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for each in files:
+            os.close(each)
+    del window
+    assert pair.lend(b"again") == number  # it is mapped
+
+
 def test_descriptors_that_the_receiver_cannot_take_are_named(pair):
     pair.take(pair.lend(b"x"))
     number = pair.lend(b"y", 2 * MB)
@@ -251,7 +362,7 @@ def test_peer_that_is_gone_before_its_segment_came_is_named(pair):
     pair.take(pair.lend(b"x"))
     number = pair.lend(b"y", 2 * MB)
     pair.take(number)
-    pair.far._received._table[9] = segments.NEW  # as if it had announced one more
+    pair.far._received._table[9] = tables.NEW  # as if it had announced one more
     pair.near.close()
     with pytest.raises(ConnectionError, match="the peer is gone"):
         pair.far.window(9)
@@ -349,11 +460,11 @@ def test_child_gives_nothing_back_and_lends_nothing():
         return 0 if pair.near.lend(LEAST_BYTES) is None else 1
 
     number = 0
-    assert state[number] == segments.LENT
+    assert state[number] == tables.LENT
     assert run_in_child(drop) == 0
-    assert state[number] == segments.KEPT  # by the fork, not given back by the child
+    assert state[number] == tables.KEPT  # by the fork, not given back by the child
     kept.clear()
-    assert state[number] == segments.GONE
+    assert state[number] == tables.GONE
     pair.close()
 
 
@@ -427,13 +538,13 @@ def test_end_of_a_window_runs_nothing_of_python_in_which_an_interrupt_could_be_l
     finally:
         sys.setprofile(None)
     assert frames == []
-    assert pair.near._lent.table[0] == segments.FREE
+    assert pair.near._lent.table[0] == tables.FREE
 
 
 def test_stores_behind_fences_end_a_window_as_well(monkeypatch):
-    monkeypatch.setattr(segments, "_STORES_ARE_ORDERED", False)
+    monkeypatch.setattr(tables, "_STORES_ARE_ORDERED", False)
     pair = Pair()
     window = pair.take(pair.lend(b"x"))
     del window
-    assert pair.near._lent.table[0] == segments.FREE
+    assert pair.near._lent.table[0] == tables.FREE
     pair.close()
