@@ -9,6 +9,8 @@
 - `segments`: shared memory beside a unix stream, made of
   - `mapping`: memory that two processes map
   - `handover`: how one gives it to the other
+  - `tables`: who has which of it
+  - `reserve`: descriptors kept back for what is given
 - `warm`: memory kept warm for what arrives in streams
 - `pools`, `blocks`: what both lend by, and its bookkeeping
 - `several`: several kinds as one transport
