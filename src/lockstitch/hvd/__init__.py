@@ -16,6 +16,7 @@
     optimizer        DistributedOptimizer
     reducer          its gradients on their way from backward to step
     exchange         one reduction of gradients
+    bucket           the same in shared memory, where they live from then on
     low_rank         the same by PowerSGD
     adasum           an optimizer that combines changes instead of gradients
     sync_batch_norm  SyncBatchNorm

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.collectives import AVERAGE, Kind, Reduction, Request
 from lockstitch.hvd.asynchronous import sparse_operation
-from lockstitch.hvd.compression import NoneCompressor
 from lockstitch.hvd.handles import Operation
 from lockstitch.hvd.process_sets import id_of
 
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
     from lockstitch.hvd.compression import Compressor
     from lockstitch.hvd.process_sets import ProcessSet
 
-MOVED_BYTES: Final = (1 << 20) + 1
-"""Gradients of this size are copied into shared memory at once and reduced in place there. Smaller
-ones are through in one phase anyway."""
+ONE_PHASE_BYTES: Final = 1 << 20
+"""Up to so many together, new tensors cost less than copying the results back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +39,6 @@ class ReducerOptions:
 
 class Exchange:
     """Gradients of some parameters, all dense or one sparse, that are being reduced together."""
-
-    replaced: torch.Tensor | None = None
-    """The gradient that backward made, where another one has taken its place."""
 
     def __init__(
         self,
@@ -88,15 +83,15 @@ class Exchange:
 
     def _begin(self, session: Session, name: str) -> Operation[None]:
         compression = self._options.compression
-        self._move_in(session)
         pairs = [compression.compress(gradient.data) for gradient in self._gradients]
         sent = tuple(tensor for tensor, _ in pairs)
+        is_small = sum(tensor.nbytes for tensor in sent) <= ONE_PHASE_BYTES and len(sent) > 1
         handle = session.submit(
             Request(
                 Kind.ALLREDUCE,
                 name,
                 sent,
-                outputs=sent if len(sent) == 1 else None,
+                outputs=None if is_small else sent,
                 reduction=self._options.reduction,
                 process_set=id_of(self._options.process_set),
                 is_group=True,
@@ -117,24 +112,6 @@ class Exchange:
                     gradient.data.copy_(result)
 
         return Operation(session, handle, store)
-
-    def _move_in(self, session: Session) -> None:
-        """Lets one large gradient live where the other ranks of the host can reach it."""
-        (parameter, *others), (gradient, *_) = self.parameters, self._gradients
-        if (
-            others
-            or gradient.nbytes < MOVED_BYTES
-            or session.backend_name != "shared_memory"
-            or not gradient.is_cpu
-            or not gradient.is_contiguous()
-            or self._options.compression is not NoneCompressor
-            or self._options.reduction.prescale != 1.0
-            or session.is_resident(gradient)
-        ):
-            return
-        self.replaced = gradient
-        parameter.grad = session.resident(gradient.shape, gradient.dtype).copy_(gradient)
-        self._note(self.parameters)
 
     def _begin_sparse(self, session: Session, name: str) -> Operation[None]:
         (parameter,), (gradient,) = self.parameters, self._gradients

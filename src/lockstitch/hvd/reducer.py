@@ -29,19 +29,53 @@ from torch.autograd import Variable
 
 from lockstitch.collectives import ReduceOp
 from lockstitch.collectives.fusion import ALIGNMENT, buckets
+from lockstitch.hvd.bucket import Bucket, BucketExchange, fits_into_bucket
 from lockstitch.hvd.compression import PowerSGD
 from lockstitch.hvd.exchange import Exchange, gradient_of
 from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.low_rank import LowRankExchange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lockstitch.collectives import Session
     from lockstitch.hvd.exchange import ReducerOptions
 
-_SMALL_BYTES: Final = 1 << 18
-_BUCKET_BYTES: Final = 1 << 20
+_BUCKET_BYTES: Final = 4 << 20
+
+
+class _Place:
+    """What is known of one parameter. The hook of the parameter holds it, so it must not hold the
+    parameter."""
+
+    __slots__ = (
+        "count",
+        "counted",
+        "group",
+        "is_filled",
+        "is_hooked",
+        "is_submitted",
+        "name",
+        "was_sparse",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.group: int | None = None
+        """Its number."""
+        self.is_hooked = False
+        self.was_sparse = False
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Nothing was done with its gradient."""
+        self.count = 0
+        """How often it was added to."""
+        self.counted: weakref.ref[torch.Tensor] | None = None
+        """The gradient that was counted: another one begins anew."""
+        self.is_submitted = False
+        self.is_filled = False
+        """Whether zeros were reduced in its place."""
 
 
 class GradientReducer:
@@ -60,22 +94,16 @@ class GradientReducer:
         self._session = None if session is PROCESS.session else session
         self._options = options
         self._prefix = f"optimizer.{PROCESS.next_number(session)}"
-        self._names = dict(names)
+        self._places = {parameter: _Place(name) for parameter, name in names.items()}
         chosen = buckets_of(list(names)) if groups is None else groups
         self._groups = [tuple(group) for group in chosen]
-        self._group_of = {each: number for number, g in enumerate(self._groups) for each in g}
+        for number, group in enumerate(self._groups):
+            for parameter in group:
+                self._place(parameter).group = number
         self._parameters: tuple[torch.Tensor, ...] = ()
-        self._hooked: set[torch.Tensor] = set()
-        self._was_sparse: set[torch.Tensor] = set()
-        self._counts: dict[torch.Tensor, int] = {}
-        self._counted: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
-        """The gradient that was counted: another one begins anew."""
-        self._submitted: set[torch.Tensor] = set()
-        self._filled: set[torch.Tensor] = set()
+        self._buckets: dict[int | torch.Tensor, Bucket] = {}
+        """By the number of the group, or by the parameter that is in none."""
         self._under_way: list[Exchange] = []
-        self._replaced: dict[torch.Tensor, torch.Tensor] = {}
-        """See `Exchange.replaced`. Kept until the next one comes: freed all at once, memory goes
-        back to the system, and the first touch of fresh pages costs as much as the reduction."""
         self._wave = 0
         self._is_needed: bool | None = None
         """As long as a step lasts; the job may be another one then."""
@@ -112,38 +140,31 @@ class GradientReducer:
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Sees to it that gradients of these are noticed; harmless when repeated."""
-        me = weakref.ref(self)
-
-        def notice(parameter: torch.Tensor) -> None:
-            reducer = me()
-            if reducer is not None:
-                reducer.accumulated(parameter)
-
         self._parameters = tuple(parameters)
         for parameter in self._parameters:
-            if parameter.requires_grad and parameter not in self._hooked:
-                parameter.register_post_accumulate_grad_hook(notice)  # type: ignore[no-untyped-call]
-                self._hooked.add(parameter)
-            if parameter not in self._names:
-                self._names[parameter] = f"noname.{len(self._names)}"
+            place = self._place(parameter)
+            if parameter.requires_grad and not place.is_hooked:
+                hook = _hook(weakref.ref(self), place)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                place.is_hooked = True
 
-    def accumulated(self, parameter: torch.Tensor) -> None:
+    def accumulated(self, parameter: torch.Tensor, place: _Place) -> None:
         """Backward has added to a gradient."""
         if self.is_settled:
             self._begin_wave()
-        if parameter in self._filled:
+        if place.is_filled:
             self._fills_early = False
         if self.is_paused:
             return
-        count = self._count(parameter)
+        count = _count(place, parameter.grad)
         if count > self.passes:
             raise AssertionError(
-                f"the gradient of {self._names[parameter]!r} was computed {count} times since the "
+                f"the gradient of {place.name!r} was computed {count} times since the "
                 f"last step, with backward_passes_per_step={self.passes}. Raise that number to "
                 "accumulate gradients, or use no_sync() for all backward passes but the last"
             )
-        if count == self.passes and self.is_needed:
-            if self._completes_its_group(parameter):
+        if count == self.passes and (self._is_needed or self.is_needed):
+            if self._completes_its_group(place):
                 self._submit(self._unit(parameter))
             if not self._is_at_end:
                 self._is_at_end = True
@@ -164,7 +185,8 @@ class GradientReducer:
             self._wait_for_all()
         finally:
             self._under_way.clear()
-            self._counts.clear()
+            for place in self._places.values():
+                place.count = 0
             self._complete.clear()
             self._is_needed = None
             self._is_at_end = False
@@ -175,11 +197,9 @@ class GradientReducer:
     def reset(self) -> None:
         """A new step begins."""
         self._is_needed = None
-        self._counts.clear()
+        for place in self._places.values():
+            place.begin_step()
         self._complete.clear()
-        self._counted.clear()
-        self._submitted.clear()
-        self._filled.clear()
         self._under_way.clear()
         self._wave = 0
         self.is_settled = False
@@ -190,21 +210,17 @@ class GradientReducer:
     def _begin_wave(self) -> None:
         """Gradients change after they were reduced."""
         self.is_settled = False
-        self._wave += bool(self._submitted)
-        self._submitted.clear()
+        places = self._places.values()
+        self._wave += any(place.is_submitted for place in places)
+        for place in places:
+            place.is_submitted = False
         self._complete.clear()
 
-    def _count(self, parameter: torch.Tensor) -> int:
-        """How often this gradient was added to; one that replaces another begins anew."""
-        gradient = parameter.grad
-        assert gradient is not None
-        known = self._counted.get(parameter)
-        if known is None or known() is not gradient:
-            self._counted[parameter] = weakref.ref(gradient)
-            if parameter not in self._submitted:
-                self._counts.pop(parameter, None)
-        count = self._counts[parameter] = self._counts.get(parameter, 0) + 1
-        return count
+    def _place(self, parameter: torch.Tensor) -> _Place:
+        place = self._places.get(parameter)
+        if place is None:
+            place = self._places[parameter] = _Place(f"noname.{len(self._places)}")
+        return place
 
     def _end_backward(self) -> None:
         """The end of a pass with which at least one gradient was complete."""
@@ -212,7 +228,7 @@ class GradientReducer:
             return
         self._is_at_end = False
         missing = self._missing(self._parameters)
-        has_begun = any(self._counts.get(each) for each in missing)
+        has_begun = any(self._places[each].count for each in missing)
         is_complete = not missing or self._wave or (self._fills_early and not has_begun)
         if not self._waits_early or not is_complete:
             return
@@ -232,33 +248,36 @@ class GradientReducer:
                 return False
             exchange.wait()
             del self._under_way[0]
-            if exchange.replaced is not None:
-                self._replaced[exchange.parameters[0]] = exchange.replaced
             for parameter in exchange.parameters:  # it may be another tensor now
-                self._counted[parameter] = weakref.ref(gradient_of(parameter))
+                self._places[parameter].counted = weakref.ref(gradient_of(parameter))
         return True
 
     def _missing(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """What has to be submitted before the step."""
         if not self.is_needed:
             return []
+        place = self._place
         return [
             each
             for each in parameters
-            if (each.requires_grad or each.grad is not None) and each not in self._submitted
+            if not place(each).is_submitted and (each.requires_grad or each.grad is not None)
         ]
 
     def _submit_missing(self) -> None:
         missing = self._missing(self._parameters)
         if not self._wave:
-            self._filled = {each for each in missing if each.grad is None}
-            self.without_gradient = [self._names[each] for each in missing if each.grad is None]
+            self.without_gradient = []
+            for each in missing:
+                if each.grad is None:
+                    place = self._places[each]
+                    place.is_filled = True
+                    self.without_gradient.append(place.name)
         for parameter in missing:
-            if parameter not in self._submitted:
+            if not self._places[parameter].is_submitted:
                 self._submit(self._unit(parameter))
 
-    def _completes_its_group(self, parameter: torch.Tensor) -> bool:
-        number = self._group_of.get(parameter)
+    def _completes_its_group(self, place: _Place) -> bool:
+        number = place.group
         if number is None:
             return True
         done = self._complete[number] = self._complete.get(number, 0) + 1
@@ -267,17 +286,18 @@ class GradientReducer:
 
     def _unit(self, parameter: torch.Tensor) -> list[torch.Tensor]:
         """What is reduced together with a parameter, itself included."""
-        number = self._group_of.get(parameter)
+        number = self._places[parameter].group
         group = (parameter,) if number is None else self._groups[number]
         return [each for each in group if each.requires_grad or each is parameter]
 
     def _submit(self, unit: list[torch.Tensor]) -> None:
         session = self._session or current_session()
-        self._submitted.update(unit)
-        for parameter in unit:
-            self._fill(parameter)
+        places = [self._places[parameter] for parameter in unit]
+        for parameter, place in zip(unit, places, strict=True):
+            place.is_submitted = True
+            self._fill(parameter, place)
         compression = self._options.compression
-        alone = [each for each in unit if each in self._was_sparse]
+        alone = [each for each, place in zip(unit, places, strict=True) if place.was_sparse]
         if isinstance(compression, PowerSGD):
             alone += [each for each in unit if each not in alone and compression.compresses(each)]
         together = [each for each in unit if each not in alone]
@@ -287,42 +307,71 @@ class GradientReducer:
 
     def _exchange(self, session: Session, parameters: list[torch.Tensor]) -> Exchange:
         options = self._options
-        name = f"{self._prefix}.{self._names[parameters[0]]}"
+        place = self._places[parameters[0]]
+        name = f"{self._prefix}.{place.name}"
         if self._wave:
             name += f".again.{self._wave}"
         is_matrix = isinstance(options.compression, PowerSGD) and options.compression.compresses(
             parameters[0]
         )
-        if is_matrix and parameters[0] not in self._was_sparse:
+        if is_matrix and not place.was_sparse:
             return LowRankExchange(session, options, name, parameters[0])
+        if not place.was_sparse and fits_into_bucket(session, options, parameters):
+            key = parameters[0] if place.group is None else place.group
+            bucket = self._buckets.get(key)
+            if bucket is None or not bucket.suits(session, parameters):
+                bucket = self._buckets[key] = Bucket(session, parameters)
+            return BucketExchange(session, options, name, bucket, parameters)
         return Exchange(session, options, name, parameters)
 
-    def _fill(self, parameter: torch.Tensor) -> None:
+    def _fill(self, parameter: torch.Tensor, place: _Place) -> None:
         """Gives the parameter a gradient if it has none, as sparse as it was last time."""
         if parameter.grad is None:
-            layout = torch.sparse_coo if parameter in self._was_sparse else torch.strided
+            layout = torch.sparse_coo if place.was_sparse else torch.strided
             parameter.grad = torch.zeros_like(parameter, layout=layout)
         elif parameter.grad.is_sparse:
             if self._options.sparse_as_dense:
                 parameter.grad = parameter.grad.to_dense()
             else:
-                self._was_sparse.add(parameter)
+                place.was_sparse = True
 
     def _why_disturbed(self, exchanges: Iterable[Exchange]) -> str:
         first = next(each for exchange in exchanges for each in exchange.parameters)
         return (
-            f"the gradient of {self._names[first]!r} was changed while it was being reduced, so "
-            "this step is wrong. Backward could not wait for it, because other ranks came to "
+            f"the gradient of {self._places[first].name!r} was changed while it was being reduced, "
+            "so this step is wrong. Backward could not wait for it, because other ranks came to "
             "another operation first, or because it takes several passes through different "
             "parameters: call synchronize() before you clip or unscale gradients"
         )
 
 
+def _hook(me: weakref.ref[GradientReducer], place: _Place) -> Callable[[torch.Tensor], None]:
+    """What is called when a gradient was added to. It keeps no reducer alive."""
+
+    def notice(parameter: torch.Tensor) -> None:
+        reducer = me()
+        if reducer is not None:
+            reducer.accumulated(parameter, place)
+
+    return notice
+
+
+def _count(place: _Place, gradient: torch.Tensor | None) -> int:
+    """How often this gradient was added to; one that replaces another begins anew."""
+    assert gradient is not None
+    if place.counted is None or place.counted() is not gradient:
+        place.counted = weakref.ref(gradient)
+        if not place.is_submitted:
+            place.count = 0
+    place.count += 1
+    return place.count
+
+
 def buckets_of(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Small parameters of one dtype and device that follow each other, put together up to a size at
-    which their reduction takes one phase; from the last one, of which backward knows first."""
+    """Parameters of one dtype and device that follow each other, put together up to a size beyond
+    which a reduction does not get cheaper; from the last one, of which backward knows first."""
     joined: list[list[torch.Tensor]] = buckets(
-        [each for each in reversed(parameters) if each.nbytes <= _SMALL_BYTES],
+        reversed(parameters),
         lambda each: (each.dtype, each.device),
         lambda each: each.nbytes + ALIGNMENT,
         _BUCKET_BYTES,

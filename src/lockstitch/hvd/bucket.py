@@ -1,0 +1,144 @@
+"""Gradients that are reduced together, in one piece of memory that the other ranks of the host can
+reach.
+
+Backward makes each gradient where it likes. When the last of a bucket is there, all are copied into
+the bucket and are views of it from then on, so that one reduction, in place, is all of theirs. The
+memory is kept from step to step, unless the program has kept a gradient of the last one.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from lockstitch.collectives import Kind, Request
+from lockstitch.collectives.fusion import Layout
+from lockstitch.hvd.compression import NoneCompressor
+from lockstitch.hvd.exchange import ONE_PHASE_BYTES, Exchange, gradient_of
+from lockstitch.hvd.handles import Operation
+from lockstitch.hvd.process_sets import id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.collectives import Handle, Session
+    from lockstitch.hvd.exchange import ReducerOptions
+
+
+class Bucket:
+    """The memory, and each gradient's part of it, in the layout of its parameter."""
+
+    def __init__(self, session: Session, parameters: Sequence[torch.Tensor]) -> None:
+        self._session = weakref.ref(session)
+        self._parameters = tuple(parameters)
+        dtype = parameters[0].dtype
+        layout = Layout.of(each.nbytes for each in parameters)
+        self.flat = session.resident((layout.size // dtype.itemsize,), dtype).zero_()
+        # By `data`, so that each has a version of its own.
+        self.views = [
+            self.flat.as_strided(each.shape, _strides(each), offset // dtype.itemsize).data
+            for each, offset in zip(parameters, layout.offsets, strict=True)
+        ]
+        self.handle: Handle[torch.Tensor] | None = None
+        """Of the last reduction."""
+        self._holders = self._count_holders()
+
+    def __repr__(self) -> str:
+        return f"<Bucket of {len(self.views)} gradients · {self.flat.nbytes} bytes>"
+
+    def suits(self, session: Session, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether it was made for these, and nobody needs what is in it."""
+        if (
+            session is not self._session()
+            or len(parameters) != len(self._parameters)
+            or any(a is not b for a, b in zip(parameters, self._parameters, strict=True))
+            or (self.handle is not None and not self.handle.is_done)
+        ):
+            return False
+        is_inside = [a.grad is b for a, b in zip(parameters, self.views, strict=True)]
+        return all(is_inside) or (not any(is_inside) and self._count_holders() == self._holders)
+
+    def take_in(self) -> None:
+        """Lets the gradients be views."""
+        pairs = [
+            (parameter, gradient_of(parameter), view)
+            for parameter, view in zip(self._parameters, self.views, strict=True)
+            if parameter.grad is not view
+        ]
+        if pairs:
+            with torch.no_grad():
+                torch._foreach_copy_([view for *_, view in pairs], [each for _, each, _ in pairs])
+            for parameter, _, view in pairs:
+                parameter.grad = view
+
+    def _count_holders(self) -> tuple[int, ...]:
+        """How many look at the memory, and at each part of it."""
+        storage = self.flat.untyped_storage()._cdata
+        return (torch._C._storage_Use_Count(storage), *map(sys.getrefcount, self.views))
+
+
+class BucketExchange(Exchange):
+    """A bucket on its way."""
+
+    def __init__(
+        self,
+        session: Session,
+        options: ReducerOptions,
+        name: str,
+        bucket: Bucket,
+        parameters: Sequence[torch.Tensor],
+    ) -> None:
+        bucket.take_in()
+        self._note(parameters)
+        bucket.handle = session.submit(
+            Request(
+                Kind.ALLREDUCE,
+                name,
+                (bucket.flat,),
+                outputs=(bucket.flat,),
+                reduction=options.reduction,
+                process_set=id_of(options.process_set),
+                is_awaited=True,
+            )
+        )
+        self._operation = Operation(session, bucket.handle, _nothing)
+
+
+def fits_into_bucket(
+    session: Session, options: ReducerOptions, parameters: Sequence[torch.Tensor]
+) -> bool:
+    """Whether the gradients of these, all dense, can be reduced in a bucket. The same on all ranks
+    of which the parameters are."""
+    if (
+        session.backend_name != "shared_memory"
+        or options.compression is not NoneCompressor
+        or options.reduction.prescale != 1.0
+        or sum(each.nbytes for each in parameters) <= ONE_PHASE_BYTES
+    ):
+        return False
+    dtype = parameters[0].dtype
+    return all(
+        each.dtype is dtype and gradient_of(each).dtype is dtype and each.is_cpu
+        for each in parameters
+    )
+
+
+def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Those of the parameter, where its elements lie side by side; else as if it were contiguous.
+
+    All ranks come to the same, so that the same elements meet.
+    """
+    strides, step = parameter.stride(), 1
+    for stride, length in sorted(zip(strides, parameter.shape, strict=True)):
+        if length != 1:
+            if stride != step:
+                return torch.empty(parameter.shape, device="meta").stride()
+            step *= length
+    return strides
+
+
+def _nothing(_result: object) -> None:
+    """The gradients are in place."""
