@@ -22,7 +22,7 @@ from torch import nn
 
 from lockstitch.nn import parallel
 from lockstitch.nn.automatic import Automatic, call_plainly
-from lockstitch.nn.parallel.places import device_of
+from lockstitch.nn.parallel.places import check_devices, device_of
 from lockstitch.nn.slots.kinds import factory_for, places_for
 from lockstitch.nn.slots.nesting import is_inside
 from lockstitch.nn.slots.remote import seen_from_here
@@ -106,8 +106,6 @@ class DataParallel(nn.Module, Generic[M]):
         self.output_device = self.src_device_obj if output_device is None else output_device
         if len(self.device_ids) == 1:
             self.module.to(self.src_device_obj)
-        else:
-            check_devices(module, self.src_device_obj)
         self._team: Team | None = None
         is_free = device_ids is None and not self.device_ids and not _overrides_steps(type(self))
         self._automatic = Automatic(dim) if is_free else None
@@ -121,6 +119,8 @@ class DataParallel(nn.Module, Generic[M]):
             if automatic.is_plain:
                 self._automatic = None
             return automatic.call(self.module, inputs, kwargs)
+        if self.src_device_obj.type != "cpu":
+            check_devices(self.module, self.src_device_obj)
         with torch.autograd.profiler.record_function("DataParallel.forward"):
             parts, named_parts = self.scatter(inputs, kwargs, self.device_ids)
             if not parts and not named_parts:
@@ -169,7 +169,10 @@ class DataParallel(nn.Module, Generic[M]):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within the block, parameters' gradients of the slots stay where they are; at its end
-        they are added to `.grad`, once. For several backward passes before one optimizer step."""
+        they are added to `.grad`, once. For several backward passes before one optimizer step.
+
+        As with `DistributedDataParallel` the forward pass must be in the block too: gradients of
+        one that was made outside are added at once."""
         is_on_cpu = all(place.type == "cpu" for place in self._places)
         team = self._current_team() if len(self.device_ids) > 1 and is_on_cpu else None
         if team is None or not team.syncs_gradients:
@@ -227,16 +230,6 @@ def data_parallel(
     ]
     parallelized = DataParallel(module, ids, output_device, dim)
     return parallelized(*args, **dict(module_kwargs or {}))
-
-
-def check_devices(module: nn.Module, device: torch.device) -> None:
-    """Raises `RuntimeError` if a parameter or buffer of `module` is not on `device`."""
-    for tensor in [*module.parameters(), *module.buffers()]:
-        if tensor.device != device:
-            raise RuntimeError(
-                "module must have its parameters and buffers on device "
-                f"{device} (device_ids[0]) but found one of them on device: {tensor.device}"
-            )
 
 
 def _overrides_steps(kind: type[DataParallel[Any]]) -> bool:

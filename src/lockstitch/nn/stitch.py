@@ -66,6 +66,7 @@ class Call:
         self._outcome: Outcome | None = None
         self._versions: list[int] = []
         self._is_spent = False
+        self._may_keep = not team.syncs_gradients
         self._outer: Sequence[torch.Tensor | None] | None = None
 
     def __del__(self) -> None:
@@ -123,7 +124,7 @@ class Call:
             self._outer = wanted
             return
         self.team.limit_threads_until_end_of_backward()
-        number, keeps_gradients = self.number, not self.team.syncs_gradients
+        number, keeps_gradients = self.number, self._may_keep and not self.team.syncs_gradients
         with self.team.lock:
             self.slot.start_backward(
                 BackwardOrder(number, wanted, keeps_graph, keeps_gradients=keeps_gradients)
@@ -169,7 +170,28 @@ class Call:
             create_graph=True,
             allow_unused=True,
         )
-        return tuple(found)
+        gradients_found: list[torch.Tensor | None] = list(found)
+        there = [i for i, gradient in enumerate(gradients_found) if gradient is not None]
+        if not self.team.fills_unused or not there:
+            return tuple(gradients_found)
+        touched = Touch.apply(len(there), *[found[i] for i in there], *self.leaves)  # type: ignore[no-untyped-call]
+        of = dict(zip(there, touched, strict=True))
+        return tuple([of.get(i) for i in range(len(gradients_found))])
+
+
+class Touch(torch.autograd.Function):
+    """The first `count` tensors as they are; whoever goes back through them reaches the others too,
+    with zeros: as parameters do that are broadcast in the original, used or not."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.others = [(each.shape, each.dtype, each.device) for each in tensors[count:]]
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        zeros = [torch.zeros(s, dtype=dtype, device=d) for s, dtype, d in ctx.others]
+        return (None, *gradients, *zeros)
 
 
 class Begin(torch.autograd.Function):

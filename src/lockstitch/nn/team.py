@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstitch.nn.parallel.modes import Modes
+from lockstitch.nn.parallel.places import CPU, check_devices
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Blueprint, Request
 from lockstitch.nn.slots.lifting import fill, lift
@@ -121,6 +122,7 @@ class Team:
         watch = self._watch
         if watch is None or not watch.look():
             self.close()
+            check_devices(self.module, CPU)
             fresh = Watch(self.module)
             if watch is not None:
                 fresh.succeed(watch)

@@ -46,6 +46,13 @@ def broadcast(
         )
     if devices is None:
         assert out is not None
+        for i, target in enumerate(out):
+            if target.shape != tensor.shape:
+                raise RuntimeError(
+                    "Expected all output tensors to have same shape as the source tensor "
+                    f"{tuple(tensor.shape)}, but output tensor at index {i} has "
+                    f"{tuple(target.shape)}"
+                )
         for target in out:
             target.copy_(tensor, non_blocking=True)
         return tuple(out)
@@ -141,11 +148,14 @@ def scatter(
                     f"'{name}' must not be specified when 'out' is specified, "
                     f"but got {name}={value}"
                 )
+        _check_targets(tensor, out, dim)
         pieces = tensor.split([target.size(dim) for target in out], dim)
         for target, piece in zip(out, pieces, strict=True):
             target.copy_(piece, non_blocking=True)
         return tuple(out)
     places = devices_of(devices or ())
+    if not places:
+        raise RuntimeError("Expected at least one device to scatter to")
     if streams is not None and are_different_gpus(places) and not tensor.is_complex():
         return tuple(gpus.scatter(tensor, places, chunk_sizes, dim, streams))
     if chunk_sizes is None:
@@ -153,7 +163,10 @@ def scatter(
     elif len(chunk_sizes) == len(places):
         pieces = tensor.split(list(chunk_sizes), dim)
     else:
-        raise RuntimeError(f"{len(chunk_sizes)} chunk_sizes for {len(places)} devices")
+        raise RuntimeError(
+            "Expected devices and chunk_sizes to be of same length, but got "
+            f"{len(places)} devices and {len(chunk_sizes)} chunk_sizes"
+        )
     return tuple(
         piece.to(place, non_blocking=True) for piece, place in zip(pieces, places, strict=False)
     )
@@ -168,6 +181,7 @@ def gather(
 ) -> torch.Tensor:
     """`tensors` joined along `dim` at `destination` (default: the current device), or in `out`;
     with both `RuntimeError`."""
+    _check_sources(tensors, dim)
     if out is not None:
         if destination is not None:
             raise RuntimeError(
@@ -189,6 +203,48 @@ def gather(
         )
     device = device_of(destination)
     return torch.cat([tensor.to(device, non_blocking=True) for tensor in tensors], dim)
+
+
+def _check_targets(tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int) -> None:
+    if not out:
+        raise RuntimeError("Expected at least one output tensor to scatter to")
+    for i, target in enumerate(out):
+        if not _differ_along(target, tensor, dim):
+            raise RuntimeError(
+                f"Output tensor at index {i} has incorrect shape: {tuple(target.shape)}, which "
+                f"differs from {tuple(tensor.shape)} not only along the scatter dim {dim}"
+            )
+    total = sum(target.size(dim) for target in out)
+    if total != tensor.size(dim):
+        raise RuntimeError(
+            f"Total size for output tensors along scatter dim {dim} does not match "
+            f"that of the source tensor: {total} and {tensor.size(dim)}"
+        )
+
+
+def _check_sources(tensors: Sequence[torch.Tensor], dim: int) -> None:
+    if not tensors:
+        raise RuntimeError("Expected at least one tensor to gather from")
+    for i, tensor in enumerate(tensors):
+        if tensor.dim() != tensors[0].dim():
+            raise RuntimeError(
+                "Expected all input tensors to have the same number of dimensions, but input "
+                f"tensor at index {i} has {tensor.dim()}, the first one {tensors[0].dim()}"
+            )
+        if not _differ_along(tensor, tensors[0], dim):
+            raise RuntimeError(
+                f"Input tensor at index {i} has invalid shape {tuple(tensor.shape)}, which differs "
+                f"from {tuple(tensors[0].shape)} not only along dimension {dim}"
+            )
+
+
+def _differ_along(tensor: torch.Tensor, other: torch.Tensor, dim: int) -> bool:
+    """Whether two shapes are the same but for their lengths along `dim`."""
+    one, two = list(tensor.shape), list(other.shape)
+    if len(one) != len(two) or not one:
+        return one == two
+    del one[dim], two[dim]
+    return one == two
 
 
 def _copy(tensor: torch.Tensor, device: torch.device, *, is_first: bool) -> torch.Tensor:

@@ -6,12 +6,15 @@ is none; so a program for two GPUs runs on two slots of a CPU.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from torch import nn
 
 Place: TypeAlias = "int | str | torch.device"
 
@@ -36,6 +39,17 @@ def device_of(place: Place | None) -> torch.device:
 def devices_of(places: Iterable[Place]) -> list[torch.device]:
     """One device for each place, in their order."""
     return [device_of(place) for place in places]
+
+
+def check_devices(module: nn.Module, device: torch.device) -> None:
+    """Raises `RuntimeError` if a parameter or buffer of `module` is not on `device`, that of the
+    first slot."""
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        if tensor.device != device:
+            raise RuntimeError(
+                "module must have its parameters and buffers on device "
+                f"{device} (device_ids[0]) but found one of them on device: {tensor.device}"
+            )
 
 
 def are_different_gpus(devices: Iterable[torch.device]) -> bool:

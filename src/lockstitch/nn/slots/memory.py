@@ -48,6 +48,8 @@ class Piece:
         self._memory = mmap.mmap(descriptor, name.size, offset=name.offset)
         self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.address = self.bytes.data_ptr()
+        # Made once: each type that ctypes makes is a cycle of references.
+        self.kind = ctypes.c_char * name.size
         self._typed: dict[torch.dtype, torch.Tensor] = {}
         self._tensors: dict[Any, torch.Tensor] = {}
 
@@ -149,7 +151,7 @@ class ReadMemory:
         piece = self._pieces.get(name.number)
         if piece is None:
             piece = self._pieces[name.number] = Piece(self._descriptor, name)
-        array = (ctypes.c_char * name.size).from_address(piece.address)
+        array = piece.kind.from_address(piece.address)
         array.lease = _Lease(piece, self._returned)  # type: ignore[attr-defined]
         return array
 

@@ -3,18 +3,19 @@
 A copy of the module tree whose parameters are real ones, on the caller's memory: an optimizer's
 step is seen at once, and autograd notices one between forward and backward, because a detached
 alias shares the version of its tensor. Buffers are copies. Attributes go by reference, except that
-lists, tables and methods which refer to parts of the tree refer to the replica's parts.
+lists, tables, methods, closures and plain objects which refer to parts of the tree are copied and
+refer to the replica's parts. What still escapes, `strays.py` finds.
 """
 
 from __future__ import annotations
 
 import itertools
-import types
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+from lockstitch.nn.slots.attributes import refer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,27 +70,7 @@ def _fill(module: nn.Module, copy: nn.Module, copy_of: dict[int, Any]) -> None:
             setattr(copy, name, copy_of[id(parameter)])
     for name, value in module.__dict__.items():
         if name not in _OWN_TABLES:
-            copy.__dict__[name] = _refer(value, copy_of)
-
-
-def _refer(value: Any, copy_of: dict[int, Any]) -> Any:
-    """`value`, referring to the replica's parts instead of the module's."""
-    if id(value) in copy_of:
-        return copy_of[id(value)]
-    kind = type(value)
-    if kind in (list, tuple, set):
-        return kind([_refer(each, copy_of) for each in value])
-    if isinstance(value, dict):
-        new = value.copy()
-        for key, each in value.items():
-            new[key] = _refer(each, copy_of)
-        return new
-    if kind is types.MethodType:
-        return types.MethodType(value.__func__, _refer(value.__self__, copy_of))
-    if kind is partial:
-        args = [_refer(each, copy_of) for each in value.args]
-        return partial(_refer(value.func, copy_of), *args, **_refer(value.keywords, copy_of))
-    return value
+            copy.__dict__[name] = refer(value, copy_of)
 
 
 def matching(

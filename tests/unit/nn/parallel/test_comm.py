@@ -80,7 +80,7 @@ def test_scatter_cuts_as_chunk_does(places: int, dim: int) -> None:
 
 def test_scatter_into_pieces_of_given_sizes() -> None:
     assert [piece.shape[0] for piece in comm.scatter(X, [0, 1], [4, 1])] == [4, 1]
-    with pytest.raises(RuntimeError, match="3 chunk_sizes for 2 devices"):
+    with pytest.raises(RuntimeError, match="same length, but got 2 devices and 3 chunk_sizes"):
         comm.scatter(X, [0, 1], [1, 1, 3])
 
 

@@ -1,0 +1,69 @@
+"""Tensors whose gradients would be lost in a slot.
+
+A slot sends back the gradients of the module's parameters and of the arguments. A module may reach
+others as well: parameters in a plain list, in an object that is no module, in a closure or a global
+variable. The plain module would give them a `.grad`; in a slot it would stay there, unseen. So the
+graph of a slot's first pass is searched for leaves that nobody will ask about, once.
+
+A leaf that the pass itself has made and that nothing keeps is no loss.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+def check_for_strays(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> None:
+    """Raises `RuntimeError` if the outputs depend on leaves that are not `known` and that somebody
+    keeps."""
+    expected = set(map(id, known))
+    strays = [each for each in _accumulators(outputs) if id(each.variable) not in expected]
+    if not strays:
+        return
+    of_nobody = _references(_accumulator_of_nobody())
+    for accumulator in strays:
+        if _references(accumulator) > of_nobody:
+            leaf = accumulator.variable
+            raise RuntimeError(
+                f"in a slot the module's output depends on a tensor of shape {tuple(leaf.shape)} "
+                "that requires gradients but is neither among the module's parameters nor among "
+                "its arguments: its gradient would be lost. Register it, or the module that it "
+                "belongs to, as an attribute of the module (lists as nn.ModuleList or "
+                "nn.ParameterList), or give it as an argument, Replicate(tensor)."
+            )
+
+
+def _references(accumulator: Any) -> int:
+    """How many there are to its leaf."""
+    leaf = accumulator.variable
+    return sys.getrefcount(leaf)
+
+
+def _accumulator_of_nobody() -> Any:
+    """One whose leaf is kept by the graph alone."""
+    with torch.enable_grad():
+        leaf = torch.zeros((), requires_grad=True)
+        output = leaf + 0
+    return output.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+def _accumulators(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """The ends of the graph where gradients are added to leaves."""
+    nodes: list[Any] = [
+        torch.autograd.graph.get_gradient_edge(each).node for each in outputs if each.requires_grad
+    ]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
