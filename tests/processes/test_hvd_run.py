@@ -28,9 +28,11 @@ def fail_on_rank_1():
 
 @pytest.mark.slow
 def test_an_error_of_a_rank_is_raised_here_with_its_traceback():
-    with pytest.raises(LookupError, match="the bug") as caught:
+    with pytest.raises(hvd.HorovodInternalError, match="exited with non-zero status") as caught:
         hvd.run(fail_on_rank_1, num_proc=2)
-    assert "in fail_on_rank_1" in str(caught.value.__cause__)
+    error = caught.value.__cause__
+    assert isinstance(error, LookupError)
+    assert "in fail_on_rank_1" in str(error.__cause__)
 
 
 @pytest.mark.slow

@@ -8,8 +8,10 @@ One table serves all. The submission that makes an operation ready performs it, 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -131,14 +133,24 @@ class MemoryBackend:
     def __init__(self, rank: int, meeting: _Meeting) -> None:
         self._rank = rank
         self._meeting = meeting
+        self._deferred: deque[Handle[Any]] = deque()
+        """Of a single rank. Among several, whoever submits last does everything for all."""
 
     def submit(self, handle: Handle[Any]) -> None:
-        self._meeting.submit(self._rank, handle)
+        self.advance()
+        if handle.request.is_deferred and self._meeting.size == 1:
+            self._deferred.append(handle)
+        else:
+            self._meeting.submit(self._rank, handle)
 
     def advance(self) -> None:
-        """Nothing: whoever submits last has done everything."""
+        """What was deferred; everything else has been done by whoever submitted last."""
+        while self._deferred:
+            with contextlib.suppress(IndexError):  # another thread has come first
+                self._meeting.submit(self._rank, self._deferred.popleft())
 
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
+        self.advance()
         while not handle.wait(_LOOK_SECONDS):
             self._meeting.look_for_stalls(self._rank)
             if gives_up is not None and gives_up():
@@ -167,6 +179,7 @@ class _Meeting:
     """What the ranks share. One lock guards it all: this is for tests."""
 
     def __init__(self, size: int) -> None:
+        self.size = size
         self.outstanding: list[Outstanding] = []
         self._lock = threading.RLock()
         everybody = ProcessSet(GLOBAL_SET, tuple(range(size)))

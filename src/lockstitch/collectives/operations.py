@@ -202,6 +202,22 @@ class Operations:
         return last
 
 
+class Deferred(Operations):
+    """The same operations of a session, begun only: the call that submits one does none of its
+    work (`Request.is_deferred`), so the name is in flight when it returns, also where this rank was
+    the last to submit."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+
+    def submit(self, request: Request) -> Handle[Any]:
+        request.is_deferred = True
+        return self._operations.submit(request)
+
+    def wait(self, handle: Handle[T]) -> T:
+        return self._operations.wait(handle)
+
+
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, with nothing of autograd."""
     return tensor.detach() if tensor.requires_grad else tensor

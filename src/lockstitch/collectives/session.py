@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstitch.collectives import checks
 from lockstitch.collectives.events import Observers, Statistics
 from lockstitch.collectives.forms import Forms
-from lockstitch.collectives.operations import Operations
+from lockstitch.collectives.operations import Deferred, Operations
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET, Kind, Request
 from lockstitch.errors import CollectiveError
@@ -111,6 +111,11 @@ class Session(Operations):
             tensor_bytes=counts.tensor_bytes,
             process_sets=len(self._sets.all()),
         )
+
+    @property
+    def deferred(self) -> Deferred:
+        """The operations in the form that leaves all work to later calls."""
+        return Deferred(self)
 
     # ------------------------------------------------------------ handles
 

@@ -52,12 +52,6 @@ from lockstitch.hvd.functions import (
 )
 from lockstitch.hvd.mpi_ops import *  # noqa: F403 - its list of names is ours
 from lockstitch.hvd.optimizer import DistributedOptimizer
-from lockstitch.hvd.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
 from lockstitch.hvd.runner import run
 from lockstitch.hvd.sync_batch_norm import SyncBatchNorm
 
@@ -69,10 +63,6 @@ __all__ = [
     "broadcast_object",
     "allgather_object",
     "Compression",
-    "ProcessSet",
-    "global_process_set",
-    "add_process_set",
-    "remove_process_set",
     "common",
     "compression",
     "elastic",

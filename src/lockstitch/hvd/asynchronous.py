@@ -1,4 +1,5 @@
-"""Every operation in the form that returns a handle at once. Gradients do not pass through these.
+"""Every operation in the form that returns a handle at once, before any of its work is done: that
+is left to the calls that follow, or to a thread. Gradients do not pass through these.
 
 A name belongs to one kind of operation, so an allgather may have that of an allreduce in flight.
 Names ending in an underscore, as in torch, write into the tensors that they are given.
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lockstitch.hvd.constants import Average, Sum, reduction_of
+from lockstitch.hvd.constants import Average, Sum, reduction_of, scattered_reduction_of
 from lockstitch.hvd.handles import Operation
 from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.collectives import ReduceOp, Reduction, Session
+    from lockstitch.collectives.operations import Operations
 
 __all__ = [
     "allreduce_async",
@@ -47,7 +49,7 @@ def allreduce_async(
 ) -> Operation[torch.Tensor]:
     """Begins to reduce tensors of one shape and dtype over the ranks, into a new tensor."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    return _allreduce(tensor, name, reduction, process_set, None)
+    return begin_allreduce(current_session().deferred, tensor, name, reduction, process_set, None)
 
 
 def allreduce_async_(
@@ -61,7 +63,7 @@ def allreduce_async_(
 ) -> Operation[torch.Tensor]:
     """Like `allreduce_async`, in place."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    return _allreduce(tensor, name, reduction, process_set, tensor)
+    return begin_allreduce(current_session().deferred, tensor, name, reduction, process_set, tensor)
 
 
 def grouped_allreduce_async(
@@ -75,7 +77,9 @@ def grouped_allreduce_async(
 ) -> Operation[list[torch.Tensor]]:
     """Begins to reduce several tensors as one operation, into new tensors: all of them or none."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    return _grouped_allreduce(tensors, name, reduction, process_set, None)
+    return begin_grouped_allreduce(
+        current_session().deferred, tensors, name, reduction, process_set, None
+    )
 
 
 def grouped_allreduce_async_(
@@ -89,7 +93,9 @@ def grouped_allreduce_async_(
 ) -> Operation[list[torch.Tensor]]:
     """Like `grouped_allreduce_async`, in place."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    return _grouped_allreduce(tensors, name, reduction, process_set, tensors)
+    return begin_grouped_allreduce(
+        current_session().deferred, tensors, name, reduction, process_set, tensors
+    )
 
 
 def allgather_async(
@@ -97,7 +103,7 @@ def allgather_async(
 ) -> Operation[torch.Tensor]:
     """Begins to gather all ranks' rows, one below the other; their numbers may differ."""
     session = current_session()
-    handle = session.allgather(
+    handle = session.deferred.allgather(
         tensor, name=_full("allgather", name), process_set=id_of(process_set)
     )
     return Operation(session, handle)
@@ -110,7 +116,7 @@ def grouped_allgather_async(
 ) -> Operation[list[torch.Tensor]]:
     """Begins to gather several tensors as one operation: all of them or none."""
     session = current_session()
-    handle = session.grouped_allgather(
+    handle = session.deferred.grouped_allgather(
         tensors, name=_full("grouped_allgather", name), process_set=id_of(process_set)
     )
     return Operation(session, handle)
@@ -123,7 +129,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
     """Begins to copy the tensor of `root_rank`, a global rank also in a process set, to all."""
-    return _broadcast(tensor, root_rank, name, process_set, None)
+    return begin_broadcast(current_session().deferred, tensor, root_rank, name, process_set, None)
 
 
 def broadcast_async_(
@@ -133,7 +139,7 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
     """Like `broadcast_async`, in place."""
-    return _broadcast(tensor, root_rank, name, process_set, tensor)
+    return begin_broadcast(current_session().deferred, tensor, root_rank, name, process_set, tensor)
 
 
 def alltoall_async(
@@ -147,7 +153,7 @@ def alltoall_async(
     if isinstance(splits, torch.Tensor):
         splits = splits.tolist()
     session = current_session()
-    handle = session.alltoall(
+    handle = session.deferred.alltoall(
         tensor, splits, name=_full("alltoall", name), process_set=id_of(process_set)
     )
     return Operation(session, handle, tuple)
@@ -164,9 +170,9 @@ def reducescatter_async(
     """Begins to reduce, and leaves each rank its share of the rows; the first ranks get one more
     where the number does not divide."""
     session = current_session()
-    handle = session.reducescatter(
+    handle = session.deferred.reducescatter(
         tensor,
-        reduction_of(None, op, prescale_factor, postscale_factor),
+        scattered_reduction_of(op, prescale_factor, postscale_factor),
         name=_full("reducescatter", name),
         process_set=id_of(process_set),
     )
@@ -183,9 +189,9 @@ def grouped_reducescatter_async(
 ) -> Operation[list[torch.Tensor]]:
     """Like `reducescatter_async` for several tensors as one operation: all of them or none."""
     session = current_session()
-    handle = session.grouped_reducescatter(
+    handle = session.deferred.grouped_reducescatter(
         tensors,
-        reduction_of(None, op, prescale_factor, postscale_factor),
+        scattered_reduction_of(op, prescale_factor, postscale_factor),
         name=_full("grouped_reducescatter", name),
         process_set=id_of(process_set),
     )
@@ -232,49 +238,63 @@ def sparse_operation(
     return Operation(session, handle, assemble)
 
 
-# ---------------------------------------------------------------- with and without an output
+# ------------------------------------------- with and without an output, at once and deferred
 
 
-def _allreduce(
+def begin_allreduce(
+    operations: Operations,
     tensor: torch.Tensor,
     name: str | None,
     reduction: Reduction,
     process_set: ProcessSet,
     output: torch.Tensor | None,
 ) -> Operation[torch.Tensor]:
-    session, full_name = current_session(), _full("allreduce", name)
-    handle = session.allreduce(
-        tensor, reduction, name=full_name, process_set=id_of(process_set), output=output
+    handle = operations.allreduce(
+        tensor,
+        reduction,
+        name=_full("allreduce", name),
+        process_set=id_of(process_set),
+        output=output,
     )
-    return Operation(session, handle, None if output is None else lambda _: output)
+    return Operation(current_session(), handle, None if output is None else lambda _: output)
 
 
-def _grouped_allreduce(
+def begin_grouped_allreduce(
+    operations: Operations,
     tensors: Sequence[torch.Tensor],
     name: str | None,
     reduction: Reduction,
     process_set: ProcessSet,
     outputs: Sequence[torch.Tensor] | None,
 ) -> Operation[list[torch.Tensor]]:
-    session, full_name = current_session(), _full("grouped_allreduce", name)
-    handle = session.grouped_allreduce(
-        tensors, reduction, name=full_name, process_set=id_of(process_set), outputs=outputs
+    handle = operations.grouped_allreduce(
+        tensors,
+        reduction,
+        name=_full("grouped_allreduce", name),
+        process_set=id_of(process_set),
+        outputs=outputs,
     )
-    return Operation(session, handle, None if outputs is None else lambda _: list(outputs))
+    return Operation(
+        current_session(), handle, None if outputs is None else lambda _: list(outputs)
+    )
 
 
-def _broadcast(
+def begin_broadcast(
+    operations: Operations,
     tensor: torch.Tensor,
     root_rank: int,
     name: str | None,
     process_set: ProcessSet,
     output: torch.Tensor | None,
 ) -> Operation[torch.Tensor]:
-    session, full_name = current_session(), _full("broadcast", name)
-    handle = session.broadcast(
-        tensor, root_rank, name=full_name, process_set=id_of(process_set), output=output
+    handle = operations.broadcast(
+        tensor,
+        root_rank,
+        name=_full("broadcast", name),
+        process_set=id_of(process_set),
+        output=output,
     )
-    return Operation(session, handle, None if output is None else lambda _: output)
+    return Operation(current_session(), handle, None if output is None else lambda _: output)
 
 
 def _full(kind: str, name: str | None) -> str | None:

@@ -12,7 +12,7 @@ from lockstitch.collectives import open_session
 from lockstitch.hvd.communicators import Communicator
 from lockstitch.hvd.environment import Place, options_of
 from lockstitch.hvd.job import PROCESS, active, current_session, has_session
-from lockstitch.hvd.process_sets import ProcessSet, add_process_set
+from lockstitch.hvd.process_sets import ProcessSet, add_first_sets
 from lockstitch.hvd.timeline import begin_timeline_of, end_timeline
 from lockstitch.hvd.worlds import LAUNCHER
 
@@ -56,8 +56,9 @@ def init(
 
     `comm`: the ranks of the launcher that make up the job, numbered anew by their places in the
     list (each process names the list it is in); or a communicator of mpi4py, whose ranks they then
-    are; None: all ranks. `process_sets`: sets to be made at once, the same on all ranks; more may
-    be added at any time, so `"dynamic"` says nothing new.
+    are; None: all ranks. `process_sets`: sets to be made at once, the same on all ranks, of which
+    those that repeat another are passed over; more may be added at any time, so `"dynamic"` says
+    nothing new.
     """
     if has_session():
         return
@@ -66,8 +67,8 @@ def init(
     begin_timeline_of(session, os.environ)
     try:
         with active(session):
-            for each in () if process_sets in (None, "dynamic") else process_sets:
-                add_process_set(each)  # type: ignore[arg-type]
+            if process_sets is not None and process_sets != "dynamic":
+                add_first_sets(process_sets)
     except BaseException:
         session.shutdown()
         end_timeline(session)

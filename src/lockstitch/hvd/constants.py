@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lockstitch.collectives import ReduceOp, Reduction
+from lockstitch.errors import CollectiveError
 
 __all__ = [
     "Average",
@@ -34,3 +35,13 @@ def reduction_of(
     if not isinstance(op, ReduceOp):
         raise ValueError(f"op must be one of hvd's constants (hvd.Average, hvd.Sum, …), not {op!r}")
     return Reduction(op, prescale_factor, postscale_factor)
+
+
+def scattered_reduction_of(
+    op: ReduceOp, prescale_factor: float, postscale_factor: float
+) -> Reduction:
+    """The same for a reducescatter. Raises `HorovodInternalError` for Adasum, which needs whole
+    tensors."""
+    if op is Adasum:
+        raise CollectiveError("a reducescatter cannot combine by hvd.Adasum: use an allreduce")
+    return reduction_of(None, op, prescale_factor, postscale_factor)

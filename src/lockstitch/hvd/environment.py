@@ -80,8 +80,14 @@ def options_of(environment: Mapping[str, str]) -> SessionOptions:
         stall_warning_seconds=stall_warning,
         stall_failure_seconds=stall_failure,
         fusion_bytes=_number(environment, "HOROVOD_FUSION_THRESHOLD", _FUSION_BYTES),
-        host=environment.get("HOROVOD_HOSTNAME"),
+        host=_host(environment),
     )
+
+
+def _host(environment: Mapping[str, str]) -> str | None:
+    """Where this process runs, if the launcher has said it in a way that tells hosts apart."""
+    name = environment.get("HOROVOD_HOSTNAME")
+    return None if name == "localhost" else name
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

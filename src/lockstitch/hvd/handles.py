@@ -42,8 +42,12 @@ class Operation(Generic[T]):
         return self.wait()
 
     def is_done(self) -> bool:
-        """Whether there is a result or an error."""
-        return self._session.poll(self._handle)
+        """Whether there is a result or an error. If not yet, does what can be done at once, which
+        the next call sees."""
+        if self._handle.is_done:
+            return True
+        self._session.poll(self._handle)
+        return False
 
     def wait(self) -> T:
         """The result, or raises the error."""
@@ -62,7 +66,8 @@ class Operation(Generic[T]):
 
 
 def poll(handle: Operation[Any]) -> bool:
-    """Whether the operation is done, so that `synchronize` would not wait."""
+    """Whether the operation is done, so that `synchronize` would not wait. It is not when the call
+    that has begun it returns: another call, or a thread, goes on with it."""
     return handle.is_done()
 
 

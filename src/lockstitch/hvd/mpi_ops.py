@@ -9,10 +9,22 @@ from lockstitch.hvd.basics import *  # noqa: F403
 from lockstitch.hvd.constants import *  # noqa: F403
 from lockstitch.hvd.exceptions import HorovodInternalError
 from lockstitch.hvd.handles import *  # noqa: F403
+from lockstitch.hvd.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from lockstitch.hvd.synchronous import *  # noqa: F403
 from lockstitch.hvd.timeline import *  # noqa: F403
 
-__all__ = ["HorovodInternalError"]
+__all__ = [
+    "HorovodInternalError",
+    "ProcessSet",
+    "add_process_set",
+    "global_process_set",
+    "remove_process_set",
+]
 __all__ += basics.__all__
 __all__ += constants.__all__
 __all__ += synchronous.__all__

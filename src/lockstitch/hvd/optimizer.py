@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from lockstitch.hvd.compression import Compressor
 
 
+_WITHOUT_SKIPPING: Final = (
+    "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): "
+    "Horovod would reduce all gradients a second time"
+)
+
+
 class _Distributed(torch.optim.Optimizer):
     """What an optimizer gains."""
 
@@ -38,6 +44,7 @@ class _Distributed(torch.optim.Optimizer):
     _compression: type[Compressor] | Compressor
     _process_set: ProcessSet
     _skips: bool
+    _was_synchronized: bool
 
     def step(self, closure: Callable[[], Any] | int | None = None) -> Any:
         """Waits for the reduced gradients, then steps. After `synchronize` it does not reduce again
@@ -53,13 +60,17 @@ class _Distributed(torch.optim.Optimizer):
         if isinstance(closure, int):
             return self._step_in(closure)
         if closure is None:
-            if not self._skips and not self._reducer.is_finished(self._parameters()):
-                self.synchronize()
+            if not self._skips:
+                if self._was_synchronized:
+                    warnings.warn(_WITHOUT_SKIPPING, stacklevel=2)
+                if not self._reducer.is_finished(self._parameters()):
+                    self._reducer.finish(self._parameters())
             result = super().step()
         else:
             if self._reducer.is_under_way:
-                self.synchronize()
+                self._reducer.finish(self._parameters())
             result = super().step(lambda: self._evaluate(closure))
+        self._was_synchronized = False
         self._reducer.reset()
         return result
 
@@ -85,7 +96,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         loss = closure()
-        self.synchronize()
+        self._reducer.finish(self._parameters())
         if not self._reducer.is_needed:
             return loss
         value = torch.as_tensor(loss, dtype=None if torch.is_tensor(loss) else torch.float64)
@@ -94,8 +105,10 @@ class _Distributed(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Waits until the gradients of all parameters are reduced: to clip or unscale them before
-        `step`."""
+        `step`, which belongs into `skip_synchronize` then (otherwise it warns: what is reduced is
+        not reduced again, but Horovod would)."""
         self._reducer.finish(self._parameters())
+        self._was_synchronized = True
 
     def without_gradient(self) -> list[str]:
         """The names of the parameters that got no gradient on this rank before the last step (zeros
@@ -132,8 +145,19 @@ class _Distributed(torch.optim.Optimizer):
                 "zero_grad() was called after backward() but before step() or synchronize(), while "
                 "gradients are being reduced"
             )
+        self._was_synchronized = False
         self._reducer.reset()
         super().zero_grad(set_to_none)
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes add to a gradient before it is reduced."""
+        return self._reducer.passes
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """Programs of the original look here for the names under which gradients are reduced."""
+        return self._reducer.names
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on so many backward passes are accumulated before a gradient is reduced."""
@@ -174,8 +198,8 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
     parameters instead of gradients. `backward_passes_per_step`: how many backward passes add to a
     gradient before it is reduced. `gradient_predivide_factor`: divides gradients before they are
     summed; the rest of the average comes after. `groups`: in how many groups parameters are
-    reduced, or the groups themselves. `sparse_as_dense`: sparse gradients become dense before they
-    are reduced. All ranks must make their optimizers in the same order.
+    reduced, or the groups themselves. `sparse_as_dense`: sparse gradients are reduced as dense
+    ones, and are sparse again afterwards. All ranks must make their optimizers in the same order.
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
         raise ValueError(
@@ -207,6 +231,7 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
         _process_set=process_set,
         _compression=compression,
         _skips=False,
+        _was_synchronized=False,
     )
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from lockstitch.collectives import GLOBAL_SET
+from lockstitch.hvd.communicators import Communicator
 from lockstitch.hvd.job import current_session
 
 if TYPE_CHECKING:
@@ -12,13 +15,19 @@ if TYPE_CHECKING:
 
 
 class ProcessSet:
-    """Some of the ranks. It can be used once `init` or `add_process_set` has made it known."""
+    """Some of the ranks: a list of them, or a communicator of mpi4py, whose ranks they then are (a
+    communicator that has been split makes a set of each part). It can be used once `init` or
+    `add_process_set` has made it known."""
 
     process_set_id: int | None = None
     """None while it is not known to the job."""
 
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        self._ranks = tuple(sorted(ranks_or_comm))
+    def __init__(self, ranks_or_comm: Iterable[int] | Communicator) -> None:
+        self.mpi_comm = ranks_or_comm if isinstance(ranks_or_comm, Communicator) else None
+        given = () if isinstance(ranks_or_comm, Communicator) else ranks_or_comm
+        self._ranks = tuple(sorted(given))
+        if any(not isinstance(rank, int) for rank in self._ranks):
+            raise ValueError(f"the ranks of a process set must be numbers, not {self._ranks}")
 
     def __repr__(self) -> str:
         return f"<ProcessSet {self.process_set_id} of ranks {list(self._ranks)}>"
@@ -32,7 +41,7 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
-        """The global ranks, ascending."""
+        """The global ranks, ascending; those of a communicator once the set is known."""
         return list(self._ranks)
 
     def included(self) -> bool:
@@ -75,9 +84,50 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     set already."""
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    added = current_session().add_process_set(process_set.ranks)
-    process_set.process_set_id = added.id
+    if process_set.mpi_comm is not None:
+        _add_parts(process_set, process_set.mpi_comm)
+    else:
+        process_set.process_set_id = current_session().add_process_set(process_set.ranks).id
     return process_set
+
+
+def add_first_sets(process_sets: Iterable[ProcessSet | Iterable[int]]) -> None:
+    """Makes the sets known that `init` was given. One that has the same ranks as one before it, or
+    all ranks, is passed over, and stays unknown."""
+    for each in process_sets:
+        process_set = each if isinstance(each, ProcessSet) else ProcessSet(each)
+        if process_set.mpi_comm is not None or not _is_known(process_set.ranks):
+            before = _ids()
+            add_process_set(process_set)
+            if process_set.process_set_id in before:
+                process_set.process_set_id = None
+
+
+def _add_parts(process_set: ProcessSet, comm: Communicator) -> None:
+    """Each rank has its own part of a communicator that was split: makes a set of each part."""
+    session = current_session()
+    ranks = sorted(comm.allgather(session.rank))
+    own = torch.zeros(1, session.size, dtype=torch.bool)
+    own[0, ranks] = True
+    everybodys = session.wait(session.allgather(own))
+    parts = dict.fromkeys(tuple(row.nonzero().flatten().tolist()) for row in everybodys)
+    for part in parts:
+        if not _is_known(part):
+            session.add_process_set(part)
+    process_set._ranks = tuple(ranks)
+    process_set.process_set_id = _ids_by_ranks()[tuple(ranks)]
+
+
+def _is_known(ranks: Iterable[int]) -> bool:
+    return tuple(ranks) in _ids_by_ranks()
+
+
+def _ids() -> set[int]:
+    return set(_ids_by_ranks().values())
+
+
+def _ids_by_ranks() -> dict[tuple[int, ...], int]:
+    return {tuple(each.ranks): each.id for each in current_session().process_sets()}
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

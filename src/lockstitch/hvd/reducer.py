@@ -56,6 +56,7 @@ class _Place:
         "is_hooked",
         "is_submitted",
         "name",
+        "sparse_dim",
         "was_sparse",
     )
 
@@ -65,6 +66,8 @@ class _Place:
         """Its number."""
         self.is_hooked = False
         self.was_sparse = False
+        self.sparse_dim: int | None = None
+        """Of gradients that are dense only on the way (`sparse_as_dense`)."""
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -120,6 +123,11 @@ class GradientReducer:
         """Whether there is nothing new since everything was reduced."""
         self.without_gradient: list[str] = []
         """The names of the parameters that got no gradient on this rank before the last step."""
+
+    @property
+    def names(self) -> dict[torch.Tensor, str]:
+        """Under which gradients are reduced."""
+        return {parameter: place.name for parameter, place in self._places.items()}
 
     @property
     def is_needed(self) -> bool:
@@ -249,7 +257,10 @@ class GradientReducer:
             exchange.wait()
             del self._under_way[0]
             for parameter in exchange.parameters:  # it may be another tensor now
-                self._places[parameter].counted = weakref.ref(gradient_of(parameter))
+                place = self._places[parameter]
+                if place.sparse_dim is not None:
+                    parameter.grad = gradient_of(parameter).to_sparse(place.sparse_dim)
+                place.counted = weakref.ref(gradient_of(parameter))
         return True
 
     def _missing(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -331,6 +342,7 @@ class GradientReducer:
             parameter.grad = torch.zeros_like(parameter, layout=layout)
         elif parameter.grad.is_sparse:
             if self._options.sparse_as_dense:
+                place.sparse_dim = parameter.grad.sparse_dim()
                 parameter.grad = parameter.grad.to_dense()
             else:
                 place.was_sparse = True

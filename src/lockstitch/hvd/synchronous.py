@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from lockstitch.collectives import AVERAGE, Reduction
-from lockstitch.hvd import asynchronous
+from lockstitch.hvd.asynchronous import (
+    begin_allreduce,
+    begin_broadcast,
+    begin_grouped_allreduce,
+)
 from lockstitch.hvd.compression import Compression
-from lockstitch.hvd.constants import Average, reduction_of
+from lockstitch.hvd.constants import Average, reduction_of, scattered_reduction_of
 from lockstitch.hvd.gradients import (
     AllGather,
     AllReduce,
@@ -19,6 +23,7 @@ from lockstitch.hvd.gradients import (
     ReduceScatter,
     Terms,
 )
+from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
 
 if TYPE_CHECKING:
@@ -70,9 +75,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Like `allreduce`, in place."""
-    return asynchronous.allreduce_async_(
-        tensor, average, name, op, prescale_factor, postscale_factor, process_set
-    ).wait()
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
+    return begin_allreduce(current_session(), tensor, name, reduction, process_set, tensor).wait()
 
 
 def grouped_allreduce(
@@ -103,8 +107,9 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Like `grouped_allreduce`, in place."""
-    return asynchronous.grouped_allreduce_async_(
-        tensors, average, name, op, prescale_factor, postscale_factor, process_set
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
+    return begin_grouped_allreduce(
+        current_session(), tensors, name, reduction, process_set, tensors
     ).wait()
 
 
@@ -146,7 +151,7 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Like `broadcast`, in place."""
-    return asynchronous.broadcast_async_(tensor, root_rank, name, process_set).wait()
+    return begin_broadcast(current_session(), tensor, root_rank, name, process_set, tensor).wait()
 
 
 def alltoall(
@@ -175,7 +180,7 @@ def reducescatter(
 ) -> torch.Tensor:
     """Reduces, and leaves each rank its share of the rows; the first ranks get one more where the
     number does not divide."""
-    reduction = reduction_of(None, op, prescale_factor, postscale_factor)
+    reduction = scattered_reduction_of(op, prescale_factor, postscale_factor)
     terms = _terms("reducescatter", name, process_set, reduction)
     sent, note = compression.compress(tensor)
     return compression.decompress(ReduceScatter.apply(terms, False, sent), note)  # type: ignore[no-untyped-call]
@@ -191,7 +196,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Like `reducescatter` for several tensors as one operation: all of them or none."""
-    reduction = reduction_of(None, op, prescale_factor, postscale_factor)
+    reduction = scattered_reduction_of(op, prescale_factor, postscale_factor)
     terms = _terms("grouped_reducescatter", name, process_set, reduction)
     sent, notes = zip(*map(compression.compress, tensors), strict=True)
     reduced = ReduceScatter.apply(terms, True, *sent)  # type: ignore[no-untyped-call]

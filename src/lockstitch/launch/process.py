@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,25 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 _OF_A_FIXED_WORLD = (
     "RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT LOCKSTITCH_STORE HOROVOD_RANK "
-    "HOROVOD_SIZE"
+    "HOROVOD_SIZE HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE"
 ).split()
 
 # Loaded here, since between fork and exec a child should do as little as possible.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A worker's place in a world whose workers do not change: its rank among all, among those of
+    its host, and among those that have the same rank on theirs."""
+
+    rank: int
+    size: int
+    host: str
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
 
 
 class WorkerProcess:
@@ -106,29 +121,34 @@ def worker_environment(
     rank: int, world_size: int, meeting: MeetingPlace, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables that `init_method="env://"` reads, on top of the launcher's own."""
-    here = (rank, world_size)
-    environment = environment_among_hosts(here, here, ("127.0.0.1", meeting.port), inherited)
+    here = Seat(rank, world_size, "localhost", rank, world_size, 0, 1)
+    environment = environment_among_hosts(here, ("127.0.0.1", meeting.port), inherited)
     environment["LOCKSTITCH_STORE"] = meeting.store
     return environment
 
 
 def environment_among_hosts(
-    rank_and_size: tuple[int, int],
-    local_rank_and_size: tuple[int, int],
-    master: tuple[str, int],
-    inherited: Mapping[str, str],
+    seat: Seat, master: tuple[str, int], inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The same where the workers meet at an address and a port only."""
+    """The same where the workers meet at an address and a port only. Each number has two names:
+    that of `torchrun` and that of `horovodrun`."""
     place = {
-        "RANK": rank_and_size[0],
-        "WORLD_SIZE": rank_and_size[1],
-        "LOCAL_RANK": local_rank_and_size[0],
-        "LOCAL_WORLD_SIZE": local_rank_and_size[1],
+        "RANK": seat.rank,
+        "WORLD_SIZE": seat.size,
+        "LOCAL_RANK": seat.local_rank,
+        "LOCAL_WORLD_SIZE": seat.local_size,
         "MASTER_ADDR": master[0],
         "MASTER_PORT": master[1],
+        "HOROVOD_RANK": seat.rank,
+        "HOROVOD_SIZE": seat.size,
+        "HOROVOD_LOCAL_RANK": seat.local_rank,
+        "HOROVOD_LOCAL_SIZE": seat.local_size,
+        "HOROVOD_CROSS_RANK": seat.cross_rank,
+        "HOROVOD_CROSS_SIZE": seat.cross_size,
+        "HOROVOD_HOSTNAME": seat.host,
     }
     told = {name: str(value) for name, value in place.items()}
-    return {**_defaults(local_rank_and_size[1]), **inherited, **told}
+    return {**_defaults(seat.local_size), **inherited, **told}
 
 
 def elastic_environment(

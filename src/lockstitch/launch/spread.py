@@ -14,7 +14,7 @@ from lockstitch.launch.handover import secret_for
 from lockstitch.launch.hosts import is_here, own_address
 from lockstitch.launch.local import LocalJob
 from lockstitch.launch.meeting import MeetingPlace
-from lockstitch.launch.process import WorkerProcess, environment_among_hosts
+from lockstitch.launch.process import Seat, WorkerProcess, environment_among_hosts
 from lockstitch.trust import find_secret
 from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
 
@@ -57,28 +57,31 @@ class SpreadJob(LocalJob):
         else:
             port = random.choice(_PORTS)
         master = (_address(first), port)
-        for rank, (host, local_rank, local_size) in enumerate(seats(self._hosts, self._workers)):
-            environment = environment_among_hosts(
-                (rank, self._workers), (local_rank, local_size), master, inherited
-            )
-            environment.update(HOROVOD_HOSTNAME=host, LOCKSTITCH_ADDRESS=_address(host))
-            if is_here(host):
-                process = WorkerProcess(rank, self._command, environment)
+        for seat in seats(self._hosts, self._workers):
+            environment = environment_among_hosts(seat, master, inherited)
+            environment["LOCKSTITCH_ADDRESS"] = _address(seat.host)
+            if is_here(seat.host):
+                process = WorkerProcess(seat.rank, self._command, environment)
             else:
                 environment.pop(FILE_VARIABLE, None)
                 environment[VARIABLE] = text.text()
-                command, script = self._shell.command(host, self._command, environment)
-                process = WorkerProcess(rank, command, dict(os.environ), script)
+                command, script = self._shell.command(seat.host, self._command, environment)
+                process = WorkerProcess(seat.rank, command, dict(os.environ), script)
             self.start(process)
 
 
-def seats(hosts: Slots, workers: int) -> list[tuple[str, int, int]]:
-    """For each rank its host, its number there, and how many ranks there are."""
-    taken: list[tuple[str, int, int]] = []
-    for host, count in hosts:
+def seats(hosts: Slots, workers: int) -> list[Seat]:
+    """The seat of each rank: they are numbered host by host."""
+    taken: list[tuple[int, int, int]] = []
+    for number, (_, count) in enumerate(hosts):
         here = min(count, workers - len(taken))
-        taken += [(host, index, here) for index in range(here)]
-    return taken
+        taken += [(number, index, here) for index in range(here)]
+    made = []
+    for rank, (number, index, here) in enumerate(taken):
+        alike = [other for other, other_index, _ in taken if other_index == index]
+        name = hosts[number][0]
+        made.append(Seat(rank, workers, name, index, here, alike.index(number), len(alike)))
+    return made
 
 
 def _address(host: str) -> str:

@@ -20,6 +20,18 @@ def test_a_handle_is_done_when_all_have_submitted():
         assert hvd.synchronize(second) is hvd.synchronize(second)
 
 
+def test_what_is_begun_is_done_later_also_where_nobody_else_takes_part():
+    def program():
+        tensor = torch.tensor([2.0])
+        handle = hvd.allreduce_async_(tensor, op=hvd.Sum, postscale_factor=3.0)
+        assert tensor.item() == 2.0
+        assert not hvd.poll(handle)
+        assert hvd.poll(handle)
+        return tensor.item()
+
+    assert on_ranks(1, program) == [6.0]
+
+
 def test_a_result_is_finished_once():
     finished = []
 

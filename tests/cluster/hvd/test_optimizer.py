@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
 from lockstitch import hvd
+from lockstitch.collectives import LocalSessions
+from lockstitch.hvd.job import in_job
 from tests.cluster.hvd.ranks import on_ranks
 
 STEPS = 4
+WITHOUT_SKIPPING = r"ignore:optimizer\.step\(\) called without"
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adam": lambda p: torch.optim.AdamW(p, lr=0.05),
@@ -164,6 +169,7 @@ def test_lbfgs_decides_alike_on_all_ranks():
 
 
 @pytest.mark.parametrize("ritual", [False, True])
+@pytest.mark.filterwarnings(WITHOUT_SKIPPING)
 def test_clipping_between_backward_and_step(ritual):
     def clipped(net, optimizer, part):
         for step in range(STEPS):
@@ -246,12 +252,39 @@ def test_sparse_gradients(sparse_as_dense):
             optimizer.zero_grad()
             table(mine(words)).sum().backward()
             optimizer.step()
-            assert table.weight.grad.is_sparse is not sparse_as_dense
+            assert table.weight.grad.is_sparse  # for optimizers that take no other, as SparseAdam
+            assert table.weight.grad.sparse_dim() == 1
         return table.weight.detach().tolist()
 
     once = [1.0, 1.0, 0.0, 2.0, 0.0]
     expected = [[-value, -value] for value in once]
     assert on_ranks(2, program) == [expected] * 2
+
+
+def test_a_step_after_synchronize_warns_unless_it_skips():
+    def program():
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=1.0), [("w", weight)], backward_passes_per_step=2
+        )
+        assert optimizer.backward_passes_per_step == 2
+        assert optimizer._parameter_names == {weight: "w"}
+        warned = []
+        for is_skipping in (True, False, False):
+            (weight * hvd.rank()).sum().backward()
+            optimizer.synchronize()
+            if len(warned) == 2:
+                optimizer.zero_grad()  # what was synchronized is given up
+            skipping = optimizer.skip_synchronize() if is_skipping else nullcontext()
+            with warnings.catch_warnings(record=True) as found, skipping:
+                warnings.simplefilter("always")
+                optimizer.step()
+            warned.append([str(each.message)[:23] for each in found])
+        return weight.item(), warned
+
+    message = "optimizer.step() called"
+    with LocalSessions(1) as sessions:  # what is filtered is of the whole process
+        assert sessions.run(in_job(program)) == [(0.0, [[], [message], []])]
 
 
 def test_two_optimizers_may_have_the_same_names_at_once():
@@ -365,6 +398,7 @@ def test_num_groups_is_the_older_word():
 
 
 @pytest.mark.parametrize("order", ["plain", "unscale", "synchronize"])
+@pytest.mark.filterwarnings(WITHOUT_SKIPPING)
 def test_a_gradient_scaler_decides_alike_on_all_ranks(order):
     def program():
         weight = nn.Parameter(torch.zeros(1))

@@ -6,6 +6,8 @@ import torch
 from lockstitch import hvd
 from lockstitch.collectives import LocalSessions
 from lockstitch.hvd.job import in_job
+from lockstitch.hvd.process_sets import add_first_sets
+from tests.cluster.hvd.test_communicators import FakeCommunicator, Ring
 
 
 def test_operations_among_some_of_the_ranks():
@@ -62,3 +64,34 @@ def test_who_is_no_member_is_told():
 
     with LocalSessions(2) as sessions:
         assert sessions.run(in_job(program)) == [True, True]
+
+
+def test_each_part_of_a_split_communicator_becomes_a_set():
+    rings = Ring(2), Ring(1)
+
+    def program():
+        rank = hvd.rank()
+        comm = FakeCommunicator(rings[rank % 2], rank // 2)
+        part = hvd.add_process_set(hvd.ProcessSet(comm))
+        total = hvd.allreduce(torch.tensor([10 + rank]), op=hvd.Sum, process_set=part)
+        again = hvd.add_process_set(hvd.ProcessSet(comm))  # the same ranks: the same sets
+        return part.ranks, part.process_set_id, again.process_set_id, total.item()
+
+    with LocalSessions(3) as sessions:
+        even, odd = ([0, 2], 1, 1, 22), ([1], 2, 2, 11)
+        assert sessions.run(in_job(program)) == [even, odd, even]
+
+
+def test_at_the_beginning_sets_that_repeat_others_are_passed_over():
+    def program():
+        sets = [hvd.ProcessSet(ranks) for ranks in ([0], [1, 0], [0], [1])]
+        add_first_sets([*sets, [1]])
+        return [each.process_set_id for each in sets]
+
+    with LocalSessions(2) as sessions:
+        assert sessions.run(in_job(program)) == [[1, None, None, 2]] * 2
+
+
+def test_what_is_no_rank_is_refused():
+    with pytest.raises(ValueError, match="must be numbers"):
+        hvd.ProcessSet(["0", "1"])

@@ -71,3 +71,13 @@ def test_mismatch_raises_on_every_rank_and_the_job_goes_on():
         return hvd.allreduce(torch.ones(1), name="w").item()
 
     assert on_ranks(2, program) == [1.0, 1.0]
+
+
+def test_a_reducescatter_cannot_combine_by_adasum():
+    def program():
+        with pytest.raises(hvd.HorovodInternalError, match="cannot combine by hvd.Adasum"):
+            hvd.reducescatter(torch.ones(4), op=hvd.Adasum)
+        with pytest.raises(hvd.HorovodInternalError, match="cannot combine by hvd.Adasum"):
+            hvd.grouped_reducescatter_async([torch.ones(4)], op=hvd.Adasum)
+
+    assert on_ranks(2, program) == [None] * 2

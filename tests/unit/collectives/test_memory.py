@@ -62,3 +62,16 @@ def test_wait_that_stalls_is_reported_and_ends() -> None:
         with pytest.raises(StalledError, match=r"waited 30 s for ranks \[1\]"):
             sessions[0].wait(handle)
     assert [stall.name for stall in seen] == ["lonely"]
+
+
+def test_deferred_operation_is_done_by_the_calls_that_follow() -> None:
+    with LocalSessions(1) as (session,):
+        first = session.deferred.allreduce(torch.ones(1), name="later")
+        assert not first.is_done
+        with pytest.raises(ValueError, match="in flight"):
+            session.deferred.allreduce(torch.ones(1), name="later")
+        assert session.poll(first)
+        second = session.deferred.broadcast(torch.ones(1), 0)
+        third = session.deferred.allgather(torch.ones(1))
+        assert [second.is_done, third.is_done] == [True, False]
+        assert session.deferred.wait(third).tolist() == [1]

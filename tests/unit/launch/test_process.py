@@ -33,6 +33,16 @@ def test_environment_names_the_place_among_the_workers(meeting) -> None:
     assert environment["MASTER_ADDR"] == "127.0.0.1"
     assert environment["MASTER_PORT"] == str(meeting.port)
     assert environment["LOCKSTITCH_STORE"] == meeting.store
+    horovods = {name[8:]: environment[name] for name in environment if name.startswith("HOROVOD_")}
+    assert horovods == {
+        "RANK": "1",
+        "SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_SIZE": "4",
+        "CROSS_RANK": "0",
+        "CROSS_SIZE": "1",
+        "HOSTNAME": "localhost",
+    }
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, "8"), (2, "4"), (3, "2"), (100, "1")])

@@ -100,6 +100,8 @@ class SharedMemoryBackend:
         with self._lock:
             if self._has_left:
                 return True  # the handle has failed, or will at once
+            if handle.request.is_deferred:
+                self._turn()  # for those before it
             try:
                 self._channels[handle.request.process_set].submit(handle)
             except LogFullError:
@@ -112,7 +114,8 @@ class SharedMemoryBackend:
             except BaseException as error:
                 self._break(error)
                 raise
-            self._turn()
+            if not handle.request.is_deferred:
+                self._turn()
             if self._bells.is_asleep:
                 self._bells.ring_own()  # what the sleeper waits for may be done now
         return True

@@ -7,6 +7,7 @@ Nothing here waits, and nothing is locked: the backend lets one thread in at a t
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.collectives.events import Step
@@ -80,6 +81,9 @@ class Channel:
         self._current: dict[tuple[int, int], Part] = {}
         """The latest operation under each number of another rank."""
         self._active: list[Operation] = []
+        self._announced: deque[Submitted] = deque()
+        """What the others have been told, and this rank's own table will be told in the next turn
+        (`Request.is_deferred`)."""
         self._lingering: set[Operation] = set()
         """Over for this rank, but others still read what it has put there."""
         self._joining: Handle[Any] | None = None
@@ -110,7 +114,7 @@ class Channel:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way that this rank has submitted."""
-        return not self._active and not self._lingering
+        return not self._active and not self._lingering and not self._announced
 
     # ------------------------------------------------------------ submitting
 
@@ -135,12 +139,23 @@ class Channel:
         self._say_one(word(log.SUBMIT, form.number, offset | flags))
         part = Part(self.rank, definition, place, bool(flags))
         part.operation = operation
-        self._follow(self.table.handle(Submitted(self.rank, definition.description, part)))
+        submitted = Submitted(self.rank, definition.description, part)
+        if handle.request.is_deferred:
+            self._announced.append(submitted)
+            return
+        if self._announced:
+            self._take_in_own()
+        self._follow(self.table.handle(submitted))
         if self._active:
             self._step_all()
 
+    def _take_in_own(self) -> None:
+        while self._announced:
+            self._follow(self.table.handle(self._announced.popleft()))
+
     def _join(self, handle: Handle[Any]) -> None:
         self._check_room(1, handle.request)
+        self._take_in_own()
         self._joining = handle
         now = time.monotonic_ns()
         self._say_one(log.JOIN | now << 4)
@@ -194,6 +209,9 @@ class Channel:
         if self._owed:
             self._pay()
         is_news = False
+        if self._announced:
+            self._take_in_own()
+            is_news = True
         tails = self._tails
         for rank, index, reader in self._readers:
             if tails[index] != reader.position:

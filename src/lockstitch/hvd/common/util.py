@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lockstitch.hvd.basics import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    mpi_built,
-    nccl_built,
-    rocm_built,
-)
+import torch
+
+from lockstitch.hvd import basics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 
@@ -24,7 +18,9 @@ __all__ = [
     "ccl_built",
     "cuda_built",
     "ddl_built",
+    "extension_available",
     "gloo_built",
+    "gpu_available",
     "is_iterable",
     "mpi_built",
     "nccl_built",
@@ -32,6 +28,36 @@ __all__ = [
     "rocm_built",
     "split_list",
 ]
+
+
+def _asked(question: Callable[[], T]) -> Callable[..., T]:
+    """A question of `basics` as this module has it: with an argument that says nothing here."""
+
+    def answer(verbose: bool = False) -> T:  # noqa: ARG001
+        return question()
+
+    answer.__doc__ = question.__doc__
+    answer.__name__ = question.__name__
+    return answer
+
+
+ccl_built = _asked(basics.ccl_built)
+cuda_built = _asked(basics.cuda_built)
+ddl_built = _asked(basics.ddl_built)
+gloo_built = _asked(basics.gloo_built)
+mpi_built = _asked(basics.mpi_built)
+nccl_built = _asked(basics.nccl_built)
+rocm_built = _asked(basics.rocm_built)
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
+    """Whether there is an interface for a framework: for `"torch"`."""
+    return ext_base_name == "torch"
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether a framework sees a GPU of CUDA."""
+    return extension_available(ext_base_name, verbose) and torch.cuda.is_available()
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

@@ -36,7 +36,7 @@ class State:
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
         self._rank = get_rank
-        self._updates: SimpleQueue[tuple[float, int]] = SimpleQueue()
+        self._host_messages: SimpleQueue[tuple[float, int]] = SimpleQueue()
         self._last_update = 0.0
         self._reset_callbacks: list[Callable[[], None]] = []
 
@@ -47,8 +47,8 @@ class State:
 
     def on_reset(self) -> None:
         """The ranks have met anew: what was heard of workers before is settled."""
-        while not self._updates.empty():
-            self._updates.get()
+        while not self._host_messages.empty():
+            self._host_messages.get()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -56,7 +56,7 @@ class State:
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Workers wait to come in, or are to go (`HostUpdateResult`). Called from any thread; what
         has the timestamp of an earlier one is the same news."""
-        self._updates.put((timestamp, update_res))
+        self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
         """Keeps the state as it is now, and lets workers come and go: see `check_host_updates`."""
@@ -70,7 +70,7 @@ class State:
         found = 0
         while True:
             try:
-                timestamp, result = self._updates.get_nowait()
+                timestamp, result = self._host_messages.get_nowait()
             except Empty:
                 break
             if timestamp > before:

@@ -6,13 +6,33 @@ import os
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.errors import CollectiveError
 from lockstitch.hvd.runner.desk import Desk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+_OPTIONS: Final = {
+    "num_proc": "-np",
+    "min_num_proc": "--min-np",
+    "max_num_proc": "--max-np",
+    "slots": "--slots-per-host",
+    "reset_limit": "--reset-limit",
+    "cooldown_range": "--blacklist-cooldown-range",
+    "hosts": "-H",
+    "hostfile": "--hostfile",
+    "host_discovery_script": "--host-discovery-script",
+    "start_timeout": "--start-timeout",
+    "ssh_port": "--ssh-port",
+    "ssh_identity_file": "--ssh-identity-file",
+    "output_filename": "--output-filename",
+}
+"""Arguments of `run` under the names that the launcher has for them."""
+
+_OLDER_NAMES: Final = {"np": "num_proc", "min_np": "min_num_proc", "max_np": "max_num_proc"}
+_THAT_SAY_A_NUMBER: Final = ("num_proc", "min_num_proc", "hosts", "hostfile")
 
 
 def run(
@@ -53,33 +73,33 @@ def run(
     here: `disable_cache`, `use_gloo`, `use_mpi`, `mpi_args`, `network_interface(s)`.
     `executable`: another Python for the ranks.
 
-    Raises what the rank that failed first raised, with its traceback as the cause;
-    `HorovodInternalError` where a rank ended without a word.
+    Raises `ValueError` for options that contradict each other, and `HorovodInternalError` where a
+    rank fails; its cause is what the rank that failed first raised, with its traceback.
     """
-    del disable_cache, use_gloo, use_mpi, mpi_args, network_interface, network_interfaces
-    options = {
-        "-np": num_proc or np or (None if min_num_proc or min_np or hosts or hostfile else 1),
-        "--min-np": min_num_proc or min_np,
-        "--max-np": max_num_proc or max_np,
-        "--slots-per-host": slots,
-        "--reset-limit": reset_limit,
-        "-H": hosts,
-        "--hostfile": hostfile,
-        "--host-discovery-script": host_discovery_script,
-        "--start-timeout": start_timeout,
-        "--ssh-port": ssh_port,
-        "--ssh-identity-file": ssh_identity_file,
-        "--output-filename": output_filename,
-    }
-    words = [word for name, value in options.items() if value is not None for word in (name, value)]
-    if cooldown_range is not None:
-        words += ["--blacklist-cooldown-range", *cooldown_range]
-    if verbose:
-        words.append("--verbose")
+    words = _words(locals())
     with tempfile.TemporaryDirectory(prefix="lockstitch-") as folder:  # of mode 0700
         desk = Desk(folder)
         desk.put_call(func, args, kwargs or {})
-        return _launched(desk, [str(word) for word in words], executable)
+        return _launched(desk, words, executable)
+
+
+def _words(given: Mapping[str, Any]) -> list[str]:
+    """The launcher's options for the arguments of `run`."""
+    for one, other in (("hosts", "hostfile"), ("use_gloo", "use_mpi")):
+        if given[one] and given[other]:
+            raise ValueError(f"give {one} or {other}, not both")
+    chosen = {name: given[name] for name in _OPTIONS}
+    for older, name in _OLDER_NAMES.items():
+        if chosen[name] is None:
+            chosen[name] = given[older]
+    if all(chosen[name] is None for name in _THAT_SAY_A_NUMBER):
+        chosen["num_proc"] = 1
+    words = ["--verbose"] if given["verbose"] else []
+    for name, value in chosen.items():
+        if value is not None:
+            values = value if isinstance(value, tuple | list) else (value,)
+            words += [_OPTIONS[name], *map(str, values)]
+    return words
 
 
 def _launched(desk: Desk, options: list[str], executable: str | None) -> list[Any]:
@@ -96,7 +116,9 @@ def _launched(desk: Desk, options: list[str], executable: str | None) -> list[An
     ).returncode
     if status == 0:
         return desk.results(desk.world_size())
-    raise desk.error() or CollectiveError(
-        f"a rank ended without a result, and the launcher with status {status}: see what was "
-        "written to stderr"
-    )
+    error = desk.error()
+    what = f"the first raised {error!r}" if error else "see what was written to stderr"
+    raise CollectiveError(
+        "Horovod detected that one or more processes exited with non-zero status: "
+        f"the launcher ended with status {status}; {what}"
+    ) from error

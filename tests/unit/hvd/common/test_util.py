@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from lockstitch import hvd
+from lockstitch.hvd.common import util
 from lockstitch.hvd.common.util import is_iterable, num_rank_is_power_2, split_list
 
 
@@ -15,3 +17,11 @@ def test_parts_differ_by_one_at_most():
 def test_what_one_can_go_through():
     assert is_iterable([])
     assert not is_iterable(1)
+
+
+def test_questions_may_be_asked_for_more_words():
+    assert util.gloo_built(verbose=True) == hvd.gloo_built()
+    assert not util.mpi_built(True)
+    assert util.extension_available("torch")
+    assert not util.extension_available("tensorflow")
+    assert not util.gpu_available("mxnet")
