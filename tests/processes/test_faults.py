@@ -3,6 +3,7 @@ timeout of its own, and what they held is free again."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -106,3 +107,50 @@ def test_shutdown_keeps_to_its_timeout_although_a_worker_stands_still() -> None:
         assert "worker1" in error
         assert max(seconds, other_seconds) < 10  # three, on a machine that does nothing else
         print(f"{seconds:.2f} s, {other_seconds:.2f} s: {error}")
+
+
+def echo(value: object) -> object:
+    return value
+
+
+def flood(others: list[str]) -> None:
+    """Calls the others without waiting for an answer, until nobody can be called any more."""
+    kept: list[object] = []
+    with contextlib.suppress(RuntimeError):
+        while True:
+            kept += [rpc.rpc_async(other, echo, (1,), timeout=0) for other in others]
+            kept = kept[-4000:]
+
+
+def shut_down_in_a_flood(others: list[str], timeout: float) -> tuple[str, float]:
+    flooding = [threading.Thread(target=flood, args=(others,)) for _ in range(2)]
+    for each in flooding:
+        each.start()
+    threading.Event().wait(0.2)
+    started, error = time.monotonic(), ""
+    try:
+        rpc.shutdown(timeout=timeout)
+    except RuntimeError as raised:
+        error = str(raised)
+    seconds = time.monotonic() - started
+    rpc.shutdown(timeout=timeout)  # does nothing
+    for each in flooding:
+        each.join()
+    return error, seconds
+
+
+@pytest.mark.slow
+def test_shutdown_keeps_to_its_timeout_although_calls_pour_in() -> None:
+    with ProcessCluster(3, timeout_seconds=120) as cluster:
+        tasks = [
+            cluster.start(
+                name, shut_down_in_a_flood, [each for each in cluster.names if each != name], 2.0
+            )
+            for name in cluster.names
+        ]
+        outcomes = [task.result() for task in tasks]
+        print(outcomes)
+        assert max(seconds for _, seconds in outcomes) < 30  # three, on an idle machine
+        for name, (error, _) in zip(cluster.names, outcomes, strict=True):
+            others = [each for each in cluster.names if each != name]
+            assert not error or any(other in error for other in others), error

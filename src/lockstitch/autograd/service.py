@@ -394,7 +394,7 @@ class AutogradService:
                 initiator.fail(error)
         for context in contexts:
             if worker in context.workers:
-                for initiator_id, backward_pass in list(context.passes.items()):
+                for initiator_id, backward_pass in context.passes.copy().items():
                     if initiator_id == worker:
                         backward_pass.fail(error)
                     else:

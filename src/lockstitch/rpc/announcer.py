@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.worker import Worker
 
-_PATIENCE_SECONDS = 1.0
+_PATIENCE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Announcer:
                 self._queue.put((callback, event))
 
     def close(self) -> None:
-        """Tells what is still to be told, and ends the thread; waits a second at most for a
+        """Tells what is still to be told, and ends the thread; waits a moment at most for a
         callback that takes its time."""
         with self._lock:
             self._closed = True

@@ -10,6 +10,7 @@ module. They are defined elsewhere (`rpc.compat`, `rpc.groups`), but `shutdown` 
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torch.autograd.profiler import record_function
@@ -300,19 +301,24 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     if leaving.has_left():
         return
     worker = current_worker()
-    time_limit = TimeLimit(worker.clock, timeout)
     try:
-        if graceful and leaving.leaves_together(worker):
-            _wait_all_workers(timeout)
-            if timeout:
-                _delete_all_user_and_unforked_owner_rrefs(timedelta(seconds=time_limit.remaining))
-            else:
-                _delete_all_user_and_unforked_owner_rrefs()
-            leaving.part(worker, time_limit.remaining)
-        elif graceful:
-            leaving.leave_alone(worker, timeout)
+        if graceful:
+            leaving.keep_to(worker, timeout, partial(_leave, worker, timeout))
     except Exception:
         leaving.answer_what_is_served(worker, timeout)
         raise
     finally:
         leaving.finish(worker, ignore_leaks=not graceful or _ignore_rref_leak)
+
+
+def _leave(worker: Worker, timeout: float) -> None:
+    if not leaving.leaves_together(worker):
+        leaving.leave_alone(worker, timeout)
+        return
+    time_limit = TimeLimit(worker.clock, timeout)
+    _wait_all_workers(timeout)
+    if timeout:
+        _delete_all_user_and_unforked_owner_rrefs(timedelta(seconds=time_limit.remaining))
+    else:
+        _delete_all_user_and_unforked_owner_rrefs()
+    leaving.part(worker, time_limit.remaining)

@@ -10,6 +10,8 @@ Whatever fails on the way, the last step is taken: after it no thread, socket or
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import threading
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.errors import RpcTimeoutError
@@ -19,10 +21,13 @@ from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import PROCESS, has_current_worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockstitch.runtime.worker import Worker
 
 
-_PATIENCE_SECONDS: Final = 0.3
+_PATIENCE_SECONDS: Final = 0.2
+_GRACE_SECONDS: Final = 0.35
 _FAREWELL_SECONDS: Final = 5.0
 
 
@@ -34,6 +39,38 @@ def has_left() -> bool:
 def leaves_together(worker: Worker) -> bool:
     """Whether the worker belongs to a static group, which ends as one."""
     return worker.service(Membership).is_static
+
+
+def keep_to(worker: Worker, timeout_seconds: float, leave: Callable[[], None]) -> None:
+    """Runs `leave()`, which keeps to that time itself as long as nothing blocks it. But a message
+    to a peer that takes nothing in leaves when it does, and no earlier; so it runs on a thread of
+    its own, and is left behind a moment after its time (0: waits for ever). Raises what it raises,
+    or `RpcTimeoutError`."""
+    if not timeout_seconds:
+        leave()
+        return
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def run() -> None:
+        try:
+            leave()
+        except BaseException as error:  # noqa: BLE001 - raised where the user waits
+            errors.append(error)
+        over.set()
+
+    name, context = f"{worker.name}-leaving", contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
+    with worker.agent.blocked():
+        in_time = worker.clock.wait(over, timeout_seconds + _GRACE_SECONDS)
+    if errors:
+        raise errors[0]
+    if not in_time:
+        raise RpcTimeoutError(
+            f"worker {worker.name!r} could not part within {timeout_seconds:g} s: it waits for "
+            f"{', '.join(worker.service(Meetings).owing()) or 'others'}, who take nothing in: "
+            f"{worker.agent!r}"
+        )
 
 
 def wait_for_own_work(worker: Worker, timeout_seconds: float) -> None:

@@ -46,6 +46,7 @@ _FIRST_NUDGE_SECONDS = 1.0
 _LONGEST_NUDGE_SECONDS = 4.0
 _LAST_WORDS_SECONDS = 0.5
 _LEAST_SECONDS = 0.001
+_MOMENT_SECONDS = 0.2
 
 
 class TimeLimit:
@@ -119,8 +120,8 @@ class Meetings:
         while not agent.is_at_rest():
             remaining = self._remaining(deadline)
             if remaining is not None and remaining <= 0:
-                owing = {each.peer.name for each in agent.peers.channels() if each.outstanding}
-                whom = f", waits for {', '.join(sorted(owing))}" if owing else ""
+                owing = self.owing()
+                whom = f", waits for {', '.join(owing)}" if owing else ""
                 raise RpcTimeoutError(
                     f"worker {self._worker.name!r} had not come to rest in time{whom}: {agent!r}"
                 )
@@ -128,6 +129,12 @@ class Meetings:
             with agent.blocked():
                 never.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def owing(self) -> list[str]:
+        """The names of those that owe answers, or that a meeting waits for."""
+        channels = self._worker.agent.peers.channels()
+        meetings = [*self._rests.waiting(), *self.gatherings.waiting()]
+        return sorted({each.peer.name for each in channels if each.outstanding}.union(*meetings))
 
     def let_others_go(self, patience_seconds: float) -> None:
         """Whoever announced the last meeting to others goes after them, so that its word reaches
@@ -150,9 +157,11 @@ class Meetings:
         meeting = self._rests.begin(members)
         try:
             gathering = self._rests.get(meeting)
+            if deadline is not None and gathering.neighbours_above:
+                deadline += _MOMENT_SECONDS  # the leader knows better who is missing, and says so
             with self.calling_off(meeting, gathering):
                 self._rests.bring(meeting, name, agent.activity)
-                self.wait_for(meeting, gathering, gathering.ready, timeout_seconds)
+                self.wait_for(meeting, gathering, gathering.ready, self._remaining(deadline))
                 total: int = sum(gathering.brought.values())
                 for parent in gathering.neighbours_above:
                     agent.send(parent, Brought(meeting, name, total))
@@ -223,10 +232,12 @@ class Meetings:
         patience = _FIRST_NUDGE_SECONDS
         with worker.agent.blocked():
             while not worker.clock.wait(event, _first(patience, self._remaining(deadline))):
-                remaining = self._remaining(deadline)
+                remaining, missing = self._remaining(deadline), gathering.missing
+                if event.is_set():
+                    break
                 if remaining is not None and remaining <= 0:
                     raise RpcTimeoutError(
-                        f"Followers {gathering.missing} timed out in _all_gather after "
+                        f"Followers {missing} timed out in _all_gather after "
                         f"{timeout_seconds:.2f} seconds: worker {worker.name!r} waits for them"
                     )
                 worker.agent.spawn(partial(self._nudge, meeting, gathering))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lockstitch.rendezvous import StaticRoster
     from lockstitch.runtime.worker import Worker
 
-_STORE_SECONDS = 0.5
+_STORE_SECONDS = 0.2
 
 
 class Membership:

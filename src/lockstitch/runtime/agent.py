@@ -684,6 +684,7 @@ class Agent:
         for acceptor in self._acceptors:
             acceptor.close()
         self.newcomers.close()
+        self.crew.drop_backlog()
         self.peers.close()
         self.timer.close()
         remaining = self.crew.close(timeout_seconds)

@@ -61,6 +61,7 @@ class Channel:
         """Why nothing can be sent or answered here any more."""
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
+        self._failing = threading.Lock()
         self._given_up: set[int] = set()
         """Requests that nobody waits for any more; they have not been answered either."""
         self._last_delivered = 0
@@ -199,7 +200,7 @@ class Channel:
     def sweep(self, now: float) -> float | None:
         """Ends the requests whose time is over; returns the earliest deadline that remains."""
         earliest: float | None = None
-        for number, pending in list(self._pending.items()):
+        for number, pending in self._pending.copy().items():
             deadline = pending.deadline
             if deadline is None:
                 continue
@@ -230,12 +231,23 @@ class Channel:
             self.post(Cancel(number))
 
     def fail_all(self, error: RpcError) -> None:
-        """Nothing will be answered here any more."""
+        """Nothing will be answered here any more. Many threads may find out at once: one does the
+        work, which leaves nothing to the others."""
         self.error = error
-        while self._pending:
-            for number, pending in list(self._pending.items()):
-                self.agent.fail_pending(pending, copy_of(error))
-                self._take_out(number)
+        held: list[bool] = []  # as in `StreamChannel._wait`
+        try:
+            held.extend(map(self._failing.acquire, _NOT_BLOCKING))
+            while held[0] and self._pending:
+                for number in list(self._pending):
+                    pending = self._pending.get(number)
+                    if pending is not None:
+                        self.agent.fail_pending(pending, copy_of(error))
+                        self._take_out(number)
+        finally:
+            if True in held:
+                self._failing.release()
+                if self._pending:  # an interrupt: nobody shall wait on for ever
+                    self.agent.spawn(partial(self.fail_all, error))
 
     def end(self, error: PeerDiedError, *, at_once: bool = False) -> None:
         """The peer is gone, as something else has shown. What it has answered just before still
@@ -380,7 +392,11 @@ class StreamChannel(Channel):
 
     def _spin(self, habit: Habit | None) -> bool:
         decoder = self.decoder
-        return self._spinner.receive(self.connection, decoder.space(), decoder.counts, habit)
+        try:
+            return self._spinner.receive(self.connection, decoder.space(), decoder.counts, habit)
+        except ConnectionError as error:
+            self._lost(error)
+            return False
 
     def _follow(self, pending: Pending) -> None:
         """Sleeps until `pending` is done, or is called to read."""
@@ -526,7 +542,7 @@ class StreamChannel(Channel):
         return pending.done or pending.delivered
 
     def _expire(self, pending: Pending) -> None:
-        for number, other in list(self._pending.items()):
+        for number, other in self._pending.copy().items():
             if other is pending:
                 self.expire(number, pending)
 

@@ -37,8 +37,9 @@ class Source(Protocol):
         Otherwise it has armed itself in the poller again, or is closed."""
         ...
 
-    def leave(self) -> None:
-        """The leader goes: arm in the poller, or `Crew.revisit` if something is left to handle."""
+    def leave(self) -> Callable[[], None] | None:
+        """The leader goes: arm in the poller, or `Crew.revisit` if something is left to handle.
+        What may block is returned, and done when somebody else leads."""
         ...
 
 
@@ -202,6 +203,11 @@ class Crew:
         here = threading.current_thread()
         return [each for each in threads if each.is_alive() and each is not here]
 
+    def drop_backlog(self) -> None:
+        """The calls that wait for a thread are not run any more."""
+        with self._lock:
+            self._backlog.clear()
+
     def close(self, timeout_seconds: float) -> list[str]:
         """Ends all threads that are idle or reading, and waits for the others. Returns the names
         of those that still run user code when the time is over."""
@@ -252,6 +258,11 @@ class Crew:
     def revisit(self, source: Source) -> None:
         """The next leader serves `source` before it waits for anything."""
         self._revisit.append(source)
+
+    def resume(self, source: Source) -> None:
+        """Has `source` served, which has stopped without arming itself."""
+        self._revisit.append(source)
+        self._poller.wake()
 
     def handle_under_lead(self, source: Source, handler: Callable[[], None]) -> bool:
         """Runs a handler of control messages, then the tasks that it spawned: the last of them in
@@ -431,8 +442,14 @@ class Crew:
                     revisit.append(ready)
 
     def _pass_on(self, source: Source) -> None:
-        source.leave()
+        last = source.leave()
         self._assign(self._lead)
+        if last is None:
+            return
+        if self.is_member():
+            last()
+        else:  # the monitor must not wait for a slow peer
+            self._assign(lambda: self._guard(last))
 
     # ------------------------------------------------------------ the monitor
 

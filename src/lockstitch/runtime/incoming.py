@@ -22,6 +22,7 @@ from lockstitch.wire.messages import Call, RemoteCall
 from lockstitch.wire.seals import Sealer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from lockstitch.ids import WorkerInfo
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from lockstitch.wire.messages import Message
 
 _MOST_HELD = 16
+_MOST_QUEUEING = 16
+_FEW_QUEUEING = 4
 
 
 class Requests:
@@ -92,6 +95,9 @@ class IncomingConnection(Requests):
     While further requests lie there already, small answers of the leader are held, to leave with
     the next one in one system call; none is held when the leader waits, goes, or runs what is slow,
     and none where each frame has a seal of its own.
+
+    A peer that takes in no answers is heard no further while threads queue up to answer it. So it
+    holds up nobody but itself: the leader goes on, and who waits here does not count as running.
     """
 
     def __init__(
@@ -108,6 +114,9 @@ class IncomingConnection(Requests):
         self._is_sealed = self._decoder.is_sealed
         self._spinner = Spinner(agent.crew.is_wanted_elsewhere)
         self._send_lock = threading.Lock()
+        self._queue_lock = threading.Lock()
+        self._queueing = 0
+        self._is_shut = False
         self._keys = keys
         self._held: list[bytes] = []
         self._holder: int | None = None
@@ -142,12 +151,40 @@ class IncomingConnection(Requests):
         self._send(buffers)
 
     def _send(self, buffers: list[Any]) -> None:
+        if self._send_lock.locked():
+            self._queue_up(buffers)
+            return
         with self._send_lock:
-            if self._held:
-                held, self._held = self._held, []
-                buffers = [b"".join(held), *buffers]
-            if buffers:
-                self.connection.send(buffers)
+            self._send_now(buffers)
+
+    def _send_now(self, buffers: list[Any]) -> None:
+        if self._held:
+            held, self._held = self._held, []
+            buffers = [b"".join(held), *buffers]
+        if buffers:
+            self.connection.send(buffers)
+
+    def _queue_up(self, buffers: list[Any]) -> None:
+        """Another thread is sending, and perhaps the peer takes nothing in."""
+        with self._queue_lock:
+            self._queueing += 1
+        try:
+            with self.agent.crew.blocked(), self._send_lock:
+                self._send_now(buffers)
+        finally:
+            with self._queue_lock:
+                self._queueing -= 1
+                opens = self._is_shut and self._queueing <= _FEW_QUEUEING
+                if opens:
+                    self._is_shut = False
+            if opens:
+                self.agent.crew.resume(self)
+
+    def _shuts(self) -> bool:
+        """Whether nothing more is read until those who queue up are through."""
+        with self._queue_lock:
+            self._is_shut = self._queueing >= _MOST_QUEUEING
+            return self._is_shut
 
     def _send_held(self) -> None:
         try:
@@ -177,13 +214,18 @@ class IncomingConnection(Requests):
         try:
             while True:
                 while messages:
+                    if self._queueing >= _MOST_QUEUEING and self._shuts():
+                        return
                     message = messages.popleft()
                     may_hold = messages and len(self._held) < _MOST_HELD and not self._is_sealed
                     self._holder = threading.get_ident() if may_hold else None
                     if not self._dispatch(message):
                         return
-                if self._held:
-                    self._send_held()
+                # A peer that does not read its answers must not keep this worker from reading.
+                if self._held and not self.agent.crew.run_under_lead(self, self._send_held):
+                    return
+                if self._queueing >= _MOST_QUEUEING and self._shuts():
+                    return
                 self._receive()
         except BlockingIOError:
             pass
@@ -192,17 +234,13 @@ class IncomingConnection(Requests):
             return
         self.agent.crew.arm(self.connection)
 
-    def leave(self) -> None:
+    def leave(self) -> Callable[[], None] | None:
         self._holder = None
-        if self._held:
-            if self.agent.crew.is_member():
-                self._send_held()
-            else:  # the monitor must not wait for a slow peer
-                self.agent.spawn(self._send_held)
         if self._decoder.messages:
             self.agent.crew.revisit(self)
         else:
             self.agent.crew.arm(self.connection)
+        return self._send_held if self._held else None
 
     def _receive(self) -> None:
         """Takes in what has come; `BlockingIOError` where nothing has."""

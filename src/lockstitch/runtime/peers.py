@@ -10,6 +10,8 @@ import contextlib
 import copy
 import platform
 import threading
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 GIVEN_UP: Final = "it has given this worker up as dead"
 _CONNECT_SECONDS: Final = 30.0
 _STUCK_SECONDS: Final = 0.2
+_MANY: Final = 1000
 _PYTHON: Final = platform.python_version()
 _TORCH: Final = str(torch.__version__)
 
@@ -261,7 +264,7 @@ class Peers:
         """A peer is given up, though its connections stand: nothing is said or heard any more."""
         error = PeerDiedError(peer.name, cause)
         self.lose(peer, error, at_once=True)
-        for connection, other in list(self._greeting.items()):
+        for connection, other in self._greeting.copy().items():
             if other.worker == peer.worker:
                 connection.close()
         caller = self._callers.pop(peer.worker, None)
@@ -294,18 +297,25 @@ class Peers:
         goodbye = Leave(self._agent.id)
         ends: list[StreamChannel | IncomingConnection] = list(self._callers.values())
         ends += [each for each in self.channels() if isinstance(each, StreamChannel)]
+        end_of_patience = time.monotonic() + _STUCK_SECONDS  # for all who take in nothing together
         for end in ends:
             with contextlib.suppress(ConnectionError, LockstitchError):  # it has left before
-                end.say_at_last(goodbye, _STUCK_SECONDS)
+                end.say_at_last(goodbye, max(0.0, end_of_patience - time.monotonic()) / 2)
         self._closed = True
 
     def close(self) -> None:
         """Ends all connections, and what waits on them."""
         gone = PeerDiedError(self._agent.info.name, "this worker has shut down")
-        for channel in self.channels():
-            channel.fail_all(gone)
+        channels = self.channels()
+        for channel in channels:  # nothing is added any more to what has to fail
+            channel.error = gone
             channel.close()
         for connection in list(self._greeting):
             connection.close()
         for caller in list(self._incoming):
             caller.close()
+        for channel in channels:
+            if channel.outstanding < _MANY:
+                channel.fail_all(gone)
+            else:  # takes longer than somebody may want to wait who leaves
+                self._agent.spawn(partial(channel.fail_all, gone))

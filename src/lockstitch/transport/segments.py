@@ -325,7 +325,7 @@ class ReceivedSegments:
 
     def before_fork(self) -> None:
         """What is in use now, a child will have as well."""
-        for number, ref in list(self._leases.items()):
+        for number, ref in self._leases.copy().items():
             lease = ref()
             if lease is not None and self._table[number] == LENT:
                 self._table[number] = KEPT

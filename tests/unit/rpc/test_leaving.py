@@ -88,3 +88,22 @@ def test_leaks_are_told_of_after_the_end(cluster) -> None:
     with pytest.raises(RuntimeError):
         cluster.run(0, rpc.rpc_sync, "worker1", add, (1, 2))
     leaving.finish(cluster[2], ignore_leaks=True)
+
+
+def test_who_is_kept_from_leaving_goes_after_its_time_and_says_who_is_missing(cluster) -> None:
+    cluster.run(0, rpc.rpc_async, "worker1", wait_at_gate)
+    assert AT_GATE.wait(60)
+    stuck = threading.Event()
+    with pytest.raises(RpcTimeoutError, match=r"not part within 0.01 s: it waits for worker1"):
+        leaving.keep_to(cluster[0], 0.01, lambda: float(stuck.wait(60)))
+    stuck.set()
+
+
+def test_what_goes_wrong_while_leaving_is_raised_where_it_was_asked_for(cluster) -> None:
+    def leave() -> None:
+        raise KeyError(current_worker().name)
+
+    with cluster[2].active(), pytest.raises(KeyError, match="worker2"):
+        leaving.keep_to(cluster[2], 60, leave)
+    with pytest.raises(KeyError, match="worker2"):
+        cluster.run(2, leaving.keep_to, cluster[2], 0, leave)

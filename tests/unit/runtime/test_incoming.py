@@ -12,7 +12,7 @@ from lockstitch.ids import WorkerId
 from lockstitch.runtime.functions import QUICK_STREAK, KnownFunction
 from lockstitch.wire.messages import ChildNoted, Reply
 from lockstitch.wire.pickling import PicklingRegistry, pack
-from tests.unit.runtime.stage import PATIENCE_SECONDS, Caller, Stage, wait_until
+from tests.unit.runtime.stage import PATIENCE_SECONDS, Background, Caller, Stage, wait_until
 
 HERE = __name__
 gate = threading.Event()
@@ -102,6 +102,25 @@ def test_no_answer_is_held_while_a_slow_function_runs() -> None:
         assert sorted([caller.answer(), caller.answer()]) == [5, 6]
         gate.set()
         assert caller.answer() is True
+
+
+@pytest.mark.usefixtures("abs_is_quick")
+def test_caller_that_reads_no_answers_keeps_nobody_else_waiting() -> None:
+    with Stage(peers=2) as stage:
+        stage.network._capacity_bytes = 2000
+        idle = stage.caller(1)
+        (incoming,) = stage.agent.peers._incoming
+        calls = [idle.call("builtins:abs", -1, function=1)]
+        calls += [idle.call("", -number, function=1) for number in range(500)]
+        sending = Background(idle.send, *calls)
+        wait_until(
+            lambda: not incoming.connection.has_room(0), "its answers are in each other's way"
+        )
+        other = stage.caller(2)
+        other.send(other.call("builtins:abs", -2))
+        assert other.answer() == 2
+        assert sorted(idle.answer() for _ in calls) == [0, 1, *range(1, 500)]
+        sending.result()
 
 
 def test_control_messages_are_handled_in_order_by_one_thread() -> None:
