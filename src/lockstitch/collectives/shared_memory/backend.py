@@ -159,14 +159,14 @@ class SharedMemoryBackend:
                 place = self._arena.take(size)
             except ArenaFullError as error:
                 raise CollectiveError(f"rank {self._rank} has no room: {error}") from error
-        memory = self._segment.memory(self._segment.arena_begin(self._rank) + place, size)
+        memory = self._segment.memory(self._segment.arena_begins[self._rank] + place, size)
         weakref.finalize(memory, self._arena.drop, place).atexit = False
         # Of its own storage, so that saving the tensor does not save the segment.
         flat = torch.frombuffer(memory, dtype=dtype, count=max(count, 1))
         return flat[:count].view(tuple(shape))
 
     def is_resident(self, tensor: torch.Tensor) -> bool:
-        begin = self._segment.address + self._segment.arena_begin(self._rank)
+        begin = self._segment.address + self._segment.arena_begins[self._rank]
         return begin <= tensor.data_ptr() < begin + self._segment.geometry.arena_bytes
 
     def open_set(self, process_set: ProcessSet) -> None:

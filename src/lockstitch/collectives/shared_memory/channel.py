@@ -72,7 +72,8 @@ class Channel:
         self.chunk_bytes = chunk_bytes_for(process_set.size)
         self.table = Negotiation(process_set.ranks)
         self._arena = arena
-        self._arena_begin = segment.arena_begin(rank)
+        self._arena_begins = segment.arena_begins
+        self._arena_begin = segment.arena_begins[rank]
         self._outstanding = outstanding
         self._bells = bells
         self._position = process_set.position(rank)
@@ -89,6 +90,7 @@ class Channel:
         self._joining: Handle[Any] | None = None
         self._owed: list[int] = []
         """Words for which there was no room."""
+        self._most_words = segment.geometry.log_words // 4
         self._tails, self._writer, self._readers = self._open_logs()
 
     def _open_logs(
@@ -162,7 +164,7 @@ class Channel:
         self._follow(self.table.handle(Joined(self.rank, now)))
 
     def _check_room(self, count: int, request: Request) -> None:
-        if count > self.segment.geometry.log_words // 4:
+        if count > self._most_words:
             raise ValueError(
                 f"{request.name!r}: a group of {len(request.tensors)} tensors is too long to be "
                 "told to the other ranks; make several groups of it"
@@ -239,7 +241,7 @@ class Channel:
                 content, at = log.definition_content(words, at - 1)
                 self._definitions.learn(rank, number, content)
             elif what == log.PLACE:
-                place = self.segment.arena_begin(rank) + argument
+                place = self._arena_begins[rank] + argument
                 self._current[rank, number].whole_place = place
             elif what == log.JOIN:
                 self._follow(self.table.handle(Joined(rank, each >> 4)))
@@ -249,7 +251,7 @@ class Channel:
     def _submitted(self, rank: int, number: int, argument: int) -> None:
         definition = self._definitions.of(rank, number)
         offset = argument & log.PLACE_MASK
-        place = self.segment.arena_begin(rank) + offset if offset else NOWHERE
+        place = self._arena_begins[rank] + offset if offset else NOWHERE
         part = Part(rank, definition, place, bool(argument & log.RESIDENT))
         self._current[rank, number] = part
         self._follow(self.table.handle(Submitted(rank, definition.description, part)))

@@ -27,13 +27,18 @@ ONE_PHASE_BYTES = 1 << 20
 _CHUNK_BYTES_OF_TWO = 1 << 18
 _CHUNK_BYTES_OF_MORE = 1 << 22
 
+# Blocks of a slice, those of all ranks together, stay in the cache between reading and writing.
+_CACHED_BYTES = 1 << 19
+
 _KEPT_VIEWS = 64
+_KEPT_SLICES = 8
 
 
 class Definition:
     """A description, and what follows from it."""
 
     __slots__ = (
+        "_blocks",
         "_chunks",
         "_views",
         "can_be_sliced",
@@ -72,6 +77,11 @@ class Definition:
         """Whether private tensors of this description travel in chunks."""
         self._views: dict[int, list[torch.Tensor]] = {}
         self._chunks: dict[int, list[tuple[Piece, ...]]] = {}
+        self._blocks: dict[tuple[int, ...], list[list[torch.Tensor]]] = {}
+
+    def view(self, segment: Segment, begin: int) -> torch.Tensor:
+        """The single tensor that lies at byte `begin` of the segment."""
+        return segment.kept(begin, self.dtypes[0], self.description.shapes[0])
 
     def views(self, segment: Segment, begin: int) -> list[torch.Tensor]:
         """The tensors as they lie one behind the other from byte `begin` of the segment on."""
@@ -94,6 +104,36 @@ class Definition:
             counts = [math.prod(shape) for shape in self.description.shapes]
             cut = self._chunks[chunk_bytes] = chunks(counts, self.item_sizes, chunk_bytes)
         return cut
+
+    def blocks(
+        self, segment: Segment, places: tuple[int, ...], index: int
+    ) -> list[list[torch.Tensor]]:
+        """Of a single tensor that lies at each of these places, the index-th of equal slices, in
+        blocks: of each block, all ranks' parts."""
+        found = self._blocks.get(places)
+        if found is None:
+            if len(self._blocks) >= _KEPT_SLICES:
+                self._blocks.clear()
+            (dtype,), (shape,) = self.dtypes, self.description.shapes
+            count, item = math.prod(shape), dtype.itemsize
+            begin, end = slice_of(count, len(places), index, item)
+            length = max(_CACHED_BYTES // len(places) // item, 1)
+            found = self._blocks[places] = [
+                [
+                    segment.tensor(place + at * item, dtype, (min(length, end - at),))
+                    for place in places
+                ]
+                for at in range(begin, end, length)
+            ]
+        return found
+
+
+def slice_of(count: int, slices: int, index: int, item_size: int) -> tuple[int, int]:
+    """The index-th of equal slices, cut at cache lines."""
+    line = max(64 // item_size, 1)
+    share = (count // slices + line - 1) // line * line
+    begin = min(count, share * index)
+    return begin, count if index == slices - 1 else min(count, share * (index + 1))
 
 
 def chunk_bytes_for(set_size: int) -> int:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 RESIDENT_BYTES: Final = ONE_PHASE_BYTES + 1
 """Smaller tensors are quicker copied than reduced in two phases."""
-# A slice is worked on in blocks that stay in the cache between reading and writing.
-_BLOCK_BYTES: Final = 1 << 18
 
 
 class InPlace(Operation):
@@ -65,24 +63,12 @@ class InPlace(Operation):
         assert self.request.reduction is not None
         combine_two = self.definition.fold
         factor = result_factor(self.request.reduction, len(self.parts))
-        (dtype,), (count,) = self.definition.dtypes, (self.request.tensors[0].numel(),)
-        tensors = [room.segment.tensor(part.whole_place, dtype, (count,)) for part in self.present]
+        places = tuple(part.whole_place for part in self.present)
         index = [part.rank for part in self.present].index(room.rank)
-        begin, end = _slice(count, len(tensors), index, dtype.itemsize)
-        block = _BLOCK_BYTES // dtype.itemsize
-        for at in range(begin, end, block):
-            blocks = [tensor[at : min(at + block, end)] for tensor in tensors]
-            first = blocks[0]
-            for other in blocks[1:]:
+        for first, *others in self.definition.blocks(room.segment, places, index):
+            for other in others:
                 combine_two(first, other, out=first)
-            scale_(first, factor)
-            for other in blocks[1:]:
+            if factor != 1.0:
+                scale_(first, factor)
+            for other in others:
                 other.copy_(first)
-
-
-def _slice(count: int, slices: int, index: int, item_size: int) -> tuple[int, int]:
-    """The index-th of equal slices, cut at cache lines."""
-    line = max(64 // item_size, 1)
-    share = (count // slices + line - 1) // line * line
-    begin = min(count, share * index)
-    return begin, count if index == slices - 1 else min(count, share * (index + 1))

@@ -18,7 +18,7 @@ import torch
 
 _PAGE: Final = 4096
 _WORD: Final = 8
-_KEPT_VECTORS: Final = 4096
+_KEPT_TENSORS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,11 @@ class Segment:
             f"/proc/self/fd/{descriptor}", shared=True, size=geometry.size, dtype=torch.uint8
         )
         self.address = self._bytes.data_ptr()
-        self._vectors: dict[tuple[int, torch.dtype, int], torch.Tensor] = {}
+        self._kept: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
+        self.arena_begins = [
+            geometry.arenas_begin + rank * geometry.arena_bytes for rank in range(geometry.ranks)
+        ]
+        """Where the arena of each rank begins, in bytes from the segment's beginning."""
         self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: self._bytes}
 
     def words(self, begin: int, count: int) -> memoryview:
@@ -104,10 +108,6 @@ class Segment:
         logs = self._control(set_id) + geometry.tails_bytes + geometry.cursors_bytes
         return self.words(logs + writer * geometry.log_words * _WORD, geometry.log_words)
 
-    def arena_begin(self, rank: int) -> int:
-        """Where the arena of a rank begins, in bytes from the segment's beginning."""
-        return self.geometry.arenas_begin + rank * self.geometry.arena_bytes
-
     def tensor(self, begin: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """A contiguous tensor at byte `begin`, for our own use: it shares the segment's storage."""
         typed = self._typed.get(dtype)
@@ -119,15 +119,19 @@ class Segment:
             step *= max(length, 1)
         return typed.as_strided(shape, strides[::-1], begin // dtype.itemsize)
 
+    def kept(self, begin: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """Like `tensor`; kept, for the same are wanted again and again."""
+        key = (begin, dtype, shape)
+        view = self._kept.get(key)
+        if view is None:
+            if len(self._kept) >= _KEPT_TENSORS:
+                self._kept.clear()
+            view = self._kept[key] = self.tensor(begin, dtype, shape)
+        return view
+
     def vector(self, begin: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """Like `tensor`, of one dimension; kept, for the same are wanted again and again."""
-        key = (begin, dtype, count)
-        vector = self._vectors.get(key)
-        if vector is None:
-            if len(self._vectors) >= _KEPT_VECTORS:
-                self._vectors.clear()
-            vector = self._vectors[key] = self.tensor(begin, dtype, (count,))
-        return vector
+        """Like `kept`, of one dimension."""
+        return self.kept(begin, dtype, (count,))
 
     def memory(self, begin: int, size: int) -> object:
         """An array of bytes, for tensors with a storage of their own (`torch.frombuffer`)."""

@@ -30,12 +30,12 @@ class Whole(Operation):
             return NOWHERE
         definition = self.definition
         place = room.take(self, definition.layout.size)
+        if definition.has_single and request.reduction.prescale == 1.0:  # type: ignore[union-attr]
+            definition.view(room.segment, place).copy_(request.tensors[0])
+            return place
         views = definition.views(room.segment, place)
         if request.reduction is None or request.reduction.prescale == 1.0:
-            if len(views) == 1:
-                views[0].copy_(request.tensors[0])
-            else:
-                torch._foreach_copy_(views, request.tensors)
+            torch._foreach_copy_(views, request.tensors)
         else:
             stage(request, views)
         return place
@@ -54,12 +54,12 @@ class Whole(Operation):
         request, reduction = self.request, self.request.reduction
         assert reduction is not None
         out = request.outputs[0] if request.outputs is not None else outputs_of(request)[0]
-        views, segment = self.definition.views, room.segment
-        tensors = [views(segment, part.place)[0] for part in self.present]
-        if len(tensors) == 2 and self._can_read_own():
-            # Not the copy: what is in the cache is the tensor itself.
-            tensors[self.position] = request.tensors[0]
+        view, segment = self.definition.view, room.segment
+        tensors = [view(segment, part.place) for part in self.present]
         if len(tensors) == 2 and out.is_cpu:
+            if self._can_read_own():
+                # Not the copy: what is in the cache is the tensor itself.
+                tensors[self.position] = request.tensors[0]
             self.definition.fold(tensors[0], tensors[1], out=out)
         elif out.is_cpu:
             fold(self.definition.fold, tensors, out)

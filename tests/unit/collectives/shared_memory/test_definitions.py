@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 
 from lockstitch.collectives.requests import SUM, Kind, ReduceOp, Reduction, Request, describe
@@ -45,9 +46,30 @@ def test_views_lie_one_behind_the_other() -> None:
     segment = Segment(descriptor, geometry)
     os.close(descriptor)
     definition = Definitions().intern(content(SUM, torch.ones(3), torch.ones(2, 2).double()))
-    begin = segment.arena_begin(0) + 256
+    begin = segment.arena_begins[0] + 256
     first, second = definition.views(segment, begin)
     assert (first.shape, second.shape, second.dtype) == ((3,), (2, 2), torch.float64)
     assert second.data_ptr() - first.data_ptr() == 64
     for place in range(200):  # more than are kept
-        definition.views(segment, segment.arena_begin(0) + 256 * place)
+        definition.views(segment, segment.arena_begins[0] + 256 * place)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_blocks_of_all_slices_make_the_whole_tensor(ranks: int) -> None:
+    geometry = Geometry(ranks, arena_bytes=1 << 22, log_words=64, most_sets=1)
+    descriptor = create(geometry)
+    segment = Segment(descriptor, geometry)
+    os.close(descriptor)
+    count = 300_007
+    definition = Definitions().intern(content(SUM, torch.ones(count)))
+    places = tuple(begin + 256 for begin in segment.arena_begins)
+    tensors = [segment.tensor(place, torch.float32, (count,)).zero_() for place in places]
+    for index in range(ranks):
+        blocks = Definitions().intern(definition.content).blocks(segment, places, index)
+        for parts in blocks:
+            assert sum(part.nbytes for part in parts) <= 1 << 20
+            for rank, part in enumerate(parts):
+                part += 1 + rank
+    for rank, tensor in enumerate(tensors):
+        assert tensor.eq(1 + rank).all()
+    assert definition.blocks(segment, places, 0) is definition.blocks(segment, places, 0)

@@ -23,7 +23,7 @@ def test_what_one_writes_another_reads() -> None:
     one, other = two_mappings()
     one.log(3, 1)[5] = 77
     assert other.log(3, 1)[5] == 77
-    begin = one.arena_begin(1) + 128
+    begin = one.arena_begins[1] + 128
     one.tensor(begin, torch.float32, (2, 3)).fill_(1.5)
     assert other.vector(begin, torch.float32, 6).tolist() == [1.5] * 6
     assert other.vector(begin, torch.float32, 6) is other.vector(begin, torch.float32, 6)
@@ -39,8 +39,8 @@ def test_areas_do_not_overlap() -> None:
             area[index] = number
     for number, area in enumerate(areas, 1):
         assert set(area.tolist()) == {number}
-    assert segment.arena_begin(0) >= GEOMETRY.arenas_begin
-    assert segment.arena_begin(1) + GEOMETRY.arena_bytes == GEOMETRY.size
+    assert segment.arena_begins[0] >= GEOMETRY.arenas_begin
+    assert segment.arena_begins[1] + GEOMETRY.arena_bytes == GEOMETRY.size
 
 
 def test_mapping_holds_no_descriptor() -> None:
@@ -52,7 +52,7 @@ def test_mapping_holds_no_descriptor() -> None:
 
 def test_memory_carries_a_tensor_of_its_own_storage() -> None:
     segment, other = two_mappings()
-    begin = segment.arena_begin(0) + 256
+    begin = segment.arena_begins[0] + 256
     tensor = torch.frombuffer(segment.memory(begin, 40), dtype=torch.float64)
     tensor.fill_(2)
     assert tensor.untyped_storage().nbytes() == 40
