@@ -2,6 +2,11 @@
 
 On rank 0 one thread reads all connections and asks the hub; elsewhere one thread reads the one.
 Whoever submits sends for himself. Rank 0 talks to its own hub without a connection.
+
+A rank proves with its first message that it belongs here. Where the job has a secret, every message
+after that ends with a *seal*: a keyed hash of the message and its number, by a key of its own for
+each session, rank and direction. So what somebody on the way has changed, left out, repeated or put
+in ends the connection before it is parsed. Seals hide nothing: names and shapes can be read.
 """
 
 from __future__ import annotations
@@ -9,15 +14,16 @@ from __future__ import annotations
 import contextlib
 import hmac
 import threading
+from hashlib import blake2b
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lockstitch.collectives.c10d import messages
 from lockstitch.collectives.c10d.messages import Hello, Leave, Lost, Message
 from lockstitch.errors import CollectiveError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from lockstitch.collectives.c10d.hub import Hub, Note
     from lockstitch.transport import Connection, Listener, Pollable, Transport
@@ -28,6 +34,7 @@ Hear = "Callable[[Message], None]"
 
 _MOST_STRANGERS = 128
 _LONGEST_HELLO = 256
+_SEAL_BYTES: Final = 16
 
 
 class Password:
@@ -44,6 +51,28 @@ class Password:
             return self._word
         return hmac.digest(self._key, str(rank).encode(), "sha256").hex()
 
+    def seals(self, rank: int) -> tuple[Seal, Seal] | None:
+        """Of the messages of that rank, and of those to it; None without a secret."""
+        if self._key is None:
+            return None
+        words = (f"{rank} says", f"{rank} hears")
+        by, to = (Seal(hmac.digest(self._key, word.encode(), "sha256")) for word in words)
+        return by, to
+
+
+class Seal:
+    """Seals messages in one direction, in their order."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = 0
+
+    def next(self, content: bytes | bytearray) -> bytes:
+        """The seal of the next message."""
+        self._number += 1
+        salt = self._number.to_bytes(16, "big")
+        return blake2b(content, digest_size=_SEAL_BYTES, key=self._key, salt=salt).digest()
+
 
 class Line:
     """A connection that carries messages of at most `most_bytes`. One thread reads; any may
@@ -54,33 +83,47 @@ class Line:
         self.most_bytes = most_bytes
         self._sending = threading.Lock()
         self._received = bytearray()
+        self._seals: tuple[Seal, Seal] | None = None
+        """Of what is sent, and of what is received."""
+        self.seal_bytes = 0
+        """How long a message's seal is."""
+
+    def protect(self, sent: Seal, received: Seal) -> None:
+        """From now on every message is sealed, in both directions."""
+        self._seals, self.seal_bytes = (sent, received), _SEAL_BYTES
 
     def send(self, message: Message) -> None:
         """Raises `ConnectionError` when the other end is gone."""
         content = messages.encode(message)
         with self._sending:
+            if self._seals is not None:
+                content += self._seals[0].next(content)
             self.connection.send([content])
 
-    def read(self, timeout_seconds: float | None = None) -> list[Message]:
-        """Waits for something; returns the messages that are whole by then. Raises
-        `ConnectionError` at the end, `BlockingIOError` when the time is over."""
+    def read(self, timeout_seconds: float | None = None) -> Iterator[Message]:
+        """Waits for something; the messages that are whole by then, of which the first may change
+        how the next is read. Raises `ConnectionError` at the end, `BlockingIOError` when the time
+        is over, `ProtocolError` for what is no message."""
         view = memoryview(bytearray(1 << 16))
         counts: list[int] = []
         self.connection.receive_into(view, counts, timeout_seconds)
         if not counts[0]:
             raise ConnectionError("the other end has closed the connection")
         self._received += view[: counts[0]]
-        whole = []
         while len(self._received) >= messages.LENGTH_SIZE:
             size = messages.length(self._received[: messages.LENGTH_SIZE])
             if size > self.most_bytes:
                 raise ProtocolError(f"a message of {size} bytes, by one who has not said who it is")
             end = messages.LENGTH_SIZE + size
-            if len(self._received) < end:
+            if len(self._received) < end + self.seal_bytes:
                 break
-            whole.append(messages.decode(self._received[messages.LENGTH_SIZE : end]))
-            del self._received[:end]
-        return whole
+            if self._seals is not None:
+                seal = self._received[end : end + self.seal_bytes]
+                if not hmac.compare_digest(seal, self._seals[1].next(self._received[:end])):
+                    raise ProtocolError("a message's seal is broken: somebody on the way wrote it")
+            message = messages.decode(self._received[messages.LENGTH_SIZE : end])
+            del self._received[: end + self.seal_bytes]
+            yield message
 
     def close(self) -> None:
         self.connection.close()
@@ -99,11 +142,14 @@ class Spoke:
         self._thread = threading.Thread(target=self._run, name=f"rank {rank} orders", daemon=True)
         self.bytes_sent = 0
         line.send(Hello(rank, password.of(rank)))
+        seals = password.seals(rank)
+        if seals is not None:
+            line.protect(*seals)
         self._thread.start()
 
     def tell(self, message: Message) -> None:
         """Says something to rank 0. If that is gone, the reading thread has seen it too."""
-        self.bytes_sent += len(messages.encode(message))
+        self.bytes_sent += len(messages.encode(message)) + self._line.seal_bytes
         with contextlib.suppress(ConnectionError):
             self._line.send(message)
 
@@ -198,17 +244,16 @@ class Centre:
         if line is None:  # it was pushed out
             return
         try:
-            heard = line.read(0)
+            for message in line.read(0):
+                if isinstance(message, Hello):
+                    self._greet(line, message)
+                elif id(pollable) in self._ranks:
+                    told.append((self._ranks[id(pollable)], message))
         except BlockingIOError:
-            heard = []
+            pass
         except (ConnectionError, ProtocolError):
             self._hang_up(line)
             return
-        for message in heard:
-            if isinstance(message, Hello):
-                self._greet(line, message)
-            elif id(pollable) in self._ranks:
-                told.append((self._ranks[id(pollable)], message))
         self._poller.arm(pollable)
 
     def _greet(self, line: Line, hello: Hello) -> None:
@@ -221,6 +266,10 @@ class Centre:
             self._strangers.pop(id(line.connection), None)
             self._lines[hello.rank] = line
             self._ranks[id(line.connection)] = hello.rank
+            seals = self._password.seals(hello.rank)
+            if seals is not None:
+                by, to = seals
+                line.protect(to, by)
 
     def _hang_up(self, line: Line) -> None:
         self._poller.remove(line.connection)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import threading
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lockstitch.collectives.c10d.hub import Hub
-from lockstitch.collectives.c10d.messages import Hello, Leave, Submit, encode
+from lockstitch.collectives.c10d.messages import (
+    ANYTHING,
+    Ask,
+    Hello,
+    Leave,
+    Missing,
+    Submit,
+    encode,
+)
 from lockstitch.collectives.c10d.star import Centre, Line, Password, Spoke
 from lockstitch.testing.patience import Patience
 from lockstitch.transport import TcpTransport
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from lockstitch.transport import Connection
 
@@ -95,3 +104,55 @@ def test_strangers_are_few_and_push_each_other_out(room: Room) -> None:
     for stranger in strangers:
         stranger.close()
     spoke.close()
+
+
+class Tampered:
+    """A connection on which somebody changes what is sent."""
+
+    def __init__(self, connection: Connection, change: Callable[[bytes], bytes]) -> None:
+        self.connection = connection
+        self.change = change
+
+    def send(self, buffers: list[bytes]) -> None:
+        self.connection.send([self.change(b"".join(buffers))])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content[:5] + bytes([content[5] ^ 1]) + content[6:],
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+        lambda content: content + content,
+        lambda content: b"",
+    ],
+    ids=["changed", "with another seal", "said twice", "left out"],
+)
+def test_what_somebody_on_the_way_has_changed_is_not_heard(room: Room, change: Any) -> None:
+    line = Line(room.connect())
+    spoke = Spoke(1, line, lambda message: None, PASSWORD)
+    room.wait_for({1})
+    line.connection = Tampered(line.connection, change)  # type: ignore[assignment]
+    spoke.tell(Ask(ANYTHING))
+    line.connection.change = lambda content: content  # type: ignore[attr-defined]
+    spoke.tell(Ask(ANYTHING))  # out of step, where the last one did not arrive
+    room.wait_for(set())
+    spoke.close()
+
+
+def test_both_directions_are_sealed_with_keys_of_their_own(room: Room) -> None:
+    heard: SimpleQueue[Any] = SimpleQueue()
+    line = Line(room.connect())
+    spoke = Spoke(1, line, heard.put, PASSWORD)
+    spoke.tell(Ask(ANYTHING))
+    assert heard.get(timeout=60) == Missing(ANYTHING, ())
+    by, to = PASSWORD.seals(1) or pytest.fail("there is a secret")
+    assert by.next(b"") != to.next(b"")
+    assert spoke.bytes_sent == len(encode(Ask(ANYTHING))) + 16
+    spoke.close()
+
+
+def test_without_a_secret_there_are_no_seals() -> None:
+    assert Password("word", None).seals(1) is None
