@@ -23,7 +23,7 @@ from lockstitch.autograd.discovery import find_reach
 from lockstitch.autograd.emission import Emission
 from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import find_components
-from lockstitch.autograd.listening import new_sleeper
+from lockstitch.autograd.listening import Sleeper
 from lockstitch.autograd.progress import Phase, Progress
 from lockstitch.autograd.stitch import RECEIVE_NODE, received_message
 from lockstitch.autograd.termination import Standing
@@ -62,6 +62,16 @@ def is_run_by_this_thread(context: DistAutogradContext) -> bool:
 class BackwardPass:
     """See the module. A `Task` that a method returns may be run by any thread, at once or later."""
 
+    # Many passes never get other values, and then these cost nothing.
+    _roots: Entry | None = None
+    _components: dict[GlobalId | None, Progress] | None = None
+    _parts: Parts | None = None
+    _has_asked = False
+    _failure: BaseException | None = None
+    _sent = 0
+    received = 0
+    """How many gradients have come so far."""
+
     def __init__(
         self,
         worker: Participant,
@@ -77,39 +87,28 @@ class BackwardPass:
         self._lock = threading.Lock()
         self._sleepers: list[Pending] = []
         self._walking = threading.Lock()
-        self._roots: Entry | None = None
         self._entries: list[Entry] = []
-        self._components: dict[GlobalId | None, Progress] | None = None
         self._inbox: list[Gradient] = []
-        self._parts: Parts | None = None
-        self._has_asked = False
-        self._failure: BaseException | None = None
-        self._sent = 0
-        self._received = 0
-
-    @property
-    def received(self) -> int:
-        """How many gradients have come so far."""
-        return self._received
 
     # ------------------------------------------------------------ what comes in
 
     def begin(self, roots: Entry, gradients: Gradients) -> Task | None:
-        """Starts the pass, on its initiator, from the loss."""
+        """Starts the pass, on its initiator, from the loss; called by the thread that is to run
+        what it returns."""
         self._roots = roots
         self._walk()
         with self._lock:
             assert self._components is not None
             progress = self._components[None]
             progress.settle_roots(gradients)
-            return self._decide(progress)
+            return self._decide(progress, is_callers_thread=True)
 
     def receive(self, message: Gradient) -> Task | None:
         """A gradient, or a null token, has come back for tensors that were sent from here."""
         with self._lock:
             if self._failure is not None:
                 return None
-            self._received += 1
+            self.received += 1
             if self._components is not None:
                 return self._place(message)
             self._inbox.append(message)
@@ -146,7 +145,7 @@ class BackwardPass:
             components = list(dict.fromkeys((self._components or {}).values()))
             return Standing(
                 self._sent,
-                self._received,
+                self.received,
                 bool(self._inbox) or any(progress.is_busy for progress in components),
                 tuple(message for progress in components for message in progress.missing()),
             )
@@ -219,17 +218,17 @@ class BackwardPass:
             return None
         return partial(self._report, progress)
 
-    def _decide(self, progress: Progress) -> Task | None:
+    def _decide(self, progress: Progress, *, is_callers_thread: bool = False) -> Task | None:
         decision = decide(progress.component, progress.arrived, self._parts, self.terms.fast)
         if decision is Decision.RUN or decision is Decision.BLOCK:
             progress.phase = Phase.RUNNING
-            task = partial(self._run, progress, decision is Decision.BLOCK)
+            task = progress.task = partial(self._run, progress, decision is Decision.BLOCK)
             if progress.has_roots:
-                task = partial(self._conductor.hand_over, task)
-            elif decision is Decision.BLOCK:
-                task = partial(self._run_in_its_own_thread, task)
-            progress.task = task
-            return task
+                progress.task = partial(self._conductor.hand_over, task)
+                return task if is_callers_thread else progress.task
+            if decision is Decision.BLOCK:
+                progress.task = partial(self._run_in_its_own_thread, task)
+            return progress.task
         if decision is Decision.IDLE:
             progress.phase = Phase.DONE
             return partial(self._report, progress)
@@ -242,24 +241,24 @@ class BackwardPass:
 
     def _run(self, progress: Progress, blocking: bool) -> None:
         assert progress.task is not None
-        if not self._context.runs.enter(self, progress.task):
+        context, component = self._context, progress.component
+        if not context.runs.enter(self, progress.task):
             return  # until the last run of an earlier pass has ended
-        emission = Emission(
-            progress.component, self._post_now, self._conductor.is_distant and not blocking
-        )
-        run = ComponentRun(progress.component, self._context, self.terms.retain_graph, emission)
-        outer, _running.context = _running.context, self._context
+        is_distant = self._conductor.is_distant
+        emission = Emission(component, self._post_now, is_distant and not blocking)
+        run = ComponentRun(component, context, self.terms.retain_graph, emission)
+        outer, _running.context = _running.context, context
         try:
             try:
                 if blocking:
                     run.run_blocking(*self._take_awaited(progress), partial(self._wait, progress))
                 else:
                     run.run(self._take(progress))
-                if self._conductor.is_distant and self._context.has_replicas:
+                if is_distant and context.has_replicas:
                     with self._post.blocked():
-                        self._context.reduce_replicas()
+                        context.reduce_replicas()
             finally:
-                for task in self._context.runs.leave():
+                for task in context.runs.leave():
                     self._post.spawn(task)
             self._conclude(progress, emission)
         except BaseException as error:  # noqa: BLE001 - raised by `backward`, on the initiator
@@ -308,7 +307,7 @@ class BackwardPass:
                 return None
             if self._parts is not None and entry.message not in self._parts:
                 return None
-            sleeper = new_sleeper()
+            sleeper = Sleeper()
             self._sleepers.append(sleeper)
             return sleeper
 
@@ -329,19 +328,18 @@ class BackwardPass:
                 return
             progress.phase = Phase.DONE
             progress.task = None  # it holds the progress
-            progress.emitted.extend(emission.emitted)
-            progress.emitted.extend([receive.message for receive, _ in outgoing])
+            progress.emitted += emission.emitted
+            for receive, _ in outgoing:
+                progress.emitted.append(receive.message)
             emitted, consumed = progress.take_report()
             self._sent += len(outgoing)
-        if outgoing and self._conductor.is_distant:
-            last = outgoing.pop()
-            for receive, gradients in outgoing:
-                self._post_gradient(receive, gradients)
-            self._post_gradient(*last, emitted, consumed)
-            return
+        last = outgoing.pop() if outgoing and self._conductor.is_distant else None
         for receive, gradients in outgoing:
             self._post_gradient(receive, gradients)
-        self._conductor.report(emitted, consumed, progress.has_roots)
+        if last is None:
+            self._conductor.report(emitted, consumed, progress.has_roots)
+        else:
+            self._post_gradient(*last, emitted, consumed)
 
     def _report(self, progress: Progress) -> None:
         """Reports what came for a component after it had run, or that does not run at all."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class Emission:
     """The outlet of one run (see `stitch.Outlet`); `post(receive, gradients)` sends."""
 
+    __slots__ = ("_fired", "_held", "_hold_last", "_lock", "_post", "_receives", "emitted")
+
     def __init__(
         self,
         component: Component,
@@ -37,7 +39,11 @@ class Emission:
 
     def emit(self, receive: Receive, gradients: Gradients) -> None:
         """Called by the receive's node, on the engine's thread."""
-        some = gradients if any(gradient is not None for gradient in gradients) else None
+        some = None
+        for gradient in gradients:
+            if gradient is not None:
+                some = gradients
+                break
         with self._lock:
             self._fired.add(receive.message)
             if self._hold_last and len(self._fired) == len(self._receives):
@@ -49,6 +55,8 @@ class Emission:
     def remaining(self) -> list[tuple[Receive, Gradients | None]]:
         """What is to be sent at the end: null tokens of receives that no gradient reached, so that
         nobody waits for them, and what was held."""
+        if len(self._fired) == len(self._receives):
+            return self._held
         nulls: list[tuple[Receive, Gradients | None]] = [
             (receive, None) for receive in self._receives if receive.message not in self._fired
         ]

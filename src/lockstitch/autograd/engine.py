@@ -138,10 +138,13 @@ class ComponentRun(NamedTuple):
     def _run_engine(self, edges: list[GradientEdge], gradients: list[torch.Tensor]) -> None:
         component = self.component
         receives = [node.receive for node in component.receives]
+        inputs = component.leaves
+        if receives or not inputs:
+            inputs = (*inputs, ANCHOR)
         for receive in receives:
             receive.outlet = self.outlet
         try:
-            captured = run_engine(edges, gradients, (*component.leaves, ANCHOR), self.retain_graph)
+            captured = run_engine(edges, gradients, inputs, self.retain_graph)
         finally:
             for receive in receives:
                 receive.outlet = None

@@ -11,7 +11,7 @@ Nothing here communicates, locks or runs a node; the result is a plain value.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torch.autograd.graph import GradientEdge
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from lockstitch.ids import GlobalId
+
+_MOST_UNNOTED: Final = 15
 
 
 class Entry(NamedTuple):
@@ -56,7 +58,7 @@ class Component(NamedTuple):
 def find_components(entries: Sequence[Entry], receive_type: type) -> list[Component]:
     """Walks the graph once from `entries` (the roots first, then the newest send first). Nodes of
     exactly `receive_type` are receives."""
-    walk = _Walk(receive_type)
+    walk = _Walk(receive_type, is_alone=len(entries) == 1)
     areas = [walk.enter(index, entry) for index, entry in enumerate(entries)]
     if not walk.united:
         return [
@@ -94,8 +96,11 @@ class _Area:
 class _Walk:
     """Depth first from each entry in turn; a node already reached from elsewhere unites the two."""
 
-    def __init__(self, receive_type: type) -> None:
+    def __init__(self, receive_type: type, is_alone: bool) -> None:
         self._receive_type = receive_type
+        # Where a single entry walks, nobody needs to know who reached what. Then so many nodes of a
+        # chain may stay unnoted: at worst they are walked again, and again not far.
+        self._most_unnoted = _MOST_UNNOTED if is_alone else 0
         self._owner: dict[Node, int] = {}
         self.united: dict[int, int] = {}
         """Union-find over entries: index → an earlier index of the same component."""
@@ -105,6 +110,7 @@ class _Walk:
         owner, receive_type, leaf_type = self._owner, self._receive_type, AccumulateGrad
         area = _Area()
         waiting = [edge.node for edge in entry.edges]
+        unnoted, most_unnoted = 0, self._most_unnoted
         while waiting:
             node: Node | None = waiting.pop()
             while node is not None:
@@ -117,18 +123,25 @@ class _Walk:
                 if kind is leaf_type:
                     self._enter_leaf(node, index, area)
                     break
-                owner[node] = index
                 if kind is receive_type:
+                    owner[node] = index
                     area.receives.append(node)
                     break
-                following = node.next_functions
-                if len(following) == 1:  # a chain: no need to put it aside
-                    node = following[0][0]
-                    continue
-                for each, _ in following:
-                    if each is not None:
+                current, node = node, None
+                branches = False
+                for each, _ in current.next_functions:
+                    if each is None:
+                        continue
+                    if node is None:
+                        node = each
+                    else:
                         waiting.append(each)
-                break
+                        branches = True
+                if branches or unnoted == most_unnoted:
+                    owner[current] = index
+                    unnoted = 0
+                else:
+                    unnoted += 1
         return area
 
     def _enter_leaf(self, node: Node, index: int, area: _Area) -> None:

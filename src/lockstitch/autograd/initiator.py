@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lockstitch.autograd.backward import BackwardPass
 from lockstitch.autograd.conductor import PATIENCE_SECONDS
 from lockstitch.autograd.discovery import Closure
-from lockstitch.autograd.listening import Listening, new_sleeper
+from lockstitch.autograd.listening import Listening, Sleeper
 from lockstitch.autograd.termination import Balance, StandstillDetector
 from lockstitch.errors import (
     ConnectionLostError,
@@ -49,6 +49,16 @@ class Initiator:
     """The conductor of one pass (see `conductor.Conductor`), where `backward` was called."""
 
     is_distant = False
+    # Most passes never get other values, and then these cost nothing.
+    _sleeper: Pending | None = None
+    _reader: int | None = None
+    """The thread that called `backward`, while it waits for tasks."""
+    _progress = 0
+    _roots_ran = False
+    _error: BaseException | None = None
+    _needs_parts = False
+    _closure: Closure | None = None
+    _silence = _SILENCE_SECONDS
 
     def __init__(self, worker: Participant, context: DistAutogradContext, terms: Terms) -> None:
         self._worker = worker
@@ -57,20 +67,11 @@ class Initiator:
         self.terms = terms
         self._lock = threading.Lock()
         self._listening = Listening(self._post)
-        self._sleeper: Pending | None = None
-        self._reader: int | None = None
-        """The thread that called `backward`, while it waits for tasks."""
-        self._progress = 0
         self._tasks: deque[Task] = deque()
-        self._roots_ran = False
         self._balance = Balance()
-        self._error: BaseException | None = None
-        self._needs_parts = False
-        self._closure: Closure | None = None
         self._asked: set[WorkerId] = set()
         self._unreachable: dict[WorkerId, LockstitchError] = {}
         self._standstill = StandstillDetector()
-        self._silence = _SILENCE_SECONDS
         self.backward_pass = BackwardPass(worker, context, terms, self)
 
     def describe(self) -> str:
@@ -86,10 +87,9 @@ class Initiator:
         """Runs the pass; returns when it is finished on all workers, or raises its first error."""
         try:
             task = self.backward_pass.begin(roots, gradients)
-            if task is not None:
+            while task is not None or (task := self._next_task()) is not None:
                 task()
-            while (task := self._next_task()) is not None:
-                task()
+                task = None
         except BaseException as error:
             self.fail(error)  # Ctrl-C, or a bug
             self._end()
@@ -115,9 +115,10 @@ class Initiator:
                     return None
                 timeout = self.patience() if self._needs_parts or self.terms.fast else None
                 progress = self._progress, self.backward_pass.received
-                sleeper = self._sleeper = new_sleeper()
-            in_time = self._sleep(sleeper, timeout)
-            if not in_time and progress == (self._progress, self.backward_pass.received):
+                sleeper = self._sleeper = Sleeper()
+            if self._sleep(sleeper, timeout):
+                continue
+            if progress == (self._progress, self.backward_pass.received):
                 return self.lose_patience
 
     def _sleep(self, sleeper: Pending, timeout: float | None) -> bool:

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 _LINGER_SECONDS: Final = 10.0
 
 
-def new_sleeper() -> Pending:
+class Sleeper(Pending):
     """Something to wait for in a backward pass: whoever changes anything finishes it."""
-    sleeper = Pending(None, None, None)
-    sleeper.what = "answers of a backward pass"
-    sleeper.is_shared = True
-    return sleeper
+
+    what = "answers of a backward pass"
+    is_shared = True
+    deadline = None
+    since = 0.0
+
+    def __init__(self) -> None:
+        self.locks = []
 
 
 class Listening:
@@ -36,6 +40,7 @@ class Listening:
         self._post = post
         self._lock = threading.Lock()
         self._ways: dict[WorkerId, WayBack | None] = {}
+        self._heard: list[WayBack] = []
         self._ended = False
 
     def begin(self, worker: WorkerId) -> bool:
@@ -48,21 +53,23 @@ class Listening:
                         way.close()
                 else:
                     self._ways[worker] = way
+                    if way is not None:
+                        self._heard.append(way)
         return self._ways.get(worker) is not None
 
     def sleep(self, sleeper: Pending, timeout_seconds: float | None) -> bool:
         """Blocks until `sleeper` is finished (True), or the time is over. Raises `PeerDiedError`
         where the only worker listened to is lost."""
-        ways = [way for way in list(self._ways.values()) if way is not None]
+        ways = self._heard
         if len(ways) == 1:
-            (way,) = ways
+            way = ways[0]
             if timeout_seconds is None:
                 way.wait(sleeper)
                 if sleeper.error is not None:
                     raise sleeper.error
                 return True
             way.glance(sleeper)
-        for way in ways:
+        for way in tuple(ways):
             way.attend()
         with self._post.blocked(), sleeper.sleeping() as lock:
             return sleeper.done or lock.acquire(
@@ -74,11 +81,11 @@ class Listening:
         while yet, so that nobody is stuck in sending it."""
         with self._lock:
             self._ended = True
-            ways, self._ways = self._ways, {}
-        for way in ways.values():
-            if way is not None:
-                if failed:
-                    way.attend()
-                    self._post.call_later(_LINGER_SECONDS, way.close)
-                else:
-                    way.close()
+            self._ways = {}
+            ways, self._heard = self._heard, []
+        for way in ways:
+            if failed:
+                way.attend()
+                self._post.call_later(_LINGER_SECONDS, way.close)
+            else:
+                way.close()

@@ -38,9 +38,11 @@ class Balance:
         """Takes a report into account; harmless when repeated."""
         self._emitted.update(emitted)
         self._consumed.update(consumed)
-        self._settled |= self._emitted & self._consumed
-        self._emitted -= self._settled
-        self._consumed -= self._settled
+        if self._emitted and self._consumed:
+            self._settled |= self._emitted & self._consumed
+        if self._settled:
+            self._emitted -= self._settled
+            self._consumed -= self._settled
 
     @property
     def is_zero(self) -> bool:
@@ -56,7 +58,7 @@ def cancel(
     emitted: Sequence[GlobalId], consumed: Sequence[GlobalId]
 ) -> tuple[tuple[GlobalId, ...], tuple[GlobalId, ...]]:
     """Two reports put together, without what one emitted and the other consumed."""
-    both = set(emitted).intersection(consumed)
+    both = set(emitted).intersection(consumed) if emitted and consumed else None
     if not both:
         return tuple(emitted), tuple(consumed)
     return (

@@ -328,7 +328,21 @@ def test_the_roots_run_on_the_thread_that_called():
     loss = (x * received(5)).sum()
     task = bench.backward.begin(Entry(None, (get_gradient_edge(loss),)), (torch.ones(()),))
     task()
+    assert bench.context.gradients[x].tolist() == [1.0, 1.0]
+    assert bench.conductor.reports == [([5], [], True)]
+    assert bench.conductor.handed == []
+
+
+def test_roots_that_had_to_wait_are_handed_to_that_thread():
+    bench, x = Bench(is_distant=False), leaf()
+    loss = (x * received(5)).sum()
+    assert bench.context.runs.enter("an earlier pass", lambda: None)
+    bench.backward.begin(Entry(None, (get_gradient_edge(loss),)), (torch.ones(()),))()
+    assert bench.context.gradients == {}
+    (later,) = bench.context.runs.leave()
+    later()  # by any thread
     (run,) = bench.conductor.handed
+    assert bench.context.gradients == {}
     run()
     assert bench.context.gradients[x].tolist() == [1.0, 1.0]
     assert bench.conductor.reports == [([5], [], True)]

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from lockstitch.autograd.listening import Listening, new_sleeper
+from lockstitch.autograd.listening import Listening, Sleeper
 from lockstitch.errors import PeerDiedError
 from lockstitch.ids import WorkerId
 from tests.unit.runtime.stage import Background, wait_until
@@ -69,14 +69,14 @@ def test_with_one_worker_the_thread_reads(post):
     listening = Listening(post)
     listening.begin(DEAF)
     listening.begin(ONE)
-    assert listening.sleep(new_sleeper(), None)
+    assert listening.sleep(Sleeper(), None)
     assert post.ways[ONE].done == ["wait"]
 
 
 def test_with_a_time_limit_it_reads_briefly_and_lets_the_crew_go_on(post):
     listening = Listening(post)
     listening.begin(ONE)
-    assert not listening.sleep(new_sleeper(), 0.001)
+    assert not listening.sleep(Sleeper(), 0.001)
     assert post.ways[ONE].done == ["glance", "attend"]
 
 
@@ -84,7 +84,7 @@ def test_with_several_workers_the_crew_reads_and_wakes_it(post):
     listening = Listening(post)
     listening.begin(ONE)
     listening.begin(OTHER)
-    sleeper = new_sleeper()
+    sleeper = Sleeper()
     waiting = Background(listening.sleep, sleeper, None)
     wait_until(lambda: sleeper.locks)
     sleeper.finish(None, None)
@@ -94,8 +94,8 @@ def test_with_several_workers_the_crew_reads_and_wakes_it(post):
 
 def test_with_nobody_it_sleeps(post):
     listening = Listening(post)
-    assert not listening.sleep(new_sleeper(), 0.001)
-    sleeper = new_sleeper()
+    assert not listening.sleep(Sleeper(), 0.001)
+    sleeper = Sleeper()
     sleeper.finish(None, None)
     assert listening.sleep(sleeper, None)
 
@@ -105,7 +105,7 @@ def test_the_loss_of_the_only_worker_is_raised(post):
     listening.begin(ONE)
     post.ways[ONE].waiting = lambda sleeper: sleeper.finish(None, PeerDiedError("worker1"))
     with pytest.raises(PeerDiedError):
-        listening.sleep(new_sleeper(), None)
+        listening.sleep(Sleeper(), None)
 
 
 def test_after_a_pass_nobody_listens_any_more(post):
