@@ -1,6 +1,7 @@
 """Frames and greetings that no worker would send, in any number: what does a worker make of them?
 
     python -m benchmarks.fuzz --frames 1000000
+    python -m benchmarks.fuzz --guided --frames 1000000    (see `guided_fuzz`)
 
 Takes true frames apart where they have joints (lengths, kinds, counts, headers of tensors, opcodes)
 and puts them together wrongly; feeds them to what reads frames, seals, greetings and pickles. Each
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks import guided_fuzz
 from lockstitch.errors import ProtocolError, SerializationError
 from lockstitch.ids import GlobalId, WorkerId, WorkerInfo
 from lockstitch.transport.handshake import CallerHandshake, GreetingReader, ListenerHandshake
@@ -90,7 +92,7 @@ def corpus() -> list[bytes]:
         [torch.arange(6.0), 1],
         {"a": [Point(1.0), torch.zeros(2, 3).t()], "b": "x" * 40},
         torch.arange(5000.0),
-        [torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (4,), is_coalesced=True)],
+        [torch.tensor([1.0, 0.0, 2.0, 0.0]).to_sparse()],
         ValueError("no"),
     ]
     stitch = Stitch(3, ids, (0,), (WorkerId(2, 0),))
@@ -176,7 +178,8 @@ class Reader:
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
-        self._registry = _registry()
+        self.registry = _registry()
+        """What it may name."""
 
     def frame(self, data: bytes) -> None:
         """As what came on a connection of a peer."""
@@ -190,11 +193,12 @@ class Reader:
         self.outcomes["frame read" if decoder.messages else "more awaited"] += 1
         for message in decoder.messages:
             if isinstance(getattr(message, "body", None), Payload):
-                self._value(message.body)
+                self.value(message.body)
 
-    def _value(self, body: Payload) -> None:
+    def value(self, body: Payload) -> None:
+        """As what a message of a peer carries."""
         try:
-            unpack(body, self._registry)
+            unpack(body, self.registry)
         except (*_REFUSALS, *_REFUSED_VALUES):
             self.outcomes["value refused"] += 1
         else:
@@ -267,7 +271,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz")
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--guided", action="store_true", help="by coverage, with atheris")
+    parser.add_argument("--seconds", type=float, default=600, help="of a guided run, at most")
+    parser.add_argument("--folder", default="out/fuzz", help="where a guided run keeps its inputs")
+    parser.add_argument("--only", action="append", help="one target of a guided run")
     arguments = parser.parse_args()
+    if arguments.guided:
+        guided_fuzz.main(arguments)
+        return
     torch.set_num_threads(1)
     run(2000, 0)  # whatever is made on first use
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

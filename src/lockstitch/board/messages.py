@@ -85,6 +85,11 @@ def decode(content: bytes) -> Message:
     """The reverse; `RemoteProtocolError` when it is no message."""
     try:
         fields = json.loads(content)
-        return _KINDS[fields.pop("message")](**fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        kind = _KINDS[fields.pop("message")]
+        message = kind(**fields)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise RemoteProtocolError(f"not a message of the board: {content[:80]!r}") from error
+    for field in dataclasses.fields(kind):
+        if type(getattr(message, field.name)).__name__ != field.type:
+            raise RemoteProtocolError(f"{field.name!r} of a {kind.__name__} is no {field.type}")
+    return message

@@ -108,7 +108,8 @@ class BoardServer:
             data, heard = b"", []
         for message in heard:
             if isinstance(message, Hello):
-                self._strangers.remove(guest)
+                if guest in self._strangers:
+                    self._strangers.remove(guest)
                 guest.worker = message.worker
                 self._workers[message.worker] = guest
             elif guest.worker is not None:

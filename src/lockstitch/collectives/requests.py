@@ -8,17 +8,21 @@ rank (`disagreement`), and from them alone each rank knows the sizes of what the
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lockstitch.errors import ProtocolError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 GLOBAL_SET: Final = 0
 """The process set of all ranks."""
+_MOST: Final = 1 << 63
 
 
 class Kind(enum.Enum):
@@ -123,18 +127,39 @@ class Description:
 
     @classmethod
     def decode(cls, content: bytes) -> Description:
-        """What `encode` made bytes of."""
-        kind, name, dtypes, shapes, reduction, root, splits, ranks = json.loads(content)
-        return cls(
-            Kind(kind),
-            name,
-            tuple(dtypes),
-            tuple(map(tuple, shapes)),
-            reduction and Reduction(ReduceOp(reduction[0]), *reduction[1:]),
-            root,
-            splits if splits is None else tuple(splits),
-            tuple(ranks),
-        )
+        """What `encode` made bytes of. Raises `ProtocolError` for anything else."""
+        try:
+            kind, name, dtypes, shapes, reduction, root, splits, ranks = json.loads(content)
+            described = cls(
+                Kind(kind),
+                name,
+                tuple(dtypes),
+                tuple(map(tuple, shapes)),
+                reduction and Reduction(ReduceOp(reduction[0]), *reduction[1:]),
+                root,
+                splits if splits is None else tuple(splits),
+                tuple(ranks),
+            )
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise ProtocolError(f"no operation can be described so: {content[:200]!r}") from error
+        described.check()
+        return described
+
+    def check(self) -> None:
+        """Raises `ProtocolError` where fields are of wrong types, or there is no such dtype."""
+        reduction = self.reduction or AVERAGE
+        numbers = (self.root, *self.ranks, *(self.splits or ()), *itertools.chain(*self.shapes))
+        if (
+            type(self.name) is not str
+            or len(self.dtypes) != len(self.shapes)
+            or not all(type(each) is int and -1 <= each < _MOST for each in numbers)
+            or type(reduction.prescale) not in (int, float)
+            or type(reduction.postscale) not in (int, float)
+        ):
+            raise ProtocolError(f"no operation can be described so: {self!r}")
+        for dtype in self.dtypes:
+            if type(dtype) is not str or not isinstance(getattr(torch, dtype, None), torch.dtype):
+                raise ProtocolError(f"there is no dtype {dtype!r}")
 
 
 def describe(request: Request) -> Description:

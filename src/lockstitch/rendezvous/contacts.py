@@ -96,5 +96,5 @@ def _decode(value: bytes) -> Group:
         entry = json.loads(text)
         members = {str(mark): Member.decode(who.encode()) for mark, who in entry["members"]}
         return Group(str(entry["world"]), members, text)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise RemoteProtocolError(f"the store holds no group: {value!r}") from error

@@ -15,6 +15,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
 from lockstitch.rendezvous.roster import Member
 
@@ -80,10 +81,16 @@ class Life:
 
     @classmethod
     def of(cls, plain: Plain) -> Life:
-        """The reverse."""
-        name, rank, generation, addresses, host, age, mark, standing, cause = plain
-        member = Member(WorkerInfo(name, rank, generation), tuple(addresses), host)
-        return cls(member, age, mark, Standing(standing), cause)
+        """The reverse. Raises `RemoteProtocolError` where there can be no such life."""
+        try:
+            name, rank, generation, addresses, host, age, mark, standing, cause = plain
+            member = Member(WorkerInfo(name, rank, generation), tuple(addresses), host)
+            life = cls(member, age, mark, Standing(standing), cause)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"a peer tells of an impossible worker: {plain!r}") from error
+        if rank < 0 or not 0 <= generation <= MAX_GENERATION:
+            raise RemoteProtocolError(f"a peer tells of an impossible worker: {plain!r}")
+        return life
 
 
 class Change(NamedTuple):

@@ -52,7 +52,7 @@ class Member:
             info = WorkerInfo(str(entry["name"]), int(entry["rank"]), int(entry["generation"]))
             addresses = tuple(map(str, entry["addresses"]))
             host = str(entry["host"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise RemoteProtocolError(f"the store holds no worker's entry: {text!r}") from error
         if info.id < 0 or not 0 <= info.generation <= MAX_GENERATION:
             raise RemoteProtocolError(f"the store holds an impossible worker: {text!r}")

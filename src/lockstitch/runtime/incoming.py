@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _MOST_HELD = 16
 _MOST_QUEUEING = 16
 _FEW_QUEUEING = 4
+# Where nobody can be let in, one looks again after so long.
+_PAUSE_SECONDS = 0.1
 
 
 class Requests:
@@ -298,12 +300,17 @@ class Acceptor:
         agent.crew.arm(listener)
 
     def serve(self) -> None:
-        """Accepts all who wait."""
-        while True:
-            connection = self._listener.accept()
-            if connection is None:
-                break
-            self._agent.newcomers.admit(connection)
+        """Accepts all who wait. Where this process can open no more files, they wait on."""
+        try:
+            while (connection := self._listener.accept()) is not None:
+                self._agent.newcomers.admit(connection)
+        except OSError as error:
+            self._agent.note("accept.failed", str(error))
+            self._agent.call_later(_PAUSE_SECONDS, self._listen)
+        else:
+            self._listen()
+
+    def _listen(self) -> None:
         self._agent.crew.arm(self._listener)
 
     def leave(self) -> None:

@@ -31,7 +31,7 @@ import torch
 
 from lockstitch.errors import LocalProtocolError, RemoteProtocolError
 from lockstitch.wire.arrivals import Allocate, Arrivals, finish
-from lockstitch.wire.layouts import layout_of
+from lockstitch.wire.layouts import Layout, layout_of, strict_layout_of
 from lockstitch.wire.messages import KINDS, Message, Payload
 from lockstitch.wire.scanning import check_marshal
 from lockstitch.wire.tensors import (
@@ -226,23 +226,19 @@ class _BufferMemory(Memory):
 class IncomingFrame:
     """A frame whose inline part has arrived; `targets` is where its bulk is to be put, in order."""
 
-    __slots__ = ("_body", "_digest", "_headers", "_items", "_kind", "_values", "targets")
+    __slots__ = ("_body", "_digest", "_headers", "_items", "_layout", "_values", "targets")
 
     def __init__(
         self,
-        kind: int,
+        layout: Layout,
         inline: memoryview,
         most_items: int,
         arrivals: Arrivals,
         *,
         is_sealed: bool = False,
     ) -> None:
-        cls = KINDS.get(kind)
-        if cls is None:
-            raise RemoteProtocolError(f"unknown kind of message: {kind}")
-        layout = layout_of(cls)
         loaded = layout.load(inline)
-        self._kind = cls
+        self._layout = layout
         self._values = list(loaded[: layout.count])
         layout.restore(self._values)
         self.targets: Sequence[memoryview] = ()
@@ -275,8 +271,8 @@ class IncomingFrame:
 
     def message(self) -> Message:
         """The message; call it when all `targets` are filled."""
-        cls = self._kind
-        layout = layout_of(cls)
+        layout = self._layout
+        cls = layout.cls
         if not layout.has_body:
             return cls(*self._values)
         if self._digest and _digest(self._body[1]) != self._digest:
@@ -325,6 +321,9 @@ class FrameDecoder:
     ) -> None:
         self._open_window = window
         self._is_strict = is_strict
+        self._layout_of: Callable[[type[Message]], Layout] = (
+            strict_layout_of if is_strict else layout_of
+        )
         self.is_sealed = is_sealed
         self.is_open = False
         """Whether the frame at `start` may be read, where frames are sealed."""
@@ -405,8 +404,11 @@ class FrameDecoder:
         if self._is_strict:
             check_marshal(inline[: inline_length - small], limits.nesting)
         address = self._address + start + whole - small
-        if not bulk_length and kind in KINDS:
-            simple = layout_of(KINDS[kind]).read(inline, address, small, limits.items)
+        if kind not in KINDS:
+            raise RemoteProtocolError(f"unknown kind of message: {kind}")
+        layout = self._layout_of(KINDS[kind])
+        if not bulk_length:
+            simple = layout.read(inline, address, small, limits.items)
             if simple is not None:
                 return self._keep(simple, start + whole)
         lease: Lease | None = None
@@ -414,7 +416,7 @@ class FrameDecoder:
             arrivals, lease = self._arrivals_in_window(address, small, number, bulk_length)
         else:
             arrivals = Arrivals(address, small, bulk_length, self._allocate)
-        frame = IncomingFrame(kind, inline, limits.items, arrivals, is_sealed=self.is_sealed)
+        frame = IncomingFrame(layout, inline, limits.items, arrivals, is_sealed=self.is_sealed)
         if frame.targets:
             self._target = self._filled = 0
             self._frame = frame

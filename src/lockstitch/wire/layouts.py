@@ -20,6 +20,7 @@ import torch
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.wire.arrivals import finish, take_small
+from lockstitch.wire.checking import check_of
 from lockstitch.wire.messages import Message, Payload, Stitch
 from lockstitch.wire.tensors import DTYPE_BITS
 
@@ -92,6 +93,7 @@ class Layout:
         self.count = len(plain_names)
         self._get = attrgetter(*plain_names) if plain_names else lambda _message: ()
         self._single = len(plain_names) == 1
+        self._checks = [check_of(hints[name]) for name in plain_names]
         self._restorers = [
             (place, restore)
             for place, name in enumerate(plain_names)
@@ -168,7 +170,21 @@ class Layout:
         return self.cls(*fields, Payload(encoding, stream, items))  # type: ignore[call-arg]
 
 
+class StrictLayout(Layout):
+    """Refuses fields of other types than their annotations say (see `checking`)."""
+
+    def load(self, inline: memoryview) -> tuple[Any, ...]:
+        loaded = super().load(inline)
+        for check, value in zip(self._checks, loaded, strict=False):  # without a payload's three
+            if not check(value):
+                raise RemoteProtocolError(f"a field of a {self.cls.__name__} has a wrong type")
+        if self.has_body and type(loaded[-3]) is not int:
+            raise RemoteProtocolError(f"the encoding of a {self.cls.__name__} is no number")
+        return loaded
+
+
 _LAYOUTS: Final[dict[type[Message], Layout]] = {}
+_STRICT_LAYOUTS: Final[dict[type[Message], StrictLayout]] = {}
 
 
 def layout_of(cls: type[Message]) -> Layout:
@@ -176,4 +192,12 @@ def layout_of(cls: type[Message]) -> Layout:
     layout = _LAYOUTS.get(cls)
     if layout is None:
         layout = _LAYOUTS[cls] = Layout(cls)
+    return layout
+
+
+def strict_layout_of(cls: type[Message]) -> StrictLayout:
+    """Likewise, for frames of somebody who is not trusted with code."""
+    layout = _STRICT_LAYOUTS.get(cls)
+    if layout is None:
+        layout = _STRICT_LAYOUTS[cls] = StrictLayout(cls)
     return layout

@@ -28,3 +28,22 @@ def test_every_message_survives_the_way(message):
 def test_anything_else_is_refused(content):
     with pytest.raises(RemoteProtocolError, match="not a message"):
         decode(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"message": "Hello", "worker": [3]}',
+        b'{"message": "Hello", "worker": true}',
+        b'{"message": "Update", "number": 1, "kind": null}',
+        b'{"message": "Over", "reason": 3}',
+    ],
+)
+def test_fields_of_other_types_are_refused(content):
+    with pytest.raises(RemoteProtocolError, match=r"is no (int|str)"):
+        decode(content)
+
+
+def test_deep_nesting_is_refused():
+    with pytest.raises(RemoteProtocolError, match="not a message"):
+        decode(b"[" * 100_000)

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
 from lockstitch.rendezvous.lives import Life, Lives, Standing
 from lockstitch.rendezvous.roster import Member
@@ -84,3 +85,16 @@ def test_a_newcomer_gets_its_names_former_rank_or_the_lowest_free_one():
 def test_lives_travel_as_plain_values(standing):
     one = life("a", 3, 7).ended(standing, "why")
     assert Life.of(one.plain()) == one
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"0": "no name"}, {"1": -1}, {"2": MAX_GENERATION + 1}, {"2": -1}, {"7": 3}, {"3": 5}],
+    ids=str,
+)
+def test_impossible_lives_are_refused(changed):
+    plain = [*life("a", 0).plain()]
+    for place, value in changed.items():
+        plain[int(place)] = value
+    with pytest.raises(RemoteProtocolError, match="impossible worker"):
+        Life.of(tuple(plain))

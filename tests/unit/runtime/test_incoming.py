@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from typing import Any
 
 import pytest
 
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.ids import WorkerId
+from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime.functions import QUICK_STREAK, KnownFunction
 from lockstitch.wire.messages import ChildNoted, Reply
 from lockstitch.wire.pickling import PicklingRegistry, pack
@@ -197,3 +198,20 @@ def test_many_callers_at_once() -> None:
         for caller in callers:
             caller.send(caller.call("builtins:abs", -1))
         assert [caller.answer() for caller in callers] == [1] * 30
+
+
+def test_callers_wait_while_no_more_files_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Stage() as stage:
+        listener = stage.agent._acceptors[0]._listener
+        accept, tried = listener.accept, threading.Event()
+
+        def none_left() -> None:
+            tried.set()
+            raise OSError(errno.EMFILE, "too many open files")
+
+        monkeypatch.setattr(listener, "accept", none_left)
+        caller = Caller(stage, WorkerInfo("peer1", 1))
+        assert tried.wait(PATIENCE_SECONDS)
+        monkeypatch.setattr(listener, "accept", accept)
+        assert caller.receive_welcome() is not None
+        assert any("too many open files" in each for each in stage.agent.statistics().failures)

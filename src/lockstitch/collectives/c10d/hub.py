@@ -1,7 +1,8 @@
 """What rank 0 decides for all: tables of all process sets, messages in, messages out. No I/O.
 
 An order goes out only when every rank of its set is ready: rank 0's own order of submissions would
-be a deadlock wherever another rank's differs. All ranks get their orders in the same order.
+be a deadlock wherever another rank's differs. All ranks get their orders in the same order. A rank
+that says what makes no sense counts as lost.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from lockstitch.collectives.negotiation import (
 )
 from lockstitch.collectives.negotiation import Joined as HasJoined
 from lockstitch.collectives.requests import GLOBAL_SET, Description, Kind, ReduceOp, dtype_named
+from lockstitch.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -71,7 +73,14 @@ class Hub:
         ready: list[tuple[int, Perform]] = []
         notes: list[Note] = []
         for rank, message in told:
-            for set_id, instruction in self._take_in(rank, message, notes):
+            if rank in self._gone:
+                continue
+            try:
+                instructions = self._take_in(rank, message, notes)
+            except ProtocolError:
+                notes += self.lost(rank)
+                continue
+            for set_id, instruction in instructions:
                 if isinstance(instruction, Perform):
                     ready.append((set_id, instruction))
                 else:
@@ -94,7 +103,7 @@ class Hub:
         self, rank: int, message: Message, notes: list[Note]
     ) -> Sequence[tuple[int, Instruction]]:
         if isinstance(message, Submit):
-            known = self._known[rank, message.number]
+            known = self._known_as(rank, message.number)
             event = Submitted(rank, known.description, message.number)
             return [(known.set_id, each) for each in self._tables[known.set_id].handle(event)]
         if isinstance(message, Define):
@@ -115,13 +124,22 @@ class Hub:
                 is_wanted = any(table.wants(rank) for table in self._tables.values())
                 notes.append(Note(rank, Missing(ANYTHING, (rank,) * is_wanted)))
                 return ()
-            known = self._known[rank, message.number]
+            known = self._known_as(rank, message.number)
             missing = self._tables[known.set_id].missing(known.description.name, rank)
             notes.append(Note(rank, Missing(message.number, missing)))
         return ()
 
+    def _known_as(self, rank: int, number: int) -> _Known:
+        known = self._known.get((rank, number))
+        if known is None:
+            raise ProtocolError(f"rank {rank} names {number}, which it has not described")
+        return known
+
     def _define(self, rank: int, message: Define) -> None:
         if message.set_id not in self._tables:
+            everybody = self._tables[GLOBAL_SET].ranks
+            if not set(message.ranks) <= set(everybody):
+                raise ProtocolError(f"a process set of ranks that there are not: {message.ranks}")
             table = self._tables[message.set_id] = Negotiation(message.ranks)
             for gone in self._gone.intersection(message.ranks):
                 table.handle(Left(gone))
@@ -129,8 +147,10 @@ class Hub:
         if description is None:
             if len(self._contents) >= 1 << 16:
                 self._contents.clear()
-            description = Description.decode(message.content.encode())
+            description = Description.decode(message.content.encode("utf-8", "replace"))
             self._contents[message.content] = description
+        if rank not in self._tables[message.set_id].ranks:
+            raise ProtocolError(f"rank {rank} is not of the process set {message.set_id}")
         self._known[rank, message.number] = _Known(message.set_id, description, message.content)
 
     def _fusion_key(self, item: tuple[int, Perform]) -> Hashable | None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import struct
+import typing
 from dataclasses import dataclass
 
 from lockstitch.errors import ProtocolError
+from lockstitch.wire.checking import check_of
 
 _NUMBER = struct.Struct("<BI")
 _LENGTH = struct.Struct("<I")
@@ -132,6 +134,10 @@ _KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (Hello, Define, Join, Leave, Ask, Detailed, Refused, Joined, Lost, Missing)
 }
+_CHECKS = {
+    kind: [check_of(hint) for hint in typing.get_type_hints(kind).values()]
+    for kind in _KINDS.values()
+}
 
 
 def encode(message: Message) -> bytes:
@@ -175,5 +181,9 @@ def _decode(body: bytes | bytearray) -> Message:
     if name not in _KINDS:
         raise ProtocolError(f"there is no message {name!r}")
     values = [tuple(field) if isinstance(field, list) else field for field in fields]
-    message: Message = _KINDS[name](*values)
+    kind = _KINDS[name]
+    for check, value in zip(_CHECKS[kind], values, strict=True):
+        if not check(value):
+            raise ProtocolError(f"a {name} with {value!r}")
+    message: Message = kind(*values)
     return message

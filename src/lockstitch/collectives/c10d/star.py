@@ -33,6 +33,8 @@ Hear = "Callable[[Message], None]"
 
 
 _MOST_STRANGERS = 128
+# Where nobody can be let in, one looks again after so long.
+_PAUSE_SECONDS = 0.1
 _LONGEST_HELLO = 256
 _SEAL_BYTES: Final = 16
 
@@ -193,6 +195,7 @@ class Centre:
         self._strangers: dict[int, Line] = {}
         self._ranks: dict[int, int] = {}
         """Which rank is behind a connection."""
+        self._is_full = False
         self._is_closed = False
         self.bytes_sent = 0
         self._thread = threading.Thread(target=self._run, name="rank 0 orders", daemon=True)
@@ -218,8 +221,10 @@ class Centre:
         self._poller.arm(self._listener)
         while True:
             told: list[tuple[int, Message]] = []
-            for pollable in self._poller.wait(None):
+            for pollable in self._poller.wait(_PAUSE_SECONDS if self._is_full else None):
                 self._look_at(pollable, told)
+            if self._is_full:
+                self._poller.arm(self._listener)
             while not self._own.empty():
                 told.append((0, self._own.get()))
             self._send(self._hub.hear(told))
@@ -229,14 +234,7 @@ class Centre:
 
     def _look_at(self, pollable: Pollable, told: list[tuple[int, Message]]) -> None:
         if pollable is self._listener:
-            connection = self._listener.accept()
-            if connection is not None:
-                if len(self._strangers) >= _MOST_STRANGERS:
-                    self._hang_up(next(iter(self._strangers.values())))
-                self._strangers[id(connection)] = Line(connection, _LONGEST_HELLO)
-                self._poller.add(connection)
-                self._poller.arm(connection)
-            self._poller.arm(self._listener)
+            self._let_in()
             return
         line = self._strangers.get(id(pollable)) or self._lines.get(
             self._ranks.get(id(pollable), -1)
@@ -255,6 +253,22 @@ class Centre:
             self._hang_up(line)
             return
         self._poller.arm(pollable)
+
+    def _let_in(self) -> None:
+        """Somebody has connected; they wait where this process can open no more files."""
+        try:
+            connection = self._listener.accept()
+        except OSError:
+            self._is_full = True
+            return
+        self._is_full = False
+        if connection is not None:
+            if len(self._strangers) >= _MOST_STRANGERS:
+                self._hang_up(next(iter(self._strangers.values())))
+            self._strangers[id(connection)] = Line(connection, _LONGEST_HELLO)
+            self._poller.add(connection)
+            self._poller.arm(connection)
+        self._poller.arm(self._listener)
 
     def _greet(self, line: Line, hello: Hello) -> None:
         if type(hello.rank) is not int or type(hello.token) is not str:

@@ -145,3 +145,19 @@ def test_all_ranks_get_the_same_orders_whatever_they_submit_first(seed: int, siz
             heard[note.to].append([numbers[note.to].index(n) for n in note.message.numbers])
     assert all(orders == heard[0] for orders in heard.values())
     assert sorted(functools.reduce(operator.iadd, heard[0], [])) == list(range(8))
+
+
+def test_rank_that_says_nonsense_counts_as_lost_and_is_heard_no_more() -> None:
+    for nonsense in (
+        Submit(3),
+        Ask(3),
+        Define(1, 0, BOTH, "{}"),
+        Define(1, 0, BOTH, define(1, "a").content.replace("float32", "float")[:-1]),
+        Define(1, 0, BOTH, define(1, "a").content.replace("float32", "Tensor")),
+        Define(1, 0, BOTH, define(1, "a").content.replace("allreduce", "explode")),
+        Define(1, 4, (0, 7), define(1, "a").content),
+        Define(1, 4, (1,), define(1, "a").content),
+    ):
+        hub = Hub(2, 1 << 20)
+        assert hub.hear([(0, nonsense)]) == [Note(1, Lost(0))]
+        assert hub.hear([(0, define(1, "a")), (0, Submit(1)), (0, Ask(5))]) == []

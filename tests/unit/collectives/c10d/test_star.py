@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -156,3 +157,20 @@ def test_both_directions_are_sealed_with_keys_of_their_own(room: Room) -> None:
 
 def test_without_a_secret_there_are_no_seals() -> None:
     assert Password("word", None).seals(1) is None
+
+
+def test_callers_wait_while_no_more_files_can_be_opened(room, monkeypatch) -> None:
+    tried = threading.Event()
+    accept = room.centre._listener.accept
+
+    def none_left() -> None:
+        tried.set()
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(room.centre._listener, "accept", none_left)
+    caller = room.connect()
+    assert tried.wait(60)
+    monkeypatch.setattr(room.centre._listener, "accept", accept)
+    caller.send([encode(Hello(1, PASSWORD.of(1)))])
+    room.wait_for({1})
+    caller.close()
