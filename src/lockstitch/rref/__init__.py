@@ -3,6 +3,7 @@
 rref.py       RRef, the one class that programs see
 proxy.py      rref.rpc_sync().method(...) and its two siblings
 backward.py   rref.backward(), and what it asks of distributed autograd
+creation.py   what becomes of one rpc.remote
 home.py       what an RRef needs of its worker
 service.py    ReferenceService: plugs references into one worker
 ledger.py     the two tables of a worker behind one lock, and what follows from them

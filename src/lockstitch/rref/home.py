@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,12 @@ T = TypeVar("T")
 
 State = tuple[tuple[int, int], tuple[int, int, int], tuple[int, int, int], tuple[int, int]]
 """A reference on its way: owner, reference, fork, and the worker that made the fork."""
+
+Loan = tuple[int, tuple[int, int, int], tuple[int, int, int]]
+"""A reference in a request to its owner: serial of the sender's claim, reference, sender's fork."""
+
+LOAN_LENGTH: Final = 3
+"""What tells it from a `State`."""
 
 
 class Home(ABC):

@@ -67,6 +67,7 @@ class Acts:
     """What is to be done after the lock was given back."""
 
     sends: list[Send] = field(default_factory=list)
+    confirmed: list[UserFork] = field(default_factory=list)
     calls: list[Callable[[], None]] = field(default_factory=list)
     freed: list[OwnedValue] = field(default_factory=list)
     """Values to be let go with this object: their destructors are the user's."""
@@ -94,7 +95,7 @@ class Ledger:
         self._forks: WeakValueDictionary[GlobalId, UserFork] = WeakValueDictionary()
         # A function that waits for a fork's confirmation hangs on that fork alone.
         self._awaited: dict[GlobalId, UserFork] = {}
-        self._creating = 0
+        self._creating: set[GlobalId] = set()
         self._ticks = False
         self._closed = False
 
@@ -156,8 +157,12 @@ class Ledger:
                     acts.sends.append(each)
                     continue
                 fork = self._awaited.pop(each.fork, None) or self._forks.get(each.fork)
-                if fork is not None:
-                    acts.calls.append(fork.confirm if isinstance(each, Confirm) else fork.orphan)
+                if fork is None:
+                    continue
+                if isinstance(each, Confirm):
+                    acts.confirmed.append(fork)
+                else:
+                    acts.calls.append(fork.orphan)
             if isinstance(event, Received) and self._user.state(event.fork) is State.PENDING:
                 self._awaited[event.fork] = self._forks[event.fork]
             self._after_change()
@@ -174,12 +179,16 @@ class Ledger:
     # ------------------------------------------------------------ acting
 
     def _act(self, acts: Acts) -> None:
+        for fork in acts.confirmed:
+            fork.confirm()
         for call in acts.calls:
             call()
         for send in acts.sends:
             self._send(send.to, send.message)
 
     def _act_soon(self, acts: Acts) -> None:
+        while acts.confirmed:  # whoever waits for it is only put in line
+            acts.confirmed.pop().confirm()
         if acts:
             self._agent.spawn(lambda: self._act(acts))
 
@@ -258,16 +267,13 @@ class Ledger:
         with self._lock:
             return list(self._forks.values()), tuple(self._user.held)
 
-    def creation_began(self) -> None:
+    def creation_began(self, reference: GlobalId) -> None:
         """A `remote` was called."""
-        with self._lock:
-            self._creating += 1
+        self._creating.add(reference)
 
-    def creation_ended(self) -> None:
-        """It was answered, or failed."""
-        with self._lock:
-            self._creating -= 1
-            self._changed.notify_all()
+    def creation_ended(self, reference: GlobalId) -> None:
+        """It was answered, or failed; harmless when repeated."""
+        self._creating.discard(reference)
 
     # ------------------------------------------------------------ waiting, and looking inside
 
@@ -310,5 +316,5 @@ class Ledger:
                 used=len(self._user.held),
                 pending=len(self._user.pending),
                 under_way=self._user.unaccepted_children,
-                creating=self._creating,
+                creating=len(self._creating),
             )

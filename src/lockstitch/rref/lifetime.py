@@ -25,8 +25,10 @@ How a fork gets counted (its *claim*); every message here but `RemoteCall` is se
     user → user      The parent remembers the child. The child sends `ForkRequest` to the owner,
                      who answers `ForkAccept`; then `ChildAccept` to the parent, who answers
                      `ChildNoted`.
-    user → owner     The parent remembers the child. The owner needs no fork of its own value and
-                     only sends `ChildAccept`.
+    user → owner     In a request nothing is forked: the user *lends* its own fork, whose claim the
+                     request repeats, and keeps it until the answer is there. In an answer the
+                     parent remembers a child; the owner, which needs no fork of its own value, only
+                     sends `ChildAccept`.
     fork of a fork   A child may fork before its own claim is settled: it is then a parent like any
                      other, and stays for the same reason (G2).
     deletion         `ForksDeleted`, answered by `DeletionsNoted`; one batch at a time per owner,

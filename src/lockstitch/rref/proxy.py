@@ -50,21 +50,21 @@ class RRefProxy:
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         rref, timeout = self._rref, self._timeout
         agent, owner = rref._home.worker.agent, rref.owner().worker
-        sent = (rref, name, args, kwargs)
+        sent = (rref, name, *args)
         if self._way is Way.SYNC:
-            return agent.call(owner, run_method, sent, None, timeout)
+            return agent.call(owner, run_method, sent, kwargs, timeout)
         if self._way is Way.ASYNC:
-            return agent.call_async(owner, run_method, sent, None, timeout)
+            return agent.call_async(owner, run_method, sent, kwargs, timeout)
         started = agent.clock.now()
         value_type = rref._get_type(timeout, blocking=True)
         getattr(value_type, name)
         if timeout > 0:
             timeout = max(timeout - (agent.clock.now() - started), 1e-3)
-        return rref._home.create_remote(owner, run_method, sent, None, timeout)
+        return rref._home.create_remote(owner, run_method, sent, kwargs, timeout)
 
 
 @needed
-def run_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_method(rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
     """What the owner runs: the method `name` of the value, whose future it waits for where the
     method is marked by `async_execution`."""
     value = rref.local_value()

@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 
 from lockstitch.errors import NotInitializedError, RRefError
 from lockstitch.rref.backward import UNSET_CONTEXT, backward_from
+from lockstitch.rref.creation import Creation
 from lockstitch.rref.home import Home, State
 from lockstitch.rref.proxy import RRefProxy, Way
 from lockstitch.runtime.invocation import Deferred
@@ -47,7 +48,7 @@ class RRef(Generic[T]):
 
     def __init__(self, value: T, type_hint: object = None) -> None:  # noqa: ARG002
         self._fork: UserFork | None = None
-        self._creation: torch.futures.Future[Any] | None = None
+        self._creation: Creation | None = None
         self._type: torch.futures.Future[type[T]] | None = None
         self._home = _current_home()
         self._value: OwnedValue | None = self._home.own(value)
@@ -198,9 +199,9 @@ class RRef(Generic[T]):
     def _get_future(self) -> torch.futures.Future[Any]:
         """Completes when the owner has made the value, or failed to; at once for `RRef(value)`."""
         if self._creation is None:
-            self._creation = torch.futures.Future()
-            self._creation.set_result(None)
-        return self._creation
+            self._creation = Creation(_nothing)
+            self._creation.complete(None, None)
+        return self._creation.future()
 
     def _serialize(self) -> State:
         """A fork of this reference as plain values."""
@@ -223,6 +224,10 @@ def _current_home() -> Home:
             "`rpc.init_rpc`)?"
         )
     return current_worker().service(Home)  # type: ignore[type-abstract]
+
+
+def _nothing(_error: BaseException | None) -> None:
+    pass
 
 
 def _has_failed(future: torch.futures.Future[Any]) -> bool:

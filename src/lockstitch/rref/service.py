@@ -8,13 +8,15 @@ agent ─► control messages, deaths, ticks ─┘        agent ─► ValueSer
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from lockstitch.errors import OwnerDiedError, PeerDiedError, RpcTimeoutError, RRefError
 from lockstitch.ids import GlobalId, IdSource, WorkerId
+from lockstitch.rref.creation import Creation
 from lockstitch.rref.events import (
     DIRECT,
     Abandoned,
+    Asked,
     CameHome,
     Created,
     Dropped,
@@ -24,7 +26,7 @@ from lockstitch.rref.events import (
     Shared,
     Withdrawn,
 )
-from lockstitch.rref.home import Home, State
+from lockstitch.rref.home import LOAN_LENGTH, Home, Loan, State
 from lockstitch.rref.keeper import Keeper
 from lockstitch.rref.ledger import Ledger, ReferenceStatistics
 from lockstitch.rref.rref import RRef
@@ -44,11 +46,8 @@ from lockstitch.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
     from lockstitch.rref.user_fork import UserFork
     from lockstitch.runtime.agent import MakeCall
-    from lockstitch.runtime.pending import Future
     from lockstitch.runtime.worker import Worker
     from lockstitch.wire.pickling import PickleSession, UnpickleSession
 
@@ -107,10 +106,11 @@ class ReferenceService(Home):
         so when it is used.
         """
         if to == self.worker.id:
-            value = OwnedValue(self._next_id())
+            reference = self._next_id()
+            value = OwnedValue(reference)
             self._ledger.add_value(value)
             rref = RRef._of_value(self, value)
-            make = _remote_call(value.reference, value.reference, DIRECT)
+            make = _remote_call(reference, reference, DIRECT)
             outcome = partial(_created_here, value)
         else:
             reference, name = self._next_id(), self._next_id()
@@ -119,30 +119,25 @@ class ReferenceService(Home):
             rref = self._object_of(fork)
             make = _remote_call(reference, name, self._ledger.serial(name))
             outcome = partial(self._created, fork)
+        rref._creation = creation = Creation(partial(self._over, outcome, reference))
+        self._ledger.creation_began(reference)
         try:
-            creation = self._agent.call_async(to, function, args, kwargs, timeout, make)
+            self._agent.call_into(creation, to, (function, args, kwargs), timeout, make)
         except BaseException:
-            outcome(RRefError("the call that should make the value never left"))
+            creation.complete(None, RRefError("the call that should make the value never left"))
             raise
-        self._watch(rref, creation, outcome)
         return rref
 
-    def _watch(
+    def _over(
         self,
-        rref: RRef[Any],
-        creation: Future[Any],
         outcome: Callable[[BaseException | None], None],
+        reference: GlobalId,
+        error: BaseException | None,
     ) -> None:
-        rref._creation = creation
-        self._ledger.creation_began()
-
-        def done(future: torch.futures.Future[Any]) -> None:
-            try:
-                outcome(_error_of(future))
-            finally:
-                self._ledger.creation_ended()
-
-        creation.add_inner_callback(done)
+        try:
+            outcome(error)
+        finally:
+            self._ledger.creation_ended(reference)
 
     def _created(self, fork: UserFork, error: BaseException | None) -> None:
         if error is None:
@@ -180,7 +175,10 @@ class ReferenceService(Home):
 
     # ------------------------------------------------------------ references on their way
 
-    def _reduce(self, rref: RRef[Any], session: PickleSession) -> State:
+    def _reduce(self, rref: RRef[Any], session: PickleSession) -> tuple[Any, ...]:
+        known = rref._fork
+        if known is not None and session.kept is not None and known.owner.worker == session.to:
+            return self._lend(rref, known, session.kept)
         state = self.send_off(rref, session.to)
         owner, reference, fork, _ = state
         gone = Withdrawn(GlobalId(*reference), GlobalId(*fork))
@@ -190,7 +188,24 @@ class ReferenceService(Home):
             session.undo.append(lambda: self._ledger.tell_user(gone))
         return state
 
+    def _lend(self, rref: RRef[Any], fork: UserFork, kept: list[object]) -> Loan:
+        """A reference in a request to the owner itself: nothing need be counted, since ours is
+        kept until the answer is there, and the owner then has the value or wants it no more."""
+        fork.check_usable("fork an UserRRef")
+        kept.append(rref)
+        return self._ledger.serial(fork.fork), (*fork.reference,), (*fork.fork,)
+
+    def _borrow(self, user: WorkerId, loan: Loan) -> RRef[Any]:
+        serial, reference, fork = loan[0], GlobalId(*loan[1]), GlobalId(*loan[2])
+        value = self._ledger.claim(Asked(user, reference, fork, serial))
+        if value is None:  # the request is late, and nobody waits for it
+            value = OwnedValue(reference)
+            value.fail(RRefError(f"{fork} of {reference} was deleted before"))
+        return RRef._of_value(self, value)
+
     def _rebuild(self, session: UnpickleSession, *state: Any) -> RRef[Any]:
+        if len(state) == LOAN_LENGTH and session.sender is not None:
+            return self._borrow(session.sender, cast("Loan", state))
         rref = self.receive(state)
         if rref._fork is not None:
             session.received.append(rref._fork)
@@ -307,13 +322,3 @@ def _created_here(value: OwnedValue, error: BaseException | None) -> None:
         value.forbid(RRefError(TIMED_OUT))
     elif error is not None:
         value.fail(error)
-
-
-def _error_of(future: torch.futures.Future[Any]) -> BaseException | None:
-    try:
-        future.value()
-    except Exception as error:  # noqa: BLE001 - it is passed on as a value
-        # The future keeps the error, so the error must not keep the future by this very frame: the
-        # garbage collector cannot see through a future.
-        return error.with_traceback(None)
-    return None

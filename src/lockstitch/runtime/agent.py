@@ -49,11 +49,12 @@ from lockstitch.wire.messages import (
     Reply,
 )
 from lockstitch.wire.pickling import (
-    PICKLE,
+    CARRY_OWN,
     UnpickleSession,
     discard,
     pack,
     pack_arguments,
+    pack_flat_with_own,
     unpack,
 )
 from lockstitch.wire.seals import SealedFrameDecoder
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.peers import Directory
+    from lockstitch.runtime.pending import Completion
     from lockstitch.runtime.way_back import WayBack
     from lockstitch.runtime.worker import Worker
     from lockstitch.transport.base import Connection, Listener, Transport
@@ -73,6 +75,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
+
+WhatToCall = tuple[Callable[..., Any], tuple[Any, ...], "dict[str, Any] | None"]
+"""A function, its arguments and those given by name."""
 
 MakeCall = Callable[[int, int, "bytes | None", "float | None", "Stitch | None", Payload], Message]
 """Builds a request from its number, the function's number and definition, the timeout that travels,
@@ -388,7 +393,7 @@ class Agent:
 
     def discard(self, payload: Payload, sender: WorkerId) -> None:
         """Nobody will read this payload: gives back what it carries."""
-        if payload.encoding == PICKLE:
+        if payload.encoding in CARRY_OWN:
             self.spawn(lambda: discard(payload, self._pickling, UnpickleSession(sender)))
 
     def close_up(self, value: object, to: WorkerId) -> tuple[Payload, Stitch | None]:
@@ -420,7 +425,7 @@ class Agent:
             items = list(body.items)
             self.interceptor.incoming(sender, stitch, items)
             body = Payload(body.encoding, body.stream, items)
-        if session is None and body.encoding == PICKLE:
+        if session is None and body.encoding in CARRY_OWN:
             session = UnpickleSession(sender)
         return unpack(body, self._pickling, session)
 
@@ -486,17 +491,28 @@ class Agent:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         timeout: float = UNSET_TIMEOUT,
-        make: MakeCall = Call,
     ) -> Future[T]:
-        """Like `call`, at once; see `rpc_async`. `make` may build another request with a call's
-        fields."""
+        """Like `call`, at once; see `rpc_async`."""
         future: Future[T] = Future()
-        pending = self._pending(timeout, future)
+        self.call_into(future, to, (function, args, kwargs), timeout)
+        return future
+
+    def call_into(
+        self,
+        completion: Completion,
+        to: WorkerId,
+        call: WhatToCall,
+        timeout: float = UNSET_TIMEOUT,
+        make: MakeCall = Call,
+    ) -> None:
+        """Like `call_async`, for an answer that completes `completion`. `make` may build another
+        request with a call's fields."""
+        pending = self._pending(timeout, completion)
 
         def send(channel: Channel) -> None:
-            self._send_call(channel, pending, function, args, kwargs, make)
+            self._send_call(channel, pending, *call, make)
 
-        return self._begin(to, pending, future, send)
+        self._begin(to, pending, completion, send)
 
     def ask(
         self,
@@ -531,24 +547,28 @@ class Agent:
         def send(channel: Channel) -> None:
             channel.request(pending, lambda number: build(number, pending.travels))
 
-        return self._begin(to, pending, future, send)
+        self._begin(to, pending, future, send)
+        return future
 
     def _begin(
-        self, to: WorkerId, pending: Pending, future: Future[T], send: Callable[[Channel], None]
-    ) -> Future[T]:
-        """Sends a request whose answer completes `future`. What cannot be packed raises here; what
-        cannot be sent fails the future, as if it had been lost a moment later."""
+        self,
+        to: WorkerId,
+        pending: Pending,
+        completion: Completion,
+        send: Callable[[Channel], None],
+    ) -> None:
+        """Sends a request whose answer completes `completion`. What cannot be packed raises here;
+        what cannot be sent fails it, as if it had been lost a moment later."""
         try:
             channel = self.peers.channel(to)
-            future.attach(channel, pending)
+            completion.attach(channel, pending)
             send(channel)
             channel.expect_answers()
         except (ConnectionError, RpcTimeoutError) as error:
             if not pending.done:
                 self.fail_pending(pending, error)
-        return future
 
-    def _pending(self, timeout: float, future: Future[Any] | None) -> Pending:
+    def _pending(self, timeout: float, future: Completion | None) -> Pending:
         given = timeout if timeout > 0 else None
         seconds = given if timeout >= 0 else (self.default_timeout or None)
         inherited = remaining_deadline()
@@ -575,7 +595,11 @@ class Agent:
         functions = channel.functions
         number, definition = functions.define(function)
         pending.habit = functions.habits.get(number)
-        body, sealed = self.pack_call(function, number, args, kwargs, channel.peer.worker)
+        kept: list[object] = []
+        call = (function, args, kwargs)
+        body, sealed = self.pack_call(call, number, channel.peer.worker, kept)
+        if kept:
+            pending.kept = kept
         if body.items:
             pending.nbytes = sum(map(_nbytes, body.items))
         stitch = self.stitch(channel.peer.worker, body.items, sealed)
@@ -594,20 +618,21 @@ class Agent:
 
     def pack_call(
         self,
-        function: Callable[..., Any],
+        call: WhatToCall,
         number: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
         to: WorkerId,
+        kept: list[object],
     ) -> tuple[Payload, set[int]]:
-        """The body of a call: arguments alone, with keywords, or with the function itself."""
+        """The body of a call: arguments alone, with keywords, or with the function itself. `kept`
+        takes what is to be kept until the answer is there."""
+        function, args, kwargs = call
         if number == BY_VALUE:
-            return pack((function, args, kwargs or {}), self._pickling, to)
+            return pack((function, args, kwargs or {}), self._pickling, to, kept)
         if not kwargs:
-            flat = pack_arguments(args)
+            flat = pack_arguments(args) or pack_flat_with_own(args, self._pickling, to, kept)
             if flat is not None:
                 return flat, set()
-        return pack((args, kwargs or {}), self._pickling, to)
+        return pack((args, kwargs or {}), self._pickling, to, kept)
 
     # ------------------------------------------------------------ answers
 
@@ -629,7 +654,9 @@ class Agent:
         future = pending.future
         assert future is not None
         is_cheap = (
-            isinstance(answer, Reply) and answer.body.encoding != PICKLE and answer.stitch is None
+            isinstance(answer, Reply)
+            and answer.body.encoding not in CARRY_OWN
+            and answer.stitch is None
         )
         if (is_cheap or is_waiting) and not future.has_callbacks:
             self._settle(pending, answer, peer)

@@ -20,7 +20,7 @@ from lockstitch.errors import LocalProtocolError, LockstitchError
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
 from lockstitch.wire.messages import Failure, Payload, RemoteCall, Reply
-from lockstitch.wire.pickling import PICKLE, UnpickleSession
+from lockstitch.wire.pickling import CARRY_OWN, PICKLE, UnpickleSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,7 +120,7 @@ class Invocation:
         of the crew, within `scope`."""
         self.agent.served.begin(self)
         body: Payload = self.message.body  # type: ignore[attr-defined]
-        session = UnpickleSession(self.caller) if body.encoding == PICKLE else None
+        session = UnpickleSession(self.caller) if body.encoding in CARRY_OWN else None
         try:
             call = [self.arguments(session)]
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -26,13 +26,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Completion(Protocol):
+    """What the answer to a request completes, where no thread waits for it; a `Future` is one."""
+
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether completing it runs users' functions."""
+        ...
+
+    def attach(self, channel: Channel, pending: Pending) -> None:
+        """The answer to `pending` will come over `channel`."""
+        ...
+
+    def complete(self, value: Any, error: BaseException | None) -> None:
+        """The answer is there. It may be told more than once; the first time counts."""
+        ...
+
+
 class Pending:
     """One request without an answer yet. `deadline` is a time of the worker's clock, `timeout` the
     seconds that led to it; `travels` is the timeout to be sent along, because a user gave it.
     `what` is the function called, or else a word, and `since` the time of the call."""
 
     # Most never get another value, and then cost nothing.
-    future: Future[Any] | None = None
+    future: Completion | None = None
     timeout: float | None = None
     travels: float | None = None
     what: object = None
@@ -45,6 +62,8 @@ class Pending:
     """How long such requests usually wait for their answer."""
     nbytes = 0
     """The size of the tensors that the request holds, as long as it counts (`runtime.pressure`)."""
+    kept: list[object] | None = None
+    """What the callee relies on until it has answered."""
     is_shared = False
     """Others than readers of the connection may finish it."""
 
@@ -52,7 +71,7 @@ class Pending:
         self,
         deadline: float | None,
         timeout: float | None,
-        future: Future[Any] | None,
+        future: Completion | None,
         since: float = 0.0,
         travels: float | None = None,
     ) -> None:

@@ -8,9 +8,12 @@ look again and again. That pays only where an answer is near and the CPU is free
   only where waits of its kind have been short of late, and no longer than three times as long;
 - a peer that has just sent something is awake, on a CPU of its own: while that is so, the CPU is
   kept, since two processes that yield to each other end up on the same one, and where others want
-  it too it would be lost for milliseconds. A peer that may be asleep is offered the CPU between
-  two looks, for it may have to wake up on this one; so is everybody while this process itself has
-  several things to do;
+  it too it would be lost for milliseconds. But only for about as long as such waits usually are:
+  after that the peer may have lost its CPU, or share this one. A peer that may be asleep is offered
+  the CPU between two looks from the start, for it may have to wake up on this one; so is everybody
+  while this process itself has several things to do;
+- a yield that took long has let somebody else run: to sleep is quicker for the next while, since
+  whoever is woken may be put onto another CPU. So that, too, counts as a slow look;
 - a look that took over half a millisecond means that somebody else wants the GIL or the CPU: stop
   at once, and do not try again for 1 ms, then 2, 4 … 64; each success shortens that;
 - whoever spins looks now and then whether something else has come that this process should read,
@@ -45,7 +48,10 @@ _GLANCE_SECONDS = 10e-6
 # Who has sent something so lately is taken to be awake still, and gets so long to answer before the
 # CPU is offered to it.
 _AWAKE_SECONDS = 200e-6
-_KEEP_SECONDS = 150e-6
+_LEAST_KEEP_SECONDS = 20e-6
+_MOST_KEEP_SECONDS = 150e-6
+# Who gets the CPU back only after so long has let somebody else run on it.
+_LONG_YIELD_SECONDS = 8e-6
 _SHARING_SECONDS = 5e-3
 _YIELD_CPU = getattr(os, "sched_yield", bool)
 
@@ -136,12 +142,12 @@ class Spinner:
         deadline = start + min(_SHORTEST_SPIN_SECONDS + 3 * usual, _LONGEST_SPIN_SECONDS)
         _TURN.taken_until = deadline
         try:
-            if not self._spin(connection, view, counts, deadline):
+            if not self._spin(connection, view, counts, deadline, usual):
                 return False
         finally:
             _TURN.taken_until = 0.0
         self.note_arrival()
-        if self._pause_seconds > _SHORTEST_PAUSE_SECONDS:
+        if self._pause_seconds > _SHORTEST_PAUSE_SECONDS and self._paused_until < start:
             self._pause_seconds /= 2
         return True
 
@@ -155,26 +161,34 @@ class Spinner:
             self._awake_until = now + _AWAKE_SECONDS
 
     def _spin(
-        self, connection: Connection, view: memoryview, counts: list[int], deadline: float
+        self,
+        connection: Connection,
+        view: memoryview,
+        counts: list[int],
+        deadline: float,
+        usual: float,
     ) -> bool:
         receive_into, now, yield_cpu = connection.receive_into, self._now, self._yield_cpu
         before = self._waits_since
         glance_at = before + _GLANCE_SECONDS
-        keeps = _TURN.shares_until < before < self._awake_until
-        yield_at = before + _KEEP_SECONDS if keeps else before
+        longest_look = _LONGEST_LOOK_SECONDS
+        yield_at = before
+        if _TURN.shares_until < before < self._awake_until:
+            yield_at += min(_LEAST_KEEP_SECONDS + 2 * usual, _MOST_KEEP_SECONDS)
         while True:
             try:
                 receive_into(view, counts, 0)
             except BlockingIOError:
                 if before >= yield_at:
                     yield_cpu()
+                    longest_look = _LONG_YIELD_SECONDS
             else:
                 return True
             after = now()
-            if after - before > _LONGEST_LOOK_SECONDS:
+            if after - before > longest_look:
                 self._paused_until = after + self._pause_seconds
                 self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
-                return False
+                return self._look_once_more(connection, view, counts)
             if after > deadline:
                 return False
             if after > glance_at:
@@ -183,3 +197,11 @@ class Spinner:
                     return False
                 glance_at = after + _GLANCE_SECONDS
             before = after
+
+    def _look_once_more(self, connection: Connection, view: memoryview, counts: list[int]) -> bool:
+        """Whoever has run on this CPU meanwhile may have been the peer."""
+        try:
+            connection.receive_into(view, counts, 0)
+        except BlockingIOError:
+            return False
+        return True

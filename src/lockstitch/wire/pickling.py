@@ -1,9 +1,10 @@
 """Python values ⇄ `Payload`s. Tensors and large buffers are lifted out and never pickled.
 
-Four encodings, the cheapest that fits: nothing at all for None, one lifted tensor alone, `marshal`
-for flat tuples and lists of exactly plain values and tensors, and pickle protocol 5 for the rest.
-In a pickle stream a lifted item stands as an out-of-band buffer, so the unpickler is simply handed
-the received tensors as its buffers. Closures, which pickle refuses, go by `cloudpickle`.
+Five encodings, the cheapest that fits: nothing at all for None, one lifted tensor alone, `marshal`
+for flat tuples and lists of exactly plain values and tensors, the same with instances of registered
+types among them, and pickle protocol 5 for the rest. In a pickle stream a lifted item stands as an
+out-of-band buffer, so the unpickler is simply handed the received tensors as its buffers. Closures,
+which pickle refuses, go by `cloudpickle`.
 
 Higher floors teach the pickler their own types through a `PicklingRegistry`.
 """
@@ -39,6 +40,10 @@ NOTHING: Final = 0
 ONE_TENSOR: Final = 1
 MARSHAL: Final = 2
 PICKLE: Final = 3
+FLAT_WITH_OWN: Final = 4
+
+CARRY_OWN: Final = (PICKLE, FLAT_WITH_OWN)
+"""The encodings in which instances of registered types may be."""
 
 _SCALARS: Final = frozenset({int, float, bool, type(None), complex})
 _STRINGS: Final = frozenset({str, bytes})
@@ -62,15 +67,22 @@ _ONE_ITEM_TWICE: Final = marshal.dumps((..., (0,)))
 class PickleSession:
     """One value being pickled: collects what is lifted out."""
 
-    __slots__ = ("items", "sealed", "to", "undo")
+    __slots__ = ("items", "kept", "sealed", "to", "undo")
 
-    def __init__(self, to: WorkerId | None) -> None:
+    def __init__(self, to: WorkerId | None, kept: list[object] | None) -> None:
         self.to = to
+        self.kept = kept
+        """Takes what the sender will keep until the value was answered; None: nothing is kept."""
         self.items: list[Item] = []
         self.sealed: set[int] = set()
         """Ids of parameters that belong to a pickled module and so stay leaves."""
         self.undo: list[Callable[[], None]] = []
         """What takes back what reducers did, called if the pickling fails."""
+
+    def take_back(self) -> None:
+        """The pickling has failed."""
+        for undo in self.undo:
+            undo()
 
 
 class UnpickleSession:
@@ -115,10 +127,13 @@ class PicklingRegistry:
 
 
 def pack(
-    value: object, registry: PicklingRegistry, to: WorkerId | None = None
+    value: object,
+    registry: PicklingRegistry,
+    to: WorkerId | None = None,
+    kept: list[object] | None = None,
 ) -> tuple[Payload, set[int]]:
     """Encodes `value`. Also returns the ids of lifted parameters that must stay leaves (see
-    `PickleSession.sealed`).
+    `PickleSession.sealed`); `kept`: see `PickleSession.kept`.
 
     Raises `SerializationError` where something in it cannot cross the wire.
     """
@@ -128,12 +143,13 @@ def pack(
     if cls is torch.Tensor and is_liftable(cast("torch.Tensor", value)):
         return Payload(ONE_TENSOR, b"", (cast("torch.Tensor", value),)), set()
     if cls in _SEQUENCES:
-        payload = pack_flat(cast("Sequence[object]", value))
+        values = cast("Sequence[object]", value)
+        payload = pack_flat(values) or pack_flat_with_own(values, registry, to, kept)
         if payload is not None:
             return payload, set()
     elif cls in _SCALARS:
         return Payload(MARSHAL, marshal.dumps(cast("int", value)), ()), set()
-    return _pack_pickle(value, registry, to)
+    return _pack_pickle(value, registry, PickleSession(to, kept))
 
 
 def pack_arguments(args: tuple[object, ...]) -> Payload | None:
@@ -175,6 +191,42 @@ def pack_flat(values: Sequence[object]) -> Payload | None:
     return Payload(MARSHAL, stream, items)
 
 
+def pack_flat_with_own(
+    values: Sequence[object],
+    registry: PicklingRegistry,
+    to: WorkerId | None,
+    kept: list[object] | None,
+) -> Payload | None:
+    """`pack_flat` where there are instances of registered types, too; None if that is not so, if
+    one of them stands there twice, or is made of other than plain values."""
+    reducers = registry.reducers
+    own = set(map(type, values)) - _FLAT
+    if not own or not own <= reducers.keys():
+        return None
+    plain = [None if type(value) in own else value for value in values]
+    mine = [value for value in values if type(value) in own]
+    payload = pack_flat(plain)
+    if payload is None or len(set(map(id, mine))) < len(mine):
+        return None
+    session = PickleSession(to, kept)
+    marked = marshal.loads(payload.stream)
+    try:
+        entries = []
+        for value, mark in zip(values, marked, strict=True):
+            if type(value) in own:
+                tag, reduce = reducers[type(value)]
+                entries.append((tag, *reduce(value, session)))
+            else:
+                entries.append(mark)
+        stream = marshal.dumps(tuple(entries) if type(values) is tuple else entries)
+    except BaseException as error:
+        session.take_back()
+        if isinstance(error, ValueError):
+            return None
+        raise
+    return Payload(FLAT_WITH_OWN, stream, payload.items)
+
+
 def _mark_repeated(values: Sequence[object]) -> tuple[list[torch.Tensor], list[Any]]:
     """The tensors among `values`, each once, and the values with `...` for a tensor and `(n,)` for
     one that is item number n: what is one tensor here shall be one tensor there."""
@@ -193,10 +245,10 @@ def _mark_repeated(values: Sequence[object]) -> tuple[list[torch.Tensor], list[A
 
 
 def _pack_pickle(
-    value: object, registry: PicklingRegistry, to: WorkerId | None
+    value: object, registry: PicklingRegistry, session: PickleSession
 ) -> tuple[Payload, set[int]]:
     try:
-        return _run_pickler(_Pickler, value, registry, to)
+        return _run_pickler(_Pickler, value, registry, session)
     except (pickle.PicklingError, AttributeError, TypeError, ModuleNotFoundError) as first:
         if registry.allowed is not None:
             raise SerializationError(
@@ -205,7 +257,8 @@ def _pack_pickle(
             ) from first
         # Functions and classes that no module holds: cloudpickle sends them by value.
         try:
-            return _run_pickler(_ClosurePickler, value, registry, to)
+            again = PickleSession(session.to, session.kept)
+            return _run_pickler(_ClosurePickler, value, registry, again)
         except LockstitchError:
             raise
         except (pickle.PicklingError, AttributeError, TypeError) as second:
@@ -216,9 +269,8 @@ def _run_pickler(
     pickler_class: type[_Pickler] | type[_ClosurePickler],
     value: object,
     registry: PicklingRegistry,
-    to: WorkerId | None,
+    session: PickleSession,
 ) -> tuple[Payload, set[int]]:
-    session = PickleSession(to)
     chunks: list[bytes] = []
     buffers: list[pickle.PickleBuffer] = []
     pickler = pickler_class(SimpleNamespace(write=chunks.append), 5, buffer_callback=buffers.append)
@@ -227,8 +279,7 @@ def _run_pickler(
     try:
         pickler.dump(value)
     except BaseException:
-        for undo in session.undo:
-            undo()
+        session.take_back()
         raise
     for buffer in buffers:
         tensor = lifted.get(id(buffer))
@@ -326,6 +377,10 @@ def unpack(
             if registry.allowed is not None:
                 check_marshal(stream, _MOST_NESTING)
             return _unpack_flat(stream, items)
+        if encoding == FLAT_WITH_OWN:
+            if registry.allowed is not None:
+                check_marshal(stream, _MOST_NESTING)
+            return _unpack_flat_with_own(payload, registry, session or UnpickleSession(None))
     except (StopIteration, IndexError, TypeError, ValueError, EOFError) as error:
         raise RemoteProtocolError(f"a payload does not fit its items: {error!r}") from error
     if encoding != PICKLE:
@@ -368,6 +423,25 @@ def _unpack_flat(stream: bytes | memoryview, items: Sequence[Any]) -> Any:
     return filled if type(value) is list else tuple(filled)
 
 
+def _unpack_flat_with_own(
+    payload: Payload, registry: PicklingRegistry, session: UnpickleSession
+) -> Any:
+    items = payload.items
+    value = marshal.loads(payload.stream)
+    source = iter(items)
+    filled: list[Any] = []
+    for entry in value:
+        if entry is ...:
+            filled.append(next(source))
+        elif type(entry) is not tuple:
+            filled.append(entry)
+        elif type(entry[0]) is str:
+            filled.append(_rebuild(session, registry.rebuilders, *entry))
+        else:
+            filled.append(items[entry[0]])
+    return filled if type(value) is list else tuple(filled)
+
+
 def load_plain(stream: bytes | memoryview, allowed: Registry | None) -> Any:
     """Reads a pickle in which nothing was lifted out; names as in `PicklingRegistry.allowed`."""
     if allowed is None:
@@ -380,7 +454,13 @@ def discard(
 ) -> None:
     """Receives only the registered types of a payload that nobody will read, so that whoever sent
     them learns that they came and went; nothing else in it is imported or made."""
-    if payload.encoding == PICKLE and b"rebuild" in bytes(payload.stream):
+    if payload.encoding == FLAT_WITH_OWN:
+        with contextlib.suppress(Exception):  # of what cannot be read, nothing can be given back
+            own_ones = [each for each in marshal.loads(payload.stream) if type(each) is tuple]
+            for entry in own_ones:
+                if type(entry[0]) is str:
+                    _rebuild(session or UnpickleSession(None), registry.rebuilders, *entry)
+    elif payload.encoding == PICKLE and b"rebuild" in bytes(payload.stream):
         unpickler = _Discarder(_open(payload.stream), buffers=payload.items)
         unpickler.prepare(session or UnpickleSession(None), registry)
         with contextlib.suppress(Exception):  # of what cannot be read, nothing can be given back

@@ -41,6 +41,30 @@ def test_methods_run_on_the_value_itself(cluster, way, owner):
 
 
 @WAYS
+def test_a_method_costs_one_request_and_no_message_about_the_reference(cluster, way):
+    rref = remote(cluster[1], Counter, 7)
+    assert call(rref, way, "get") == 7  # asks for the type, where that is needed
+    sent: list[object] = []
+    agents = [cluster[number].agent for number in (0, 1)]
+    for agent in agents:
+        agent.send_filter = lambda _to, message, send: (sent.append(message), send(message))
+    try:
+        result = getattr(rref, way)().add(1)
+        if way == "rpc_async":
+            result.wait()
+        elif way == "remote":
+            result._get_future().wait()
+    finally:
+        for agent in agents:
+            agent.send_filter = None
+    deletions = {"ForksDeleted", "DeletionsNoted"}  # of the reference that `call` made and dropped
+    names = [type(message).__name__ for message in sent]
+    assert [name for name in names if name not in deletions] == [
+        "RemoteCall" if way == "remote" else "Call"
+    ]
+
+
+@WAYS
 def test_methods_of_a_value_that_a_program_owns(cluster, way):
     assert call(RRef(Counter(1)), way, "add", 1) == 2
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.agent import Agent
@@ -90,11 +92,21 @@ class FakeAgent:
             raise self.failure
         self.sent.append((to, message))
 
-    def call_async(self, to, function, args=(), kwargs=None, timeout=-1.0, make=None):
+    def call_async(self, to, function, args=(), kwargs=None, timeout=-1.0):
+        return self._request(to, (function, pack((args, kwargs or {}), self._pickling, to)[0]))
+
+    def call_into(self, completion, to, call, timeout, make) -> None:
+        _function, args, kwargs = call
         body = pack((args, kwargs or {}), self._pickling, to)[0]
-        if make is None:
-            return self._request(to, (function, body))
-        return self._request(to, make(len(self.requests), 0, None, None, None, body))
+        message = make(len(self.requests), 0, None, None, None, body)
+
+        def completed(future) -> None:
+            try:
+                completion.complete(future.value(), None)
+            except Exception as error:  # noqa: BLE001 - what the test says has gone wrong
+                completion.complete(None, error)
+
+        torch._C.Future.add_done_callback(self._request(to, message), completed)
 
     def _request(self, to: WorkerId, message) -> Future[Any]:
         if self.failure is not None:

@@ -40,26 +40,26 @@ class Thing:
 
 
 def test_a_method_runs_on_the_value_with_all_arguments():
-    assert run_method(Held(Thing()), "plus", (1,), {"times": 2}) == 3
+    assert run_method(Held(Thing()), "plus", 1, times=2) == 3
 
 
 def test_the_attribute_is_looked_up_on_the_type():
     with pytest.raises(AttributeError, match="type object 'Thing' has no attribute 'mine'"):
-        run_method(Held(Thing()), "mine", (), {})
+        run_method(Held(Thing()), "mine")
 
 
 def test_an_async_execution_method_defers_the_answer():
-    deferred = run_method(Held(Thing()), "later", (), {})
+    deferred = run_method(Held(Thing()), "later")
     assert isinstance(deferred, Deferred)
     assert isinstance(deferred.future, torch.futures.Future)
 
 
 def test_an_async_execution_method_must_return_a_future():
     with pytest.raises(RuntimeError, match="must return a torch.futures.Future object, but wrong"):
-        run_method(Held(Thing()), "wrong", (), {})
+        run_method(Held(Thing()), "wrong")
 
 
 def test_a_registry_has_to_know_the_class() -> None:
-    assert run_method(Held(Thing(), Registry([Thing])), "plus", (1,), {}) == 2
+    assert run_method(Held(Thing(), Registry([Thing])), "plus", 1) == 2
     with pytest.raises(SerializationError, match="'plus' of a Thing may not be called"):
-        run_method(Held(Thing(), Registry()), "plus", (1,), {})
+        run_method(Held(Thing(), Registry()), "plus", 1)

@@ -12,6 +12,7 @@ from lockstitch.errors import (
 from lockstitch.rref.events import Called
 from lockstitch.rref.rref import RRef
 from lockstitch.wire.messages import Fetch, RemoteCall, Stitch
+from lockstitch.wire.pickling import pack
 from tests.unit.rref.fakes import Wire
 
 
@@ -207,6 +208,66 @@ def test_user_to_owner_finds_the_value(wire, workers):
     assert unconfirmed == []
     assert wire.deliver() == ["ChildAccept", "ChildNoted"]
     assert owner.references.statistics().forks == 1
+
+
+def test_a_request_to_the_owner_lends_the_reference_and_counts_nothing(wire, workers):
+    user, owner, _ = workers
+    rref = create(user, owner)
+    kept: list[object] = []
+    payload, _ = pack((rref, 1), user.pickling, owner.id, kept)
+    assert kept == [rref], "it must outlive the request"
+    (received, _one), unconfirmed = owner.receive_value(payload, user)
+    assert received.is_owner()
+    assert received.local_value() == "value"
+    assert unconfirmed == []
+    assert wire.deliver() == []
+    assert user.references.statistics().under_way == 0
+
+
+def test_a_lent_reference_claims_the_fork_before_the_call_that_makes_the_value(workers):
+    user, owner, _ = workers
+    rref = user.references.create_remote(owner.id, len, ([],))
+    payload, _ = pack((rref,), user.pickling, owner.id, [])
+    (received,), _ = owner.receive_value(payload, user)
+    assert owner.references.statistics().forks == 1
+    assert not received._value.is_done
+    message = user.agent.requests[0][1]
+    called = Called(user.id, message.reference, message.fork, message.serial)
+    owner.references._ledger.claim(called).set("value")
+    assert received.local_value() == "value"
+
+
+def test_a_lent_reference_that_comes_after_its_deletion_has_no_value(wire, workers):
+    user, owner, _ = workers
+    rref = create(user, owner)
+    payload, _ = pack((rref,), user.pickling, owner.id, kept := [])
+    user.references._keeper.close()  # what is dropped waits for drain
+    user.references._keeper._closed = False
+    kept.clear()
+    del rref
+    user.references.drain()
+    user.references._keeper._closed = True
+    wire.deliver()
+    (received,), _ = owner.receive_value(payload, user)
+    with pytest.raises(RRefError, match="was deleted before"):
+        received.local_value()
+    assert owner.references.statistics().owned == 0
+
+
+def test_a_deleted_reference_cannot_be_lent(workers):
+    user, owner, _ = workers
+    rref = create(user, owner)
+    rref._fork.delete()
+    with pytest.raises(RRefError, match="Cannot call fork an UserRRef after deletion"):
+        pack((rref,), user.pickling, owner.id, [])
+
+
+def test_to_others_than_the_owner_nothing_is_lent(workers):
+    user, owner, other = workers
+    rref = create(user, owner)
+    pack((rref,), user.pickling, other.id, kept := [])
+    assert kept == []
+    assert user.references.statistics().under_way == 1
 
 
 def test_owner_to_itself_holds_the_value_on_the_way(workers):

@@ -150,6 +150,38 @@ def test_a_slow_look_ends_it_and_costs_the_right_for_a_millisecond(pair):
     assert spin(spinner, far)
 
 
+def test_a_yield_that_lets_somebody_else_run_ends_it_after_one_more_look(pair):
+    near, far = pair
+    time = SteppingTime(MICROSECOND)
+    spinner = Spinner(now=time, yield_cpu=lambda: None)
+
+    def let_the_peer_run() -> None:
+        time.now += 20 * MICROSECOND
+        near.send([b"x"])
+
+    spinner._yield_cpu = let_the_peer_run
+    counts: list[int] = []
+    assert spin(spinner, far, counts)
+    assert counts == [1]
+    assert not spin(spinner, far), "the two share a CPU: to sleep is quicker for the next while"
+    time.now += 2e-3
+    near.send([b"x"])
+    assert spin(spinner, far)
+
+
+def test_a_yield_that_lets_others_than_the_peer_run_ends_it_too(pair):
+    time = SteppingTime(MICROSECOND)
+    looks: list[None] = []
+
+    def let_others_run() -> None:
+        looks.append(None)
+        time.now += 20 * MICROSECOND
+
+    spinner = Spinner(now=time, yield_cpu=let_others_run)
+    assert not spin(spinner, pair[1])
+    assert len(looks) == 1
+
+
 def test_the_pause_doubles_with_each_slow_look_and_successes_shorten_it_again(pair):
     near, far = pair
     time = SteppingTime(MICROSECOND)

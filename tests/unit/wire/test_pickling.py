@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import enum
 import functools
+import marshal
 import math
 import sys
 import threading
@@ -22,6 +23,7 @@ from lockstitch.errors import RemoteProtocolError, SerializationError
 from lockstitch.ids import WorkerId
 from lockstitch.wire.messages import Payload
 from lockstitch.wire.pickling import (
+    FLAT_WITH_OWN,
     MARSHAL,
     NOTHING,
     ONE_TENSOR,
@@ -29,6 +31,7 @@ from lockstitch.wire.pickling import (
     PickleSession,
     PicklingRegistry,
     UnpickleSession,
+    discard,
     pack,
     pack_flat,
     unpack,
@@ -357,6 +360,88 @@ def test_registered_type_crosses_as_its_state_and_the_session_hears_of_it() -> N
     arrived = unpack(payload, registry, session)
     assert arrived["h"].number == 5
     assert session.received == [(arrived["h"], here, there)]
+
+
+class Ticket:
+    """Its state is plain values only."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def registry_of_tickets(undone: list[int]) -> PicklingRegistry:
+    registry = registry_of_handles()
+
+    def reduce(ticket: Ticket, session: PickleSession) -> tuple[Any, ...]:
+        if ticket.number < 0:
+            raise LookupError("this one stays")
+        session.undo.append(lambda: undone.append(ticket.number))
+        if session.kept is not None:
+            session.kept.append(ticket)
+        return ticket.number, (1, 2)
+
+    def rebuild(session: UnpickleSession, number: int, pair: tuple[int, int]) -> Ticket:
+        assert pair == (1, 2)
+        ticket = Ticket(number)
+        session.received.append(ticket)
+        return ticket
+
+    registry.register(Ticket, reduce, rebuild)
+    return registry
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_flat_values_with_registered_types_cross_without_a_pickle(kind: type) -> None:
+    registry, tensor = registry_of_tickets([]), torch.ones(2)
+    kept: list[object] = []
+    sent = kind([Ticket(5), "name", tensor, 1.5, tensor, None, Ticket(6)])
+    payload, _ = pack(sent, registry, None, kept)
+    assert payload.encoding == FLAT_WITH_OWN
+    assert kept == [sent[0], sent[-1]]
+    session = UnpickleSession(WorkerId(0, 0))
+    first, name, one, number, other, nothing, last = arrived = unpack(payload, registry, session)
+    assert type(arrived) is kind
+    assert (name, number, nothing) == ("name", 1.5, None)
+    assert one is other
+    assert session.received == [first, last]
+    assert [first.number, last.number] == [5, 6]
+
+
+def test_one_instance_of_a_registered_type_is_one_instance_there() -> None:
+    registry, ticket = registry_of_tickets([]), Ticket(5)
+    payload, _ = pack([ticket, ticket], registry)
+    assert payload.encoding == PICKLE
+    one, other = unpack(payload, registry, UnpickleSession(None))
+    assert one is other
+
+
+def test_a_state_that_is_not_plain_goes_by_pickle() -> None:
+    registry = registry_of_tickets(undone := [])
+    payload, _ = pack([Ticket(5), Handle(1)], registry, WorkerId(1, 0))
+    assert payload.encoding == PICKLE
+    assert undone == [5], "the first attempt was taken back"
+
+
+def test_a_flat_value_that_cannot_leave_takes_back_what_was_reduced() -> None:
+    registry = registry_of_tickets(undone := [])
+    with pytest.raises(LookupError, match="this one stays"):
+        pack((Ticket(1), Ticket(2), Ticket(-1)), registry)
+    assert undone == [1, 2]
+
+
+def test_of_a_flat_value_that_nobody_reads_only_registered_types_are_received() -> None:
+    registry = registry_of_tickets([])
+    payload, _ = pack((Ticket(1), torch.ones(1), "x", Ticket(2)), registry)
+    session = UnpickleSession(None)
+    discard(payload, registry, session)
+    assert [ticket.number for ticket in session.received] == [1, 2]
+
+
+@pytest.mark.parametrize("entry", [("Nobody", 1), (), ("Ticket",), ("Ticket", 1, (1, 2), 3), (7,)])
+def test_a_flat_value_that_makes_no_sense_is_refused(entry: tuple[object, ...]) -> None:
+    payload = Payload(FLAT_WITH_OWN, marshal.dumps((entry,)), ())
+    with pytest.raises((RemoteProtocolError, SerializationError)):
+        unpack(payload, registry_of_tickets([]))
 
 
 def test_registered_type_inside_a_closure() -> None:

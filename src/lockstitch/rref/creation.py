@@ -1,0 +1,69 @@
+"""What becomes of one `rpc.remote`: the answer only says that the value is made, or that it failed.
+
+Most programs never ask for it. So no future is made until `RRef._get_future` wants one, and whoever
+reads the answer acts on it at once: that is short, and wakes nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.runtime.pending import Future
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.runtime.channel import Channel
+    from lockstitch.runtime.pending import Pending
+
+
+class Creation:
+    """A `runtime.pending.Completion`; `outcome(error)` is called when it is over, error None where
+    all went well. It must be harmless when repeated."""
+
+    __slots__ = ("_channel", "_future", "_is_over", "_lock", "_outcome", "_pending", "error")
+
+    def __init__(self, outcome: Callable[[BaseException | None], None]) -> None:
+        self._outcome = outcome
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._future: Future[Any] | None = None
+        self._channel: Channel | None = None
+        self._pending: Pending | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether somebody wants to be called back."""
+        return self._future is not None and self._future.has_callbacks
+
+    def attach(self, channel: Channel, pending: Pending) -> None:
+        """The answer to `pending` will come over `channel`."""
+        self._channel, self._pending = channel, pending
+
+    def complete(self, _value: object, error: BaseException | None) -> None:
+        """It is over; harmless when repeated."""
+        if self._is_over:
+            return
+        # Whoever keeps the error must not keep what its frames hold.
+        error = None if error is None else error.with_traceback(None)
+        self._outcome(error)
+        with self._lock:
+            self.error = error
+            self._is_over = True
+            self._channel = self._pending = None
+            future = self._future
+        if future is not None:
+            future.complete(None, error)
+
+    def future(self) -> Future[Any]:
+        """Completes with None, or with the error; the same one each time."""
+        with self._lock:
+            if self._future is None:
+                self._future = Future()
+                if self._is_over:
+                    self._future.complete(None, self.error)
+                elif self._channel is not None and self._pending is not None:
+                    self._future.attach(self._channel, self._pending)
+            return self._future
