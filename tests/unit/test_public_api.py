@@ -31,8 +31,8 @@ PUBLIC_NAMES = {
         init_rpc shutdown rpc_sync rpc_async remote RRef PyRRef Future wait_all get_worker_info
         get_worker_infos wait_for_worker add_membership_callback MembershipEvent invitation
         WorkerInfo get_rpc_timeout functions BackendType RpcBackendOptions
-        TensorPipeRpcBackendOptions RpcAgent TensorPipeAgent AllGatherStates is_available
-        enable_gil_profiling register Registry TlsFiles
+        TensorPipeRpcBackendOptions ProcessGroupRpcBackendOptions RpcAgent TensorPipeAgent
+        AllGatherStates is_available enable_gil_profiling register Registry TlsFiles
         api backend_registry constants internal options rref_proxy
     """,
     "lockstitch.autograd": "context backward get_gradients DistAutogradContext",

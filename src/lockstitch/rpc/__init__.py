@@ -26,6 +26,8 @@ a worker), compat.py (underscore names), internal.py (serialize and deserialize)
 _testing/ (the backend that loses and delays messages).
 """
 
+import sys
+
 from lockstitch.ids import WorkerInfo
 from lockstitch.rpc import (
     api,
@@ -57,7 +59,12 @@ from lockstitch.rpc.api import (
     wait_all,
 )
 from lockstitch.rpc.backend_registry import BackendType
-from lockstitch.rpc.compat import AllGatherStates, _is_tensorpipe_available, is_available
+from lockstitch.rpc.compat import (
+    AllGatherStates,
+    _is_tensorpipe_available,
+    is_available,
+    why_not_here,
+)
 from lockstitch.rpc.constants import (
     _DEFAULT_INIT_METHOD,
     _DEFAULT_NUM_WORKER_THREADS,
@@ -65,7 +72,11 @@ from lockstitch.rpc.constants import (
     _UNSET_RPC_TIMEOUT,
 )
 from lockstitch.rpc.lifecycle import _init_rpc_backend, init_rpc
-from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from lockstitch.rpc.options import (
+    ProcessGroupRpcBackendOptions,
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+)
 from lockstitch.rpc.workers import (
     add_membership_callback,
     get_worker_infos,
@@ -104,6 +115,7 @@ __all__ = [
     "BackendType",
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
+    "ProcessGroupRpcBackendOptions",
     "RpcAgent",
     "TensorPipeAgent",
     "AllGatherStates",
@@ -130,3 +142,12 @@ __all__ = [
     "_set_and_start_rpc_agent",
     "_set_rpc_timeout",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Tells whoever looks for a name of `torch.distributed.rpc` that is not here what to do."""
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}{why_not_here(name)}",
+        name=name,
+        obj=sys.modules[__name__],
+    )

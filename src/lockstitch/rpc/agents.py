@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstitch.rpc.meetings import Meetings
+from lockstitch.rpc.membership import Membership
+from lockstitch.rpc.options import TensorPipeRpcBackendOptions
 from lockstitch.transport.segments import SegmentPool
 
 if TYPE_CHECKING:
+    import torch
+
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.worker import Worker
     from lockstitch.transport.pools import Pool
@@ -35,6 +39,22 @@ class TensorPipeAgent(RpcAgent):
     def get_worker_infos(self) -> list[WorkerInfo]:
         """Names and ranks of all workers."""
         return list(self.worker.agent.members())
+
+    @property
+    def is_static_group(self) -> bool:
+        """Whether all workers come and go together."""
+        return self.worker.service(Membership).is_static
+
+    def _get_device_map(self, _worker_info: WorkerInfo) -> dict[torch.device, torch.device]:
+        """Which device of ours becomes which of that worker's: none is mapped."""
+        return {}
+
+    def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
+        """The number of threads and the timeout that are in force."""
+        agent = self.worker.agent
+        return TensorPipeRpcBackendOptions(
+            num_worker_threads=agent.options.num_threads, rpc_timeout=agent.default_timeout
+        )
 
     def get_debug_info(self) -> dict[str, str]:
         """How many threads and calls there are, under the incumbent's keys, and what the pools of

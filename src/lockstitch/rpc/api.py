@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torch.autograd.profiler import record_function
 
+from lockstitch.ids import WorkerInfo
 from lockstitch.rpc import leaving
 from lockstitch.rpc.compat import (
+    AllGatherStates,
     _delete_all_user_and_unforked_owner_rrefs,
     _get_current_rpc_agent,
     _get_debug_info,
@@ -55,22 +57,25 @@ from lockstitch.rpc.profiling import (
 from lockstitch.rpc.waiting import wait_all
 from lockstitch.rref.rref import RRef
 from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.pending import Future
 from lockstitch.runtime.worker import Worker, current_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch.futures import Future
-
-    from lockstitch.ids import WorkerInfo
-
     Target = str | int | WorkerInfo
     Function = Callable[..., Any]
     Call = tuple[Function, tuple[Any, ...], dict[str, Any] | None]
 
+PyRRef = RRef
+
 __all__ = [
+    "AllGatherStates",
+    "Future",
+    "PyRRef",
     "RRef",
     "UNSET_RPC_TIMEOUT",
+    "WorkerInfo",
     "_all_gather",
     "_barrier",
     "_broadcast_to_followers",

@@ -40,10 +40,12 @@ class _Members(type):
 
 class BackendType(metaclass=_Members):
     """The registered backends: `BackendType.TENSORPIPE`, the default, and what
-    `register_backend` adds."""
+    `register_backend` adds. `PROCESS_GROUP`, the default of old versions of PyTorch, is another
+    name of ours."""
 
     __members__: ClassVar[dict[str, BackendType]] = {}
     TENSORPIPE: ClassVar[BackendType]
+    PROCESS_GROUP: ClassVar[BackendType]
 
     def __init__(self, name: str, value: BackendValue) -> None:
         self.name = name

@@ -35,6 +35,29 @@ def is_available() -> bool:
     return True
 
 
+_NO_TORCHSCRIPT = (
+    "TorchScript functions are not carried: pass the Python function that was scripted"
+)
+_NOT_HERE = {
+    "torchscript": _NO_TORCHSCRIPT,
+    "jit": _NO_TORCHSCRIPT,
+    "profile": "nobody profiles a whole server process from elsewhere: run torch.profiler.profile() "
+    "in each worker, calls are ranges in it",
+    "device": "there are no device maps: tensors on accelerators travel through host memory",
+    "invoke": "calls are made by rpc_sync, rpc_async and remote",
+}
+
+
+def why_not_here(name: str) -> str:
+    """What to tell a program that looks for this name of the incumbent's: a clause that begins with
+    a colon, or nothing where nothing is known."""
+    lower = name.lower()
+    reason = next((text for part, text in _NOT_HERE.items() if part in lower), None)
+    if reason is None or name.startswith("__"):
+        return ""
+    return f": {reason} (see the page on porting from torch.distributed.rpc)"
+
+
 class AllGatherStates:
     """What one gathering has brought, and the signal that all have come: for programs that make
     their own gatherings of it. Ours are `lockstitch.rpc.gatherings`."""

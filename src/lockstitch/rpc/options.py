@@ -6,6 +6,7 @@ The class names are the incumbent's, since programs construct them; the road is 
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
@@ -205,6 +206,38 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     def set_devices(self, devices: Sequence[Device]) -> None:
         """Names the local CUDA devices in use. Raises `ValueError` for any other kind."""
         self.devices = _to_cuda_devices(devices)
+
+
+class ProcessGroupRpcBackendOptions(TensorPipeRpcBackendOptions):
+    """Options in the words of programs written before PyTorch 1.11, which had a backend of that
+    name; here they lead to the default backend.
+
+    `num_send_recv_threads`: threads that run functions called by others (4, as it was there).
+    `rpc_timeout`: a number of seconds, or a `timedelta`. Raises `TypeError` for other types.
+    """
+
+    def __init__(
+        self,
+        num_send_recv_threads: int = 4,
+        rpc_timeout: float | timedelta = DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = DEFAULT_INIT_METHOD,
+    ) -> None:
+        if isinstance(rpc_timeout, timedelta):
+            rpc_timeout = rpc_timeout.total_seconds()
+        super().__init__(
+            num_worker_threads=num_send_recv_threads,
+            rpc_timeout=rpc_timeout,
+            init_method=init_method,
+        )
+
+    @property
+    def num_send_recv_threads(self) -> int:
+        """Another name of `num_worker_threads`."""
+        return self.num_worker_threads
+
+    @num_send_recv_threads.setter
+    def num_send_recv_threads(self, number: int) -> None:
+        self.num_worker_threads = number
 
 
 def _positive(option: str, number: float) -> float:

@@ -19,7 +19,7 @@ from lockstitch.observe.waits import WaitReports, WaitSignal
 from lockstitch.rendezvous import check_name, host_identity, sealed_by
 from lockstitch.rpc.admission import Invitation, Wish
 from lockstitch.rpc.agents import TensorPipeAgent
-from lockstitch.rpc.backend_registry import register_backend
+from lockstitch.rpc.backend_registry import BackendType, register_backend
 from lockstitch.rpc.meetings import Meetings
 from lockstitch.rpc.options import TensorPipeRpcBackendOptions
 from lockstitch.rpc.places import dynamic_place, static_place
@@ -239,4 +239,4 @@ def _init_backend(
     return TensorPipeAgent(start_worker(store, name, rank, world_size, rpc_backend_options))
 
 
-register_backend("TENSORPIPE", _make_options, _init_backend)
+BackendType.PROCESS_GROUP = register_backend("TENSORPIPE", _make_options, _init_backend)

@@ -42,6 +42,15 @@ def test_figures(cluster) -> None:
     assert TensorPipeAgent(cluster[0]).get_debug_info()["segments.capacity_bytes"] == f"{1 << 20}"
 
 
+def test_options_and_devices_are_those_in_force(cluster) -> None:
+    agent = TensorPipeAgent(cluster[0])
+    assert agent.is_static_group
+    assert agent._get_device_map(agent.get_worker_info(1)) == {}
+    rpc._set_rpc_timeout(7)
+    options = agent._get_backend_options()
+    assert (options.num_worker_threads, options.rpc_timeout) == (27, 7)
+
+
 def test_all_can_be_waited_for_and_one_ended(cluster) -> None:
     def join_and_end() -> None:
         agent = rpc._get_current_rpc_agent()

@@ -88,3 +88,17 @@ def test_without_a_worker_there_are_no_references_to_give_up() -> None:
 def test_what_has_no_meaning_here_is_accepted() -> None:
     rpc.enable_gil_profiling(True)
     assert rpc.is_available()
+
+
+def test_a_name_that_is_not_here_says_what_to_do_instead() -> None:
+    with pytest.raises(AttributeError, match="pass the Python function that was scripted"):
+        _ = rpc._invoke_rpc_torchscript
+    with pytest.raises(AttributeError, match=r"run torch\.profiler\.profile\(\) in each worker"):
+        _ = rpc._server_process_global_profile
+    with pytest.raises(AttributeError, match="'rpc_snyc'$"):
+        _ = rpc.rpc_snyc  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["AllGatherStates", "Future", "PyRRef", "RRef", "WorkerInfo"])
+def test_types_are_found_under_the_path_of_the_functions_too(name) -> None:
+    assert getattr(api, name) is getattr(rpc, name)

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from lockstitch.rpc.backend_registry import BackendType, infer_backend
+from lockstitch.rpc.options import (
+    ProcessGroupRpcBackendOptions,
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+)
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
@@ -42,6 +47,15 @@ def test_wrong_types_are_refused(wrong) -> None:
 
 def test_what_the_incumbent_chooses_by_hand_is_accepted_and_ignored() -> None:
     TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"])
+
+
+@pytest.mark.parametrize("timeout", [90, timedelta(minutes=1, seconds=30)])
+def test_options_of_old_programs_lead_to_the_default_backend(timeout) -> None:
+    options = ProcessGroupRpcBackendOptions(num_send_recv_threads=8, rpc_timeout=timeout)
+    assert (options.num_worker_threads, options.rpc_timeout) == (8, 90)
+    options.num_send_recv_threads = 9
+    assert options.num_worker_threads == options.num_send_recv_threads == 9
+    assert infer_backend(options) is BackendType.PROCESS_GROUP is BackendType.TENSORPIPE
 
 
 class OwnOptions(RpcBackendOptions):
