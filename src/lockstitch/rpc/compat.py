@@ -41,7 +41,7 @@ _NO_TORCHSCRIPT = (
 _NOT_HERE = {
     "torchscript": _NO_TORCHSCRIPT,
     "jit": _NO_TORCHSCRIPT,
-    "profile": "nobody profiles a whole server process from elsewhere: run torch.profiler.profile() "
+    "profile": "nobody profiles a server process from elsewhere: run torch.profiler.profile() "
     "in each worker, calls are ranges in it",
     "device": "there are no device maps: tensors on accelerators travel through host memory",
     "invoke": "calls are made by rpc_sync, rpc_async and remote",
