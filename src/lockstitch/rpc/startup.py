@@ -25,6 +25,7 @@ from lockstitch.rpc.options import TensorPipeRpcBackendOptions
 from lockstitch.rpc.places import dynamic_place, static_place
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.agent import AgentOptions
+from lockstitch.runtime.freed_memory import keep_freed_memory
 from lockstitch.runtime.switching import SWITCH_INTERVAL
 from lockstitch.runtime.worker import Worker
 from lockstitch.transport import mapping
@@ -119,8 +120,9 @@ def start_worker(
 
 
 def _settle_in_process(worker: Worker, options: TensorPipeRpcBackendOptions) -> None:
-    """What the worker has the whole process do while it lives: answer a signal, and take turns as
-    long as the options say."""
+    """What the worker has the whole process do: answer a signal and take turns as long as the
+    options say, while it lives; and keep the memory of gradients for the next ones."""
+    keep_freed_memory()
     signal = WaitSignal(worker)
     signal.install()
     worker.agent.on_close(signal.remove)
