@@ -21,6 +21,7 @@ operators.py      what torch says of arguments that an operator does not take
 pending.py        calls that wait for their answer; Future
 timer.py          deadlines and delayed work
 switching.py      how long a thread keeps the interpreter while others wait
+freed_memory.py   memory that torch frees stays for what it makes next
 waits.py          what this worker waits for
 remote_errors.py  exceptions on their way back to the caller
 interceptor.py    the seam for distributed autograd
