@@ -64,7 +64,7 @@ def init(
         return
     session = _open(comm)
     session.observers.stall = _report_stall
-    begin_timeline_of(session, os.environ)
+    begin_timeline_of(session, os.environ, is_first_world=LAUNCHER.is_first_world())
     try:
         with active(session):
             if process_sets is not None and process_sets != "dynamic":

@@ -57,9 +57,11 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,  # noqa: ARG001 - programs pass it; not needed here
 ) -> None:
     """Gives all ranks the root's optimizer state and options. Ranks may have no state yet, as when
-    only the root has loaded a checkpoint."""
+    only the root has loaded a checkpoint; their parameters without a gradient get one of zeros."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of LBFGS cannot be broadcast: it is no plain dictionary")
+    if not optimizer.state:
+        _fill_gradients(optimizer)
     is_root = current_session().rank == root_rank
     # The tensors travel as tensors; the rest says where they belong.
     tensors: list[torch.Tensor] = []
@@ -76,6 +78,14 @@ def broadcast_optimizer_state(
         operation.wait()
     if not is_root:
         optimizer.load_state_dict(_lowered(skeleton, tensors))
+
+
+def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Programs of the original find gradients after the broadcast: it makes the state by a step."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
 
 class _Place:

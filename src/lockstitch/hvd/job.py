@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives import Session
     from lockstitch.hvd.communicators import Communicator
-    from lockstitch.hvd.timeline import Timeline
 
 T = TypeVar("T")
 
@@ -38,8 +37,8 @@ class Process:
 
     def __init__(self) -> None:
         self.session: Session | None = None
-        self.timelines: dict[str, Timeline] = {}
-        """By their files: a later session of this process goes on with them."""
+        self.timelines: set[str] = set()
+        """Files: a later session of this process goes on with them."""
         self._numbers: WeakKeyDictionary[Session, itertools.count[int]] = WeakKeyDictionary()
         self._meetings: dict[int, tuple[int, int, TCPStore]] = {}
         atexit.register(self.shutdown)

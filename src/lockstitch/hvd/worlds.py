@@ -50,6 +50,11 @@ class Launcher:
                 self._board.on_void = self._call_off
         return self._board
 
+    def is_first_world(self) -> bool:
+        """Whether no ranks have met before those of now."""
+        board = self.board()
+        return board is None or board.place is None or board.place.generation == 1
+
     def listen(self, listener: Callable[[Update], None]) -> None:
         """Calls `listener` for each update, from the board's thread; at once for the one that the
         world of now does not account for, if any."""
@@ -78,7 +83,11 @@ class Launcher:
                     if isinstance(answer, Over):
                         _log.info("no place for this worker: %s", answer.reason)
                         raise SystemExit(0)
-                    return open_session(answer.rank, answer.size, answer.store, options)
+                    session = open_session(answer.rank, answer.size, answer.store, options)
+                    # Where programs of the original look.
+                    os.environ["HOROVOD_RANK"] = str(answer.rank)
+                    os.environ["HOROVOD_SIZE"] = str(answer.size)
+                    return session
             except BoardLostError:
                 raise
             except RuntimeError:

@@ -72,6 +72,16 @@ def test_optimizer_resumes_with_the_state_of_the_root(kind):
         assert torch.equal(a, b)
 
 
+def test_parameters_of_an_optimizer_without_state_have_gradients_afterwards():
+    def program():
+        fixed, free = nn.Parameter(torch.ones(1), requires_grad=False), nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([fixed, free], lr=1.0, weight_decay=0.5)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        return fixed.grad, free.grad.tolist(), free.tolist()
+
+    assert on_ranks(2, program) == [(None, [0.0, 0.0], [1.0, 1.0])] * 2
+
+
 def test_lbfgs_is_refused():
     def program():
         optimizer = torch.optim.LBFGS([torch.ones(1, requires_grad=True)])

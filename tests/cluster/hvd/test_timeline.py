@@ -9,7 +9,8 @@ import torch
 
 from lockstitch import hvd
 from lockstitch.collectives import LocalSessions
-from lockstitch.hvd.job import active
+from lockstitch.hvd.job import PROCESS, active
+from lockstitch.hvd.timeline import begin_timeline_of
 from tests.cluster.hvd.ranks import on_ranks
 
 
@@ -56,7 +57,8 @@ def test_times_grow_from_a_known_beginning(tmp_path):
     events = json.loads(path.read_text())
     assert events[0]["args"]["start_time_since_epoch_in_micros"] > 1.7e15
     times = [event["ts"] for event in events if "ts" in event]
-    assert len(times) == 4
+    assert len(times) == 5
+    assert [event["ts"] for event in events if event.get("name") == "CYCLE_START"] == [times[2]]
     assert times == sorted(times)
     assert times[0] >= 0
 
@@ -115,6 +117,31 @@ def test_the_environment_names_a_timeline_that_goes_on_in_the_next_session(tmp_p
     hvd.barrier()
     hvd.shutdown()
     assert path.read_bytes() == before
+
+
+def test_another_process_goes_on_where_a_former_rank_0_was_killed(tmp_path, monkeypatch):
+    path = tmp_path / "timeline.json"
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(path))
+
+    def world(name, *, is_first):
+        with LocalSessions(2) as sessions:
+            begin_timeline_of(sessions[0], os.environ, is_first_world=is_first)
+            for session in sessions:
+                session.allreduce(torch.ones(1), name=name)
+            sessions[0].allreduce(torch.ones(1), name="unfinished")
+
+    world("stale", is_first=False)
+    PROCESS.timelines.clear()  # as another process
+    world("a", is_first=True)
+    PROCESS.timelines.clear()
+    world("b", is_first=False)
+    once = ["NEGOTIATE_ALLREDUCE", "end", "ALLREDUCE", "end"]
+    found = phases(path)
+    assert "stale" not in found  # of an earlier job
+    assert [found["a"], found["b"]] == [once, once]
+    assert found["unfinished"][:3] == ["NEGOTIATE_ALLREDUCE", "end", "NEGOTIATE_ALLREDUCE"]
+    times = [event["ts"] for event in json.loads(path.read_text()) if "ts" in event]
+    assert times == sorted(times)
 
 
 def test_an_operation_that_fails_ends_too(tmp_path):
