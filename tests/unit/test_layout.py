@@ -59,7 +59,7 @@ EXCEPTIONS = {
     "nn/slots/execution.py": "run by tests/parity/test_data_parallel.py",
     "nn/slots/fork.py": "run by tests/parity/test_data_parallel.py",
     "nn/slots/kinds.py": "run by tests/parity/test_data_parallel.py",
-    "nn/slots/mailbox.py": "run by tests/parity/test_data_parallel.py",
+    "nn/slots/orders.py": "run by tests/parity/test_data_parallel.py",
     "nn/slots/shared_leaves.py": "run by tests/parity/test_data_parallel.py",
     "nn/slots/thread.py": "run by tests/parity/test_data_parallel.py",
     "transport/base.py": "protocols; what implements them is tested",

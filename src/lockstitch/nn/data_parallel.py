@@ -121,13 +121,18 @@ class DataParallel(nn.Module, Generic[M]):
             return automatic.call(self.module, inputs, kwargs)
         if self.src_device_obj.type != "cpu":
             check_devices(self.module, self.src_device_obj)
+        if not torch._C._autograd._profiler_enabled():
+            return self._run(inputs, kwargs)
         with torch.autograd.profiler.record_function("DataParallel.forward"):
-            parts, named_parts = self.scatter(inputs, kwargs, self.device_ids)
-            if not parts and not named_parts:
-                parts, named_parts = [()], [{}]
-            replicas = self.replicate(self.module, self.device_ids[: len(parts)])
-            outputs = self.parallel_apply(replicas, parts, named_parts)
-            return self.gather(outputs, self.output_device)
+            return self._run(inputs, kwargs)
+
+    def _run(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        parts, named_parts = self.scatter(inputs, kwargs, self.device_ids)
+        if not parts and not named_parts:
+            parts, named_parts = [()], [{}]
+        replicas = self.replicate(self.module, self.device_ids[: len(parts)])
+        outputs = self.parallel_apply(replicas, parts, named_parts)
+        return self.gather(outputs, self.output_device)
 
     def scatter(
         self,

@@ -139,7 +139,7 @@ class Team:
         if old is not None:
             old.close()
         threads = self._share_of(torch.get_num_threads())
-        blueprint = Blueprint(self.module, watch.leaves, threads)
+        blueprint = Blueprint(self.module, watch.leaves, threads, len(self._slots) + 1)
         self._slots[i] = self._factories[i](i + 1, blueprint)
         watch.refresh()
         self._told[i] = watch.new_told()

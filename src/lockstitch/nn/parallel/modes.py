@@ -49,6 +49,9 @@ class Modes:
     @contextmanager
     def active(self) -> Iterator[None]:
         """These modes within the block, in the thread that enters it."""
+        if self == Modes.of_this_thread():
+            yield
+            return
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.is_inference))
             stack.enter_context(torch.set_grad_enabled(self.is_grad_enabled))

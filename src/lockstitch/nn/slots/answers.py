@@ -21,9 +21,10 @@ Key = tuple[int, int]
 
 
 class Answers:
-    """Keeps order among the answers that `receive` brings: pairs of a key and an answer."""
+    """Keeps order among the answers that `receive` brings: pairs of a key and an answer. It is told
+    for an answer of which kind somebody waits."""
 
-    def __init__(self, receive: Callable[[], tuple[Key, Any]]) -> None:
+    def __init__(self, receive: Callable[[int], tuple[Key, Any]]) -> None:
         self._receive = receive
         self._pending: set[Key] = set()
         self._kept: dict[Key, Any] = {}
@@ -41,16 +42,20 @@ class Answers:
     def wait(self, key: Key) -> Any:
         """The answer for `key`, which is expected."""
         while key not in self._kept:
-            self._take_one()
+            self.take_one(key[0])
         return self._kept.pop(key)
 
     def drain(self, is_there: Callable[[], bool]) -> None:
         """Takes in what has come, so that the slot is not kept from answering."""
         while self._pending and is_there():
-            self._take_one()
+            self.take_one(FORWARD)
 
-    def _take_one(self) -> None:
-        arrived, answer = self._receive()
+    def take_one(self, kind: int = FORWARD) -> None:
+        """Waits for the next answer, whosoever it is."""
+        self.accept(*self._receive(kind))
+
+    def accept(self, arrived: Key, answer: Any) -> None:
+        """An answer has come."""
         if arrived in self._pending:
             self._pending.discard(arrived)
             self._kept[arrived] = answer

@@ -60,7 +60,7 @@ class Request:
     default_dtype: torch.dtype
     seed: int
     """For the random numbers of this pass."""
-    generator_state: int
+    generator_state: int = 0
     """The caller's generator before the call (`generators.fingerprint`)."""
     changes: Changes = NO_CHANGES
 
@@ -122,6 +122,8 @@ class Blueprint:
     """Its parameters, and buffers, that require gradients: `Gradients.leaves` has this order."""
     threads: int = 1
     """How many intra-op threads the slot may use."""
+    slots: int = 2
+    """How many there are to be, the caller's included."""
     extra: dict[str, Any] = field(default_factory=dict)
     """What one kind of slots needs besides."""
 

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
+from lockstitch.nn.slots.base import BackwardOrder
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import describe
-from lockstitch.nn.slots.mailbox import receive
 from lockstitch.nn.slots.nesting import mark_inside
+from lockstitch.nn.slots.orders import Unpacker
 
 if TYPE_CHECKING:
-    import socket
-
     from lockstitch.nn.slots.base import Blueprint
+    from lockstitch.nn.slots.mailbox import Mailbox
     from lockstitch.nn.slots.packets import Postbox
 
 
 def run_child(
-    blueprint: Blueprint, connection: socket.socket, postbox: Postbox, name: str, crash_file: int
+    blueprint: Blueprint, mailbox: Mailbox, postbox: Postbox, name: str, crash_file: int
 ) -> None:
     """All that the process does; returns when the parent has hung up."""
     torch.set_num_threads(1)
@@ -45,7 +45,7 @@ def run_child(
         numpy.random.seed(random.getrandbits(32))
     for leaf in [*blueprint.module.parameters(), *blueprint.module.buffers()]:
         _disarm(leaf)
-    server = _Server(blueprint, connection, postbox, name)
+    server = _Server(blueprint, mailbox, postbox, name)
     thread = threading.Thread(target=server.serve, name=f"lockstitch-{name}", daemon=True)
     thread.start()
     thread.join()
@@ -62,27 +62,24 @@ def _disarm(leaf: torch.Tensor) -> None:
 class _Server:
     """Answers one message after the other."""
 
-    def __init__(
-        self, blueprint: Blueprint, connection: socket.socket, postbox: Postbox, name: str
-    ) -> None:
+    def __init__(self, blueprint: Blueprint, mailbox: Mailbox, postbox: Postbox, name: str) -> None:
         self._threads = blueprint.threads
-        self._connection = connection
+        self._mailbox = mailbox
         self._postbox = postbox
         self._name = name
         self._executor = Executor(blueprint.module, blueprint.leaves)
+        self._unpacker = Unpacker()
 
     def serve(self) -> None:
         """Until the parent hangs up."""
         torch.set_num_threads(self._threads)
         mark_inside()
-        buffer = bytearray(1 << 16)
-        while count := receive(self._connection, buffer):
-            message = bytes(memoryview(buffer)[:count])
+        kind = FORWARD
+        while (message := self._mailbox.receive(kind)) is not None:
+            kind, _ = self._postbox.key(message)
             answer = self._answer(message)
             del message
-            try:
-                self._connection.sendall(answer)
-            except BrokenPipeError:  # the parent is gone
+            if not self._mailbox.send(answer):
                 return
             sys.stdout.flush()
 
@@ -94,13 +91,13 @@ class _Server:
             return self._postbox.encode(key, describe(error, self._name, crosses=True))
 
     def _work(self, key: Any, message: bytes) -> bytes:
-        what, _ = key
+        what, number = key
         body, tensors, _ = self._postbox.decode(message)
         released, order = body
-        for number in released:
-            self._executor.release(number)
+        for each in released:
+            self._executor.release(each)
         if what == FORWARD:
-            request = order.with_tensors(tensors)
+            request = self._unpacker.unpack(number, order, tensors)
             del tensors, order
             outcome = self._executor.forward(request)
             del request
@@ -110,9 +107,12 @@ class _Server:
                 outcome.tensors,
             )
         if what == BACKWARD:
-            gradients = self._executor.backward(order.with_gradients(tensors))
+            keeps_graph, keeps_gradients = order
+            gradients = self._executor.backward(
+                BackwardOrder(number, tensors, keeps_graph, keeps_gradients)
+            )
             del tensors
-            leaves = gradients.leaves if not order.keeps_gradients else None
+            leaves = None if keeps_gradients else gradients.leaves
             return self._postbox.encode(key, None, gradients.inputs, leaves)
         assert what == COLLECT
         sums = self._executor.collect()

@@ -2,8 +2,8 @@
 run at once.
 
 The fork has the module as it is. Its trainable parameters are moved into shared memory before
-(`shared_leaves.py`), all else is its own and is told of changes. Messages go through a socket,
-their tensors through shared memory (`packets.py`, `memory.py`).
+(`shared_leaves.py`), all else is its own and is told of changes. Messages and their tensors go
+through shared memory too (`mailbox.py`, `packets.py`, `memory.py`).
 
 The parent hanging up is the child's end, and the other way round a closed socket means that the
 child is dead. It is killed without ceremony: all that it has belongs to the parent.
@@ -11,7 +11,6 @@ child is dead. It is killed without ceremony: all that it has belongs to the par
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import socket
@@ -29,8 +28,9 @@ from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
 from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
 from lockstitch.nn.slots.child import run_child
 from lockstitch.nn.slots.failures import Failure
-from lockstitch.nn.slots.mailbox import is_waiting, receive
+from lockstitch.nn.slots.mailbox import Mailbox, create_memory, spin_seconds_for
 from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory, create_file
+from lockstitch.nn.slots.orders import Packer
 from lockstitch.nn.slots.packets import Leaves, Postbox
 from lockstitch.nn.slots.shared_leaves import forking_a_slot, share
 from lockstitch.transport.forks import abandon_in_child
@@ -56,6 +56,7 @@ class ForkSlot(Slot):
             )
         self.statistics = SlotStatistics(parameter_bytes=share(blueprint.leaves))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        rings, spin_seconds = create_memory(), spin_seconds_for(blueprint.slots)
         to_child, to_parent, crash_file = create_file(), create_file(), create_file()
         leaves = Leaves(blueprint.leaves)
         postbox = Postbox(OwnedMemory(to_child), ReadMemory(to_parent), leaves)
@@ -66,36 +67,37 @@ class ForkSlot(Slot):
             try:
                 ours.close()
                 name = f"{title} (process {os.getpid()})"
-                run_child(blueprint, theirs, childs_postbox, name, crash_file)
+                mailbox = Mailbox(rings, 1, theirs, spin_seconds)
+                run_child(blueprint, mailbox, childs_postbox, name, crash_file)
             finally:
                 os._exit(0)
         theirs.close()
         self.name = f"{title} (process {pid})"
-        self._connection = ours
+        self._mailbox = Mailbox(rings, 0, ours, spin_seconds)
         self._postbox = postbox
+        self._packer = Packer()
         # Without a cycle of references, so that a slot ends when nobody wants it any more.
         receive_one = weakref.WeakMethod(self._receive)
-        self._answers = Answers(lambda: receive_one()())  # type: ignore[misc]
+        self._answers = Answers(lambda kind: receive_one()(kind))  # type: ignore[misc]
         self._released: deque[int] = deque()
-        self._buffer = bytearray(1 << 16)
         self._life = _Life(pid, ours, [to_child, to_parent, crash_file])
         self._finalizer = weakref.finalize(self, self._life.end)
         self._collects = 0
 
     def start(self, request: Request) -> None:
         self.statistics.passes += 1
-        changes = [tensor for _, tensor in request.changes.others]
-        self.statistics.other_bytes += sum(t.nbytes for t in changes if t is not None)
-        order = ForwardOrder.of(request)
-        self._send((FORWARD, request.number), order, [*request.tensors, *changes])
+        order, tensors = self._packer.pack(request)
+        for _, tensor in request.changes.others:
+            self.statistics.other_bytes += 0 if tensor is None else tensor.nbytes
+        self._send((FORWARD, request.number), order, tensors)
 
     def finish(self, number: int) -> Outcome:
         (skeleton, requires_grad, written), tensors, _ = self._wait((FORWARD, number))
         return Outcome(skeleton, tensors, requires_grad, written)
 
     def start_backward(self, order: BackwardOrder) -> None:
-        bare = dataclasses.replace(order, gradients=())
-        self._send((BACKWARD, order.number), BareOrder(bare), order.gradients)
+        keeps = order.keeps_graph, order.keeps_gradients
+        self._send((BACKWARD, order.number), keeps, order.gradients)
 
     def finish_backward(self, number: int) -> Gradients:
         _, inputs, leaves = self._wait((BACKWARD, number))
@@ -121,16 +123,17 @@ class ForkSlot(Slot):
     def _send(self, key: Key, order: Any, tensors: Sequence[torch.Tensor | None]) -> None:
         if not self.is_alive:
             raise SlotDiedError(self.name, self._life.story)
-        self._answers.drain(lambda: is_waiting(self._connection))
+        self._drain()
         released = []
         while self._released:
             released.append(self._released.popleft())
         message = self._postbox.encode(key, (released, order), tensors)
         self._answers.expect(key)
-        try:
-            self._connection.sendall(message)
-        except OSError:
-            raise self._died() from None
+        if not self._mailbox.send(message, self._drain):
+            raise self._died()
+
+    def _drain(self) -> None:
+        self._answers.drain(self._mailbox.has_message)
 
     def _wait(self, key: Key) -> Any:
         if not self._answers.is_expected(key):
@@ -148,61 +151,15 @@ class ForkSlot(Slot):
             raise body.error()
         return body, tensors, leaves
 
-    def _receive(self) -> tuple[Key, bytes]:
-        count = receive(self._connection, self._buffer) if self.is_alive else 0
-        if not count:
+    def _receive(self, kind: int) -> tuple[Key, bytes]:
+        message = self._mailbox.receive(kind) if self.is_alive else None
+        if message is None:
             raise self._died()
-        message = bytes(memoryview(self._buffer)[:count])
         return self._postbox.key(message), message
 
     def _died(self) -> SlotDiedError:
         self.close()
         return SlotDiedError(self.name, self._life.story)
-
-
-@dataclasses.dataclass(frozen=True)
-class ForwardOrder:
-    """A request without its tensors, which go beside it."""
-
-    request: Any
-
-    @classmethod
-    def of(cls, request: Request) -> ForwardOrder:
-        changes = request.changes
-        bare = dataclasses.replace(
-            request,
-            tensors=(),
-            changes=dataclasses.replace(changes, others=[i for i, _ in changes.others]),  # type: ignore[misc]
-        )
-        return cls(bare)
-
-    def with_tensors(self, tensors: Sequence[Any]) -> Request:
-        """The request again. Buffers and the like become the slot's own."""
-        request = self.request
-        others = list(request.changes.others)
-        count = len(tensors) - len(others)
-        pairs = [
-            (i, None if tensor is None else tensor.clone())
-            for i, tensor in zip(others, tensors[count:], strict=True)
-        ]
-        changes = dataclasses.replace(request.changes, others=pairs)
-        return dataclasses.replace(request, tensors=tensors[:count], changes=changes)  # type: ignore[no-any-return]
-
-
-@dataclasses.dataclass(frozen=True)
-class BareOrder:
-    """An order of a backward pass without its gradients."""
-
-    order: BackwardOrder
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """See `BackwardOrder`."""
-        return self.order.keeps_gradients
-
-    def with_gradients(self, gradients: Sequence[Any]) -> BackwardOrder:
-        """The order again."""
-        return dataclasses.replace(self.order, gradients=gradients)
 
 
 def _fork() -> int:

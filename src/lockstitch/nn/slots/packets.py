@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import cloudpickle
 import torch
 
+from lockstitch.nn.slots.mailbox import LARGEST
 from lockstitch.nn.slots.memory import PieceName
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 _HEADER: Final = struct.Struct("<BQ")
 _ALIGNMENT: Final = 64
-LARGEST: Final = 60_000
-"""Bytes of a message; what is larger goes through a piece itself."""
 _DTYPES: Final = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),

@@ -2,6 +2,10 @@
 
 It computes with a replica on the same memory (`replicas.py`); nothing is copied but buffers.
 
+Handing work over to a thread and hearing of its end takes about as long as a hundred operations of
+Python, and these need the lock of the interpreter anyway. So a pass that is shorter than that (its
+time is measured) is run by the caller, at the moment in which it would wait for it.
+
 torch has one generator of random numbers for all threads. So a module that draws any has to be run
 after the caller's own part, with the generator set for it and then set back. Whether it draws is
 seen in the first call, which is made in this way, and checked in each: only the forward pass of
@@ -12,9 +16,12 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 import weakref
+from collections import deque
+from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
     from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Gradients, Outcome, Request
 
 _Work = tuple["Key", "Callable[[], Any]", contextvars.Context]
+SHORT_SECONDS: Final = 200e-6
+"""Of CPU time. What takes less is not worth another thread."""
 
 
 class ThreadSlot(Slot):
@@ -46,18 +55,19 @@ class ThreadSlot(Slot):
         replica = replicate_here(module)
         self._module = weakref.ref(module)
         self._executor = Executor(replica, matching(module, replica, leaves))
-        self._work: SimpleQueue[_Work | None] = SimpleQueue()
-        done: SimpleQueue[tuple[Key, Any]] = SimpleQueue()
-        self._answers = Answers(done.get)
+        self._desk = _Desk()
+        self._answers = Answers(self._desk.take)
         self._thread = threading.Thread(
             target=_serve,
-            args=(self._work, done, self.name, blueprint.threads),
+            args=(self._desk.work, self._desk.done, self.name, blueprint.threads),
             name=f"lockstitch-{self.name}",
             daemon=True,
         )
         self._thread.start()
-        self._end = weakref.finalize(self, self._work.put, None)
+        self._end = weakref.finalize(self, self._desk.work.put, None)
         self._draws: dict[tuple[bool, bool], bool] = {}
+        self._habits = {kind: _Habit() for kind in (FORWARD, BACKWARD, COLLECT)}
+        self._own: deque[_Work] = deque()
         self._deferred: dict[int, Request] = {}
         self._passes: dict[int, tuple[tuple[bool, bool], int]] = {}
 
@@ -78,14 +88,14 @@ class ThreadSlot(Slot):
         self._draws[key] = draws or self._draws.get(key, False)
         request = self._deferred.pop(number, None)
         if request is None:
-            return _result(self._answers.wait((FORWARD, number)))  # type: ignore[no-any-return]
+            return self._wait((FORWARD, number))  # type: ignore[no-any-return]
         if not draws:
             self._post_forward(request, draws=False)
-            return _result(self._answers.wait((FORWARD, number)))  # type: ignore[no-any-return]
+            return self._wait((FORWARD, number))  # type: ignore[no-any-return]
         before = torch.default_generator.get_state()
         try:
             self._post_forward(request, draws=True)
-            return _result(self._answers.wait((FORWARD, number)))  # type: ignore[no-any-return]
+            return self._wait((FORWARD, number))  # type: ignore[no-any-return]
         finally:
             torch.default_generator.set_state(before)
 
@@ -102,18 +112,40 @@ class ThreadSlot(Slot):
         self._post(key, lambda: self._executor.backward(order))
 
     def finish_backward(self, number: int) -> Gradients:
-        return _result(self._answers.wait((BACKWARD, number)))  # type: ignore[no-any-return]
+        return self._wait((BACKWARD, number))  # type: ignore[no-any-return]
 
     def collect(self) -> Sequence[torch.Tensor | None]:
         key = (COLLECT, 0)
         self._answers.expect(key)
         self._post(key, self._executor.collect)
-        return _result(self._answers.wait(key))  # type: ignore[no-any-return]
+        return self._wait(key)  # type: ignore[no-any-return]
 
     def _post(self, key: Key, work: Callable[[], Any]) -> None:
         if not self.is_alive:
             raise SlotDiedError(self.name, "its thread has ended")
-        self._work.put((key, work, contextvars.copy_context()))
+        self._run_own()  # in their order
+        habit = self._habits[key[0]]
+        item = key, partial(habit.measure, work), contextvars.copy_context()
+        if habit.is_short:
+            self._own.append(item)
+        else:
+            self._desk.hand_over(item)
+
+    def _wait(self, key: Key) -> Any:
+        self._run_own()
+        answer = self._answers.wait(key)
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
+
+    def _run_own(self) -> None:
+        """Runs what is so short that the caller does it, when the thread has done what came
+        before."""
+        while self._own:
+            while self._desk.under_way:
+                self._answers.take_one()
+            key, work, context = self._own.popleft()
+            self._answers.accept(key, context.run(_attempt, work, self.name))
 
     def release(self, number: int) -> None:
         self._answers.release(number)
@@ -127,6 +159,47 @@ class ThreadSlot(Slot):
         self._end()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+
+class _Desk:
+    """Between the caller and the thread."""
+
+    def __init__(self) -> None:
+        self.work: SimpleQueue[_Work | None] = SimpleQueue()
+        self.done: SimpleQueue[tuple[Key, Any]] = SimpleQueue()
+        self.under_way = 0
+        """How much has been handed over and not been taken yet."""
+
+    def hand_over(self, item: _Work) -> None:
+        """To the thread."""
+        self.under_way += 1
+        self.work.put(item)
+
+    def take(self, _: int) -> tuple[Key, Any]:
+        """From the thread, when it has done the next one."""
+        answer = self.done.get()
+        self.under_way -= 1
+        return answer
+
+
+class _Habit:
+    """How long work of one kind usually takes, in seconds of CPU time."""
+
+    def __init__(self) -> None:
+        self._usual_seconds: float | None = None
+
+    @property
+    def is_short(self) -> bool:
+        return self._usual_seconds is not None and self._usual_seconds < SHORT_SECONDS
+
+    def measure(self, work: Callable[[], Any]) -> Any:
+        """Does the work, and learns."""
+        start = time.thread_time()
+        result = work()
+        took = time.thread_time() - start
+        usual = self._usual_seconds
+        self._usual_seconds = took if usual is None else usual + (took - usual) / 4
+        return result
 
 
 def _serve(
@@ -149,9 +222,3 @@ def _attempt(function: Callable[[], Any], name: str) -> Any:
         return function()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the caller waits for it
         return describe(error, name, crosses=False)
-
-
-def _result(answer: Any) -> Any:
-    if isinstance(answer, Failure):
-        raise answer.error()
-    return answer

@@ -9,7 +9,7 @@ from lockstitch.nn.slots.answers import BACKWARD, FORWARD, Answers
 
 def answers_in_order(*arriving):
     waiting = deque(arriving)
-    answers = Answers(waiting.popleft)
+    answers = Answers(lambda _: waiting.popleft())
     for key, _ in arriving:
         answers.expect(key)
     return answers, waiting
