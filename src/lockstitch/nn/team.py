@@ -19,6 +19,7 @@ from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Blueprint, Request
 from lockstitch.nn.slots.lifting import fill, lift
 from lockstitch.nn.slots.nesting import inside
+from lockstitch.nn.slots.openmp import end_idle_threads
 from lockstitch.nn.slots.watch import Told, Watch
 from lockstitch.nn.stitch import Call
 
@@ -81,6 +82,7 @@ class Team:
             share = self._share_of(threads)
             try:
                 if share != threads:
+                    end_idle_threads()
                     torch.set_num_threads(share)
                 calls = self._post(watch, parts[1:])
                 with inside():
@@ -191,6 +193,7 @@ class Team:
         share = self._share_of(threads)
         if share != threads and self._threads_before is None:
             self._threads_before = threads
+            end_idle_threads()
             torch.set_num_threads(share)
             torch.autograd.Variable._execution_engine.queue_callback(self._restore_threads)
 

@@ -62,6 +62,9 @@ def scatter_kwargs(
 ) -> tuple[tuple[Any, ...], tuple[dict[str, Any], ...]]:
     """`scatter` for the arguments of a call: positional and named ones, as many of one as of the
     other. Without any tensor among them each place gets them all."""
+    if not kwargs and len(inputs) == 1 and isinstance(inputs[0], torch.Tensor):
+        pieces = _split(inputs[0], target_gpus, dim, "args[0]")  # the usual call, without detours
+        return tuple((piece,) for piece in pieces), tuple({} for _ in pieces)
     parts = _split((inputs, dict(kwargs or {})), target_gpus, dim, "")
     if not inputs and not kwargs:
         return (), ()
