@@ -61,10 +61,7 @@ def find_components(entries: Sequence[Entry], receive_type: type) -> list[Compon
     walk = _Walk(receive_type, is_alone=len(entries) == 1)
     areas = [walk.enter(index, entry) for index, entry in enumerate(entries)]
     if not walk.united:
-        return [
-            Component((entry,), area.leaf_edges(), area.hooked_leaves(), tuple(area.receives), True)
-            for entry, area in zip(entries, areas, strict=True)
-        ]
+        return [area.component((entry,), True) for entry, area in zip(entries, areas, strict=True)]
     return [walk.component(entries, areas, group) for group in walk.groups(len(entries))]
 
 
@@ -78,14 +75,15 @@ class _Area:
         self.hooked: set[Node] = set()
         self.receives: list[Node] = []
 
-    def leaf_edges(self) -> tuple[GradientEdge, ...]:
-        return tuple([GradientEdge(leaf, 0) for leaf in self.leaves])
-
-    def hooked_leaves(self) -> tuple[int, ...]:
-        hooked = self.hooked
-        return (
-            tuple([at for at, leaf in enumerate(self.leaves) if leaf in hooked]) if hooked else ()
-        )
+    def component(self, entries: tuple[Entry, ...], is_covered: bool) -> Component:
+        """What these entries, which reached it, form."""
+        leaves: tuple[GradientEdge, ...] = ()
+        hooked: tuple[int, ...] = ()
+        if self.leaves:
+            leaves = tuple([GradientEdge(leaf, 0) for leaf in self.leaves])
+        if self.hooked:
+            hooked = tuple([at for at, leaf in enumerate(self.leaves) if leaf in self.hooked])
+        return Component(entries, leaves, hooked, tuple(self.receives), is_covered)
 
     def absorb(self, other: _Area) -> None:
         self.leaves.update(other.leaves)
@@ -184,12 +182,9 @@ class _Walk:
         area = areas[first]
         for index in others:
             area.absorb(areas[index])
-        return Component(
+        return area.component(
             tuple([entries[index] for index in group]),
-            area.leaf_edges(),
-            area.hooked_leaves(),
-            tuple(area.receives),
-            is_covered=all(self._starts_within(entries[index], first) for index in others),
+            all(self._starts_within(entries[index], first) for index in others),
         )
 
     def _starts_within(self, entry: Entry, first: int) -> bool:

@@ -272,6 +272,12 @@ class AutogradService:
     # ------------------------------------------------------------ messages of a pass
 
     def _on_gradient(self, _sender: WorkerId, message: messages.Gradient) -> None:
+        initiator = self._initiators.get(message.backward_pass)
+        if initiator is not None:
+            task = initiator.backward_pass.receive(message)
+            if task is not None:
+                initiator.offer(task)
+            return
         terms = Terms(message.backward_pass, message.retain_graph, message.fast)
         backward_pass = self._pass(message.context, terms)
         if backward_pass is None:
@@ -280,11 +286,7 @@ class AutogradService:
             backward_pass.answer_on_way_back()
         task = backward_pass.receive(message)
         if task is not None:
-            initiator = self._initiators.get(message.backward_pass)
-            if initiator is None:
-                self._post.spawn(task)
-            else:
-                initiator.offer(task)
+            self._post.spawn(task)
 
     def _on_report(self, _sender: WorkerId, message: messages.Report) -> None:
         initiator = self._initiators.get(message.backward_pass)

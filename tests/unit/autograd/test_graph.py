@@ -152,3 +152,15 @@ def test_a_deep_graph_needs_no_recursion():
         y = y * 1.0
     (component,) = find(entry(None, y))
     assert len(component.leaves) == 1
+
+
+def test_a_lone_entry_walks_graphs_of_many_paths_but_once():
+    y, x = received(4), leaf()
+    for _ in range(60):  # 2 ** 60 paths, by branches and chains of different lengths
+        aside = y
+        for _ in range(20):
+            aside = aside.neg()
+        y = aside + y.neg() * x
+    (component,) = find(entry(1, y))
+    assert [each.receive.message for each in component.receives] == [message(4)]
+    assert [each is x for each in leaves_of(component)] == [True]
