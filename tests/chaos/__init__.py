@@ -1,8 +1,9 @@
-"""Real workers under mixed load, while some of them are killed, stopped or disconnected at random.
+"""Real workers under mixed load, while one of them is killed, stopped or cut off.
 
     python -m tests.chaos --minutes 4 [--seed 1] [--docs]
 
     __main__.py   the command: rounds, each with a world of its own and one mishap
+    networks.py   links between the workers that can be cut
     load.py       what a worker does meanwhile, and what it has seen
     report.py     what was promised, whether it was kept, and how long deaths went unnoticed
 

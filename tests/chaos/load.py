@@ -32,6 +32,9 @@ from lockstitch.runtime.worker import PROCESS, current_worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lockstitch.errors import PeerDiedError
+    from lockstitch.ids import WorkerId
+
 RECORD = struct.Struct("<qq")
 _SETTLE_SECONDS = 60.0
 
@@ -49,6 +52,8 @@ class Seen:
     unanswered: list[tuple[str, int]] = field(default_factory=list)
     losses: dict[str, float] = field(default_factory=dict)
     """When each peer was found to be gone, by the machine's clock."""
+    causes: dict[str, str] = field(default_factory=dict)
+    """And by what."""
     slowest_error_seconds: float = 0.0
     """The longest that a call took to end in an error."""
     left: dict[str, int] = field(default_factory=dict)
@@ -97,11 +102,12 @@ class Load:
         self._others = [
             info.name for info in self._worker.agent.members() if info.name != self._worker.name
         ]
-        self._worker.agent.on_peer_lost(
-            lambda worker, _error: self.seen.losses.setdefault(
-                self._worker.agent.info_of(worker).name, time.monotonic()
-            )
-        )
+        self._worker.agent.on_peer_lost(self._note_lost)
+
+    def _note_lost(self, worker: WorkerId, error: PeerDiedError) -> None:
+        name = self._worker.agent.info_of(worker).name
+        self.seen.losses.setdefault(name, time.monotonic())
+        self.seen.causes.setdefault(name, error.cause)
 
     def run(self) -> Seen:
         """Works until the time is over, and then looks at what is left."""
@@ -159,8 +165,10 @@ class Load:
 
     def _leftovers(self) -> dict[str, int]:
         deadline = time.monotonic() + _SETTLE_SECONDS
+        looks = itertools.count()
         while True:
-            gc.collect()
+            if next(looks) % 10 == 0:  # not always: it holds the GIL, as one that is gone would
+                gc.collect()
             references = self._worker.service(ReferenceService).statistics()
             left = {
                 "values owned for others": references.owned,

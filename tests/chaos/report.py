@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
     from tests.chaos.load import Seen
 
+SURVIVED = ("disconnected", "cut off for a moment")
+"""Mishaps after which nobody may be given up."""
+CUT_OFF = ("cut off", "cut off, and back later")
+"""Mishaps after which the victim lives, alone."""
+
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "chaos.md"
 
 
@@ -32,6 +37,8 @@ class Findings:
     delays: dict[str, list[float]] = field(default_factory=dict)
     """Seconds from each mishap to when each survivor knew, by kind."""
     slowest_error_seconds: float = 0.0
+    left_out: str = ""
+    """Which kinds could not be played, and why."""
     broken: list[str] = field(default_factory=list)
     """Promises that were not kept."""
 
@@ -70,16 +77,24 @@ class Findings:
         if left:
             self.broken.append(f"{kind}: {seen.name} still holds {left}")
         deaths = dict(seen.losses)
+        if seen.name == victim and kind in CUT_OFF:
+            others = {f"worker{each}" for each in range(len(served))} - {victim}
+            self.delays.setdefault(kind, []).extend(when - moment for when in deaths.values())
+            if others - deaths.keys():
+                unnoticed = sorted(others - deaths.keys())
+                self.broken.append(f"{kind}: {victim} never knew that it lost {unnoticed}")
+            return
         known = deaths.pop(victim, None)
-        if kind != "disconnected":
+        if kind not in SURVIVED:
             if known is None:
                 self.broken.append(f"{kind}: {seen.name} never knew of {victim}")
             else:
                 self.delays.setdefault(kind, []).append(known - moment)
         elif known is not None:
-            self.broken.append(f"{kind}: {seen.name} gave {victim} up, which lived")
+            cause = seen.causes[victim]
+            self.broken.append(f"{kind}: {seen.name} gave {victim} up, which lived: {cause}")
         if deaths and seen.name != victim:
-            self.broken.append(f"{kind}: {seen.name} gave up {sorted(deaths)}, which lived")
+            self.broken.append(f"{kind}: {seen.name} gave up {seen.causes}, which lived")
 
     # ------------------------------------------------------------ the page
 
@@ -89,15 +104,18 @@ class Findings:
         lines = [
             "# Chaos",
             "",
-            "Workers at work, and one of them is killed, stopped or disconnected at a random "
-            "moment: what happens to the others? This page is the report of a run of "
+            "Workers at work, and one of them is killed, stopped, disconnected or cut off at a "
+            "random moment: what happens to the others? This page is the report of a run of "
             f"`{self.command}`; `tests/chaos` says what each worker does.",
             "",
             f"{self.rounds} rounds, each with a world of four processes on one host, under a load "
             "of calls with small and large tensors, references that are passed on, and backward "
             "passes, none of which has a timeout. `heartbeat_timeout` is "
-            f"{self.heartbeat_seconds:g} s.",
+            f"{self.heartbeat_seconds:g} s. Where one is cut off, each process is in a network "
+            "namespace of its own, they speak TCP under a secret, and the victim's link passes "
+            "nothing on: for a moment, until it has been given up, or for good.",
             "",
+            *([] if not self.left_out else [f"Left out: {self.left_out}.", ""]),
             "## What was promised",
             "",
             "- no call that was answered is lost, and no function is run twice;",
@@ -118,7 +136,8 @@ class Findings:
             "",
             "## How long a death went unnoticed",
             "",
-            "From the signal to the moment at which each survivor knew, in milliseconds.",
+            "From the mishap to the moment at which each survivor knew, in milliseconds; one that "
+            "is cut off is a survivor too, who loses the others.",
             "",
             "| mishap | survivors | fastest | median | 90 % | slowest |",
             "|---|---|---|---|---|---|",

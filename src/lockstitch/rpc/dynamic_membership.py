@@ -105,8 +105,10 @@ class CircleDirectory:
 
     def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
         member = self._table.find(peer.worker)
+        ended = self._ended.get(peer.worker)
+        if ended is not None and ended.standing is Standing.LEFT:
+            member = ended.member  # it waits to be told that this is known here
         if member is None:
-            ended = self._ended.get(peer.worker)
             cause = "" if ended is None else f": {ended.cause}"
             raise ConnectionError(f"worker {peer.name!r} is not in the group any more{cause}")
         address = choose_address(member.addresses, member.host == host_identity())

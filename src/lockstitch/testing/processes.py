@@ -102,13 +102,14 @@ class ProcessCluster:
     `size`: how many, or their names. `start_method`: "spawn" begins each process afresh (seconds);
     "fork" copies this one (quick, but only sound while no other threads run here, and before CUDA
     is used). `num_worker_threads`, `rpc_timeout`, `heartbeat_timeout` (seconds): as for `init_rpc`.
+    `prepare`: called first in each process, with its rank, while it has a single thread.
     `timeout_seconds`: how long to wait for the start, and for each function by default.
 
     Leaving the block shuts all workers down together; where one was killed or the block failed,
     each alone. Raises `RuntimeError` when processes had to be killed for that.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a keyword with a default
         self,
         size: int | Sequence[str] = 2,
         *,
@@ -117,12 +118,14 @@ class ProcessCluster:
         rpc_timeout: float = 60.0,
         heartbeat_timeout: float | None = None,
         timeout_seconds: float = 60.0,
+        prepare: Callable[[int], None] | None = None,
     ) -> None:
         self.names = [f"worker{rank}" for rank in range(size)] if isinstance(size, int) else [*size]
         self._context = multiprocessing.get_context(start_method)
         self._num_worker_threads = num_worker_threads
         self._timeouts = rpc_timeout, heartbeat_timeout
         self._timeout_seconds = timeout_seconds
+        self._prepare = prepare
         self._members: dict[str, _Member] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -162,7 +165,9 @@ class ProcessCluster:
         ours = [near, *(member.pipe for member in self._members.values())]
         is_fork = self._context.get_start_method() == "fork"
         process = self._context.Process(  # type: ignore[attr-defined]
-            target=_live, args=(seat, far, ours if is_fork else []), name=name
+            target=_live,
+            args=(seat, far, ours if is_fork else [], self._prepare),
+            name=name,
         )
         process.start()
         far.close()
@@ -306,13 +311,18 @@ def _results(tasks: Sequence[Task[T]], deadline: float) -> list[T]:
 # ---------------------------------------------------------------- in the worker's process
 
 
-def _live(seat: _Seat, pipe: Connection, inherited: Sequence[Connection]) -> None:
+def _live(
+    seat: _Seat,
+    pipe: Connection,
+    inherited: Sequence[Connection],
+    prepare: Callable[[int], None] | None,
+) -> None:
     """The life of a worker's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the functions that run here
     for end in inherited:
         end.close()
     torch.set_num_threads(1)  # after a fork, torch may abort otherwise
-    _answer(pipe, lambda: _join(seat))
+    _answer(pipe, lambda: _join(seat, prepare))
     while True:
         try:
             function, args, kwargs = pickle.loads(pipe.recv_bytes())
@@ -323,7 +333,9 @@ def _live(seat: _Seat, pipe: Connection, inherited: Sequence[Connection]) -> Non
         rpc.shutdown(graceful=False)
 
 
-def _join(seat: _Seat) -> None:
+def _join(seat: _Seat, prepare: Callable[[int], None] | None) -> None:
+    if prepare is not None:
+        prepare(seat.rank)
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=seat.num_worker_threads,
         rpc_timeout=seat.rpc_timeout,

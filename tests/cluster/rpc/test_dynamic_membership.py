@@ -66,6 +66,17 @@ def test_who_leaves_is_gone_for_all_and_by_name():
             run(group["a"], kept.to_here)
 
 
+def test_one_that_has_left_is_reached_until_it_is_told_that_this_is_known():
+    with LocalGroup("a", "b") as group:
+        circle = membership(group["b"])._circle
+        directory, a = group["b"].agent.peers._directory, circle.lives.find("a")
+        directory.update([circle.me], a.ended(Standing.LEFT, "it has left"))
+        directory.connect(a.member.info, 60).close()  # perhaps it never was before
+        directory.update([circle.me], a.ended(Standing.DIED, "it was silent"))
+        with pytest.raises(ConnectionError, match="not in the group any more: it was silent"):
+            directory.connect(a.member.info, 60)
+
+
 def test_leaving_waits_for_what_was_begun():
     close_gate()
     with LocalGroup("a", "b") as group:
