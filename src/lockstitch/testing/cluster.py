@@ -123,6 +123,10 @@ class LocalCluster:
         """The worker dies, as its peers see it."""
         self.network.kill(name)
 
+    def is_dead(self, name: str) -> bool:
+        """Whether that worker has been killed, by `kill` or by the script."""
+        return self.network.is_dead(name)
+
     def reset(self, one: str, other: str) -> None:
         """All connections between the two break."""
         self.network.reset(one, other)

@@ -105,6 +105,12 @@ class MemoryNetwork:
         for transport in transports:
             transport.close()
 
+    def is_dead(self, name: str) -> bool:
+        """Whether a worker of that name was there, and none is any more."""
+        with self._lock:
+            transports = [each for each in self._transports if each.name == name]
+        return bool(transports) and all(each.is_closed for each in transports)
+
     def reset(self, one: str, other: str) -> None:
         """Ends all connections between two workers; they may connect anew."""
         with self._lock:
@@ -195,6 +201,11 @@ class MemoryTransport:
 
     def poller(self) -> MemoryPoller:
         return MemoryPoller(self._network.clock)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this worker can neither be reached nor reach anybody."""
+        return self._closed
 
     def close(self) -> None:
         """Closes every connection and listener of this worker."""

@@ -31,6 +31,8 @@ class LocalGroup:
 
     def __init__(self, *names: str, faults: Faults | None = None) -> None:
         self.network = CountingNetwork(SYSTEM_CLOCK, faults)
+        # A frame that is late may have been the one that named a function.
+        self._interned = AgentOptions().interned_functions if faults is None else 0
         self.store = HashStore()
         self.workers: dict[str, Worker] = {}
         self._names = names
@@ -51,7 +53,7 @@ class LocalGroup:
         transport = self.network.transport(name)
         listener = transport.listen()
         wish = Wish(name, rank, (listener.address,), host_identity())
-        options = AgentOptions(default_timeout=JOIN_SECONDS)
+        options = AgentOptions(default_timeout=JOIN_SECONDS, interned_functions=self._interned)
         store = self.store
         if through is not None:
             store = Invitation(membership(self[through]).addresses[0])

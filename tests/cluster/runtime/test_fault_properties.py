@@ -59,13 +59,17 @@ def script(mishaps: list[tuple[str, type, int]]) -> Faults:
             faults.drop(kind, nth=nth)
         elif what == "delay":
             faults.delay(kind, by=0.02, nth=nth)
+        elif what == "reorder":
+            faults.reorder(kind, nth=nth)
+        elif what == "die":
+            faults.kill(f"worker{nth % 3}", after=kind, nth=1 + nth // 3)
         else:
             faults.repeat(kind, nth=nth, copies=2)
     return faults
 
 
 MISHAPS = st.one_of(
-    st.tuples(st.just("drop"), st.sampled_from(RETRIED), st.integers(1, 4)),
+    st.tuples(st.sampled_from(("drop", "reorder")), st.sampled_from(RETRIED), st.integers(1, 4)),
     st.tuples(
         st.sampled_from(("delay", "repeat")),
         st.sampled_from((Call, Reply, Gradient, Report, *RETRIED)),
@@ -74,16 +78,34 @@ MISHAPS = st.one_of(
 )
 
 
-class Life(RuleBasedStateMachine):
-    """Three workers."""
+DEATHS = st.tuples(
+    st.just("die"),
+    st.sampled_from((Call, Reply, Gradient, Report, *RETRIED)),
+    st.integers(0, 12),
+)
 
-    @initialize(mishaps=st.lists(MISHAPS, max_size=5))
-    def begin(self, mishaps: list[tuple[str, type, int]]) -> None:
+
+class Life(RuleBasedStateMachine):
+    """Three workers, of which one may die: at some moment, or in the middle of something, as soon
+    as a message of some kind has left."""
+
+    @initialize(mishaps=st.lists(MISHAPS, max_size=5), deaths=st.lists(DEATHS, max_size=1))
+    def begin(
+        self, mishaps: list[tuple[str, type, int]], deaths: list[tuple[str, type, int]]
+    ) -> None:
         RAN.clear()
         self.numbers: list[int] = []
-        self.dead: int | None = None
-        self.faults = script(mishaps)
+        self.may_be_killed = not deaths
+        self.faults = script([*mishaps, *deaths])
         self.cluster = LocalCluster(3, faults=self.faults).__enter__()
+
+    @property
+    def dead(self) -> int | None:
+        """Who has died so far."""
+        for rank in range(3):
+            if self.cluster.is_dead(f"worker{rank}"):
+                return rank
+        return None
 
     def attempt(self, rank: int, function: Callable[[], object]) -> object:
         """What it returns, or None if it ends in an error that a mishap accounts for."""
@@ -146,10 +168,10 @@ class Life(RuleBasedStateMachine):
         self.was_reset = True
         self.cluster.reset(f"worker{one}", f"worker{other}")
 
-    @precondition(lambda self: self.dead is None)
+    @precondition(lambda self: self.may_be_killed)
     @rule(rank=RANKS)
     def kill(self, rank: int) -> None:
-        self.dead = rank
+        self.may_be_killed = False
         self.cluster.kill(f"worker{rank}")
 
     def teardown(self) -> None:
@@ -165,4 +187,6 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=20, stateful_step_count=12, deadline=None)
+TestLife.settings = settings(
+    max_examples=settings.default.max_examples * 2 // 5, stateful_step_count=12, deadline=None
+)
