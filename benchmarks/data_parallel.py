@@ -112,8 +112,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lstm": (Loop, (64, 50, 32)),
     "small": (Small, (64, 16)),
     "mlp": (_mlp, (256, 512)),
-    "conv": (_conv, (16, 3, 32, 32)),
-    "transformer": (_transformer, (16, 32, 128)),
+    "conv": (_conv, (64, 3, 32, 32)),
+    "transformer": (_transformer, (64, 32, 128)),
     "tiny": (_tiny, (8, 8)),
 }
 

@@ -55,6 +55,7 @@ EXCEPTIONS = {
     "nn/stitch.py": "run by tests/parity/test_data_parallel.py",
     "nn/team.py": "run by tests/parity/test_data_parallel.py",
     "nn/slots/base.py": "declarations",
+    "nn/slots/cuda.py": "needs a GPU: tests/gpu/test_cuda_slots.py",
     "nn/slots/child.py": "run by tests/parity/test_data_parallel.py",
     "nn/slots/execution.py": "run by tests/parity/test_data_parallel.py",
     "nn/slots/fork.py": "run by tests/parity/test_data_parallel.py",

@@ -23,7 +23,7 @@ from torch import nn
 from lockstitch.nn import parallel
 from lockstitch.nn.automatic import Automatic, call_plainly
 from lockstitch.nn.parallel.places import check_devices, device_of
-from lockstitch.nn.slots.kinds import factory_for, places_for
+from lockstitch.nn.slots.kinds import are_slots, factory_for, places_for
 from lockstitch.nn.slots.nesting import is_inside
 from lockstitch.nn.slots.remote import seen_from_here
 from lockstitch.nn.team import Team
@@ -146,7 +146,7 @@ class DataParallel(nn.Module, Generic[M]):
     def replicate(self, module: M, device_ids: Sequence[SlotPlace]) -> list[Any]:
         """`module` itself for the first slot, and a `Seat` for each other one."""
         places = places_for(device_ids)
-        if module is not self.module or any(place.type != "cpu" for place in places):
+        if module is not self.module or not are_slots(device_ids[1:]):
             return list(parallel.replicate(module, places))
         team = self._current_team()
         return [module, *(Seat(team, number) for number in range(1, len(device_ids)))]
@@ -178,8 +178,8 @@ class DataParallel(nn.Module, Generic[M]):
 
         As with `DistributedDataParallel` the forward pass must be in the block too: gradients of
         one that was made outside are added at once."""
-        is_on_cpu = all(place.type == "cpu" for place in self._places)
-        team = self._current_team() if len(self.device_ids) > 1 and is_on_cpu else None
+        has_slots = len(self.device_ids) > 1 and are_slots(self.device_ids[1:])
+        team = self._current_team() if has_slots else None
         if team is None or not team.syncs_gradients:
             yield
             return
@@ -208,7 +208,8 @@ class DataParallel(nn.Module, Generic[M]):
 
     def _current_team(self) -> Team:
         if self._team is None:
-            self._team = Team(self.module, [factory_for(each) for each in self.device_ids[1:]])
+            factories = [factory_for(each) for each in self.device_ids[1:]]
+            self._team = Team(self.module, factories, device=self.src_device_obj)
         return self._team
 
     def __getstate__(self) -> dict[str, Any]:

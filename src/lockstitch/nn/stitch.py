@@ -159,7 +159,7 @@ class Call:
         outputs = self.team.run_as_slot(self.request, self.tensors)
         wanting = [output for output in outputs if output.requires_grad]
         pairs = [
-            (output, gradient)
+            (output.to(gradient.device), gradient)
             for output, gradient in zip(wanting, gradients, strict=True)
             if gradient is not None
         ]

@@ -36,12 +36,18 @@ Part = tuple["tuple[Any, ...]", "dict[str, Any]"]
 
 class Team:
     """The slots beside the caller, one for each factory. `fills_unused`: whether a parameter that
-    no slot used gets zeros as its gradient, as in the original, or none."""
+    no slot used gets zeros as its gradient, as in the original, or none. `device`: the module's."""
 
     def __init__(
-        self, module: nn.Module, factories: Sequence[SlotFactory], *, fills_unused: bool = True
+        self,
+        module: nn.Module,
+        factories: Sequence[SlotFactory],
+        *,
+        fills_unused: bool = True,
+        device: torch.device = CPU,
     ) -> None:
         self.module = module
+        self._device = device
         self.fills_unused = fills_unused
         self.syncs_gradients = True
         self.lock = threading.RLock()
@@ -124,7 +130,7 @@ class Team:
         watch = self._watch
         if watch is None or not watch.look():
             self.close()
-            check_devices(self.module, CPU)
+            check_devices(self.module, self._device)
             fresh = Watch(self.module)
             if watch is not None:
                 fresh.succeed(watch)
@@ -175,7 +181,7 @@ class Team:
     def run_as_slot(self, request: Request, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors that the module returns for a slot's request, computed here, on the graph of
         `tensors`; the module's buffers and the caller's random numbers stay as they are."""
-        args, kwargs = fill(request.skeleton, tensors)
+        args, kwargs = fill(request.skeleton, [each.to(self._device) for each in tensors])
         buffers = [(each, each.detach().clone()) for each in self.module.buffers()]
         state = torch.default_generator.get_state()
         try:

@@ -54,7 +54,7 @@ class Executor:
         self._module = module
         self._modules = list(module.modules())
         self._others = places_of_others(self._modules)
-        self._leaves = list(leaves)
+        self.leaves = list(leaves)
         self._graphs: dict[int, _Graph] = {}
         self._sums: list[torch.Tensor | None] = []
         self._released: deque[int] = deque()
@@ -108,7 +108,7 @@ class Executor:
             if gradient is not None:
                 roots.append(output)
                 gradients.append(gradient)
-        sources = [*graph.inputs, *self._leaves]
+        sources = [*graph.inputs, *self.leaves]
         found: Sequence[torch.Tensor | None] = [None] * len(sources)
         if roots and sources:
             found = torch.autograd.grad(
@@ -136,7 +136,7 @@ class Executor:
     def _check_leaves(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """In the first pass for training and in the first one for evaluation."""
         if self._module.training not in self._is_checked:
-            check_for_strays(outputs, [*inputs, *self._leaves])
+            check_for_strays(outputs, [*inputs, *self.leaves])
             self._is_checked.add(self._module.training)
 
     def _versions(self) -> list[int]:

@@ -52,6 +52,19 @@ def factory_for(place: SlotPlace) -> SlotFactory:
 def places_for(places: Iterable[SlotPlace]) -> list[torch.device]:
     """For each entry, the device of the tensors that its slot is given."""
     return [
-        CPU if callable(place) or place in _KINDS or is_on_worker(place) else device_of(place)
+        getattr(place, "device", CPU)
+        if callable(place)
+        else CPU
+        if place in _KINDS or is_on_worker(place)
+        else device_of(place)
         for place in places
     ]
+
+
+def are_slots(places: Iterable[SlotPlace]) -> bool:
+    """Whether `factory_for` knows all of them; accelerators by number or name are places of the
+    original's algorithm instead."""
+    return all(
+        callable(place) or place in _KINDS or is_on_worker(place) or device_of(place).type == "cpu"
+        for place in places
+    )

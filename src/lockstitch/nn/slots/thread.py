@@ -51,10 +51,8 @@ class ThreadSlot(Slot):
     def __init__(self, number: int, blueprint: Blueprint) -> None:
         self.name = f"slot {number} (thread)"
         self.statistics = SlotStatistics()
-        module, leaves = blueprint.module, blueprint.leaves
-        replica = replicate_here(module)
-        self._module = weakref.ref(module)
-        self._executor = Executor(replica, matching(module, replica, leaves))
+        self._module = weakref.ref(blueprint.module)
+        self._executor = self.make_executor(blueprint)
         self._desk = _Desk()
         self._answers = Answers(self._desk.take)
         self._thread = threading.Thread(
@@ -70,6 +68,11 @@ class ThreadSlot(Slot):
         self._own: deque[_Work] = deque()
         self._deferred: dict[int, Request] = {}
         self._passes: dict[int, tuple[tuple[bool, bool], int]] = {}
+
+    def make_executor(self, blueprint: Blueprint) -> Executor:
+        """What runs the requests, with a replica of the module."""
+        replica = replicate_here(blueprint.module)
+        return Executor(replica, matching(blueprint.module, replica, blueprint.leaves))
 
     def start(self, request: Request) -> None:
         module = self._module()
