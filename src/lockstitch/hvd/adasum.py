@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstitch.collectives import ReduceOp, Reduction
+from lockstitch.hvd.constants import require_pairs
 from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import id_of
 
@@ -34,7 +35,9 @@ class Combined(torch.optim.Optimizer):
     _names: dict[torch.Tensor, str]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """This rank's own step, with this rank's gradients; then all ranks' changes together."""
+        """This rank's own step, with this rank's gradients; then all ranks' changes together.
+        Raises `NotImplementedError` unless the number of ranks is a power of two."""
+        require_pairs(self._options.process_set)
         self._opt_called = True
         parameters = [
             parameter

@@ -7,7 +7,7 @@ Names ending in an underscore, as in torch, write into the tensors that they are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -17,10 +17,11 @@ from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from lockstitch.collectives import ReduceOp, Reduction, Session
-    from lockstitch.collectives.operations import Operations
+    from lockstitch.collectives import Handle, ReduceOp, Reduction, Session
+
+T = TypeVar("T")
 
 __all__ = [
     "allreduce_async",
@@ -48,8 +49,10 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
     """Begins to reduce tensors of one shape and dtype over the ranks, into a new tensor."""
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    return begin_allreduce(current_session().deferred, tensor, name, reduction, process_set, None)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
+    return begin(
+        current_session().deferred.allreduce, tensor, reduction, name, process_set, output=None
+    )
 
 
 def allreduce_async_(
@@ -62,8 +65,10 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
     """Like `allreduce_async`, in place."""
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    return begin_allreduce(current_session().deferred, tensor, name, reduction, process_set, tensor)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
+    return begin(
+        current_session().deferred.allreduce, tensor, reduction, name, process_set, output=tensor
+    )
 
 
 def grouped_allreduce_async(
@@ -76,9 +81,14 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[list[torch.Tensor]]:
     """Begins to reduce several tensors as one operation, into new tensors: all of them or none."""
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    return begin_grouped_allreduce(
-        current_session().deferred, tensors, name, reduction, process_set, None
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
+    return begin(
+        current_session().deferred.grouped_allreduce,
+        tensors,
+        reduction,
+        name,
+        process_set,
+        outputs=None,
     )
 
 
@@ -92,9 +102,14 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[list[torch.Tensor]]:
     """Like `grouped_allreduce_async`, in place."""
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    return begin_grouped_allreduce(
-        current_session().deferred, tensors, name, reduction, process_set, tensors
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
+    return begin(
+        current_session().deferred.grouped_allreduce,
+        tensors,
+        reduction,
+        name,
+        process_set,
+        outputs=list(tensors),
     )
 
 
@@ -129,7 +144,9 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
     """Begins to copy the tensor of `root_rank`, a global rank also in a process set, to all."""
-    return begin_broadcast(current_session().deferred, tensor, root_rank, name, process_set, None)
+    return begin(
+        current_session().deferred.broadcast, tensor, root_rank, name, process_set, output=None
+    )
 
 
 def broadcast_async_(
@@ -139,7 +156,9 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
     """Like `broadcast_async`, in place."""
-    return begin_broadcast(current_session().deferred, tensor, root_rank, name, process_set, tensor)
+    return begin(
+        current_session().deferred.broadcast, tensor, root_rank, name, process_set, output=tensor
+    )
 
 
 def alltoall_async(
@@ -238,62 +257,19 @@ def sparse_operation(
     return Operation(session, handle, assemble)
 
 
-# ------------------------------------------- with and without an output, at once and deferred
-
-
-def begin_allreduce(
-    operations: Operations,
-    tensor: torch.Tensor,
-    name: str | None,
-    reduction: Reduction,
-    process_set: ProcessSet,
-    output: torch.Tensor | None,
-) -> Operation[torch.Tensor]:
-    handle = operations.allreduce(
-        tensor,
-        reduction,
-        name=_full("allreduce", name),
-        process_set=id_of(process_set),
-        output=output,
-    )
-    return Operation(current_session(), handle, None if output is None else lambda _: output)
-
-
-def begin_grouped_allreduce(
-    operations: Operations,
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    reduction: Reduction,
-    process_set: ProcessSet,
-    outputs: Sequence[torch.Tensor] | None,
-) -> Operation[list[torch.Tensor]]:
-    handle = operations.grouped_allreduce(
-        tensors,
-        reduction,
-        name=_full("grouped_allreduce", name),
-        process_set=id_of(process_set),
-        outputs=outputs,
-    )
-    return Operation(
-        current_session(), handle, None if outputs is None else lambda _: list(outputs)
-    )
-
-
-def begin_broadcast(
-    operations: Operations,
-    tensor: torch.Tensor,
-    root_rank: int,
+def begin(
+    operation: Callable[..., Handle[T]],
+    what: Any,
+    how: Reduction | int,
     name: str | None,
     process_set: ProcessSet,
-    output: torch.Tensor | None,
-) -> Operation[torch.Tensor]:
-    handle = operations.broadcast(
-        tensor,
-        root_rank,
-        name=_full("broadcast", name),
-        process_set=id_of(process_set),
-        output=output,
-    )
+    **target: T | None,
+) -> Operation[T]:
+    """Submits an operation of a session, with or without an `output` (of a group: `outputs`), which
+    is the result then. `how`: the reduction, or the root."""
+    kind = operation.__name__
+    handle = operation(what, how, name=_full(kind, name), process_set=id_of(process_set), **target)
+    (output,) = target.values()
     return Operation(current_session(), handle, None if output is None else lambda _: output)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lockstitch.collectives import ReduceOp, Reduction
 from lockstitch.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from lockstitch.hvd.process_sets import ProcessSet
 
 __all__ = [
     "Average",
@@ -25,16 +28,34 @@ Product: Final = ReduceOp.PRODUCT
 
 
 def reduction_of(
-    average: bool | None, op: ReduceOp | None, prescale_factor: float, postscale_factor: float
+    average: bool | None,
+    op: ReduceOp | None,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet | None = None,
 ) -> Reduction:
-    """From the arguments of an operation. `average` is the older way to say `op`."""
+    """From the arguments of an operation. `average` is the older way to say `op`. Raises what
+    `require_pairs` does where Adasum is asked for in a process set."""
     if average is not None and op is not None:
         raise ValueError("give either average or op, not both; op is the newer one")
     if op is None:
         op = Sum if average is False else Average
     if not isinstance(op, ReduceOp):
         raise ValueError(f"op must be one of hvd's constants (hvd.Average, hvd.Sum, …), not {op!r}")
+    if op is Adasum and process_set is not None:
+        require_pairs(process_set)
     return Reduction(op, prescale_factor, postscale_factor)
+
+
+def require_pairs(process_set: ProcessSet) -> None:
+    """Adasum combines ranks in pairs, then pairs of pairs. Raises `NotImplementedError`, as Horovod
+    does, where that does not come out even."""
+    size = process_set.size()
+    if size & (size - 1):
+        raise NotImplementedError(
+            f"Adasum needs a number of ranks that is a power of two, but {process_set!r} has {size}"
+            ": choose another op, or add a process set of fewer ranks"
+        )
 
 
 def scattered_reduction_of(

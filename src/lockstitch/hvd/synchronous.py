@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lockstitch.collectives import AVERAGE, Reduction
-from lockstitch.hvd.asynchronous import (
-    begin_allreduce,
-    begin_broadcast,
-    begin_grouped_allreduce,
-)
+from lockstitch.hvd.asynchronous import begin
 from lockstitch.hvd.compression import Compression
 from lockstitch.hvd.constants import Average, reduction_of, scattered_reduction_of
 from lockstitch.hvd.gradients import (
@@ -59,7 +55,7 @@ def allreduce(
 ) -> torch.Tensor:
     """The tensors of all ranks, of one shape and dtype, reduced by `op` (the average unless said
     otherwise), the same on all ranks."""
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     terms = _terms("allreduce", name, process_set, reduction)
     sent, note = compression.compress(tensor)
     return compression.decompress(AllReduce.apply(terms, False, sent), note)  # type: ignore[no-untyped-call]
@@ -75,8 +71,10 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Like `allreduce`, in place."""
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    return begin_allreduce(current_session(), tensor, name, reduction, process_set, tensor).wait()
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
+    return begin(
+        current_session().allreduce, tensor, reduction, name, process_set, output=tensor
+    ).wait()
 
 
 def grouped_allreduce(
@@ -90,7 +88,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Like `allreduce` for several tensors as one operation: all of them or none."""
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     terms = _terms("grouped_allreduce", name, process_set, reduction)
     sent, notes = zip(*map(compression.compress, tensors), strict=True)
     reduced = AllReduce.apply(terms, True, *sent)  # type: ignore[no-untyped-call]
@@ -107,9 +105,14 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Like `grouped_allreduce`, in place."""
-    reduction = reduction_of(average, op, prescale_factor, postscale_factor)
-    return begin_grouped_allreduce(
-        current_session(), tensors, name, reduction, process_set, tensors
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
+    return begin(
+        current_session().grouped_allreduce,
+        tensors,
+        reduction,
+        name,
+        process_set,
+        outputs=list(tensors),
     ).wait()
 
 
@@ -151,7 +154,9 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Like `broadcast`, in place."""
-    return begin_broadcast(current_session(), tensor, root_rank, name, process_set, tensor).wait()
+    return begin(
+        current_session().broadcast, tensor, root_rank, name, process_set, output=tensor
+    ).wait()
 
 
 def alltoall(

@@ -89,3 +89,24 @@ def test_its_synchronization_cannot_be_skipped():
             optimizer.skip_synchronize()
 
     on_ranks(1, program)
+
+
+def test_a_number_of_ranks_that_is_no_power_of_two_is_refused():
+    def program():
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum)
+        weight.sum().backward()
+        for asked in (
+            optimizer.step,
+            lambda: hvd.allreduce(weight, op=hvd.Adasum),
+            lambda: hvd.grouped_allreduce_async_([weight.detach()], op=hvd.Adasum),
+        ):
+            with pytest.raises(NotImplementedError, match="power of two, but .* has 3"):
+                asked()
+        pair = hvd.add_process_set([0, 2])
+        if not pair.included():
+            return weight.item(), None
+        combined = hvd.allreduce(torch.ones(1), op=hvd.Adasum, process_set=pair)
+        return weight.item(), combined.item()
+
+    assert on_ranks(3, program) == [(0.0, 1.0), (0.0, None), (0.0, 1.0)]
