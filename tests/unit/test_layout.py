@@ -42,7 +42,6 @@ EXCEPTIONS = {
     "collectives/c10d/backend.py": "run by tests/cluster/collectives/test_session.py",
     "collectives/c10d/hierarchical.py": "run by tests/cluster/collectives/test_session.py",
     "collectives/c10d/performing.py": "run by tests/cluster/collectives/test_session.py",
-    "collectives/c10d/plane.py": "run by tests/cluster/collectives/test_session.py",
     "hvd/runner/launching.py": "starts processes; run by tests/processes/test_hvd_run.py",
     "hvd/common/elastic.py": "names",
     "hvd/common/exceptions.py": "names",

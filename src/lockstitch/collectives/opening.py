@@ -206,9 +206,14 @@ class _Opening:
             return Spoke(rank, call_hub(transport, address, options.timeout_seconds), hear, word)
 
         store = PrefixStore(f"groups/{roster.me.generation}", self._store)
-        plane: Plane = GroupPlane(rank, store, options.device)
+        plane: Plane = GroupPlane(rank, store, options.device, options.timeout_seconds)
         if name == "hierarchical":
-            plane = HierarchicalPlane(topology, store, self._local_session(roster, topology, door))
+            plane = HierarchicalPlane(
+                topology,
+                store,
+                self._local_session(roster, topology, door),
+                options.timeout_seconds,
+            )
         return C10dBackend(rank, plane, self._sets, self._outstanding, connect, name)
 
     def _local_session(self, roster: StaticRoster, topology: Topology, door: Doorway) -> Session:

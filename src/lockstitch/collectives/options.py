@@ -18,7 +18,7 @@ class SessionOptions:
     device: str = "cpu"
     """Where most tensors live: chooses what `c10d` reduces with (Gloo or NCCL)."""
     timeout_seconds: float = 60.0
-    """How long the ranks may take to find each other."""
+    """How long the ranks may take to find each other, and those of a process set to connect."""
     stall_warning_seconds: float = 60.0
     """After how long the wait for other ranks is reported; 0: never."""
     stall_failure_seconds: float = 0.0

@@ -34,8 +34,10 @@ _LEADERS = 1 << 20
 class HierarchicalPlane(GroupPlane):
     """A plane whose reductions go through `local`, the session of this host's ranks."""
 
-    def __init__(self, topology: Topology, store: Store, local: Session) -> None:
-        super().__init__(topology.rank, store, "cpu")
+    def __init__(
+        self, topology: Topology, store: Store, local: Session, connect_seconds: float = 60.0
+    ) -> None:
+        super().__init__(topology.rank, store, "cpu", connect_seconds)
         self._topology = topology
         self._local = local
         self._teams: dict[tuple[int, ...], int] = {topology.local_ranks: GLOBAL_SET}

@@ -15,6 +15,7 @@ from torch.distributed import ReduceOp as TorchOp
 from torch.distributed.distributed_c10d import PrefixStore
 
 from lockstitch.collectives.requests import ReduceOp
+from lockstitch.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,9 @@ _DTYPES = (
     torch.int8,
     torch.uint8,
 )
-_TIMEOUT = timedelta(days=1)
+# An operation begins when all ranks are ready for it, and who dies meanwhile is seen by rank 0's
+# connection to it. So this is for a network that swallows what is sent; it is torch's own default.
+_OPERATION_TIMEOUT = timedelta(minutes=30)
 
 
 class Plane(Protocol):
@@ -90,9 +93,11 @@ class Plane(Protocol):
 
 
 class GroupPlane:
-    """A plane over process groups, one for each process set."""
+    """A plane over process groups, one for each process set. `connect_seconds`: how long its ranks
+    may take to connect to each other when a set is opened."""
 
-    def __init__(self, rank: int, store: Store, device: str) -> None:
+    def __init__(self, rank: int, store: Store, device: str, connect_seconds: float = 60.0) -> None:
+        self._connect_seconds = connect_seconds
         self.device = torch.device(device)
         self._rank = rank
         self._store = store
@@ -158,5 +163,16 @@ class GroupPlane:
         position = process_set.position(self._rank)
         if self.device.type == "cuda":
             options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = _OPERATION_TIMEOUT
             return distributed.ProcessGroupNCCL(store, position, process_set.size, options)
-        return distributed.ProcessGroupGloo(store, position, process_set.size, _TIMEOUT)
+        patience = timedelta(seconds=self._connect_seconds)
+        try:
+            group = distributed.ProcessGroupGloo(store, position, process_set.size, patience)
+        except RuntimeError as error:
+            raise CollectiveError(
+                f"rank {self._rank} could not connect to the other ranks of process set "
+                f"{process_set.id} within {self._connect_seconds:g} s: see whether all are alive "
+                "and reach each other, or raise SessionOptions.timeout_seconds"
+            ) from error
+        group._set_default_timeout(_OPERATION_TIMEOUT)
+        return group
