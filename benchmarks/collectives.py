@@ -1,11 +1,17 @@
 """Reductions between the processes of one host, beside Gloo in the same processes.
 
-    python -m benchmarks.collectives [--ranks 2 4] [--quick]
+    python -m benchmarks.collectives [--ranks 2 4] [--quick] [--only resident]
 
 Each rank is a process with one thread for arithmetic. The two libraries take turns, a few
 operations each, so that what else happens on the machine hits both; the figures are medians over
 all operations of a case, on rank 0, in milliseconds. `private` tensors are ordinary ones,
-`resident` ones live where the other ranks reach them (`Session.resident`).
+`resident` ones live where the other ranks reach them (`Session.resident`). `of memcpy`: our speed
+as a share of that of one rank that copies as much while the others sleep.
+
+*Negotiation* is what lies between the moment at which the last rank asks for a bucket and that at
+which the last one knows that all have: so much longer does a bucket take than if each rank knew by
+itself. A *killed rank* is timed until the last survivor has its error. Both come with every number
+of ranks, unless `--only` names something else.
 """
 
 from __future__ import annotations
@@ -24,13 +30,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed as dist
 
-from lockstitch.collectives import SUM, open_session
+from lockstitch.collectives import SUM, SessionOptions, Step, open_session
 from lockstitch.errors import RankLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from lockstitch.collectives import Session
+    from lockstitch.collectives.options import BackendName
 
 KB, MB = 1 << 10, 1 << 20
 
@@ -57,6 +64,7 @@ CASES = [
     Case("100 MB resident", 100 * MB, is_resident=True, turns=10),
     Case("64 x 64 KB at once", 64 * KB, count=64, turns=30),
 ]
+_NEGOTIATION, _KILL = "negotiation", "a rank killed"
 
 
 def main() -> None:
@@ -65,19 +73,24 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a quarter of the turns")
     parser.add_argument("--only", default="", help="cases whose names contain this")
     arguments = parser.parse_args()
-    print(f"{'case':22}{'ranks':>6}{'ours':>10}{'Gloo':>10}{'Gloo / ours':>13}{'memcpy':>10}")
+    heads = f"{'ours':>10}{'Gloo':>10}{'Gloo / ours':>13}{'memcpy':>10}{'of memcpy':>11}"
+    print(f"{'case':22}{'ranks':>6}{heads}")
     for ranks in arguments.ranks:
         cases = [case for case in CASES if arguments.only in case.name]
         for case, (ours, gloo, copy) in zip(
             cases, _measure(ranks, cases, arguments.quick), strict=True
         ):
+            ratios = f"{gloo / ours:13.1f}{copy:10.3f}{copy / ours:11.2f}"
+            print(f"{case.name:22}{ranks:6}{ours:10.3f}{gloo:10.3f}{ratios}", flush=True)
+        if arguments.only in _NEGOTIATION:
+            bytes_, median, late = negotiation(ranks, 200 if arguments.quick else 1000)
             print(
-                f"{case.name:22}{ranks:6}{ours:10.3f}{gloo:10.3f}{gloo / ours:13.1f}{copy:10.3f}",
+                f"{_NEGOTIATION:22}{ranks:6}{bytes_:10.0f} bytes from each rank, "
+                f"{median:.0f} µs (one in ten: {late:.0f})",
                 flush=True,
             )
-        print(
-            f"{'a rank killed':22}{ranks:6}{_time_to_notice(ranks):10.1f} ms until the last raises"
-        )
+        if arguments.only in _KILL:
+            print(f"{_KILL:22}{ranks:6}{_time_to_notice(ranks):10.1f} ms until the last raises")
 
 
 # ---------------------------------------------------------------- processes
@@ -87,6 +100,21 @@ def _measure(ranks: int, cases: list[Case], is_quick: bool) -> Iterator[tuple[fl
     with processes(ranks, _rank_measures, cases, is_quick) as pipes:
         for _ in cases:
             yield pipes[0].recv()
+
+
+def negotiation(
+    ranks: int, turns: int, backend: BackendName = "auto"
+) -> tuple[float, float, float]:
+    """Of a bucket in the steady state: bytes that each rank says, and the time that passes until
+    all know of all, in microseconds: median and 90th percentile."""
+    with processes(ranks, _rank_negotiates, turns, backend) as pipes:
+        told = [pipe.recv() for pipe in pipes]
+    asked, known = zip(*[(asked, known) for _, asked, known in told], strict=True)
+    added = sorted(
+        1e6 * (max(last) - max(first))
+        for first, last in zip(zip(*asked, strict=True), zip(*known, strict=True), strict=True)
+    )
+    return told[0][0], statistics.median(added), added[len(added) * 9 // 10]
 
 
 def _time_to_notice(ranks: int) -> float:
@@ -140,6 +168,32 @@ def _rank_measures(rank: int, size: int, file: str, pipe, cases, is_quick: bool)
     dist.destroy_process_group()
 
 
+def _rank_negotiates(
+    rank: int, size: int, file: str, pipe, turns: int, backend: BackendName
+) -> None:
+    """Buckets as an optimizer has them: 4 MB that are resident, under names that are known."""
+    torch.set_num_threads(1)
+    times: dict[Step, list[float]] = {Step.SUBMITTED: [], Step.READY: [], Step.DONE: []}
+    options = SessionOptions(backend)
+    with open_session(rank, size, dist.FileStore(file), options) as session:
+        buckets = [session.resident((MB,), torch.float32).zero_() for _ in range(4)]
+
+        def reduce(count: int) -> None:
+            for turn in range(count):
+                bucket = buckets[turn % 4]
+                name = f"bucket.{turn % 4}"
+                session.wait(session.allreduce(bucket, SUM, name=name, output=bucket))
+
+        reduce(20)
+        said = session.statistics().negotiation_bytes
+        session.observers.progress = lambda progress: times[progress.step].append(progress.at)
+        reduce(turns)
+        session.observers.progress = None
+        said = session.statistics().negotiation_bytes - said
+        pipe.send((said / turns, times[Step.SUBMITTED], times[Step.READY]))
+        session.barrier()
+
+
 def _rank_waits_in_vain(rank: int, size: int, file: str, pipe) -> None:
     with open_session(rank, size, dist.FileStore(file)) as session:
         session.barrier()
@@ -184,12 +238,14 @@ def _measure_case(session: Session, case: Case, turns: int) -> tuple[float, floa
     for turn in range(turns + 2):
         for function, measured in times.items():
             session.barrier()
+            if function is copy and session.rank:
+                continue
             for _ in range(case.per_turn):
                 begin = time.perf_counter()
                 function()
                 if turn >= 2:  # the first touch of memory is not what is asked for
                     measured.append(time.perf_counter() - begin)
-    return tuple(1e3 * statistics.median(measured) for measured in times.values())
+    return tuple(1e3 * statistics.median(measured or [0.0]) for measured in times.values())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ as measured here. *Reduction* is a model: a message takes `alpha`, a byte `1/bet
     in two levels        n/local + 2 (H-1) alpha + 2 (H-1)/H n/beta + n/local      H hosts
 
 `local` is the rate of `shared_memory`, measured here. The last lines compare what is predicted from
-small cases with what is measured in large ones.
+small cases with what is measured in large ones, and what rank 0 is busy with for one bucket with
+the time that really passes until all ranks of a session over TCP know of it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed as dist
 
-from benchmarks.collectives import processes
+from benchmarks.collectives import negotiation, processes
 from lockstitch.collectives import SUM, open_session
 from lockstitch.collectives.c10d.hub import Hub
 from lockstitch.collectives.c10d.messages import (
@@ -36,6 +37,7 @@ from lockstitch.collectives.c10d.messages import (
     decode,
     encode,
 )
+from lockstitch.collectives.c10d.star import SEAL_BYTES, Seal
 from lockstitch.collectives.requests import Description, Kind
 
 if TYPE_CHECKING:
@@ -103,6 +105,15 @@ def system_call_seconds() -> float:
         return (time.perf_counter() - begin) / 4000
 
 
+def seal_seconds() -> float:
+    """To seal a message, or to check that (only where the job has a secret)."""
+    seal, content = Seal(bytes(32)), encode(Submit(1))
+    begin = time.perf_counter()
+    for _ in range(2000):
+        seal.next(content)
+    return (time.perf_counter() - begin) / 2000
+
+
 def local_rate(size: int) -> float:
     """Bytes per second at which two ranks of this host reduce private tensors."""
     with processes(2, _reduce, size) as pipes:
@@ -130,7 +141,7 @@ def main() -> None:
     parser.add_argument("--per-host", type=int, default=8)
     arguments = parser.parse_args()
     network, size = Network(), arguments.megabytes * MB
-    call, rate = system_call_seconds(), local_rate(25 * MB)
+    call, seal, rate = system_call_seconds(), seal_seconds(), local_rate(25 * MB)
     heads = ("ranks", "negotiation", "KB at rank 0", "ring of all", "in two levels")
     print(f"A step of {arguments.megabytes} MB in {arguments.buckets} buckets; times in ms")
     print("".join(f"{head:>15}" for head in heads))
@@ -154,8 +165,15 @@ def main() -> None:
         print(f"{ranks:15}" + "".join(cells))
     to_and_fro = (told.bytes_from_each + told.bytes_to_each) / arguments.buckets
     print(f"{to_and_fro:.0f} bytes for each rank and bucket; a call takes {1e6 * call:.1f} µs")
+    print(f"with a secret {2 * SEAL_BYTES} bytes more, and {1e6 * seal:.1f} µs for each message")
     small, ratio = per_message[64], per_message[4096] / per_message[64]
     print(f"a message at rank 0: {1e6 * small:.1f} µs; among 4,096 ranks {ratio:.2f} times that")
+    for ranks in (2, 4):
+        _, measured, _ = negotiation(ranks, 200, "c10d")
+        predicted = 1e6 * 2 * ranks * (small + call)
+        print(
+            f"a bucket of {ranks} ranks: {predicted:.0f} µs of rank 0, known after {measured:.0f}"
+        )
     larger = local_rate(100 * MB) / rate
     print(f"25 MB locally: {rate / 1e9:.1f} GB/s; 100 MB {larger:.2f} times that")
 

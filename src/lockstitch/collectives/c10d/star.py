@@ -36,7 +36,7 @@ _MOST_STRANGERS = 128
 # Where nobody can be let in, one looks again after so long.
 _PAUSE_SECONDS = 0.1
 _LONGEST_HELLO = 256
-_SEAL_BYTES: Final = 16
+SEAL_BYTES: Final = 16
 
 
 class Password:
@@ -73,7 +73,7 @@ class Seal:
         """The seal of the next message."""
         self._number += 1
         salt = self._number.to_bytes(16, "big")
-        return blake2b(content, digest_size=_SEAL_BYTES, key=self._key, salt=salt).digest()
+        return blake2b(content, digest_size=SEAL_BYTES, key=self._key, salt=salt).digest()
 
 
 class Line:
@@ -92,7 +92,7 @@ class Line:
 
     def protect(self, sent: Seal, received: Seal) -> None:
         """From now on every message is sealed, in both directions."""
-        self._seals, self.seal_bytes = (sent, received), _SEAL_BYTES
+        self._seals, self.seal_bytes = (sent, received), SEAL_BYTES
 
     def send(self, message: Message) -> None:
         """Raises `ConnectionError` when the other end is gone."""
