@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Final
-
-import torch
+from typing import TYPE_CHECKING
 
 from lockstitch.autograd.conductor import NOBODY
 from lockstitch.autograd.decisions import Decision, decide
 from lockstitch.autograd.discovery import find_reach
-from lockstitch.autograd.emission import Emission
+from lockstitch.autograd.emission import Emission, compact
 from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import find_components
 from lockstitch.autograd.listening import Sleeper
@@ -40,9 +38,6 @@ if TYPE_CHECKING:
     from lockstitch.autograd.stitch import Gradients, Receive
     from lockstitch.ids import GlobalId
     from lockstitch.runtime.pending import Pending
-
-
-_MOST_COMPACTED: Final = 1024
 
 
 class _Running(threading.local):
@@ -372,7 +367,7 @@ class BackwardPass:
     ) -> None:
         terms, message, conductor = self.terms, receive.message, self._conductor
         if gradients is not None:
-            gradients = tuple([_compact(gradient) for gradient in gradients])
+            gradients = tuple([compact(gradient) for gradient in gradients])
         worker = message.worker
         conductor.send(
             worker,
@@ -388,14 +383,3 @@ class BackwardPass:
                 Payload(NOTHING, b"", gradients or ()),
             ),
         )
-
-
-def _compact(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """A small gradient crosses quicker if it is laid out densely; that of a sum is not."""
-    if (
-        gradient is None
-        or gradient.layout is not torch.strided
-        or gradient.numel() > _MOST_COMPACTED
-    ):
-        return gradient
-    return gradient.contiguous()

@@ -7,7 +7,9 @@ run: then it can carry the run's report, and the initiator need not be told sepa
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from lockstitch.autograd.graph import Component
     from lockstitch.autograd.stitch import Gradients, Receive
     from lockstitch.ids import GlobalId
+
+_MOST_COMPACTED: Final = 1024
 
 
 class Emission:
@@ -61,3 +65,14 @@ class Emission:
             (receive, None) for receive in self._receives if receive.message not in self._fired
         ]
         return nulls + self._held
+
+
+def compact(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A small gradient crosses quicker if it is laid out densely; that of a sum is not."""
+    if (
+        gradient is None
+        or gradient.layout is not torch.strided
+        or gradient.numel() > _MOST_COMPACTED
+    ):
+        return gradient
+    return gradient.contiguous()

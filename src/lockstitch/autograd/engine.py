@@ -27,6 +27,7 @@ numbers, in the order of their creation, and whatever has a number as small is l
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.graph import interior_nodes
 from lockstitch.autograd.stitch import ANCHOR
-from lockstitch.autograd.torch_internals import node_hooks, run_engine
+from lockstitch.autograd.torch_internals import AccumulateGrad, node_hooks, run_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -75,7 +76,12 @@ class ComponentRun(NamedTuple):
         """What the engine would capture, without it, where all that was sent are leaves: then there
         is no node to run. None in all other cases; else `gradients` is emptied."""
         leaves = self.component.leaves
-        if self.component.receives or self.component.hooked or len(edges) > len(leaves):
+        if (
+            self.component.receives
+            or self.component.hooked
+            or len(edges) > len(leaves)
+            or type(edges[0].node) is not AccumulateGrad
+        ):
             return None
         places = {leaf.node: place for place, leaf in enumerate(leaves)}
         for edge, gradient in zip(edges, gradients, strict=True):
@@ -188,7 +194,12 @@ def _let_waiting_nodes_run_last(component: Component, awaited: Sequence[Entry]) 
 def _placeholder(alias: Node) -> torch.Tensor:
     """Zeros of the form of the alias's gradient, without memory of their own."""
     form = alias._input_metadata[0]
-    return torch.zeros((), dtype=form.dtype, device=form.device).expand(tuple(form.shape))
+    return _zero(form.dtype, form.device).expand(form.shape)
+
+
+@functools.cache
+def _zero(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 def _waiting_hook(
