@@ -142,7 +142,7 @@ def test_resident_tensors_are_reduced_in_place(ranks: Ranks) -> None:
     assert ranks.run(program) == [[2.5, 2.5]] * SIZE
 
 
-@pytest.mark.parametrize("count", [30_000, 600_001])
+@pytest.mark.parametrize("count", [30_000, 60_001, 600_001])
 def test_resident_and_private_tensors_meet(ranks: Ranks, count: int) -> None:
     def program(session: Session) -> list[float]:
         tensor = torch.empty(count)

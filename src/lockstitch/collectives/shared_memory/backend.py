@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 # Waking up costs about 50 µs. Who has a processor to itself can look for longer before it sleeps.
 _SPIN_SECONDS = 50e-6
 _SPIN_SECONDS_ALONE = 300e-6
+# Who gives the processor away for longer than this has given it to somebody.
+_GIVEN_AWAY_SECONDS = 10e-6
 _LOOK_SECONDS = 1.0
 # How soon to look again for room that others give back without ringing.
 _ROOM_SECONDS = 1e-3
@@ -232,19 +234,29 @@ class SharedMemoryBackend:
     ) -> None:
         """Works until the handle is done; without one, until nothing is under way or somebody else
         wants to."""
-        spin_until = time.perf_counter() + self._spin_seconds
+        spin_seconds = left = self._spin_seconds
+        begin = time.perf_counter()
         while not self._is_over(handle):
             with self._lock:
                 is_news = self._turn()
             if is_news:
-                spin_until = time.perf_counter() + self._spin_seconds
-            elif time.perf_counter() < spin_until:
+                left = spin_seconds
+                begin = time.perf_counter()
+            elif left > 0:
+                yielded = time.perf_counter()
                 os.sched_yield()
+                back = time.perf_counter()
+                left -= yielded - begin
+                # While another one has had the processor, this one has not spun.
+                if back - yielded < _GIVEN_AWAY_SECONDS:
+                    left -= back - yielded
+                begin = back
             else:
                 self._sleep(handle)
                 if gives_up is not None and gives_up():
                     return
-                spin_until = time.perf_counter() + self._spin_seconds
+                left = spin_seconds
+                begin = time.perf_counter()
 
     def _is_over(self, handle: Handle[Any] | None) -> bool:
         if handle is not None:

@@ -27,9 +27,10 @@ from lockstitch.collectives.shared_memory.definitions import (
     Definition,
     Definitions,
     chunk_bytes_for,
+    in_place_bytes_for,
 )
 from lockstitch.collectives.shared_memory.in_chunks import InChunks
-from lockstitch.collectives.shared_memory.in_place import RESIDENT_BYTES, InPlace
+from lockstitch.collectives.shared_memory.in_place import InPlace
 from lockstitch.collectives.shared_memory.log import LogReader, LogWriter, word
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, Part
 from lockstitch.collectives.shared_memory.whole import Whole
@@ -70,6 +71,7 @@ class Channel:
         self.rank = rank
         self.segment = segment
         self.chunk_bytes = chunk_bytes_for(process_set.size)
+        self._in_place_bytes = in_place_bytes_for(process_set.size)
         self.table = Negotiation(process_set.ranks)
         self._arena = arena
         self._arena_begins = segment.arena_begins
@@ -175,7 +177,7 @@ class Channel:
     def _prepare(self, handle: Handle[Any], definition: Definition) -> tuple[Operation, int, int]:
         """The operation, where its tensors are, and flags for the log."""
         request = handle.request
-        if definition.has_single and definition.layout.size >= RESIDENT_BYTES:
+        if definition.has_single and definition.layout.size >= self._in_place_bytes:
             place = self._resident_place(request)
             if place != NOWHERE:
                 return InPlace(handle, definition), place, log.RESIDENT

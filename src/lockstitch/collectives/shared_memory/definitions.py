@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 ONE_PHASE_BYTES = 1 << 20
 """Up to here private tensors are copied as a whole, beyond in chunks."""
+# Smaller resident tensors are quicker copied than reduced in two phases. What is copied grows with
+# the square of the ranks: each reads all of all others.
+_IN_PLACE_BYTES_OF_TWO = 1 << 19
+_IN_PLACE_BYTES_OF_MORE = 1 << 17
 # Two ranks keep their rings in the cache. More of them mostly share processors, and each turn that
 # they have to wait for costs more than the cache saves.
 _CHUNK_BYTES_OF_TWO = 1 << 18
@@ -134,6 +138,11 @@ def slice_of(count: int, slices: int, index: int, item_size: int) -> tuple[int, 
     share = (count // slices + line - 1) // line * line
     begin = min(count, share * index)
     return begin, count if index == slices - 1 else min(count, share * (index + 1))
+
+
+def in_place_bytes_for(set_size: int) -> int:
+    """From which size on a resident tensor is reduced where it lies."""
+    return _IN_PLACE_BYTES_OF_TWO if set_size <= 2 else _IN_PLACE_BYTES_OF_MORE
 
 
 def chunk_bytes_for(set_size: int) -> int:

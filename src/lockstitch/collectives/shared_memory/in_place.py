@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from lockstitch.collectives.arithmetic import outputs_of, result_factor, scale_
 from lockstitch.collectives.shared_memory.arena import ArenaFullError
-from lockstitch.collectives.shared_memory.definitions import ONE_PHASE_BYTES
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 
 if TYPE_CHECKING:
     from lockstitch.collectives.shared_memory.operations import Part, Room
-
-RESIDENT_BYTES: Final = ONE_PHASE_BYTES + 1
-"""Smaller tensors are quicker copied than reduced in two phases."""
 
 
 class InPlace(Operation):
