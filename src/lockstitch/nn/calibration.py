@@ -1,8 +1,9 @@
 """Which of several ways of doing the same is the fastest, found out by doing it.
 
-The ways take turns, so that whatever else the machine does disturbs all of them alike. The first
-step of each is its warm-up and does not count. A step is a forward pass and the backward pass of
-its output; what the caller does between the two is not counted.
+The ways take turns, so that whatever else the machine does disturbs all of them alike. A turn is
+two steps, of which the first does not count: it finds what another way has left behind, in the
+caches and among the threads. A step is a forward pass and the backward pass of its output; what the
+caller does between the two is not counted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _ROUNDS: Final = 3
 _MARGIN: Final = 0.05
 _PATIENCE: Final = 8
+_STEPS_OF_A_TURN: Final = 2
 
 
 @dataclass(eq=False)
@@ -32,8 +34,8 @@ class Step:
 
 class Calibration:
     """Times `ways`, of which the first is kept unless another one is faster by `margin`, a share
-    of its time. Medians of `rounds` steps each, after one to warm up; the least times must say the
-    same, for on a busy machine most steps of the first way may have been disturbed.
+    of its time. Medians of `rounds` steps each, each after one to warm up; the least times must
+    say the same, for on a busy machine most steps of the first way may have been disturbed.
 
     After some forward passes in a row that no backward pass followed, those alone are timed.
     """
@@ -66,7 +68,7 @@ class Calibration:
         """How the next step is to be done."""
         if self.choice is not None:
             return self.choice
-        return min(self._times, key=lambda way: len(self._times[way]))
+        return min(self._times, key=lambda way: len(self._times[way]) // _STEPS_OF_A_TURN)
 
     def reject(self, way: str) -> None:
         """`way` cannot be gone. Without the first one nothing is left to choose: it stays."""
@@ -120,17 +122,18 @@ class Calibration:
             return
         if len(self._times) == 1:
             self.choice = self._default
-        elif all(len(times) > self._rounds for times in self._times.values()):
+        elif all(len(times) >= _STEPS_OF_A_TURN * self._rounds for times in self._times.values()):
             medians = self._medians()
             best = min(medians, key=lambda way: medians[way])
             median_limit = (1 - self._margin) * medians[self._default]
-            least_limit = (1 - self._margin) * min(self._times[self._default][1:])
-            is_faster = medians[best] <= median_limit and min(self._times[best][1:]) <= least_limit
+            least_limit = (1 - self._margin) * min(self._counted(self._default))
+            is_faster = medians[best] <= median_limit and min(self._counted(best)) <= least_limit
             self.choice = best if is_faster else self._default
 
     def _medians(self) -> dict[str, float]:
         return {
-            way: statistics.median(times[1:])
-            for way, times in self._times.items()
-            if len(times) > 1
+            way: statistics.median(self._counted(way)) for way in self._times if self._counted(way)
         }
+
+    def _counted(self, way: str) -> list[float]:
+        return self._times[way][_STEPS_OF_A_TURN - 1 :: _STEPS_OF_A_TURN]

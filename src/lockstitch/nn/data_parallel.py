@@ -75,7 +75,7 @@ class DataParallel(nn.Module, Generic[M]):
     A single entry means the plain module, on that device: `device_ids=["cpu"]`.
 
     Without `device_ids` and accelerators the first training steps are taken plainly, on threads and
-    on processes in turn, four times each, and timed. From then on the fastest way is taken; plain
+    on processes in turn, six times each, and timed. From then on the fastest way is taken; plain
     unless another one is faster by 5 %. `slots` tells which. Only training steps with arguments and
     outputs of one batch size are taken on slots, and only those of modules without batch statistics
     and hooks that draw no random numbers and write no buffers; all else is plain, and so is
