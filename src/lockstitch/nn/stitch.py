@@ -102,8 +102,9 @@ class Call:
         outcome, self._outcome = self._outcome, None
         assert outcome is not None
         self._requires_grad = outcome.requires_grad
-        pairs = zip(outcome.tensors, outcome.requires_grad, strict=True)
-        context.mark_non_differentiable(*(tensor for tensor, requires in pairs if not requires))
+        if not all(outcome.requires_grad):
+            pairs = zip(outcome.tensors, outcome.requires_grad, strict=True)
+            context.mark_non_differentiable(*(tensor for tensor, requires in pairs if not requires))
         return tuple(outcome.tensors)
 
     def post_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:

@@ -85,11 +85,8 @@ class Executor:
         if any(requires_grad):
             self._check_leaves(inputs, outputs)
             self._graphs[request.number] = _Graph(inputs, outputs)
-        written = [
-            i
-            for i, (old, new) in enumerate(zip(before, self._versions(), strict=True))
-            if old != new
-        ]
+        pairs = zip(before, self._versions() if before else (), strict=True)
+        written = [i for i, (old, new) in enumerate(pairs) if old != new]
         return Outcome(skeleton, [each.detach() for each in outputs], requires_grad, written)
 
     def backward(self, order: BackwardOrder) -> Gradients:
@@ -111,8 +108,15 @@ class Executor:
         sources = [*graph.inputs, *self.leaves]
         found: Sequence[torch.Tensor | None] = [None] * len(sources)
         if roots and sources:
-            found = torch.autograd.grad(
-                roots, sources, gradients, retain_graph=order.keeps_graph, allow_unused=True
+            # As torch.autograd.grad does, which first checks what is right here by construction.
+            found = torch.autograd.Variable._execution_engine.run_backward(
+                tuple(roots),
+                tuple(gradients),
+                order.keeps_graph,
+                False,  # create_graph
+                tuple(sources),
+                allow_unreachable=True,
+                accumulate_grad=False,
             )
         of_inputs, of_leaves = found[: len(graph.inputs)], found[len(graph.inputs) :]
         if order.keeps_gradients:
