@@ -601,7 +601,9 @@ class Agent:
         if kept:
             pending.kept = kept
         if body.items:
-            pending.nbytes = sum(map(_nbytes, body.items))
+            nbytes = sum(map(_nbytes, body.items))
+            if nbytes > channel.pressure.least:
+                pending.nbytes = nbytes
         stitch = self.stitch(channel.peer.worker, body.items, sealed)
         if definition is None:
             return channel.request(

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LOOK_SECONDS = 0.1
+# So many of the smallest requests that count would be needed to fill a connection.
+_MOST_REQUESTS = 1 << 16
 
 
 class Pressure:
@@ -21,6 +23,8 @@ class Pressure:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self.least = limit // _MOST_REQUESTS
+        """What holds no more than so much is not worth counting, in bytes."""
         self._changed = threading.Condition()
         self._waiting = 0
         self.bytes = 0

@@ -171,17 +171,18 @@ class Spinner:
         receive_into, now, yield_cpu = connection.receive_into, self._now, self._yield_cpu
         before = self._waits_since
         glance_at = before + _GLANCE_SECONDS
-        longest_look = _LONGEST_LOOK_SECONDS
+        longest_look = longest_yield = _LONGEST_LOOK_SECONDS
         yield_at = before
         if _TURN.shares_until < before < self._awake_until:
             yield_at += min(_LEAST_KEEP_SECONDS + 2 * usual, _MOST_KEEP_SECONDS)
+            longest_yield = _LONG_YIELD_SECONDS
         while True:
             try:
                 receive_into(view, counts, 0)
             except BlockingIOError:
                 if before >= yield_at:
                     yield_cpu()
-                    longest_look = _LONG_YIELD_SECONDS
+                    longest_look = longest_yield
             else:
                 return True
             after = now()

@@ -412,6 +412,8 @@ def _unpickle(payload: Payload, registry: PicklingRegistry, session: UnpickleSes
 def _unpack_flat(stream: bytes | memoryview, items: Sequence[Any]) -> Any:
     if (stream == _ONE_ITEM and len(items) == 1) or (stream == _TWO_ITEMS and len(items) == 2):
         return tuple(items)
+    if stream == _ONE_ITEM_TWICE and len(items) == 1:
+        return items[0], items[0]
     value = marshal.loads(stream)
     if not items:
         return value
