@@ -26,7 +26,7 @@ import lockstitch.autograd as dist_autograd
 from lockstitch import rpc
 from lockstitch.autograd.service import AutogradService
 from lockstitch.rref.service import ReferenceService
-from lockstitch.runtime.channel import StreamChannel
+from lockstitch.runtime.stream_channel import StreamChannel
 from lockstitch.runtime.worker import PROCESS, current_worker
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lockstitch.errors import PeerDiedError
-from lockstitch.runtime.channel import StreamChannel
 from lockstitch.runtime.pending import Future as OurFuture
 from lockstitch.runtime.pending import Pending
+from lockstitch.runtime.stream_channel import StreamChannel
 from lockstitch.runtime.worker import current_worker, has_current_worker
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.rref.user_fork import UserFork
-    from lockstitch.runtime.agent import MakeCall
+    from lockstitch.runtime.calling import MakeCall
     from lockstitch.runtime.worker import Worker
     from lockstitch.wire.pickling import PickleSession, UnpickleSession
 

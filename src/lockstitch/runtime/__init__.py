@@ -2,9 +2,13 @@
 
 worker.py         Worker: one participant and the services plugged into it; current_worker()
 ending.py         what happens to threads that still run when the interpreter ends
-agent.py          Agent: makes calls, sends messages, knows the peers
+agent.py          Agent: what everything plugs into; sends messages, serves the peers
+calling.py        its calls, and what becomes of their answers
+packing.py        how it packs and opens values
+served.py         the requests that are being served
 peers.py          who the peers are, reaching and losing them
-channel.py        the connection that we call a peer on: requests out, replies in
+channel.py        our requests to a peer that wait for their answers
+stream_channel.py the connection that we call a peer on, and who reads it
 breakages.py      connections that break: is the peer gone, or only the connection?
 liveness.py       heartbeats: which peers have fallen silent
 way_back.py       hearing from a worker on the connection on which we call it

@@ -5,90 +5,59 @@
 
 The agent knows its peers by a `Directory`, connects to them on first use, and keeps one channel to
 each. References and distributed autograd plug in from above: by handlers for their messages, by
-servers for their requests, and by the `Interceptor`.
+servers for their requests, and by the `Interceptor`. How it calls: `runtime.calling`; how it packs
+values: `runtime.packing`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstitch.errors import (
     ConnectionLostError,
     PeerDiedError,
     RemoteProtocolError,
-    RpcTimeoutError,
 )
 from lockstitch.ids import WorkerId, WorkerInfo
-from lockstitch.runtime import remote_errors
+from lockstitch.runtime.calling import Calling
 from lockstitch.runtime.crew import Crew
-from lockstitch.runtime.functions import BY_VALUE
 from lockstitch.runtime.incoming import Acceptor, Requests, RequestsFromSelf
-from lockstitch.runtime.inherited import remaining_deadline
 from lockstitch.runtime.liveness import Liveness
 from lockstitch.runtime.loopback import Loopback
 from lockstitch.runtime.newcomers import Newcomers
 from lockstitch.runtime.peers import Peers
-from lockstitch.runtime.pending import Future, Pending
+from lockstitch.runtime.served import Served
 from lockstitch.runtime.timer import Deadlines, Timer
 from lockstitch.transport.pools import default_capacity
 from lockstitch.transport.warm import WarmBuffers
 from lockstitch.wire.frames import DEFAULT_LIMITS, FrameDecoder, FrameLimits
 from lockstitch.wire.messages import (
-    Call,
     Cancel,
-    Failure,
     Leave,
     Message,
-    Payload,
-    RemoteCall,
-    Reply,
-)
-from lockstitch.wire.pickling import (
-    CARRY_OWN,
-    UnpickleSession,
-    discard,
-    pack,
-    pack_arguments,
-    pack_flat_with_own,
-    unpack,
 )
 from lockstitch.wire.seals import SealedFrameDecoder
 
 if TYPE_CHECKING:
-    from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.peers import Directory
-    from lockstitch.runtime.pending import Completion
     from lockstitch.runtime.way_back import WayBack
     from lockstitch.runtime.worker import Worker
     from lockstitch.transport.base import Connection, Listener, Transport
     from lockstitch.transport.handshake import SessionKeys
     from lockstitch.trust.registry import Registry
     from lockstitch.trust.secret import Secret
-    from lockstitch.wire.messages import Stitch
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
-WhatToCall = tuple[Callable[..., Any], tuple[Any, ...], "dict[str, Any] | None"]
-"""A function, its arguments and those given by name."""
-
-MakeCall = Callable[[int, int, "bytes | None", "float | None", "Stitch | None", Payload], Message]
-"""Builds a request from its number, the function's number and definition, the timeout that travels,
-the stitch and the body."""
-
 SendFilter = Callable[[WorkerId, Message, "Callable[[Message], None]"], None]
 """Called with receiver, message and the function that sends it: may do so now, later, or never, or
 raise a `ConnectionError`. For injected faults; sees requests and control messages, not answers."""
-
-UNSET_TIMEOUT: Final = -1.0
-"""Stands for the default timeout in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,54 +112,7 @@ class AgentStatistics:
     """How many connections were turned away before they could say anything, by reason."""
 
 
-class Served:
-    """The requests being served now, parked ones too."""
-
-    def __init__(self) -> None:
-        self._now: set[Invocation] = set()
-        self.finished = 0
-        self.repeated = 0
-        """How many came a second time."""
-
-    def begin(self, invocation: Invocation) -> None:
-        self._now.add(invocation)
-
-    def end(self, invocation: Invocation) -> None:
-        """Harmless when repeated."""
-        if invocation in self._now:
-            self._now.discard(invocation)
-            self.finished += 1
-
-    def note_repeated(self, invocation: Invocation) -> None:
-        """A request has come a second time, and is not served again."""
-        self.repeated += 1
-        body = getattr(invocation.message, "body", None)
-        if body is not None:
-            invocation.agent.discard(body, invocation.caller)
-
-    def cancel(self, caller: WorkerId, request: int) -> None:
-        """That request's time is over: if it is parked, it is served no more."""
-        for each in self.list():
-            is_it = each.caller == caller and each.message.request == request  # type: ignore[attr-defined]
-            if is_it and each.is_parked and type(each.message) is not RemoteCall:
-                self.end(each)
-
-    def drop(self, caller: WorkerId) -> None:
-        """That caller is gone: what is parked for it is served no more. Not what makes a value,
-        which others may wait for."""
-        for each in self.list():
-            if each.caller == caller and each.is_parked and type(each.message) is not RemoteCall:
-                self.end(each)
-
-    def __len__(self) -> int:
-        return len(self._now)
-
-    def list(self) -> list[Invocation]:
-        """A copy."""
-        return list(self._now)
-
-
-class Agent:
+class Agent(Calling):
     """See the module."""
 
     def __init__(
@@ -381,54 +303,6 @@ class Agent:
             strangers=self.newcomers.refused(),
         )
 
-    # ------------------------------------------------------------ values
-
-    def pack(self, value: object) -> Payload:
-        """A payload that `unpack` of any worker reads."""
-        return pack(value, self._pickling)[0]
-
-    def unpack(self, payload: Payload) -> Any:
-        """The value of a payload made by `pack`."""
-        return unpack(payload, self._pickling)
-
-    def discard(self, payload: Payload, sender: WorkerId) -> None:
-        """Nobody will read this payload: gives back what it carries."""
-        if payload.encoding in CARRY_OWN:
-            self.spawn(lambda: discard(payload, self._pickling, UnpickleSession(sender)))
-
-    def close_up(self, value: object, to: WorkerId) -> tuple[Payload, Stitch | None]:
-        """Packs a value for `to`, stitched where this thread is inside an autograd context."""
-        payload, sealed = pack(value, self._pickling, to)
-        return payload, self.stitch(to, payload.items, sealed)
-
-    def stitch(
-        self, to: WorkerId, items: Sequence[Any] = (), sealed: Collection[int] = ()
-    ) -> Stitch | None:
-        """What an autograd context adds to a message with these items; None outside of any. Items
-        whose id is in `sealed` stay leaves. A context travels although no tensor does."""
-        interceptor = self.interceptor
-        if interceptor is None or not interceptor.is_active():
-            return None
-        if sealed:
-            items = [None if id(item) in sealed else item for item in items]
-        return interceptor.outgoing(to, items)
-
-    def open(
-        self,
-        body: Payload,
-        stitch: Stitch | None,
-        sender: WorkerId,
-        session: UnpickleSession | None = None,
-    ) -> Any:
-        """Reads a payload; tensors that the stitch names begin a graph here."""
-        if stitch is not None and self.interceptor is not None:
-            items = list(body.items)
-            self.interceptor.incoming(sender, stitch, items)
-            body = Payload(body.encoding, body.stream, items)
-        if session is None and body.encoding in CARRY_OWN:
-            session = UnpickleSession(sender)
-        return unpack(body, self._pickling, session)
-
     # ------------------------------------------------------------ requests
 
     def send(self, to: WorkerId, message: Message) -> None:
@@ -469,230 +343,6 @@ class Agent:
             raise RemoteProtocolError(f"a {type(message).__name__} came where replies belong")
         handler(sender, message)
 
-    def call(
-        self,
-        to: WorkerId,
-        function: Callable[..., T],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        timeout: float = UNSET_TIMEOUT,
-    ) -> T:
-        """Runs `function(*args, **kwargs)` on a worker and returns its value; see `rpc_sync`."""
-        channel = self.peers.channel(to)
-        pending = self._pending(timeout, None)
-        number = self._send_call(channel, pending, function, args, kwargs)
-        value: T = self._await(channel, pending, number)
-        return value
-
-    def call_async(
-        self,
-        to: WorkerId,
-        function: Callable[..., T],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        timeout: float = UNSET_TIMEOUT,
-    ) -> Future[T]:
-        """Like `call`, at once; see `rpc_async`."""
-        future: Future[T] = Future()
-        self.call_into(future, to, (function, args, kwargs), timeout)
-        return future
-
-    def call_into(
-        self,
-        completion: Completion,
-        to: WorkerId,
-        call: WhatToCall,
-        timeout: float = UNSET_TIMEOUT,
-        make: MakeCall = Call,
-    ) -> None:
-        """Like `call_async`, for an answer that completes `completion`. `make` may build another
-        request with a call's fields."""
-        pending = self._pending(timeout, completion)
-
-        def send(channel: Channel) -> None:
-            self._send_call(channel, pending, *call, make)
-
-        self._begin(to, pending, completion, send)
-
-    def ask(
-        self,
-        to: WorkerId,
-        build: Callable[[int, float | None], Message],
-        timeout: float = UNSET_TIMEOUT,
-    ) -> Any:
-        """`request`, and waits for the answer."""
-        channel = self.peers.channel(to)
-        pending = self._pending(timeout, None)
-        number = channel.request(pending, lambda number: build(number, pending.travels))
-        return self._await(channel, pending, number)
-
-    def _await(self, channel: Channel, pending: Pending, number: int) -> Any:
-        try:
-            channel.wait(pending)
-        finally:
-            channel.abandon(number)
-        return self.result(pending, channel.peer.worker)
-
-    def request(
-        self,
-        to: WorkerId,
-        build: Callable[[int, float | None], Message],
-        timeout: float = UNSET_TIMEOUT,
-    ) -> Future[Any]:
-        """Sends the request that `build(number, timeout that travels)` makes; its answer completes
-        the future."""
-        future: Future[Any] = Future()
-        pending = self._pending(timeout, future)
-
-        def send(channel: Channel) -> None:
-            channel.request(pending, lambda number: build(number, pending.travels))
-
-        self._begin(to, pending, future, send)
-        return future
-
-    def _begin(
-        self,
-        to: WorkerId,
-        pending: Pending,
-        completion: Completion,
-        send: Callable[[Channel], None],
-    ) -> None:
-        """Sends a request whose answer completes `completion`. What cannot be packed raises here;
-        what cannot be sent fails it, as if it had been lost a moment later."""
-        try:
-            channel = self.peers.channel(to)
-            completion.attach(channel, pending)
-            send(channel)
-            channel.expect_answers()
-        except (ConnectionError, RpcTimeoutError) as error:
-            if not pending.done:
-                self.fail_pending(pending, error)
-
-    def _pending(self, timeout: float, future: Completion | None) -> Pending:
-        given = timeout if timeout > 0 else None
-        seconds = given if timeout >= 0 else (self.default_timeout or None)
-        inherited = remaining_deadline()
-        now = self.clock.now()
-        if seconds is None and inherited is None:
-            return Pending(None, None, future, since=now)
-        if inherited is not None and (seconds is None or inherited - now < seconds):
-            seconds = given = max(inherited - now, 0.0)
-        assert seconds is not None
-        return Pending(now + seconds, seconds, future, since=now, travels=given)
-
-    def _send_call(
-        self,
-        channel: Channel,
-        pending: Pending,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        make: MakeCall = Call,
-    ) -> int:
-        pending.what = function
-        if self.before_call is not None:
-            self.before_call()
-        functions = channel.functions
-        number, definition = functions.define(function)
-        pending.habit = functions.habits.get(number)
-        kept: list[object] = []
-        call = (function, args, kwargs)
-        body, sealed = self.pack_call(call, number, channel.peer.worker, kept)
-        if kept:
-            pending.kept = kept
-        if body.items:
-            nbytes = sum(map(_nbytes, body.items))
-            if nbytes > channel.pressure.least:
-                pending.nbytes = nbytes
-        stitch = self.stitch(channel.peer.worker, body.items, sealed)
-        if definition is None:
-            return channel.request(
-                pending, lambda request: make(request, number, None, pending.travels, stitch, body)
-            )
-        with functions.defining:  # the definition must leave before any use of its number
-            number, definition = functions.define(function)
-            request = channel.request(
-                pending,
-                lambda request: make(request, number, definition, pending.travels, stitch, body),
-            )
-            functions.mark_sent(function, number)
-        return request
-
-    def pack_call(
-        self,
-        call: WhatToCall,
-        number: int,
-        to: WorkerId,
-        kept: list[object],
-    ) -> tuple[Payload, set[int]]:
-        """The body of a call: arguments alone, with keywords, or with the function itself. `kept`
-        takes what is to be kept until the answer is there."""
-        function, args, kwargs = call
-        if number == BY_VALUE:
-            return pack((function, args, kwargs or {}), self._pickling, to, kept)
-        if not kwargs:
-            flat = pack_arguments(args) or pack_flat_with_own(args, self._pickling, to, kept)
-            if flat is not None:
-                return flat, set()
-        return pack((args, kwargs or {}), self._pickling, to, kept)
-
-    # ------------------------------------------------------------ answers
-
-    def result(self, pending: Pending, peer: WorkerId) -> Any:
-        """The value of a finished request; raises its exception."""
-        if pending.error is not None:
-            raise pending.error
-        answer = pending.answer
-        assert isinstance(answer, (Reply, Failure))
-        if isinstance(answer, Failure):
-            raise remote_errors.from_payload(answer.body, self.allowed)
-        return self.open(answer.body, answer.stitch, peer)
-
-    def complete_future(
-        self, pending: Pending, answer: Message, peer: WorkerId, *, is_waiting: bool = False
-    ) -> None:
-        """Completes a future: at once where that is cheap, or where this very thread waits for it;
-        else on the crew."""
-        future = pending.future
-        assert future is not None
-        is_cheap = (
-            isinstance(answer, Reply)
-            and answer.body.encoding not in CARRY_OWN
-            and answer.stitch is None
-        )
-        if (is_cheap or is_waiting) and not future.has_callbacks:
-            self._settle(pending, answer, peer)
-        else:
-            self.crew.spawn(lambda: self._settle(pending, answer, peer))
-
-    def _settle(self, pending: Pending, answer: Message, peer: WorkerId) -> None:
-        future = pending.future
-        assert future is not None
-        pending.answer = answer
-        try:
-            value = self.result(pending, peer)
-        except Exception as error:  # noqa: BLE001 - raised where the user waits
-            future.complete(None, error)
-        else:
-            future.complete(value, None)
-        pending.finish(answer, None)
-
-    def fail_pending(self, pending: Pending, error: BaseException) -> None:
-        """A request ends in an error of this side."""
-        if pending.future is None:
-            pending.finish(None, error)
-            return
-        future = pending.future
-
-        def fail() -> None:
-            future.complete(None, error)
-            pending.finish(None, error)
-
-        if future.has_callbacks and not self._closed:
-            self.crew.spawn(fail)
-        else:
-            fail()
-
     def _sweep(self, now: float) -> float | None:
         deadlines = [channel.sweep(now) for channel in self.peers.channels()]
         return min((each for each in deadlines if each is not None), default=None)
@@ -719,12 +369,3 @@ class Agent:
         remaining = self.crew.close(timeout_seconds)
         self._poller.close()
         return remaining
-
-
-def _nbytes(item: torch.Tensor | memoryview | None) -> int:
-    """How much memory an item of a message takes; of a sparse tensor, its values."""
-    if item is None:
-        return 0
-    if isinstance(item, memoryview) or item.layout is torch.strided:
-        return item.nbytes
-    return (item._values() if item.layout is torch.sparse_coo else item.values()).nbytes

@@ -1,32 +1,17 @@
-"""The connection on which we call a peer: our requests go out, its replies come in, and, while we
-listen for it, what it sends us on the way back (`runtime.way_back`); in the end its goodbye.
-
-So the thread that waits for a reply may read the connection itself, and gets its own answer without
-anybody being woken. `_reading` is the right to read. Who finds it taken sleeps as a follower; who
-gives it back wakes one follower, or, where only futures wait, sees to it that the crew's leader
-will read: at once if somebody is to be called back, else a moment later. *Follower: publish
-yourself, then try the lock. Leader: release, then look for followers.*
-A thread that waits here never runs anybody's function.
-"""
+"""The requests of this worker to one peer that wait for their answers, however they travel: over a
+connection (`runtime.stream_channel`), or not at all (`runtime.loopback`)."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import threading
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import LockstitchError, RpcTimeoutError, copy_of
 from lockstitch.runtime.functions import OutgoingFunctions
-from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.pressure import Pressure
-from lockstitch.runtime.way_back import WayBack
-from lockstitch.transport.spin import Habit, Spinner
-from lockstitch.transport.stream import StreamConnection
-from lockstitch.transport.waker import Waker
-from lockstitch.wire.frames import FrameDecoder, encode
 from lockstitch.wire.messages import Cancel, Failure, Reply
 
 if TYPE_CHECKING:
@@ -35,17 +20,12 @@ if TYPE_CHECKING:
     from lockstitch.errors import PeerDiedError, RpcError
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.agent import Agent
-    from lockstitch.transport.base import Connection
+    from lockstitch.runtime.pending import Pending
+    from lockstitch.runtime.way_back import WayBack
     from lockstitch.wire.messages import Heartbeat, Message
 
-# A reader blocks for at most this long before it looks at its deadline: always the same number,
-# since changing a socket's timeout costs as much as sending a message.
-_READ_SECONDS = 1.0
-_LAST_ANSWERS_SECONDS = 0.5
-_NOT_BLOCKING = (False,)
-# For so many looks of the monitor a caller may go on sending requests before the answers are read
-# by somebody else.
-_MOST_PATIENCE = 5
+NOT_BLOCKING = (False,)
+"""For taking a lock and knowing of it in one call: `held.extend(map(acquire, NOT_BLOCKING))`."""
 
 
 class Channel:
@@ -236,7 +216,7 @@ class Channel:
         self.error = error
         held: list[bool] = []  # as in `StreamChannel._wait`
         try:
-            held.extend(map(self._failing.acquire, _NOT_BLOCKING))
+            held.extend(map(self._failing.acquire, NOT_BLOCKING))
             while held[0] and self._pending:
                 for number in list(self._pending):
                     pending = self._pending.get(number)
@@ -258,341 +238,3 @@ class Channel:
 
     def close(self) -> None:
         """Ends it."""
-
-
-class StreamChannel(Channel):
-    """A channel over a connection."""
-
-    def __init__(
-        self, agent: Agent, peer: WorkerInfo, connection: Connection, decoder: FrameDecoder
-    ) -> None:
-        super().__init__(agent, peer)
-        self.connection = connection
-        self.decoder = decoder
-        self._lend = connection.lend
-        self._is_sealed = decoder.is_sealed
-        self._send_lock = threading.Lock()
-        self._reading = threading.Lock()
-        self._followers: deque[Pending] = deque()
-        self._arming = threading.Lock()
-        self._armed = False
-        self._expected = False
-        self._patience = 0
-        self._requested_before = 0
-        self._closed = False
-        self._spinner = Spinner(self._is_wanted_elsewhere)
-        self._listening = Habit()
-        self._waker: Waker | None = None
-        agent.crew.watch(connection, self)
-        agent.crew.watch_end(connection)
-
-    def __repr__(self) -> str:
-        return f"<StreamChannel to {self.peer.name!r} · {self.outstanding} outstanding>"
-
-    def transmit(self, message: Message) -> None:
-        buffers = encode(message, self.agent.limits, self._lend, self._is_sealed)
-        try:
-            with self._send_lock:
-                self.connection.send(buffers)
-        except ConnectionError as error:
-            self._lost(error)
-            raise self.agent.peers.breakages.verdict(self) from error
-
-    def ask(self, message: Heartbeat) -> None:
-        self._is_asking = True
-        self.post(message)
-        self._arm()
-
-    def signs_of_life(self) -> tuple[object, ...]:
-        return (*self.decoder.position, self._last_delivered, *self.connection.signs_of_life())
-
-    def say_at_last(self, message: Message, patience_seconds: float) -> None:
-        """Sends a message, or does not where the peer takes in nothing any more."""
-        if self._send_lock.acquire(timeout=patience_seconds):
-            try:
-                if self.connection.has_room(patience_seconds):
-                    self.connection.send(encode(message, self.agent.limits, None, self._is_sealed))
-            finally:
-                self._send_lock.release()
-
-    def wait(self, pending: Pending) -> None:
-        crew = self.agent.crew
-        if crew.is_member():
-            with crew.blocked():
-                self._wait(pending)
-        else:
-            self._wait(pending)
-
-    def _wait(self, pending: Pending) -> None:
-        reading, followers = self._reading, self._followers
-        try:
-            while not pending.done:
-                # In one call, so that no interrupt can come between taking and knowing of it.
-                held: list[bool] = []
-                try:
-                    held.extend(map(reading.acquire, _NOT_BLOCKING))
-                    if held[0]:
-                        self._read_until(pending)
-                finally:
-                    if True in held:
-                        reading.release()
-                if self._closed and not pending.done:  # it is still to be seen what that means
-                    super().wait(pending)
-                elif (pending.delivered or not held[0]) and not pending.done:
-                    self._follow(pending)
-        finally:
-            if followers or self._expects_something():
-                try:
-                    self._call_successor()
-                except BaseException:  # an interrupt: others must not sleep on for ever
-                    self._call_successor()
-                    raise
-
-    def way_back(self) -> WayBack:
-        way_back = WayBack(self)
-        self.expect_answers()
-        return way_back
-
-    def listen(self, sleeper: Pending) -> None:
-        """Reads until `sleeper`, which is shared, is finished by what comes or by another thread;
-        see `WayBack.wait`."""
-        number = next(self._numbers)  # nobody will answer it; the peer's end finishes it
-        if sleeper.habit is None:
-            sleeper.habit = self._listening
-        self._pending[number] = sleeper
-        try:
-            if self.error is not None:
-                raise copy_of(self.error)  # what is raised keeps the frames that it passes
-            if isinstance(self.connection, StreamConnection):
-                self.wait(sleeper)
-            else:  # its readers cannot be woken, and others may finish the sleeper too
-                self.attend()
-                super().wait(sleeper)
-        finally:
-            self._pending.pop(number, None)
-
-    def glance(self, sleeper: Pending) -> None:
-        """See `WayBack.glance`."""
-        if not self._reading.acquire(blocking=False):
-            return
-        try:
-            while not sleeper.done:
-                if not self._is_left_over():
-                    self._spin(self._listening)
-                self._receive_and_take(sleeper, 0)
-        except BlockingIOError:
-            pass
-        finally:
-            self._reading.release()
-            self._call_successor()
-
-    def _is_wanted_elsewhere(self) -> bool:
-        """Whether other threads of this process have something to do before more comes here."""
-        return len(self._followers) > 0 or self.agent.crew.has_more()
-
-    def _spin(self, habit: Habit | None) -> bool:
-        decoder = self.decoder
-        try:
-            return self._spinner.receive(self.connection, decoder.space(), decoder.counts, habit)
-        except ConnectionError as error:
-            self._lost(error)
-            return False
-
-    def _follow(self, pending: Pending) -> None:
-        """Sleeps until `pending` is done, or is called to read."""
-        followers = self._followers
-        with pending.sleeping() as lock:
-            try:
-                followers.append(pending)
-                if (self._reading.locked() or pending.delivered) and not pending.done:
-                    lock.acquire()
-            finally:
-                with contextlib.suppress(ValueError):
-                    followers.remove(pending)
-
-    def _call_successor(self) -> None:
-        """Sees to it that somebody reads, after the reading was given back."""
-        for follower in tuple(self._followers):
-            if not follower.done and not follower.delivered:
-                follower.wake()
-                return
-        if self._closed:
-            return
-        if self._is_left_over():  # the poller does not know of it
-            self.agent.spawn(self.serve)
-        self.expect_answers()
-
-    def expect_answers(self) -> None:
-        # A caller who sends many requests and then waits reads all answers itself. Were the leader
-        # to read them meanwhile, the two would fight for the GIL.
-        if self._at_once:
-            self._arm()
-        elif not self._armed and not self._expected and self._expects_something():
-            self._expected = True
-            self._patience = _MOST_PATIENCE
-            self._requested_before = self.requested
-            self.agent.crew.look_after(self._look_after)
-
-    def attend(self) -> None:
-        self._at_once = True
-        self._arm()
-
-    def _expects_something(self) -> bool:
-        return bool(self._pending or self._given_up or self.listeners or self._is_asking)
-
-    def _look_after(self) -> bool:
-        """The crew's monitor asks, every millisecond; True: it need not ask again."""
-        self._expected = False  # first, for whoever sends a request just now
-        if self._armed or self._reading.locked() or not self._expects_something():
-            return True
-        if self._requested_before != self.requested and self._patience:
-            self._requested_before = self.requested
-            self._patience -= 1
-            self._expected = True
-            return False
-        self._arm()
-        return True
-
-    def _arm(self) -> None:
-        """Lets the crew's leader read, where nobody else does."""
-        if not self._armed and not self._reading.locked() and self._expects_something():
-            with self._arming:
-                self.agent.crew.arm(self.connection)
-                self._armed = True
-
-    def _watch_end(self) -> None:
-        """Has the crew's leader notice that the peer dies, also while nobody waits for it."""
-        with self._arming:
-            if not self._armed:
-                self.agent.crew.watch_end(self.connection)
-
-    def _read_until(self, pending: Pending) -> None:
-        if pending.done or pending.delivered:
-            return  # another reader had it already, before this one began to read
-        if not self._is_left_over():
-            self._spin(pending.habit)
-        if self._is_left_over() and self._receive_and_take(pending, None):
-            return
-        if pending.is_shared and isinstance(self.connection, StreamConnection):
-            self._read_wakefully(pending, self.connection)
-            return
-        callers = self.agent.crew.callers
-        while not pending.done:
-            seconds = _READ_SECONDS
-            if pending.deadline is not None:
-                remaining = pending.deadline - self.agent.clock.now()
-                if remaining <= 0:
-                    self._expire(pending)
-                    return
-                seconds = min(seconds, remaining)
-            callers.add(pending)
-            try:
-                if self._receive_and_take(pending, seconds):
-                    return
-            except BlockingIOError:
-                continue
-            finally:
-                callers.discard(pending)
-
-    def _read_wakefully(self, sleeper: Pending, connection: StreamConnection) -> None:
-        """Reads until `sleeper` is done, which others may do too: then they wake this reader."""
-        waker = self._waker
-        if waker is None:
-            waker = self._waker = Waker()
-        while not sleeper.done:
-            if not self._is_left_over() and not self._spin(sleeper.habit):
-                try:
-                    sleeper.locks.append(waker)
-                    if not sleeper.done:
-                        connection.wait_readable(waker)
-                finally:
-                    with contextlib.suppress(ValueError):  # an interrupt came before
-                        sleeper.locks.remove(waker)
-                waker.drain()
-            with contextlib.suppress(BlockingIOError):
-                if self._receive_and_take(sleeper, 0):
-                    return
-
-    def _is_left_over(self) -> bool:
-        """Whether something has been received, but not delivered yet."""
-        decoder = self.decoder
-        return bool(decoder.counts or decoder.is_torn or decoder.messages)
-
-    def _receive_and_take(self, pending: Pending, seconds: float | None) -> bool:
-        try:
-            decoder = self.decoder
-            if not self._is_left_over():  # by an interrupted reader
-                self.connection.receive_into(decoder.space(), decoder.counts, seconds)
-                self._spinner.note_arrival()
-            if 0 in decoder.counts:
-                raise ConnectionResetError("it closed the connection")
-            decoder.absorb()
-            return self._take(pending)
-        except BlockingIOError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, nothing can be read after it
-            self._lost(error)
-            return True
-
-    def _take(self, pending: Pending) -> bool:
-        messages = self.decoder.messages
-        while messages:
-            self.deliver(messages[0], pending)
-            messages.popleft()
-        return pending.done or pending.delivered
-
-    def _expire(self, pending: Pending) -> None:
-        for number, other in self._pending.copy().items():
-            if other is pending:
-                self.expire(number, pending)
-
-    def _lost(self, cause: BaseException) -> None:
-        # All of it again if it was done before: an interrupt may have cut that short.
-        self.close()
-        self.agent.peers.channel_broke(self, cause)
-        if self.error is not None:
-            self.fail_all(self.error)
-
-    # ------------------------------------------------------------ as a source of the crew
-
-    def serve(self) -> None:
-        """The crew's leader reads the answers of futures, or finds that the peer is gone."""
-        self._armed = False
-        if self._reading.acquire(blocking=False):
-            try:
-                nobody = Pending(None, None, None)
-                while not nobody.done:
-                    if self._receive_and_take(nobody, 0):
-                        break
-            except BlockingIOError:
-                pass
-            finally:
-                self._reading.release()
-            if not self._closed:
-                self._call_successor()
-        if not self._closed:
-            self._watch_end()
-
-    def leave(self) -> None:
-        """The leader never leaves in the middle of `serve`."""
-
-    def end(self, error: PeerDiedError, *, at_once: bool = False) -> None:
-        # It may have answered just before: whoever reads finds that first, and then the end of the
-        # connection. Should that not come, all is over a moment later.
-        self.error = error
-        if self._pending and not at_once:
-            self.attend()
-            self.agent.call_later(_LAST_ANSWERS_SECONDS, partial(self._end_now, error))
-        else:
-            self._end_now(error)
-
-    def _end_now(self, error: PeerDiedError) -> None:
-        self.fail_all(error)
-        self.close()
-
-    def close(self) -> None:
-        self._closed = True
-        self.agent.crew.forget(self.connection)
-        self.connection.close()
-        if self._waker is not None:
-            self._waker.close()

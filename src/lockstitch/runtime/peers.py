@@ -25,7 +25,7 @@ from lockstitch.errors import (
 )
 from lockstitch.ids import ANYBODY, WorkerId, WorkerInfo
 from lockstitch.runtime.breakages import Breakages
-from lockstitch.runtime.channel import Channel, StreamChannel
+from lockstitch.runtime.stream_channel import StreamChannel
 from lockstitch.transport.handshake import CallerHandshake, GreetingReader
 from lockstitch.wire.messages import Leave
 from lockstitch.wire.seals import Sealer
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.runtime.agent import Agent
+    from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.incoming import IncomingConnection
     from lockstitch.transport.base import Connection
     from lockstitch.transport.handshake import Hello

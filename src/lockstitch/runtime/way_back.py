@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lockstitch.runtime.channel import StreamChannel
     from lockstitch.runtime.pending import Pending
+    from lockstitch.runtime.stream_channel import StreamChannel
 
 
 class WayBack:

@@ -12,8 +12,10 @@ look again and again. That pays only where an answer is near and the CPU is free
   after that the peer may have lost its CPU, or share this one. A peer that may be asleep is offered
   the CPU between two looks from the start, for it may have to wake up on this one; so is everybody
   while this process itself has several things to do;
-- a yield that took long has let somebody else run: to sleep is quicker for the next while, since
-  whoever is woken may be put onto another CPU. So that, too, counts as a slow look;
+- a yield that took long has let somebody else run. Where that happens in one wait after the other,
+  the peer shares this CPU, and to sleep is quicker: for 1 ms, then 2, 4 … 16. After each such pause
+  one keeps the CPU for a while whatever it costs, which has the kernel move one of the two where
+  there is an idle CPU;
 - a look that took over half a millisecond means that somebody else wants the GIL or the CPU: stop
   at once, and do not try again for 1 ms, then 2, 4 … 64; each success shortens that;
 - whoever spins looks now and then whether something else has come that this process should read,
@@ -52,6 +54,12 @@ _LEAST_KEEP_SECONDS = 20e-6
 _MOST_KEEP_SECONDS = 150e-6
 # Who gets the CPU back only after so long has let somebody else run on it.
 _LONG_YIELD_SECONDS = 8e-6
+# So often in a row, and it is no accident.
+_LONG_YIELDS = 3
+# For so long after a pause nothing is concluded from that: two that share a CPU are only moved
+# apart when both want it for a while.
+_TRIAL_SECONDS = 3e-3
+_LONGEST_SHARING_PAUSE_SECONDS = 16e-3
 _SHARING_SECONDS = 5e-3
 _YIELD_CPU = getattr(os, "sched_yield", bool)
 
@@ -113,6 +121,10 @@ class Spinner:
         self._pause_seconds = _SHORTEST_PAUSE_SECONDS
         self._paused_until = 0.0
         self._awake_until = 0.0
+        self._has_shared = False
+        self._long_yields = 0
+        self._trial_until = 0.0
+        self._sharing_pause_seconds = _SHORTEST_PAUSE_SECONDS
 
     def __repr__(self) -> str:
         return f"<Spinner · waits of {self._waits_for.usual_seconds * 1e6:.0f} µs>"
@@ -147,7 +159,7 @@ class Spinner:
         finally:
             _TURN.taken_until = 0.0
         self.note_arrival()
-        if self._pause_seconds > _SHORTEST_PAUSE_SECONDS and self._paused_until < start:
+        if self._pause_seconds > _SHORTEST_PAUSE_SECONDS:
             self._pause_seconds /= 2
         return True
 
@@ -171,25 +183,32 @@ class Spinner:
         receive_into, now, yield_cpu = connection.receive_into, self._now, self._yield_cpu
         before = self._waits_since
         glance_at = before + _GLANCE_SECONDS
-        longest_look = longest_yield = _LONGEST_LOOK_SECONDS
+        keeps = _TURN.shares_until < before < self._awake_until
         yield_at = before
-        if _TURN.shares_until < before < self._awake_until:
+        has_yielded = False
+        if keeps:
             yield_at += min(_LEAST_KEEP_SECONDS + 2 * usual, _MOST_KEEP_SECONDS)
-            longest_yield = _LONG_YIELD_SECONDS
         while True:
             try:
                 receive_into(view, counts, 0)
             except BlockingIOError:
-                if before >= yield_at:
+                yields = before >= yield_at
+                if yields:
+                    has_yielded = True
                     yield_cpu()
-                    longest_look = longest_yield
             else:
+                if self._has_shared and not has_yielded:
+                    self._note_own_cpu()
                 return True
             after = now()
-            if after - before > longest_look:
+            if after - before > _LONGEST_LOOK_SECONDS:
                 self._paused_until = after + self._pause_seconds
                 self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
-                return self._look_once_more(connection, view, counts)
+                return False
+            if yields and keeps and after - before > _LONG_YIELD_SECONDS:
+                keeps = False  # once in each wait is enough
+                if self._shares_cpu(after):
+                    return self._look_once_more(connection, view, counts)
             if after > deadline:
                 return False
             if after > glance_at:
@@ -198,6 +217,30 @@ class Spinner:
                     return False
                 glance_at = after + _GLANCE_SECONDS
             before = after
+
+    def _shares_cpu(self, now: float) -> bool:
+        """Somebody else has run on this CPU; True if that happens all the time. Then spinning
+        pauses."""
+        if now < self._trial_until:
+            return False
+        self._has_shared = True
+        self._long_yields += 1
+        if self._long_yields < _LONG_YIELDS:
+            return False
+        self._long_yields = 0
+        pause = self._sharing_pause_seconds
+        self._sharing_pause_seconds = min(2 * pause, _LONGEST_SHARING_PAUSE_SECONDS)
+        self._paused_until = now + pause
+        self._trial_until = now + pause + _TRIAL_SECONDS
+        return True
+
+    def _note_own_cpu(self) -> None:
+        """The peer has answered while this CPU was kept: it runs on another."""
+        self._long_yields = 0
+        self._sharing_pause_seconds /= 2
+        if self._sharing_pause_seconds <= _SHORTEST_PAUSE_SECONDS:
+            self._sharing_pause_seconds = _SHORTEST_PAUSE_SECONDS
+            self._has_shared = False
 
     def _look_once_more(self, connection: Connection, view: memoryview, counts: list[int]) -> bool:
         """Whoever has run on this CPU meanwhile may have been the peer."""

@@ -6,9 +6,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from lockstitch.errors import NotInitializedError, PeerDiedError, RpcTimeoutError
+from lockstitch.errors import NotInitializedError, PeerDiedError
 from lockstitch.ids import WorkerId
 from lockstitch.testing.clock import ManualClock
 from lockstitch.wire.messages import ChildNoted, Fetch, Message
@@ -19,13 +18,6 @@ if TYPE_CHECKING:
 
 ME, PEER = WorkerId(0, 0), WorkerId(1, 0)
 NOTED = ChildNoted((0, 0, 1))  # type: ignore[arg-type]
-
-
-def test_packed_values_can_be_unpacked() -> None:
-    with Stage() as stage:
-        value = stage.agent.unpack(stage.agent.pack({"t": torch.ones(2), "n": 1}))
-        assert value["n"] == 1
-        assert torch.equal(value["t"], torch.ones(2))
 
 
 def test_control_messages_are_sent_and_handled_with_their_sender() -> None:
@@ -119,15 +111,6 @@ def test_agent_rests_when_nothing_is_left_to_do() -> None:
         assert stage.agent.activity == before + 3
 
 
-def test_request_that_cannot_be_sent_fails_its_future() -> None:
-    with Stage() as stage:
-        stage.caller().close()
-        wait_until(lambda: stage.agent.peers.is_lost(PEER))
-        future = stage.call_async()
-        with pytest.raises(PeerDiedError):
-            future.wait()
-
-
 def test_filter_stands_in_the_way_of_requests_and_control_messages() -> None:
     with Stage() as stage:
         seen: list[str] = []
@@ -143,21 +126,6 @@ def test_filter_stands_in_the_way_of_requests_and_control_messages() -> None:
         assert stage.peer.receive() == NOTED
         assert seen == ["Call", "ChildNoted"]
         assert not lost.done()
-
-
-def test_timeouts_of_a_call() -> None:
-    clock = ManualClock()
-    with Stage(clock=clock) as stage:
-        stage.agent.default_timeout = 50
-        for given, travels in ((-1.0, None), (0.0, None), (7.0, 7.0)):
-            stage.call_async(timeout=given)
-            assert stage.peer.receive_call().timeout == travels
-        waiter = Background(lambda: stage.call(timeout=-1))
-        stage.peer.receive_call()
-        clock.wait_until_waiting()
-        clock.advance(50)
-        with pytest.raises(RpcTimeoutError, match=r"50000 ms.*'peer1' did not answer"):
-            waiter.result()
 
 
 def test_text_tells_what_goes_on() -> None:

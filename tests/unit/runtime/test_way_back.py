@@ -13,8 +13,8 @@ from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import ConnectionLostError, PeerDiedError
 from lockstitch.ids import WorkerInfo
 from lockstitch.runtime.agent import AgentOptions
-from lockstitch.runtime.channel import StreamChannel
 from lockstitch.runtime.pending import Pending
+from lockstitch.runtime.stream_channel import StreamChannel
 from lockstitch.transport.spin import Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.wire.frames import DEFAULT_LIMITS, FrameDecoder, encode

@@ -150,36 +150,81 @@ def test_a_slow_look_ends_it_and_costs_the_right_for_a_millisecond(pair):
     assert spin(spinner, far)
 
 
-def test_a_yield_that_lets_somebody_else_run_ends_it_after_one_more_look(pair):
-    near, far = pair
-    time = SteppingTime(MICROSECOND)
-    spinner = Spinner(now=time, yield_cpu=lambda: None)
+class Shared:
+    """A CPU that the peer wants too: it runs, and answers, whenever it is offered."""
 
-    def let_the_peer_run() -> None:
-        time.now += 20 * MICROSECOND
-        near.send([b"x"])
+    def __init__(self, pair, *, answers: bool = True) -> None:
+        self.near, self.far = pair
+        self.answers = answers
+        self.time = SteppingTime(MICROSECOND)
+        self.offers = 0
+        self.spinner = Spinner(now=self.time, yield_cpu=self.offer)
 
-    spinner._yield_cpu = let_the_peer_run
-    counts: list[int] = []
-    assert spin(spinner, far, counts)
-    assert counts == [1]
-    assert not spin(spinner, far), "the two share a CPU: to sleep is quicker for the next while"
-    time.now += 2e-3
-    near.send([b"x"])
-    assert spin(spinner, far)
+    def offer(self) -> None:
+        self.offers += 1
+        self.time.now += 20 * MICROSECOND
+        if self.answers:
+            self.near.send([b"x"])
+
+    def wait(self) -> bool:
+        return spin(self.spinner, self.far)
+
+    def wait_for_a_peer_that_runs_elsewhere(self) -> None:
+        self.near.send([b"x"])
+        assert self.wait()
 
 
-def test_a_yield_that_lets_others_than_the_peer_run_ends_it_too(pair):
-    time = SteppingTime(MICROSECOND)
-    looks: list[None] = []
+def test_who_has_to_share_the_cpu_in_one_wait_after_the_other_spins_no_more(pair):
+    cpu = Shared(pair)
+    cpu.wait_for_a_peer_that_runs_elsewhere()
+    assert [cpu.wait() for _ in range(3)] == [True, True, True]
+    assert cpu.offers == 3
+    assert not cpu.wait()
+    assert cpu.offers == 3
 
-    def let_others_run() -> None:
-        looks.append(None)
-        time.now += 20 * MICROSECOND
 
-    spinner = Spinner(now=time, yield_cpu=let_others_run)
-    assert not spin(spinner, pair[1])
-    assert len(looks) == 1
+def test_others_than_the_peer_may_be_who_wants_it(pair):
+    cpu = Shared(pair, answers=False)
+    cpu.wait_for_a_peer_that_runs_elsewhere()
+    for _ in range(3):
+        assert not cpu.wait()
+        cpu.spinner.note_arrival()
+    offers = cpu.offers
+    cpu.near.send([b"x"])
+    assert not cpu.wait(), "it blocks at once"
+    assert cpu.offers == offers
+
+
+def test_an_accident_between_is_forgotten(pair):
+    cpu = Shared(pair)
+    for _ in range(9):
+        cpu.wait_for_a_peer_that_runs_elsewhere()
+        assert cpu.wait()
+        assert cpu.wait()
+
+
+def test_after_the_pause_it_spins_whatever_that_costs_for_a_while(pair):
+    cpu = Shared(pair)
+    cpu.wait_for_a_peer_that_runs_elsewhere()
+    assert all(cpu.wait() for _ in range(3))
+    cpu.time.now += 1e-3
+    assert all(cpu.wait() for _ in range(20))
+
+
+def test_the_pauses_grow_while_the_cpu_is_shared_and_shrink_when_it_is_not(pair):
+    cpu = Shared(pair)
+    pauses = []
+    for _ in range(6):
+        while cpu.wait():
+            pass
+        pauses.append(round((cpu.spinner._paused_until - cpu.time.now) * 1e3))
+        cpu.time.now = cpu.spinner._paused_until
+    assert pauses == [1, 2, 4, 8, 16, 16]
+    for _ in range(5):
+        cpu.wait_for_a_peer_that_runs_elsewhere()
+    while cpu.wait():
+        pass
+    assert round((cpu.spinner._paused_until - cpu.time.now) * 1e3) == 1
 
 
 def test_the_pause_doubles_with_each_slow_look_and_successes_shorten_it_again(pair):

@@ -1,0 +1,265 @@
+"""How an agent makes calls and other requests, and what becomes of their answers.
+
+call ─► Pending ─► Channel.request …  Channel.deliver ─► result, in the thread that waits
+└► Completion, where none does
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch
+
+from lockstitch.errors import RpcTimeoutError
+from lockstitch.runtime import remote_errors
+from lockstitch.runtime.inherited import remaining_deadline
+from lockstitch.runtime.packing import Packing
+from lockstitch.runtime.pending import Future, Pending
+from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply
+from lockstitch.wire.pickling import CARRY_OWN
+
+if TYPE_CHECKING:
+    from lockstitch.clock import Clock
+    from lockstitch.ids import WorkerId
+    from lockstitch.runtime.channel import Channel
+    from lockstitch.runtime.packing import WhatToCall
+    from lockstitch.runtime.peers import Peers
+    from lockstitch.runtime.pending import Completion
+    from lockstitch.trust.registry import Registry
+    from lockstitch.wire.messages import Stitch
+
+T = TypeVar("T")
+
+MakeCall = Callable[[int, int, "bytes | None", "float | None", "Stitch | None", Payload], Message]
+"""Builds a request from its number, the function's number and definition, the timeout that travels,
+the stitch and the body."""
+
+UNSET_TIMEOUT: Final = -1.0
+"""Stands for the default timeout in force."""
+
+
+class Calling(Packing):
+    """See the module; the part of an `Agent` that asks others."""
+
+    allowed: Registry | None
+    before_call: Callable[[], None] | None
+    clock: Clock
+    default_timeout: float
+    peers: Peers
+    _closed: bool
+
+    def call(
+        self,
+        to: WorkerId,
+        function: Callable[..., T],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: float = UNSET_TIMEOUT,
+    ) -> T:
+        """Runs `function(*args, **kwargs)` on a worker and returns its value; see `rpc_sync`."""
+        channel = self.peers.channel(to)
+        pending = self._pending(timeout, None)
+        number = self._send_call(channel, pending, function, args, kwargs)
+        value: T = self._await(channel, pending, number)
+        return value
+
+    def call_async(
+        self,
+        to: WorkerId,
+        function: Callable[..., T],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: float = UNSET_TIMEOUT,
+    ) -> Future[T]:
+        """Like `call`, at once; see `rpc_async`."""
+        future: Future[T] = Future()
+        self.call_into(future, to, (function, args, kwargs), timeout)
+        return future
+
+    def call_into(
+        self,
+        completion: Completion,
+        to: WorkerId,
+        call: WhatToCall,
+        timeout: float = UNSET_TIMEOUT,
+        make: MakeCall = Call,
+    ) -> None:
+        """Like `call_async`, for an answer that completes `completion`. `make` may build another
+        request with a call's fields."""
+        pending = self._pending(timeout, completion)
+
+        def send(channel: Channel) -> None:
+            self._send_call(channel, pending, *call, make)
+
+        self._begin(to, pending, completion, send)
+
+    def ask(
+        self,
+        to: WorkerId,
+        build: Callable[[int, float | None], Message],
+        timeout: float = UNSET_TIMEOUT,
+    ) -> Any:
+        """`request`, and waits for the answer."""
+        channel = self.peers.channel(to)
+        pending = self._pending(timeout, None)
+        number = channel.request(pending, lambda number: build(number, pending.travels))
+        return self._await(channel, pending, number)
+
+    def _await(self, channel: Channel, pending: Pending, number: int) -> Any:
+        try:
+            channel.wait(pending)
+        finally:
+            channel.abandon(number)
+        return self.result(pending, channel.peer.worker)
+
+    def request(
+        self,
+        to: WorkerId,
+        build: Callable[[int, float | None], Message],
+        timeout: float = UNSET_TIMEOUT,
+    ) -> Future[Any]:
+        """Sends the request that `build(number, timeout that travels)` makes; its answer completes
+        the future."""
+        future: Future[Any] = Future()
+        pending = self._pending(timeout, future)
+
+        def send(channel: Channel) -> None:
+            channel.request(pending, lambda number: build(number, pending.travels))
+
+        self._begin(to, pending, future, send)
+        return future
+
+    def _begin(
+        self,
+        to: WorkerId,
+        pending: Pending,
+        completion: Completion,
+        send: Callable[[Channel], None],
+    ) -> None:
+        """Sends a request whose answer completes `completion`. What cannot be packed raises here;
+        what cannot be sent fails it, as if it had been lost a moment later."""
+        try:
+            channel = self.peers.channel(to)
+            completion.attach(channel, pending)
+            send(channel)
+            channel.expect_answers()
+        except (ConnectionError, RpcTimeoutError) as error:
+            if not pending.done:
+                self.fail_pending(pending, error)
+
+    def _pending(self, timeout: float, future: Completion | None) -> Pending:
+        given = timeout if timeout > 0 else None
+        seconds = given if timeout >= 0 else (self.default_timeout or None)
+        inherited = remaining_deadline()
+        now = self.clock.now()
+        if seconds is None and inherited is None:
+            return Pending(None, None, future, since=now)
+        if inherited is not None and (seconds is None or inherited - now < seconds):
+            seconds = given = max(inherited - now, 0.0)
+        assert seconds is not None
+        return Pending(now + seconds, seconds, future, since=now, travels=given)
+
+    def _send_call(
+        self,
+        channel: Channel,
+        pending: Pending,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        make: MakeCall = Call,
+    ) -> int:
+        pending.what = function
+        if self.before_call is not None:
+            self.before_call()
+        functions = channel.functions
+        number, definition = functions.define(function)
+        pending.habit = functions.habits.get(number)
+        kept: list[object] = []
+        call = (function, args, kwargs)
+        body, sealed = self.pack_call(call, number, channel.peer.worker, kept)
+        if kept:
+            pending.kept = kept
+        if body.items:
+            nbytes = sum(map(_nbytes, body.items))
+            if nbytes > channel.pressure.least:
+                pending.nbytes = nbytes
+        stitch = self.stitch(channel.peer.worker, body.items, sealed)
+        if definition is None:
+            return channel.request(
+                pending, lambda request: make(request, number, None, pending.travels, stitch, body)
+            )
+        with functions.defining:  # the definition must leave before any use of its number
+            number, definition = functions.define(function)
+            request = channel.request(
+                pending,
+                lambda request: make(request, number, definition, pending.travels, stitch, body),
+            )
+            functions.mark_sent(function, number)
+        return request
+
+    # ------------------------------------------------------------ answers
+
+    def result(self, pending: Pending, peer: WorkerId) -> Any:
+        """The value of a finished request; raises its exception."""
+        if pending.error is not None:
+            raise pending.error
+        answer = pending.answer
+        assert isinstance(answer, (Reply, Failure))
+        if isinstance(answer, Failure):
+            raise remote_errors.from_payload(answer.body, self.allowed)
+        return self.open(answer.body, answer.stitch, peer)
+
+    def complete_future(
+        self, pending: Pending, answer: Message, peer: WorkerId, *, is_waiting: bool = False
+    ) -> None:
+        """Completes a future: at once where that is cheap, or where this very thread waits for it;
+        else on the crew."""
+        future = pending.future
+        assert future is not None
+        is_cheap = (
+            isinstance(answer, Reply)
+            and answer.body.encoding not in CARRY_OWN
+            and answer.stitch is None
+        )
+        if (is_cheap or is_waiting) and not future.has_callbacks:
+            self._settle(pending, answer, peer)
+        else:
+            self.crew.spawn(lambda: self._settle(pending, answer, peer))
+
+    def _settle(self, pending: Pending, answer: Message, peer: WorkerId) -> None:
+        future = pending.future
+        assert future is not None
+        pending.answer = answer
+        try:
+            value = self.result(pending, peer)
+        except Exception as error:  # noqa: BLE001 - raised where the user waits
+            future.complete(None, error)
+        else:
+            future.complete(value, None)
+        pending.finish(answer, None)
+
+    def fail_pending(self, pending: Pending, error: BaseException) -> None:
+        """A request ends in an error of this side."""
+        if pending.future is None:
+            pending.finish(None, error)
+            return
+        future = pending.future
+
+        def fail() -> None:
+            future.complete(None, error)
+            pending.finish(None, error)
+
+        if future.has_callbacks and not self._closed:
+            self.crew.spawn(fail)
+        else:
+            fail()
+
+
+def _nbytes(item: torch.Tensor | memoryview | None) -> int:
+    """How much memory an item of a message takes; of a sparse tensor, its values."""
+    if item is None:
+        return 0
+    if isinstance(item, memoryview) or item.layout is torch.strided:
+        return item.nbytes
+    return (item._values() if item.layout is torch.sparse_coo else item.values()).nbytes

@@ -1,0 +1,102 @@
+"""How an agent packs and opens values: by the worker's pickler, and stitched where an autograd
+context wants that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.runtime.functions import BY_VALUE
+from lockstitch.wire.messages import Payload
+from lockstitch.wire.pickling import (
+    CARRY_OWN,
+    UnpickleSession,
+    discard,
+    pack,
+    pack_arguments,
+    pack_flat_with_own,
+    unpack,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from lockstitch.ids import WorkerId
+    from lockstitch.runtime.crew import Crew
+    from lockstitch.runtime.interceptor import Interceptor
+    from lockstitch.wire.messages import Stitch
+    from lockstitch.wire.pickling import PicklingRegistry
+
+    WhatToCall = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any] | None]
+    """A function, its arguments and those given by name."""
+
+
+class Packing:
+    """See the module; the part of an `Agent` that knows what values look like on their way."""
+
+    crew: Crew
+    interceptor: Interceptor | None
+    _pickling: PicklingRegistry
+
+    def pack(self, value: object) -> Payload:
+        """A payload that `unpack` of any worker reads."""
+        return pack(value, self._pickling)[0]
+
+    def unpack(self, payload: Payload) -> Any:
+        """The value of a payload made by `pack`."""
+        return unpack(payload, self._pickling)
+
+    def discard(self, payload: Payload, sender: WorkerId) -> None:
+        """Nobody will read this payload: gives back what it carries."""
+        if payload.encoding in CARRY_OWN:
+            self.crew.spawn(lambda: discard(payload, self._pickling, UnpickleSession(sender)))
+
+    def close_up(self, value: object, to: WorkerId) -> tuple[Payload, Stitch | None]:
+        """Packs a value for `to`, stitched where this thread is inside an autograd context."""
+        payload, sealed = pack(value, self._pickling, to)
+        return payload, self.stitch(to, payload.items, sealed)
+
+    def stitch(
+        self, to: WorkerId, items: Sequence[Any] = (), sealed: Collection[int] = ()
+    ) -> Stitch | None:
+        """What an autograd context adds to a message with these items; None outside of any. Items
+        whose id is in `sealed` stay leaves. A context travels although no tensor does."""
+        interceptor = self.interceptor
+        if interceptor is None or not interceptor.is_active():
+            return None
+        if sealed:
+            items = [None if id(item) in sealed else item for item in items]
+        return interceptor.outgoing(to, items)
+
+    def open(
+        self,
+        body: Payload,
+        stitch: Stitch | None,
+        sender: WorkerId,
+        session: UnpickleSession | None = None,
+    ) -> Any:
+        """Reads a payload; tensors that the stitch names begin a graph here."""
+        if stitch is not None and self.interceptor is not None:
+            items = list(body.items)
+            self.interceptor.incoming(sender, stitch, items)
+            body = Payload(body.encoding, body.stream, items)
+        if session is None and body.encoding in CARRY_OWN:
+            session = UnpickleSession(sender)
+        return unpack(body, self._pickling, session)
+
+    def pack_call(
+        self,
+        call: WhatToCall,
+        number: int,
+        to: WorkerId,
+        kept: list[object],
+    ) -> tuple[Payload, set[int]]:
+        """The body of a call: arguments alone, with keywords, or with the function itself. `kept`
+        takes what is to be kept until the answer is there."""
+        function, args, kwargs = call
+        if number == BY_VALUE:
+            return pack((function, args, kwargs or {}), self._pickling, to, kept)
+        if not kwargs:
+            flat = pack_arguments(args) or pack_flat_with_own(args, self._pickling, to, kept)
+            if flat is not None:
+                return flat, set()
+        return pack((args, kwargs or {}), self._pickling, to, kept)
