@@ -374,6 +374,24 @@ def test_what_is_tuned_reaches_the_workers_and_what_cannot_be_is_told(tmp_path: 
     assert "without effect here: --cycle-time-ms, --gloo" in done.stderr
 
 
+def test_a_file_says_what_the_command_line_leaves_open(tmp_path: Path) -> None:
+    names = "FUSION_THRESHOLD", "TIMELINE", "TIMELINE_MARK_CYCLES", "LOG_LEVEL", "LOG_HIDE_TIME"
+    (tmp_path / "script.py").write_text(
+        f"import os; print([os.environ['HOROVOD_' + name] for name in {names}])"
+    )
+    (tmp_path / "config.yaml").write_text(
+        "params: {fusion_threshold_mb: 2, cycle_time_ms: 5}\n"
+        "timeline: {filename: t.json, mark_cycles: true}\n"
+        "logging: {level: info, with_timestamp: false}\n"
+    )
+    done = horovodrun(
+        tmp_path, "--config-file", "config.yaml", "-np", "1", "--timeline-filename", "mine.json",
+        "script.py",
+    )  # fmt: skip
+    assert done.stdout == "[w0] ['2097152', 'mine.json', '1', 'INFO', '1']\n"
+    assert "without effect here, in config.yaml: params.cycle_time_ms" in done.stderr
+
+
 def test_what_workers_say_goes_to_files_too(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys; print('out'); print('err', file=sys.stderr)")
     done = horovodrun(tmp_path, "-np", "2", "--output-filename", "said", "--verbose", "script.py")
@@ -424,6 +442,8 @@ def test_workers_that_come_and_go_and_fail_before_they_have_met_end_the_job(
         (["run", "-n", "3", "-H", "localhost:2", __file__], "do not fit into 2 slots"),
         (["run", "-n", "1", "-H", "localhost", "--hostfile", "h", __file__], "not both"),
         (["run", "-H", "h:1", "--remote-shell", "no-such-shell", __file__], "no-such-shell"),
+        (["run", "-n", "1", "--config-file", "none.yaml", __file__], "none.yaml"),
+        (["run", "-n", "1", "--log-level", "loud", __file__], "--log-level"),
     ],
 )
 def test_bad_input_is_refused_with_a_reason(arguments: list[str], message: str) -> None:

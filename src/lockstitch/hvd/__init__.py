@@ -22,6 +22,7 @@
     sync_batch_norm  SyncBatchNorm
     exceptions       HorovodInternalError, HostsUpdatedInterrupt
     timeline         start_timeline, stop_timeline
+    logs             what HOROVOD_LOG_LEVEL asks for
     worlds           the way into a session where workers come and go
     elastic          training that goes on while they do
     runner           run: a function on many ranks

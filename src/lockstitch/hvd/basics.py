@@ -12,6 +12,7 @@ from lockstitch.collectives import open_session
 from lockstitch.hvd.communicators import Communicator
 from lockstitch.hvd.environment import Place, options_of
 from lockstitch.hvd.job import PROCESS, active, current_session, has_session
+from lockstitch.hvd.logs import begin_logs, end_logs
 from lockstitch.hvd.process_sets import ProcessSet, add_first_sets
 from lockstitch.hvd.timeline import begin_timeline_of, end_timeline
 from lockstitch.hvd.worlds import LAUNCHER
@@ -64,14 +65,17 @@ def init(
         return
     session = _open(comm)
     session.observers.stall = _report_stall
-    begin_timeline_of(session, os.environ, is_first_world=LAUNCHER.is_first_world())
     try:
+        begin_logs(os.environ, session.rank)
+        _log.info("rank %d of %d, over %s", session.rank, session.size, session.backend_name)
+        begin_timeline_of(session, os.environ, is_first_world=LAUNCHER.is_first_world())
         with active(session):
             if process_sets is not None and process_sets != "dynamic":
                 add_first_sets(process_sets)
     except BaseException:
         session.shutdown()
         end_timeline(session)
+        end_logs()
         raise
     PROCESS.session = session
 
@@ -100,6 +104,8 @@ def shutdown() -> None:
     PROCESS.shutdown()
     if session is not None:
         end_timeline(session)
+        _log.info("rank %d has shut down", session.rank)
+        end_logs()
 
 
 def is_initialized() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -12,6 +13,9 @@ from lockstitch.hvd.job import current_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+_log = logging.getLogger(__name__)
 
 
 class ProcessSet:
@@ -88,6 +92,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         _add_parts(process_set, process_set.mpi_comm)
     else:
         process_set.process_set_id = current_session().add_process_set(process_set.ranks).id
+    _log.debug("%r is known now", process_set)
     return process_set
 
 
@@ -137,6 +142,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if set_id in (None, GLOBAL_SET):
         return False
     current_session().remove_process_set(set_id)
+    _log.debug("%r is no longer known", process_set)
     process_set.process_set_id = None
     return True
 

@@ -2,6 +2,8 @@
 
     cli.py       the command `lockstitch`
     options.py   what may be said on its command line
+    config.py    what a file may say instead
+    tuning.py    what becomes of it in the workers' environment
     job.py       a job: processes that are started, followed and ended
     local.py     one whose workers stand and fall together
     spread.py    the same on several hosts

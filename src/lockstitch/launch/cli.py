@@ -10,7 +10,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,7 +26,11 @@ from lockstitch.launch.outputs import Outputs
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.screen import Screen
 from lockstitch.launch.spread import SpreadJob
+from lockstitch.launch.tuning import variables_of
 from lockstitch.trust import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _PYTHON = re.compile(r"python[\d.]*")
 
@@ -101,12 +105,15 @@ def run(
     elastic_timeout: options.ElasticTimeout = 600.0,
     fusion_megabytes: options.FusionMegabytes = None,
     timeline: options.Timeline = None,
-    mark_cycles: options.MarkCycles = False,
+    mark_cycles: options.MarkCycles = None,
     stall_check: options.StallCheck = None,
     stall_warning: options.StallWarning = None,
     stall_shutdown: options.StallShutdown = None,
     meeting_seconds: options.MeetingSeconds = None,
-    check_build: options.CheckBuild = False,  # noqa: ARG001 - done when it is read
+    log_level: options.LogLevel = None,
+    log_timestamp: options.LogTimestamp = None,
+    config_file: options.ConfigFile = None,
+    check_build: options.CheckBuild = False,
     ignored_flags: options.IgnoredFlags = False,
     ignored_values: options.IgnoredValues = None,
 ) -> None:
@@ -122,40 +129,45 @@ def run(
     With --min-np, --max-np or --host-discovery-script workers that fail are replaced, and may come
     and go: programs train in hvd.elastic.run.
     """
-    command = _command(program, arguments or [], module)
-    tuning = {
-        "HOROVOD_FUSION_THRESHOLD": _bytes(fusion_megabytes),
-        "HOROVOD_TIMELINE": timeline,
-        "HOROVOD_TIMELINE_MARK_CYCLES": "1" if mark_cycles else None,
-        "HOROVOD_STALL_CHECK_DISABLE": None if stall_check is None else str(int(not stall_check)),
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": stall_warning,
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": stall_shutdown,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": meeting_seconds or _whole(start_timeout),
-    }
-    os.environ.update({name: str(value) for name, value in tuning.items() if value is not None})
-    where, remote = _where(hosts, hostfile), _remote_shell(shell, ssh_port, ssh_identity)
+    raise typer.Exit(_run(locals()))
+
+
+def _run(given: Mapping[str, Any]) -> int:
+    """The exit status. `given`: the parameters of `run`."""
+    command = _command(given["program"], given["arguments"] or [], given["module"])
+    os.environ.update(variables_of(given))
+    where = _where(given["hosts"], given["hostfile"])
+    remote = _remote_shell(given["shell"], given["ssh_port"], given["ssh_identity"])
     if not all(is_here(host) for host, _ in where) and not shutil.which(remote.program[0]):
         reason = f"there is no command {remote.program[0]!r} to reach other hosts by"
         raise typer.BadParameter(reason, param_hint="--remote-shell")
-    is_elastic = not (min_workers is None and max_workers is None and script is None)
-    workers = _number(workers, min_workers, where)
-    job = _Job(command, workers, grace_seconds, output_folder, verbose)
-    if ignored_flags or ignored_values:
+    workers = _number(given["workers"], given["min_workers"], where)
+    job = _Job(command, workers, given["grace_seconds"], given["output_folder"], given["verbose"])
+    if given["ignored_flags"] or given["ignored_values"]:
         job.note_ignored(sys.argv[1:])
-    if not is_elastic:
-        raise typer.Exit(job.run(where, remote))
-    muster = MusterOptions(
+    if all(given[name] is None for name in ("min_workers", "max_workers", "script")):
+        return job.run(where, remote)
+    hosts = where or (("localhost", workers),)
+    return job.run_elastic(
+        Elasticity(
+            _muster_options(given, workers), hosts, given["script"], given["slots_per_host"], remote
+        )
+    )
+
+
+def _muster_options(given: Mapping[str, Any], workers: int) -> MusterOptions:
+    min_workers, start_timeout = given["min_workers"], given["start_timeout"]
+    elastic_timeout = given["elastic_timeout"]
+    return MusterOptions(
         workers,
         workers if min_workers is None else min_workers,
-        max_workers,
-        reset_limit,
+        given["max_workers"],
+        given["reset_limit"],
         start_seconds=elastic_timeout if start_timeout is None else start_timeout,
         elastic_seconds=elastic_timeout,
-        cooldown_seconds=cooldown or (0.0, 0.0),
-        is_fixed=script is None,
+        cooldown_seconds=given["cooldown"] or (0.0, 0.0),
+        is_fixed=given["script"] is None,
     )
-    hosts_now = where or (("localhost", workers),)
-    raise typer.Exit(job.run_elastic(Elasticity(muster, hosts_now, script, slots_per_host, remote)))
 
 
 @app.command()
@@ -268,14 +280,6 @@ def _number(workers: int | None, min_workers: int | None, where: Slots) -> int:
     if where:
         return sum(count for _, count in where)
     raise typer.BadParameter("say how many workers", param_hint="-n")
-
-
-def _whole(seconds: float | None) -> int | None:
-    return None if seconds is None else max(1, round(seconds))
-
-
-def _bytes(megabytes: float | None) -> int | None:
-    return None if megabytes is None else int(megabytes * (1 << 20))
 
 
 def _remote_shell(program: str | None, port: int | None, identity: str | None) -> RemoteShell:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from lockstitch.launch.config import read_config
 from lockstitch.launch.job import GRACE_SECONDS
 
-_ELASTIC: Final = "Workers that come and go"
-_HOSTS: Final = "Where they run"
-_HVD: Final = "Programs of lockstitch.hvd"
+_where = partial(typer.Option, rich_help_panel="Where they run")
+_elastic = partial(typer.Option, rich_help_panel="Workers that come and go")
+_hvd = partial(typer.Option, rich_help_panel="Programs of lockstitch.hvd")
 
 _QUESTIONS: Final = """
 import torch
@@ -27,6 +30,33 @@ for name in ("gloo", "nccl", "mpi", "cuda", "rocm"):
 def _show_build(wanted: bool) -> None:
     if wanted:
         raise typer.Exit(subprocess.run([sys.executable, "-c", _QUESTIONS], check=False).returncode)
+
+
+def _take_from_file(context: typer.Context, path: Path | None) -> Path | None:
+    """What the file says holds where the command line says nothing."""
+    if path is not None:
+        try:
+            given, ignored = read_config(path.read_text())
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(f"{path}: {error}") from error
+        context.default_map = {**(context.default_map or {}), **given}
+        if ignored:
+            typer.echo(f"without effect here, in {path}: {', '.join(ignored)}", err=True)
+    return path
+
+
+class Level(str, Enum):
+    """How much `lockstitch.hvd` says."""
+
+    TRACE = "TRACE"
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+    FATAL = "FATAL"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 Program = Annotated[
@@ -54,150 +84,142 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Say what the launcher 
 
 Hosts = Annotated[
     str | None,
-    typer.Option("-H", "--hosts", help="Hosts and their slots: h1:2,h2:4.", rich_help_panel=_HOSTS),
+    _where("-H", "--hosts", help="Hosts and their slots: h1:2,h2:4."),
 ]
 HostFile = Annotated[
     Path | None,
-    typer.Option(
-        "--hostfile", help="A file of hosts, a line each: h1 slots=2.", rich_help_panel=_HOSTS
-    ),
+    _where("--hostfile", help="A file of hosts, a line each: h1 slots=2."),
 ]
-SshPort = Annotated[
-    int | None, typer.Option("-p", "--ssh-port", help="Port of ssh.", rich_help_panel=_HOSTS)
-]
+SshPort = Annotated[int | None, _where("-p", "--ssh-port", help="Port of ssh.")]
 SshIdentity = Annotated[
     str | None,
-    typer.Option("-i", "--ssh-identity-file", help="Key of ssh.", rich_help_panel=_HOSTS),
+    _where("-i", "--ssh-identity-file", help="Key of ssh."),
 ]
 Shell = Annotated[
     str | None,
-    typer.Option("--remote-shell", help="Instead of ssh, with options.", rich_help_panel=_HOSTS),
+    _where("--remote-shell", help="Instead of ssh, with options."),
 ]
 
 MinWorkers = Annotated[
     int | None,
-    typer.Option(
-        "--min-np",
-        "--min-num-proc",
-        min=1,
-        help="Go on with so many, while others are replaced.",
-        rich_help_panel=_ELASTIC,
+    _elastic(
+        "--min-np", "--min-num-proc", min=1, help="Go on with so many, while others are replaced."
     ),
 ]
 MaxWorkers = Annotated[
     int | None,
-    typer.Option(
-        "--max-np",
-        "--max-num-proc",
-        min=1,
-        help="Never more than so many.",
-        rich_help_panel=_ELASTIC,
-    ),
+    _elastic("--max-np", "--max-num-proc", min=1, help="Never more than so many."),
 ]
 Script = Annotated[
     str | None,
-    typer.Option(
+    _elastic(
         "--host-discovery-script",
         help="Prints the hosts that are there now, host:slots on each line; run every second.",
-        rich_help_panel=_ELASTIC,
     ),
 ]
 SlotsPerHost = Annotated[
     int,
-    typer.Option(
+    _elastic(
         "--slots-per-host",
         "--slots",
         min=1,
         help="Slots of hosts for which the script says no number (1).",
-        rich_help_panel=_ELASTIC,
     ),
 ]
 ResetLimit = Annotated[
     int | None,
-    typer.Option(
-        "--reset-limit", min=0, help="How often ranks may meet anew.", rich_help_panel=_ELASTIC
-    ),
+    _elastic("--reset-limit", min=0, help="How often ranks may meet anew."),
 ]
 Cooldown = Annotated[
     tuple[float, float] | None,
-    typer.Option(
+    _elastic(
         "--blacklist-cooldown-range",
         help="Seconds that a slot stays empty after its worker failed: at first, and at most.",
-        rich_help_panel=_ELASTIC,
     ),
 ]
 StartTimeout = Annotated[
     float | None,
-    typer.Option(
+    _elastic(
         "--start-timeout",
         min=0,
         envvar="HOROVOD_START_TIMEOUT",
         help="Seconds for all workers to begin.",
-        rich_help_panel=_ELASTIC,
     ),
 ]
 ElasticTimeout = Annotated[
     float,
-    typer.Option(
+    _elastic(
         "--elastic-timeout",
         envvar="HOROVOD_ELASTIC_TIMEOUT",
         min=0,
         help="Seconds to wait for enough workers when some are gone (600).",
-        rich_help_panel=_ELASTIC,
     ),
 ]
 
 FusionMegabytes = Annotated[
     float | None,
-    typer.Option(
-        "--fusion-threshold-mb", min=0, help="Up to how much is joined.", rich_help_panel=_HVD
-    ),
+    _hvd("--fusion-threshold-mb", min=0, help="Up to how much is joined."),
 ]
 Timeline = Annotated[
     str | None,
-    typer.Option("--timeline-filename", help="Write a timeline there.", rich_help_panel=_HVD),
+    _hvd("--timeline-filename", help="Write a timeline there."),
 ]
 MarkCycles = Annotated[
-    bool,
-    typer.Option("--timeline-mark-cycles/--no-timeline-mark-cycles", rich_help_panel=_HVD),
+    bool | None,
+    _hvd(
+        "--timeline-mark-cycles/--no-timeline-mark-cycles",
+        help="Mark there when operations are begun.",
+    ),
 ]
 StallCheck = Annotated[
     bool | None,
-    typer.Option("--stall-check/--no-stall-check", help="Report stalls.", rich_help_panel=_HVD),
+    _hvd("--stall-check/--no-stall-check", help="Report stalls."),
 ]
 StallWarning = Annotated[
     int | None,
-    typer.Option(
-        "--stall-check-warning-time-seconds",
-        min=0,
-        help="… that last so long (60).",
-        rich_help_panel=_HVD,
-    ),
+    _hvd("--stall-check-warning-time-seconds", min=0, help="… that last so long (60)."),
 ]
 StallShutdown = Annotated[
     int | None,
-    typer.Option(
+    _hvd(
         "--stall-check-shutdown-time-seconds",
         min=0,
         help="… and end the session after so long (0: never).",
-        rich_help_panel=_HVD,
     ),
 ]
 MeetingSeconds = Annotated[
     int | None,
-    typer.Option(
-        "--gloo-timeout-seconds", min=1, help="For the ranks to meet (60).", rich_help_panel=_HVD
+    _hvd("--gloo-timeout-seconds", min=1, help="For the ranks to meet (60)."),
+]
+LogLevel = Annotated[
+    Level | None,
+    _hvd("--log-level", case_sensitive=False, help="What is told of on stderr (WARNING)."),
+]
+LogTimestamp = Annotated[
+    bool | None,
+    _hvd(
+        "--log-with-timestamp/--log-without-timestamp",
+        "--no-log-hide-timestamp/--log-hide-timestamp",
+        help="… with the time.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    _hvd(
+        "--config-file",
+        is_eager=True,
+        callback=_take_from_file,
+        help="A file of these, in YAML, for what is not said here.",
     ),
 ]
 CheckBuild = Annotated[
     bool,
-    typer.Option(
+    _hvd(
         "-cb",
         "--check-build",
         is_eager=True,
         callback=_show_build,
         help="Show what lockstitch.hvd can use here.",
-        rich_help_panel=_HVD,
     ),
 ]
 
@@ -206,11 +228,10 @@ _FLAGS: Final = """
     --gloo --mpi --jsrun --disable-cache --tcp --mpi-threads-disable --no-mpi-threads-disable
     --hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather
     --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune
-    --log-hide-timestamp --no-log-hide-timestamp --log-with-timestamp
-    --prefix-output-with-timestamp
+    -prefix-timestamp --prefix-output-with-timestamp
 """.split()
 _WITH_VALUE: Final = """
-    --log-level --cycle-time-ms --cache-capacity --autotune-log-file --autotune-warmup-samples
+    --cycle-time-ms --cache-capacity --autotune-log-file --autotune-warmup-samples
     --autotune-steps-per-sample --autotune-bayes-opt-max-samples --autotune-gaussian-process-noise
     --mpi-args --binding-args --num-nccl-streams --thread-affinity --network-interface
     --network-interfaces
