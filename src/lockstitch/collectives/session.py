@@ -223,6 +223,15 @@ class Session(Operations):
                     self._outstanding.fail(handle, gone)
             self._backend.close_set(removed)
 
+    def join(self) -> int:
+        """See `Operations.join`. All ranks number their unnamed operations anew afterwards: until
+        then those with more data may have submitted more of them."""
+        last = super().join()
+        for process_set, kind in list(self._counts):
+            if process_set == GLOBAL_SET and kind not in (Kind.ADD_SET, Kind.REMOVE_SET):
+                self._counts.pop((process_set, kind), None)
+        return last
+
     # ------------------------------------------------------------ the end
 
     def shutdown(self) -> None:

@@ -311,6 +311,18 @@ def test_mismatch_is_raised_on_every_rank_and_the_session_goes_on(
     assert all(r == SIZE for r in ranks.run(lambda s: s.wait(s.allreduce(torch.ones(1), SUM))))
 
 
+def test_unnamed_operations_meet_again_after_a_join(ranks: Ranks) -> None:
+    def epoch(session: Session) -> tuple[float, list[int]]:
+        for _ in range(session.rank):  # rank 0 has no data
+            session.wait(session.allreduce(torch.ones(1), SUM))
+        session.join()
+        total = session.wait(session.allreduce(torch.ones(1), SUM)).item()
+        return total, session.wait(session.allgather(torch.tensor([session.rank]))).tolist()
+
+    for _ in range(2):
+        assert ranks.run(epoch) == [(SIZE, list(range(SIZE)))] * SIZE
+
+
 def test_name_in_flight_is_refused_here_and_now(ranks: Ranks) -> None:
     session = ranks[0]
     handle = session.allreduce(torch.ones(1), SUM, name="twice")
