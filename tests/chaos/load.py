@@ -56,6 +56,8 @@ class Seen:
     """And by what."""
     slowest_error_seconds: float = 0.0
     """The longest that a call took to end in an error."""
+    longest_pause: float = 0.0
+    """How long, in seconds, this process did not run at all, which nobody here did to it."""
     left: dict[str, int] = field(default_factory=dict)
     """What is still held after the round; all should be 0."""
 
@@ -115,8 +117,11 @@ class Load:
         threads = [threading.Thread(target=self._repeat, args=(kind,)) for kind in kinds]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        looked, pause = time.monotonic(), threading.Event()
+        while any(thread.is_alive() for thread in threads):
+            pause.wait(0.05)
+            before, looked = looked, time.monotonic()
+            self.seen.longest_pause = max(self.seen.longest_pause, looked - before)
         self.seen.left = self._leftovers()
         return self.seen
 

@@ -20,6 +20,8 @@ SURVIVED = ("disconnected", "cut off for a moment")
 CUT_OFF = ("cut off", "cut off, and back later")
 """Mishaps after which the victim lives, alone."""
 
+PAUSE_SECONDS = 5.0
+
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "chaos.md"
 
 
@@ -37,6 +39,8 @@ class Findings:
     delays: dict[str, list[float]] = field(default_factory=dict)
     """Seconds from each mishap to when each survivor knew, by kind."""
     slowest_error_seconds: float = 0.0
+    paused: int = 0
+    """Rounds during which the machine stood still, which show nothing."""
     left_out: str = ""
     """Which kinds could not be played, and why."""
     broken: list[str] = field(default_factory=list)
@@ -46,7 +50,11 @@ class Findings:
         self, kind: str, victim: str, moment: float, seen: Iterable[Seen], logs: dict[str, Path]
     ) -> None:
         """Takes in what the survivors of a round have seen, and what all have logged."""
+        seen = list(seen)
         self.rounds += 1
+        if max(each.longest_pause for each in seen) > PAUSE_SECONDS:
+            self.paused += 1  # nobody could keep to any time
+            return
         self.faults[kind] += 1
         served = {name: Counter(RECORD.iter_unpack(log.read_bytes())) for name, log in logs.items()}
         for name, counts in served.items():
@@ -108,9 +116,9 @@ class Findings:
             "random moment: what happens to the others? This page is the report of a run of "
             f"`{self.command}`; `tests/chaos` says what each worker does.",
             "",
-            f"{self.rounds} rounds, each with a world of four processes on one host, under a load "
-            "of calls with small and large tensors, references that are passed on, and backward "
-            "passes, none of which has a timeout. `heartbeat_timeout` is "
+            f"{self.rounds - self.paused} rounds, each with a world of four processes on one "
+            "host, under a load of calls with small and large tensors, references that are passed "
+            "on, and backward passes, none of which has a timeout. `heartbeat_timeout` is "
             f"{self.heartbeat_seconds:g} s. Where one is cut off, each process is in a network "
             "namespace of its own, they speak TCP under a secret, and the victim's link passes "
             "nothing on: for a moment, until it has been given up, or for good.",

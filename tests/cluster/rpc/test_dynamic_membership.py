@@ -129,6 +129,17 @@ def test_the_eldest_dies_and_another_one_lets_newcomers_in():
         wait_until_all_see(group, "b", "c", "d")
 
 
+@pytest.mark.parametrize("dead", ["ab", "bc", "abc", "bd"])
+def test_several_die_at_once_and_a_newcomer_names_one_that_is_left(dead):
+    with LocalGroup(*"abcde") as group:
+        for name in dead:
+            group.kill(name)
+        left = [name for name in "abcde" if name not in dead]
+        wait_until_all_see(group, *left)
+        group.join("f", through=left[-1])  # no store has any part in it
+        wait_until_all_see(group, *left, "f")
+
+
 def test_when_all_are_dead_the_next_founds_the_group_anew():
     with LocalGroup("a", "b") as group:
         first = group["a"].info
