@@ -23,14 +23,15 @@ one member thinks in know the same, so each ring is closed. Two rings cannot be:
 only when all members know it. And nobody in a ring is dead, for who asks it finds out.
 
 Assumed: a worker that cannot be reached is dead. One that lives all the same, cut off, learns from
-whom it reaches later that it is out (`Excluded`); it does not come back under that generation.
+whom it reaches later that it is out (`Excluded`); it does not come back under that generation. One
+that is left alone asks the dead now and then whether it is (`cut_off_from`).
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.ids import MAX_GENERATION, WorkerInfo
 from lockstitch.rendezvous.circle_events import (
@@ -48,6 +49,7 @@ from lockstitch.rendezvous.circle_events import (
     Noted,
     Redirect,
     Refuse,
+    Struck,
     Tell,
     Ticked,
     Withdrew,
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 
     from lockstitch.ids import WorkerId
     from lockstitch.rendezvous.circle_events import Event, Instruction
+
+_MOST_ASKED: Final = 8
 
 
 @dataclass
@@ -104,6 +108,7 @@ class Circle:
             Noted: self._noted,
             Asked: self._asked,
             Lost: self._lost,
+            Struck: self._struck,
             Applied: self._applied,
             Withdrew: self._withdrew,
             Leaving: self._leave,
@@ -167,6 +172,18 @@ class Circle:
         if life is not None and life.id != self.me.id:
             standing = Standing.LEFT if event.has_left else Standing.DIED
             self._learn([life.ended(standing, event.cause)], None)
+
+    def _struck(self, event: Struck) -> None:
+        if not (self.is_leaving or self._is_out):
+            self._learn([self.me.ended(Standing.DIED, event.cause)], None)
+
+    def cut_off_from(self) -> list[Life]:
+        """Those who, were they alive, might hold this member for dead: the last to have died, where
+        no other is left."""
+        if self._is_out or self.is_leaving or len(self.lives.living()) > 1:
+            return []
+        dead = [life for life in self.lives.all() if life.standing is Standing.DIED]
+        return sorted(dead, key=lambda life: life.age)[-_MOST_ASKED:]
 
     def _learn(self, lives: Iterable[Life], source: WorkerId | None) -> list[tuple[WorkerId, int]]:
         """Takes lives in and passes on what was new; returns what was told, to whom."""

@@ -72,11 +72,18 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class Struck:
+    """Others that live hold this worker for dead."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Some time has passed: send again what is unanswered, compare with a neighbour."""
 
 
-Event = Heard | Noted | Asked | Lost | Applied | Withdrew | Leaving | Ticked
+Event = Heard | Noted | Asked | Lost | Struck | Applied | Withdrew | Leaving | Ticked
 
 # ---------------------------------------------------------------- instructions
 

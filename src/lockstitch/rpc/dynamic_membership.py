@@ -35,6 +35,7 @@ from lockstitch.rendezvous.circle_events import (
     Noted,
     Redirect,
     Refuse,
+    Struck,
     Tell,
     Ticked,
     Withdrew,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from lockstitch.rendezvous.circle import Circle
     from lockstitch.rendezvous.circle_events import Event, Instruction
     from lockstitch.rendezvous.contacts import Contacts
+    from lockstitch.rendezvous.roster import Member
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.worker import Worker
     from lockstitch.transport.base import Connection, Transport
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
 _BUSY_SECONDS: Final = 0.5
 _QUIET_SECONDS: Final = 3.0
+_ASKING_SECONDS: Final = 2.0
 
 
 def gone(life: Life) -> PeerDiedError:
@@ -111,6 +114,10 @@ class CircleDirectory:
         if member is None:
             cause = "" if ended is None else f": {ended.cause}"
             raise ConnectionError(f"worker {peer.name!r} is not in the group any more{cause}")
+        return self.reach(member, timeout_seconds)
+
+    def reach(self, member: Member, timeout_seconds: float) -> Connection:
+        """A connection to one that is a member or was."""
         address = choose_address(member.addresses, member.host == host_identity())
         return self._transport.connect(address, timeout_seconds)
 
@@ -142,6 +149,7 @@ class DynamicMembership(Membership):
         self._departed = threading.Event()
         self._closed = self._hurries = False
         self._living = circle.lives.living()
+        self._asks_the_dead = threading.Lock()
         agent = worker.agent
         agent.handle(Tidings, self._heard)
         agent.handle(TidingsNoted, lambda sender, it: self._take(Noted(sender, it.number)))
@@ -218,6 +226,28 @@ class DynamicMembership(Membership):
         if not self._closed:
             self._take(Ticked())
             self.worker.agent.call_later(_QUIET_SECONDS, self._tick)
+            if len(self._living) == 1 and self._asks_the_dead.acquire(blocking=False):
+                self.worker.agent.spawn(self._ask_the_dead)
+
+    def _ask_the_dead(self) -> None:
+        """Alone, after others have died: were they not, and this worker cut off? The living say so.
+        Of two, both of which have given the other up, the elder stays."""
+        try:
+            with self._deciding:
+                dead, mine = self._circle.cut_off_from(), self._circle.me.age
+            refusals: list[str] = []
+            for life in dead:
+                try:
+                    connection = self._directory.reach(life.member, _ASKING_SECONDS)
+                except (OSError, RpcError):
+                    continue
+                word = self.worker.agent.peers.refusal(life.member.info, connection)
+                if word:
+                    refusals += [word] if life.age > mine else [word, word]
+            if len(refusals) > 1:
+                self._take(Struck(refusals[0]))
+        finally:
+            self._asks_the_dead.release()
 
     def _hurry(self) -> None:
         """Soon, and again, while something is unanswered."""

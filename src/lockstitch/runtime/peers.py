@@ -181,6 +181,22 @@ class Peers:
             connection.seal(Sealer(handshake.keys.outgoing))
         return decoder
 
+    def refusal(self, peer: WorkerInfo, connection: Connection) -> str:
+        """Greets a worker that passes for dead, on a fresh connection, which is closed then.
+        Returns the words with which it says that it holds this one for dead; else nothing."""
+        self._greeting[connection] = peer
+        try:
+            if not self._closed:
+                self._greet(peer, connection)
+        except ConnectionRefusedError as error:
+            return str(error) if str(error).startswith(GIVEN_UP) else ""
+        except (OSError, LockstitchError):
+            return ""
+        finally:
+            self._greeting.pop(connection, None)
+            connection.close()
+        return ""
+
     def _await_answer(self, connection: Connection, view: memoryview, counts: list[int]) -> None:
         """Receives something. Raises `BlockingIOError` when the peer shows no sign of life for as
         long as `Liveness` grants, or does not answer in half a minute."""

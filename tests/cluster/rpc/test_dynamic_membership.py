@@ -269,3 +269,40 @@ def test_who_is_taken_for_dead_says_so_and_may_join_anew(monkeypatch):
         again = group.join("b")
         assert again.info.generation == 1
         assert run(again, rpc.rpc_sync, "a", add, (1, 2)) == 3
+
+
+def test_one_that_was_cut_off_alone_hears_from_the_others_that_it_is_out(monkeypatch):
+    printed = []
+    monkeypatch.setattr("sys.excepthook", lambda _kind, error, _trace: printed.append(str(error)))
+    with LocalGroup("a", "b", "c") as group:
+        a = group["a"]
+        for one, other in (("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")):
+            membership(group[one])._take(Lost(group[other].id, "it was silent"))
+        patience = Patience(60)
+        while not printed and not patience.is_over():
+            if membership(a)._asks_the_dead.acquire(blocking=False):
+                membership(a)._ask_the_dead()
+            threading.Event().wait(0.01)
+        assert "struck worker 'a' out of the group (it has given this worker up as" in printed[0]
+        assert [names(group[each]) for each in "bc"] == [["b", "c"]] * 2
+        assert run(group["b"], rpc.rpc_sync, "c", add, (1, 2)) == 3
+        group.kill("a")
+
+
+def test_of_two_that_were_cut_off_from_each_other_the_elder_stays(monkeypatch):
+    printed = []
+    monkeypatch.setattr("sys.excepthook", lambda _kind, error, _trace: printed.append(str(error)))
+    with LocalGroup("a", "b") as group:
+        a, b = group["a"], group["b"]
+        membership(a)._take(Lost(b.id, "it was silent"))
+        membership(b)._take(Lost(a.id, "it was silent"))
+        patience = Patience(60)
+        while not printed and not patience.is_over():
+            for each in (a, b):
+                if membership(each)._asks_the_dead.acquire(blocking=False):
+                    membership(each)._ask_the_dead()
+            threading.Event().wait(0.01)
+        assert "struck worker 'b' out of the group" in printed[0]
+        assert len(printed) == 1
+        c = group.join("c", through="a")
+        assert run(c, rpc.rpc_sync, "a", add, (1, 2)) == 3

@@ -9,7 +9,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lockstitch.rendezvous.circle_events import Asked, Heard, Noted
+from lockstitch.ids import WorkerInfo
+from lockstitch.rendezvous.circle import Circle
+from lockstitch.rendezvous.circle_events import (
+    Applied,
+    Asked,
+    Excluded,
+    Heard,
+    Lost,
+    Noted,
+    Refuse,
+    Struck,
+)
+from lockstitch.rendezvous.lives import Life
+from lockstitch.rendezvous.roster import Member
 from tests.unit.rendezvous.circles import Groups, Parcel
 
 NAMES = ("a", "b", "c")
@@ -210,3 +223,22 @@ def test_a_late_word_of_a_dead_eldest_brings_nobody_in():
     groups.heal()
     groups.check_that_nobody_shares_a_place()
     groups.check_agreement()
+
+
+def test_one_that_is_left_alone_knows_whom_to_ask_and_what_to_make_of_the_answer() -> None:
+    lives = [
+        Life(Member(WorkerInfo(name, rank, 0), (f"memory:{name}",), "here"), rank, name)
+        for rank, name in enumerate("abc")
+    ]
+    circle = Circle(lives[0], lives[1:])
+    circle.begin()
+    circle.handle(Lost(lives[1].id, "it was silent", False))
+    assert circle.cut_off_from() == []  # not alone
+    circle.handle(Lost(lives[2].id, "it was silent", False))
+    assert [life.name for life in circle.cut_off_from()] == ["b", "c"]
+    out = circle.handle(Struck("they say so"))
+    assert Excluded("they say so") in out
+    assert circle.cut_off_from() == []
+    assert circle.handle(Struck("they say so")) == []
+    (answer,) = circle.handle(Applied(1, "d", -1, "d", (), "here"))
+    assert isinstance(answer, Refuse)
