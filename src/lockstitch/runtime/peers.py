@@ -44,6 +44,7 @@ GIVEN_UP: Final = "it has given this worker up as dead"
 _CONNECT_SECONDS: Final = 30.0
 _STUCK_SECONDS: Final = 0.2
 _MANY: Final = 1000
+_GREETINGS: Final = 3
 _PYTHON: Final = platform.python_version()
 _TORCH: Final = str(torch.__version__)
 
@@ -79,6 +80,7 @@ class Peers:
         self.refused = 0
         """How many that were given up as dead have tried to go on."""
         self._lost: dict[WorkerId, PeerDiedError] = {}
+        self._met: set[WorkerId] = set()
         self.breakages = Breakages(agent)
         self._on_lost: list[Callable[[WorkerId, PeerDiedError], None]] = []
         self._closed = False
@@ -134,24 +136,32 @@ class Peers:
         if lost is not None:
             raise copy.copy(lost)
         try:
-            bound = min(self._agent.liveness.bound_seconds or _CONNECT_SECONDS, _CONNECT_SECONDS)
-            connection = self._directory.connect(peer, bound)
-        except (ConnectionError, TimeoutError) as error:
+            connection, decoder = self._open(peer)
+        except (ConnectionError, TimeoutError, BlockingIOError) as error:
             raise self._unreachable(peer, f"it cannot be reached ({error})") from error
-        self._greeting[connection] = peer
-        self._agent.liveness.start()
-        try:
-            if self._closed:  # in the meantime: `close` may not have seen this connection
-                raise ConnectionAbortedError("this worker has shut down")
-            decoder = self._greet(peer, connection)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, (ConnectionError, BlockingIOError)):
-                raise self._unreachable(peer, f"it cannot be reached ({error})") from error
-            raise
-        finally:
-            self._greeting.pop(connection, None)
+        self._met.add(peer.worker)
         return StreamChannel(self._agent, peer, connection, decoder)
+
+    def _open(self, peer: WorkerInfo) -> tuple[Connection, FrameDecoder]:
+        """A connection on which both sides know each other. One to a worker that was met before may
+        break as the one before it did: whoever has ended does not let anybody connect."""
+        bound = min(self._agent.liveness.bound_seconds or _CONNECT_SECONDS, _CONNECT_SECONDS)
+        for again in range(_GREETINGS if peer.worker in self._met else 1, 0, -1):
+            connection = self._directory.connect(peer, bound)
+            self._greeting[connection] = peer
+            self._agent.liveness.start()
+            try:
+                if self._closed:  # in the meantime: `close` may not have seen this connection
+                    raise ConnectionAbortedError("this worker has shut down")
+                return connection, self._greet(peer, connection)
+            except BaseException as error:
+                connection.close()
+                broke = isinstance(error, (ConnectionResetError, BrokenPipeError))
+                if again == 1 or not broke or self.is_lost(peer.worker):
+                    raise
+            finally:
+                self._greeting.pop(connection, None)
+        raise AssertionError("the last attempt returns or raises")
 
     def _greet(self, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
         options = self._agent.options

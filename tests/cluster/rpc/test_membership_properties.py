@@ -93,6 +93,7 @@ class Coming(RuleBasedStateMachine):
         self.somebody_went = False
         self.faults = script(mishaps)
         self.group = LocalGroup("a", "b", faults=self.faults).__enter__()
+        self.by_store = set(self.group.workers.values())
 
     def name(self, which: int) -> str:
         """One of those who are in."""
@@ -118,8 +119,13 @@ class Coming(RuleBasedStateMachine):
     @rule(through=st.one_of(st.none(), WHICH))
     def join(self, through: int | None) -> None:
         name = next(each for each in NAMES if each not in self.group.workers)
+        # The store knows those who came by it: where they are gone, it would found a second group.
+        if self.by_store.isdisjoint(self.group.workers.values()):
+            through = through or 0
         member = None if through is None else self.name(through)
         Background(lambda: self.group.join(name, through=member)).result(hint=repr(self.faults))
+        if member is None:
+            self.by_store.add(self.group[name])
 
     @precondition(lambda self: len(self.group.workers) > 1)
     @rule(which=WHICH)

@@ -52,6 +52,30 @@ def test_one_who_only_called_us_is_found_to_be_dead(cluster: LocalCluster) -> No
         call(cluster[0], 1, here)
 
 
+def test_one_that_breaks_again_while_it_is_made_anew_is_no_death(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = cluster[0].agent
+    with cluster[0].active():
+        assert rpc.rpc_sync("worker1", torch.add, (1, 2)) == 3
+    directory, made = agent.peers._directory, []
+    connect = directory.connect
+
+    def connect_and_break(peer, timeout_seconds):
+        made.append(connect(peer, timeout_seconds))
+        if len(made) == 1:
+            made[0].close()
+        return made[-1]
+
+    monkeypatch.setattr(directory, "connect", connect_and_break)
+    cluster.reset("worker0", "worker1")
+    wait_until(lambda: len(made) == 2)
+    wait_until(lambda: not agent.peers.breakages.channels())
+    assert not agent.is_lost(cluster[1].id)
+    with cluster[0].active():
+        assert rpc.rpc_sync("worker1", torch.add, (1, 2)) == 3
+
+
 def test_references_survive(cluster: LocalCluster) -> None:
     with cluster[0].active():
         held = rpc.remote("worker1", torch.ones, (3,))
