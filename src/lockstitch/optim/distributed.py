@@ -38,7 +38,8 @@ class DistributedOptimizer:
 
     `optimizer_class`: any `torch.optim.Optimizer` class; `params_rref`: references to the
     parameters, leaf tensors of any shape and dtype, owned by any workers, this one included. `args`
-    and `kwargs` go to the constructor on each owner. What a constructor raises is raised here.
+    and `kwargs` go to the constructor on each owner. What a constructor raises is raised here, and
+    `TypeError` for anything else than a class and references.
 
     Steps of several optimizers, also of several trainers, on parameters of one owner take turns. A
     step may come while other trainers' forward and backward passes are in flight: updates are those
@@ -59,9 +60,19 @@ class DistributedOptimizer:
         *args: Any,
         **kwargs: Any,
     ) -> None:
+        if not callable(optimizer_class):
+            raise TypeError(
+                "optimizer_class is a class, such as torch.optim.SGD, which each owner of "
+                f"parameters makes its optimizer of, not {optimizer_class!r}"
+            )
         by_owner: dict[WorkerInfo, list[RRef[torch.Tensor]]] = {}
         positions: dict[WorkerInfo, list[int]] = {}
         for position, reference in enumerate(params_rref):
+            if not isinstance(reference, RRef):
+                raise TypeError(
+                    f"params_rref is a list of references, but number {position} is a "
+                    f"{type(reference).__name__}: wrap parameters of this worker in RRef(…)"
+                )
             by_owner.setdefault(reference.owner(), []).append(reference)
             positions.setdefault(reference.owner(), []).append(position)
         self._positions = list(positions.values())

@@ -256,11 +256,21 @@ def _callee(worker: Worker, to: Target, function: object) -> WorkerInfo:
 def _prepare(
     function: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> Call:
-    arguments, keywords = tuple(args or ()), dict(kwargs) if kwargs else None
+    arguments = args if type(args) is tuple else _to_arguments(args)
+    keywords = dict(kwargs) if kwargs else None
     if _default_pickler is _internal_rpc_pickler:
         return function, arguments, keywords
     run = run_pickled_async if hasattr(function, "_wrapped_async_rpc_function") else run_pickled
     return run, _default_pickler.serialize(PythonUDF(function, arguments, keywords or {})), None
+
+
+def _to_arguments(args: Sequence[Any] | None) -> tuple[Any, ...]:
+    if args is not None and not hasattr(args, "__iter__"):
+        raise TypeError(
+            f"args must be a tuple or list of arguments, not {args!r}: a single argument needs a "
+            "comma, as in args=(x,)"
+        )
+    return tuple(args or ())
 
 
 def _key(mode: RPCExecMode, function: Function, caller: Worker, callee: WorkerInfo) -> str:

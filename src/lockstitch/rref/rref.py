@@ -96,6 +96,19 @@ class RRef(Generic[T]):
             "Can not pickle rref in python pickler, rref can only be pickled when using RPC"
         )
 
+    if not TYPE_CHECKING:  # a type checker should go on complaining
+
+        def __getattr__(self, name: str) -> NoReturn:
+            advice = (
+                ""
+                if name.startswith("_")
+                else ": it refers to a value. to_here() fetches that, and "
+                f"rpc_sync().{name}() calls its method where it is"
+            )
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{advice}"
+            )
+
     # ------------------------------------------------------------ whose it is
 
     def owner(self) -> WorkerInfo:

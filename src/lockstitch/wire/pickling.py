@@ -249,7 +249,7 @@ def _pack_pickle(
 ) -> tuple[Payload, set[int]]:
     try:
         return _run_pickler(_Pickler, value, registry, session)
-    except (pickle.PicklingError, AttributeError, TypeError, ModuleNotFoundError) as first:
+    except (pickle.PickleError, AttributeError, TypeError, ModuleNotFoundError) as first:
         if registry.allowed is not None:
             raise SerializationError(
                 f"cannot send {_shorten(value)}: {first}. In a job with a registry code does not "
@@ -261,8 +261,10 @@ def _pack_pickle(
             return _run_pickler(_ClosurePickler, value, registry, again)
         except LockstitchError:
             raise
-        except (pickle.PicklingError, AttributeError, TypeError) as second:
-            raise SerializationError(f"cannot send {_shorten(value)}: {second}") from first
+        except (pickle.PickleError, AttributeError, TypeError) as second:
+            raise SerializationError(
+                f"cannot send {_shorten(value)}: {second}{_advice(str(second))}"
+            ) from first
 
 
 def _run_pickler(
@@ -347,6 +349,13 @@ class _ClosurePickler(_Reducing, cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: object) -> Any:
         reduced = self.reduce_own(obj)
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+
+def _advice(reason: str) -> str:
+    """What to do about what torch says of its scripts."""
+    if not reason.startswith("Script"):
+        return ""
+    return " (TorchScript is not carried: pass the Python function that was scripted)"
 
 
 def _shorten(value: object) -> str:

@@ -92,6 +92,14 @@ def test_a_step_of_one_context_does_not_use_the_gradients_of_another(cluster) ->
     assert torch.equal(first.rpc_sync().get_weight(), moved)
 
 
+def test_parameters_and_optimizers_themselves_are_refused_with_advice(cluster) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(TypeError, match=r"number 1 is a Parameter: wrap .* in RRef\(…\)"):
+        DistributedOptimizer(optim.SGD, [rpc.RRef(parameter), parameter], lr=0.1)  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"optimizer_class is a class, such as torch\.optim\.SGD"):
+        DistributedOptimizer(optim.SGD([parameter], lr=1), [rpc.RRef(parameter)])  # type: ignore[arg-type]
+
+
 def test_what_a_constructor_raises_is_raised_here(cluster) -> None:
     with pytest.raises(ValueError, match="no optimizer today") as caught:
         DistributedOptimizer(RefusingOptimizer, parameters_of(remote_layers("worker1", "worker2")))

@@ -104,6 +104,12 @@ def test_who_is_unknown_cannot_be_called(cluster, to, error, words) -> None:
         rpc.get_worker_info(to)
 
 
+def test_a_single_argument_without_its_comma_is_explained(cluster) -> None:
+    with pytest.raises(TypeError, match=r"not 3: a single argument needs a comma"):
+        rpc.rpc_sync("worker1", abs, args=(3))  # type: ignore[call-overload]
+    assert rpc.rpc_sync("worker1", add, args=[1, 2]) == 3
+
+
 def test_what_is_not_callable_cannot_be_called(cluster) -> None:
     with pytest.raises(TypeError, match="function should be callable"):
         rpc.rpc_sync("worker1", "add", (1, 2))

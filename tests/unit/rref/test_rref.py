@@ -75,6 +75,12 @@ def test_a_user_must_say_in_which_context_to_run_backward(used):
         used.backward()
 
 
+def test_whoever_takes_a_reference_for_its_value_is_told(owned):
+    with pytest.raises(AttributeError, match=r"no attribute 'shape': .*to_here\(\) fetches"):
+        _ = owned.shape
+    assert not hasattr(owned, "__array__")
+
+
 def test_no_pickler_but_ours_takes_a_reference(owned):
     with pytest.raises(RRefError, match="Can not pickle rref in python pickler"):
         owned.__reduce_ex__(5)

@@ -9,6 +9,7 @@ import enum
 import functools
 import marshal
 import math
+import pickle
 import sys
 import threading
 from typing import Any, NamedTuple
@@ -310,6 +311,16 @@ class Unshowable:
 
     def __repr__(self) -> str:
         raise ZeroDivisionError("not even this")
+
+
+class LikeAScript:
+    def __reduce__(self) -> Any:
+        raise pickle.PickleError("ScriptFunction cannot be pickled")
+
+
+def test_of_a_scripted_function_is_said_what_to_send_instead() -> None:
+    with pytest.raises(SerializationError, match="pass the Python function that was scripted"):
+        pack(LikeAScript(), PicklingRegistry())
 
 
 def test_refusal_does_not_need_a_repr() -> None:
