@@ -66,7 +66,7 @@ def run(name: str, runs: int, seconds: float, seed: int, folder: Path) -> Outcom
     command = [
         *(sys.executable, "-m", "benchmarks.guided_fuzz", name, str(corpus)),
         *(f"-runs={runs}", f"-max_total_time={max(1, round(seconds))}", f"-seed={seed}"),
-        *(f"-rss_limit_mb={_MEMORY_MB}", f"-max_len={_LONGEST_INPUT}", "-timeout=20"),
+        *(f"-rss_limit_mb={_MEMORY_MB}", f"-max_len={_LONGEST_INPUT}", "-timeout=150"),
         f"-artifact_prefix={corpus}-",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _KEY = "group"
+_NONSENSE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
 
 
@@ -96,5 +97,5 @@ def _decode(value: bytes) -> Group:
         entry = json.loads(text)
         members = {str(mark): Member.decode(who.encode()) for mark, who in entry["members"]}
         return Group(str(entry["world"]), members, text)
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except _NONSENSE as error:
         raise RemoteProtocolError(f"the store holds no group: {value!r}") from error

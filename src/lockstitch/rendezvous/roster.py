@@ -15,6 +15,8 @@ from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_NONSENSE = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError)
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -52,7 +54,7 @@ class Member:
             info = WorkerInfo(str(entry["name"]), int(entry["rank"]), int(entry["generation"]))
             addresses = tuple(map(str, entry["addresses"]))
             host = str(entry["host"])
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except _NONSENSE as error:
             raise RemoteProtocolError(f"the store holds no worker's entry: {text!r}") from error
         if info.id < 0 or not 0 <= info.generation <= MAX_GENERATION:
             raise RemoteProtocolError(f"the store holds an impossible worker: {text!r}")

@@ -37,6 +37,9 @@ def entry(**changes: object) -> bytes:
         entry(rank=-1),
         entry(generation=1 << 12),
         entry(addresses=1),
+        entry(name="no name"),
+        entry(rank=float("inf")),
+        b"[" * 100_000,
     ],
 )
 def test_what_is_no_member_is_refused(text):
