@@ -93,7 +93,8 @@ class Registry:
         if found is None:
             raise SerializationError(
                 f"{module}:{name} is not registered on this worker, which calls only what is "
-                "(registry=True): decorate it with lockstitch.rpc.register"
+                "(registry=True): register it there by lockstitch.rpc.register, as a decorator, or "
+                "by a call where it is somebody else's"
             )
         return found  # type: ignore[return-value]
 

@@ -2,6 +2,7 @@
 
 messages.py   the vocabulary: all that one worker can say to another
 pickling.py   values of programs ⇄ payloads; tensors are lifted out, never pickled
+arrays.py     NumPy's arrays for that
 restricted.py what a peer has pickled, read where a registry says what it may name
 tensors.py    headers and memory of tensors
 frames.py     messages ⇄ frames: lengths and limits

@@ -21,9 +21,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import cloudpickle
+import numpy
 import torch
 
 from lockstitch.errors import LockstitchError, RemoteProtocolError, SerializationError
+from lockstitch.wire import arrays
 from lockstitch.wire.messages import Payload
 from lockstitch.wire.restricted import RestrictedUnpickler
 from lockstitch.wire.scanning import check_marshal
@@ -57,6 +59,12 @@ _LARGE_BYTES: Final = 64 * 1024
 # What goes by marshal is flat: a tuple or list of plain values, and places in tuples.
 _MOST_NESTING: Final = 4
 
+
+# What stands in a pickle stream for arrays and scalars of NumPy, where a registry is.
+_NUMPY: Final = (numpy.ndarray, numpy.generic)
+_ARRAYS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
+    (arrays.__name__, each.__name__): each for each in (arrays.array_of, arrays.scalar_of)
+}
 
 _NO_VALUES: Final = Payload(MARSHAL, marshal.dumps(()), ())
 _ONE_ITEM: Final = marshal.dumps((...,))
@@ -306,6 +314,7 @@ class _Reducing:
     session: PickleSession
     reducers: dict[type, tuple[str, Reduce]]
     lifted: dict[int, torch.Tensor]
+    is_restricted: bool
 
     def prepare(
         self,
@@ -315,6 +324,7 @@ class _Reducing:
     ) -> None:
         self.session = session
         self.reducers = registry.reducers
+        self.is_restricted = registry.allowed is not None
         self.lifted = lifted
 
     def reduce_own(self, obj: object) -> Any:
@@ -327,6 +337,8 @@ class _Reducing:
             buffer = pickle.PickleBuffer(bytearray())
             self.lifted[id(buffer)] = cast("torch.Tensor", obj)
             return take, (buffer,)
+        if self.is_restricted and isinstance(obj, _NUMPY):
+            return _reduce_numpy(obj)
         entry = self.reducers.get(cls)
         if entry is not None:
             tag, reduce = entry
@@ -338,6 +350,17 @@ class _Reducing:
             # Submodules come by themselves.
             self.session.sealed.update(map(id, obj.parameters(recurse=False)))
         return NotImplemented
+
+
+def _reduce_numpy(obj: Any) -> Any:
+    """NumPy's arrays and scalars, for an unpickler that knows no names but registered ones."""
+    if type(obj) is numpy.ndarray:
+        content, said = arrays.described(obj)
+        return arrays.array_of, (pickle.PickleBuffer(content), *said)
+    if isinstance(obj, numpy.generic):
+        _, said = arrays.described(numpy.asarray(obj))
+        return arrays.scalar_of, (said[0], obj.tobytes())
+    return NotImplemented
 
 
 class _Pickler(_Reducing, pickle.Pickler):
@@ -404,6 +427,7 @@ def _unpickle(payload: Payload, registry: PicklingRegistry, session: UnpickleSes
         own: dict[tuple[str, str], Callable[..., Any]] = {
             (__name__, "rebuild"): rebuild_here,
             (__name__, "take"): take,
+            **_ARRAYS,
         }
         return RestrictedUnpickler(_open(stream), registry.allowed, own, items).load()
     unpickler = _Unpickler(_open(stream), buffers=items)
@@ -467,13 +491,23 @@ def discard(
     them learns that they came and went; nothing else in it is imported or made."""
     if payload.encoding == FLAT_WITH_OWN:
         with contextlib.suppress(Exception):  # of what cannot be read, nothing can be given back
+            if registry.allowed is not None:
+                check_marshal(payload.stream, _MOST_NESTING)
             own_ones = [each for each in marshal.loads(payload.stream) if type(each) is tuple]
             for entry in own_ones:
                 if type(entry[0]) is str:
                     _rebuild(session or UnpickleSession(None), registry.rebuilders, *entry)
     elif payload.encoding == PICKLE and b"rebuild" in bytes(payload.stream):
-        unpickler = _Discarder(_open(payload.stream), buffers=payload.items)
-        unpickler.prepare(session or UnpickleSession(None), registry)
+        session = session or UnpickleSession(None)
+        unpickler: Any
+        if registry.allowed is None:
+            unpickler = _Discarder(_open(payload.stream), buffers=payload.items)
+            unpickler.prepare(session, registry)
+        else:
+            own = _Discarded(partial(_rebuild, session, registry.rebuilders))
+            unpickler = RestrictedUnpickler(
+                _open(payload.stream), registry.allowed, own, payload.items
+            )
         with contextlib.suppress(Exception):  # of what cannot be read, nothing can be given back
             unpickler.load()
 
@@ -487,6 +521,20 @@ class _Nothing:
     def _take(self, *_args: Any) -> None: ...
 
     __setstate__ = __setitem__ = append = extend = add = update = _take
+
+
+class _Discarded(dict[tuple[str, str], "Callable[..., Any]"]):
+    """Every name means nothing, but that of the registered types."""
+
+    def __init__(self, rebuild_here: Callable[..., Any]) -> None:
+        super().__init__({(__name__, "rebuild"): rebuild_here})
+
+    def __missing__(self, _name: tuple[str, str]) -> Callable[..., Any]:
+        return _Nothing
+
+    def get(self, name: tuple[str, str], default: Any = None) -> Any:  # noqa: ARG002
+        """Never without something."""
+        return self[name]
 
 
 class _Unpickler(pickle.Unpickler):

@@ -71,10 +71,7 @@ def _remote_forward(
 ) -> Any:
     """Inputs go to the module's device, if that is an accelerator; outputs come back by way of the
     host, unless a device map says where they shall be."""
-    module = module_rref.local_value()
-    allowed = current_worker().agent.allowed
-    if allowed is not None:
-        allowed.check_method(module, "__call__")
+    module = _checked(module_rref, "__call__")
     place = torch.device(device)
     if place.type == "cpu":
         return module(*args, **kwargs)
@@ -93,12 +90,22 @@ def _moved(thing: Any, device: torch.device) -> Any:
 
 @needed
 def _param_rrefs(module_rref: RRef[nn.Module], recurse: bool) -> list[RRef[nn.Parameter]]:
-    return [RRef(parameter) for parameter in module_rref.local_value().parameters(recurse)]
+    module = _checked(module_rref, "parameters")
+    return [RRef(parameter) for parameter in module.parameters(recurse)]
 
 
 @needed
 def _set_training(module_rref: RRef[nn.Module], mode: bool) -> None:
-    module_rref.local_value().train(mode)
+    _checked(module_rref, "train").train(mode)
+
+
+def _checked(module_rref: RRef[nn.Module], method: str) -> nn.Module:
+    """The module, whose method may be called by peers."""
+    module = module_rref.local_value()
+    allowed = current_worker().agent.allowed
+    if allowed is not None:
+        allowed.check_method(module, method)
+    return module
 
 
 # ---------------------------------------------------------------- here
