@@ -21,7 +21,7 @@ from lockstitch.checkpoint.shares import (
     write_manifest,
     write_share,
 )
-from lockstitch.errors import LockstitchError
+from lockstitch.errors import LockstitchError, SerializationError
 from lockstitch.optim.turns import Turns
 from lockstitch.rpc import get_worker_infos, rpc_async
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
@@ -186,6 +186,7 @@ def _names() -> list[str]:
 @needed
 def _write(folder: str, attempt: str) -> tuple[Any, ...]:
     worker = current_worker()
+    _check_allowed(save, "write")
     states = Registered.of(worker).states()
     # Copied while no optimizer steps on this worker.
     share = write_share(Path(folder), attempt, worker.name, states, Turns.of(worker))
@@ -194,12 +195,24 @@ def _write(folder: str, attempt: str) -> tuple[Any, ...]:
 
 @needed
 def _read(folder: str, attempt: str, wanted: list[tuple[Any, ...]]) -> None:
+    _check_allowed(load, "read")
     registered = Registered.of(current_worker())
     states: dict[str, Any] = {}
     for *fields, mine in wanted:
         states.update(read_share(Path(folder), Share(*fields), mine))
     registered.check_fit(states)
     registered.pending[attempt] = states
+
+
+def _check_allowed(function: Callable[..., object], verb: str) -> None:
+    """Raises `SerializationError` where peers may not have this worker use files of their choice:
+    where a registry is, and does not hold `save` or `load`."""
+    allowed = current_worker().agent.allowed
+    if allowed is not None and not allowed.holds(function):
+        raise SerializationError(
+            f"peers may not have this worker {verb} files (registry=True): allow it there by "
+            f"lockstitch.rpc.register(lockstitch.checkpoint.{function.__name__})"
+        )
 
 
 @needed

@@ -7,9 +7,11 @@ import torch
 
 from lockstitch import autograd, checkpoint, rpc
 from lockstitch.checkpoint import registry
-from lockstitch.errors import PeerDiedError
+from lockstitch.errors import PeerDiedError, SerializationError
 from lockstitch.optim import DistributedOptimizer
+from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
+from lockstitch.trust.registry import Registry
 
 
 def make_weight(fill: float) -> torch.Tensor:
@@ -109,3 +111,27 @@ def test_names_are_unique_and_something_must_be_there(group, tmp_path) -> None:
     rpc.rpc_sync("worker1", checkpoint.register, ("x", {}))
     with pytest.raises(checkpoint.CheckpointError, match="two workers, 'worker0' and 'worker1'"):
         checkpoint.save(tmp_path)
+
+
+def test_peers_have_a_worker_use_files_where_its_registry_says_so(tmp_path) -> None:
+    kept = {"n": 1}
+    for allowed, verb in (([], "write"), ([checkpoint.save], "read")):
+        registry = Registry(allowed)
+        with (
+            LocalCluster(2, options=AgentOptions(registry=registry)) as cluster,
+            cluster[0].active(),
+        ):
+            checkpoint.register("kept", kept)
+            with pytest.raises(SerializationError, match=f"may not have this worker {verb} files"):
+                if verb == "write":
+                    checkpoint.save(tmp_path / "x")
+                else:
+                    checkpoint.save(tmp_path / "x")
+                    checkpoint.load(tmp_path / "x")
+    registry = Registry([checkpoint.save, checkpoint.load])
+    with LocalCluster(2, options=AgentOptions(registry=registry)) as cluster, cluster[0].active():
+        checkpoint.register("kept", kept)
+        checkpoint.save(tmp_path / "x")
+        kept["n"] = 2
+        checkpoint.load(tmp_path / "x")
+    assert kept == {"n": 1}

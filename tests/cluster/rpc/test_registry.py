@@ -6,11 +6,14 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
+import numpy
 import pytest
 import torch
 
+import lockstitch.nn
 from lockstitch import autograd, rpc
 from lockstitch.errors import RemoteError, SerializationError
+from lockstitch.nn.api import remote_module
 from lockstitch.optim import DistributedOptimizer
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing import LocalCluster
@@ -127,3 +130,58 @@ def test_methods_that_are_not_public_are_not_called(cluster: LocalCluster) -> No
 def test_exceptions_that_are_not_registered_come_as_text(cluster: LocalCluster) -> None:
     with cluster[0].active(), pytest.raises(RemoteError, match="FailingError: on purpose"):
         rpc.rpc_sync("worker1", fail)
+
+
+def total(array: numpy.ndarray, factor: numpy.float32) -> float:  # type: ignore[type-arg]
+    return float(array.sum() * factor)
+
+
+def test_arrays_need_no_registering() -> None:
+    with (
+        LocalCluster(2, options=AgentOptions(registry=Registry([total]))) as cluster,
+        cluster[0].active(),
+    ):
+        array, factor = numpy.arange(5.0), numpy.float32(2)
+        assert rpc.rpc_sync("worker1", total, (array, factor)) == 20.0
+        assert rpc.remote("worker1", total, (array, factor)).to_here() == 20.0
+
+
+def test_remote_modules_need_their_class_registered() -> None:
+    with (
+        LocalCluster(2, options=AgentOptions(registry=Registry([torch.nn.Linear]))) as cluster,
+        cluster[0].active(),
+    ):
+        module = lockstitch.nn.RemoteModule("worker1/cpu", torch.nn.Linear, args=(4, 2))
+        module.eval().train()
+        with autograd.context() as context:
+            autograd.backward(context, [module(torch.ones(3, 4)).sum()])
+            parameters = module.remote_parameters()
+            DistributedOptimizer(torch.optim.SGD, parameters[:0], lr=1.0).step(context)
+        assert len(parameters) == 2
+        other = lockstitch.nn.RemoteModule("worker1/cpu", torch.nn.Bilinear, args=(4, 4, 2))
+        with pytest.raises(SerializationError, match="Bilinear is not registered on this worker"):
+            other(torch.ones(3, 4), torch.ones(3, 4))
+
+
+def kept_module() -> rpc.RRef[torch.nn.Module]:
+    return rpc.RRef(torch.nn.ReLU())
+
+
+def test_modules_that_are_not_registered_are_left_alone() -> None:
+    registry = Registry([kept_module])
+    with (
+        LocalCluster(2, options=AgentOptions(registry=registry)) as cluster,
+        cluster[0].active(),
+    ):
+        kept = rpc.rpc_sync("worker1", kept_module)
+        for function in (remote_module._param_rrefs, remote_module._set_training):
+            with pytest.raises(SerializationError, match="may not be called on this worker"):
+                rpc.rpc_sync("worker1", function, (kept, True))
+
+
+def test_remote_slots_are_refused_with_what_to_do_instead(cluster: LocalCluster) -> None:
+    with cluster[0].active():
+        parallel = lockstitch.nn.DataParallel(torch.nn.Linear(4, 2), device_ids=["cpu", "worker1"])
+        with pytest.raises(SerializationError, match="RemoteModule with the module's class"):
+            parallel(torch.ones(4, 4))
+        parallel.close()

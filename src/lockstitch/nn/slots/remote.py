@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.distributed.remote_device import _remote_device as RemoteDevice  # noqa: N812
 
-from lockstitch.errors import PeerDiedError, SlotDiedError
+from lockstitch.errors import PeerDiedError, SerializationError, SlotDiedError
 from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
@@ -80,12 +80,18 @@ class RemoteSlot(Slot):
     "rank:1".
 
     Raises `RpcError` for an unknown worker, `SerializationError` for a module that cannot be sent,
-    and `SlotDiedError` for a worker that is gone.
+    or in a job with a registry, and `SlotDiedError` for a worker that is gone.
     """
 
     def __init__(self, place: str, number: int, blueprint: Blueprint) -> None:
         parsed = RemoteDevice(place)
         self._worker = current_worker()
+        if self._worker.agent.allowed is not None:
+            raise SerializationError(
+                f"a slot of DataParallel on another worker ({place}) is not possible in a job with "
+                "a registry: its errors and attributes would be pickled. Use slots of this host, "
+                "or lockstitch.nn.RemoteModule with the module's class registered"
+            )
         to = parsed.worker_name() or parsed.rank()
         if to is None:
             raise ValueError(f"{place!r} names no worker")
