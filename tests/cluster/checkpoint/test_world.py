@@ -122,12 +122,11 @@ def test_peers_have_a_worker_use_files_where_its_registry_says_so(tmp_path) -> N
             cluster[0].active(),
         ):
             checkpoint.register("kept", kept)
+            if verb == "read":
+                checkpoint.save(tmp_path / "x")
+            use = checkpoint.save if verb == "write" else checkpoint.load
             with pytest.raises(SerializationError, match=f"may not have this worker {verb} files"):
-                if verb == "write":
-                    checkpoint.save(tmp_path / "x")
-                else:
-                    checkpoint.save(tmp_path / "x")
-                    checkpoint.load(tmp_path / "x")
+                use(tmp_path / "x")
     registry = Registry([checkpoint.save, checkpoint.load])
     with LocalCluster(2, options=AgentOptions(registry=registry)) as cluster, cluster[0].active():
         checkpoint.register("kept", kept)
