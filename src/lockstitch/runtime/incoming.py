@@ -300,12 +300,14 @@ class Acceptor:
         agent.crew.arm(listener)
 
     def serve(self) -> None:
-        """Accepts all who wait. Where this process can open no more files, they wait on."""
+        """Accepts all who wait. Where this process can open no more files, they wait on, and who
+        has not proved anything for longest makes room."""
         try:
             while (connection := self._listener.accept()) is not None:
                 self._agent.newcomers.admit(connection)
         except OSError as error:
             self._agent.note("accept.failed", str(error))
+            self._agent.newcomers.make_room()
             self._agent.call_later(_PAUSE_SECONDS, self._listen)
         else:
             self._listen()

@@ -23,6 +23,8 @@ GONE: Final = "gone"
 """It closed the connection in the middle, or before it said anything."""
 TOO_SLOW: Final = "too slow"
 PUSHED_OUT: Final = "pushed out"
+# Whoever has the secret is through long before.
+_USUAL_SECONDS: Final = 1.0
 
 
 class Newcomers:
@@ -52,6 +54,15 @@ class Newcomers:
             return
         newcomer.begin()
         self._look_later(options.handshake_seconds)
+
+    def make_room(self) -> None:
+        """This process can open no more files: the one that has been here longest goes, unless it
+        may be about to prove itself."""
+        latest = self._agent.clock.now() + self._agent.options.handshake_seconds - _USUAL_SECONDS
+        with self._lock:
+            oldest, end = next(iter(self._newcomers.items()), (None, 0.0))
+        if oldest is not None and end < latest:
+            oldest.end(PUSHED_OUT)
 
     def dismiss(self, newcomer: Newcomer, reason: str = "") -> bool:
         """It is none any more: for that reason, or because it has come in. False if it was none

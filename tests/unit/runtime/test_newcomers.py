@@ -155,3 +155,16 @@ def test_those_who_wait_are_let_go_when_the_worker_ends() -> None:
         stranger = connect(stage)
         wait_until(lambda: len(stage.agent.newcomers) == 1)
     assert is_closed(stranger)
+
+
+def test_who_stays_too_long_makes_room_where_no_more_files_can_be_opened() -> None:
+    with Stage(clock=ManualClock(), options=PROVING) as stage:
+        stranger = connect(stage)
+        wait_until(lambda: len(stage.agent.newcomers) == 1)
+        stage.agent.newcomers.make_room()
+        assert len(stage.agent.newcomers) == 1  # it may be about to prove itself
+        stage.agent.clock.advance(1.5)
+        stage.agent.newcomers.make_room()
+        assert is_closed(stranger)
+        assert refused(stage) == {"pushed out": 1}
+        stage.agent.newcomers.make_room()  # nobody is there
