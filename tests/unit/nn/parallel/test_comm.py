@@ -107,3 +107,21 @@ def test_gather_into_a_given_tensor() -> None:
         comm.gather([X], destination=0, out=out)
     with pytest.raises(RuntimeError, match=r"'out' has shape \(5, 2\)"):
         comm.gather([X, X], out=out)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: comm.broadcast(X, out=[X.clone(), X[:1]]), "output tensor at index 1"),
+        (lambda: comm.scatter(X, []), "at least one device to scatter to"),
+        (lambda: comm.scatter(X, out=[]), "at least one output tensor to scatter to"),
+        (lambda: comm.scatter(X, out=[X[None]]), "Output tensor at index 0 has incorrect shape"),
+        (lambda: comm.scatter(X, out=[X, X[:1]]), "Total size for output tensors along"),
+        (lambda: comm.gather([]), "at least one tensor to gather from"),
+        (lambda: comm.gather([X, X[None]]), "the same number of dimensions"),
+        (lambda: comm.gather([X, X[:, :1]]), "Input tensor at index 1 has invalid shape"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_the_words_of_the_original(call, message) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        call()
