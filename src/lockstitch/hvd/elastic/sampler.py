@@ -34,14 +34,20 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.remaining_indices: list[int] = []
         self.num_samples = 0
         self.total_size = 0
-        self.indices: list[int] = []
         self.reset()
+        self.indices = self._part()
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch: nothing is processed yet."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
+        self.indices = self._part()
+
+    @property
+    def processed_num(self) -> int:
+        """How many indices are processed in this epoch, as far as this rank knows."""
+        return len(self.processed_indices)
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """This rank has processed its batch number `batch_idx`, counted since the last `__iter__`
@@ -68,14 +74,13 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Divides what is left among the ranks that are there now."""
+        """Divides what is left among the ranks that are there now, from the next `__iter__` on."""
         self.num_replicas = size()
         self.rank = rank()
         everything = range(len(self.dataset))
         self.remaining_indices = [i for i in everything if i not in self.processed_indices]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
-        self.indices = self._part()
 
     def __iter__(self) -> Iterator[int]:
         self.indices = self._part()

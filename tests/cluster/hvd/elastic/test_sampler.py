@@ -83,3 +83,20 @@ def test_it_wants_to_know_its_rank():
     assert not hvd.is_initialized()
     with pytest.raises(ValueError, match="hvd.init"):
         ElasticSampler(range(3))
+
+
+def test_batches_recorded_after_going_back_are_those_of_the_last_division():
+    def program():
+        sampler = hvd.elastic.ElasticSampler(range(16))
+        state = hvd.elastic.TorchState(sampler=sampler)
+        sampler.set_epoch(1)
+        sampler.record_batch(0, 2)
+        state.commit()
+        sampler.record_batch(1, 2)
+        state.restore()
+        assert sampler.processed_num == 2
+        sampler.record_batch(1, 2)
+        state.sync()
+        return sampler.processed_num, len(sampler)
+
+    assert on_ranks(2, program) == [(8, 4)] * 2
