@@ -24,3 +24,42 @@ def test_exits_while_something_is_under_way(rounds: int) -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+ENDED_IN_TORCH = """
+import threading
+import torch
+from lockstitch.runtime import ending
+
+def compute(_future):
+    ones = torch.ones(1000)
+    while True:
+        ones = ones * 1.0000001
+
+def run():
+    future = torch.futures.Future()
+    future.add_done_callback(compute)
+    started.set()
+    future.set_result(1)
+
+started = threading.Event()
+for _ in range(3):
+    threading.Thread(target=run, daemon=True).start()
+started.wait()
+threading.Event().wait(0.1)
+ending.stand_still_instead_of_aborting()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C++ library has another name elsewhere")
+def test_a_thread_that_ends_inside_torch_does_not_abort_the_process() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDED_IN_TORCH],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr

@@ -6,10 +6,13 @@ where one of those is C++ of torch's, that aborts the process ("terminate called
 exception"). So before, while all is still in order, every such thread gets a `SystemExit`, which
 ends it wherever it runs Python code. One that does not run sleeps in a call of the system, most
 likely for longer than the process has to live; only one that computes is waited for, a little.
+On a busy machine that may not be enough; whoever is ended inside C++ all the same then stands still
+for the moments that the process still has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -32,7 +35,8 @@ def end_threads(
     """Ends threads, whatever they run, except those that sleep. Returns when all have ended or are
     asleep, or when the time is over."""
     deadline = time.monotonic() + patience_seconds
-    left = {each: _Sleep() for each in threads if each is not threading.current_thread()}
+    asked = [each for each in threads if each is not threading.current_thread()]
+    left = {each: _Sleep() for each in asked}
     looks = 0
     while left and time.monotonic() < deadline:
         looks += 1
@@ -45,6 +49,17 @@ def end_threads(
             for thread, sleep in left.items()
             if thread.is_alive() and not sleep.is_sound(thread)
         }
+    if any(thread.is_alive() for thread in asked):
+        stand_still_instead_of_aborting()
+
+
+def stand_still_instead_of_aborting() -> None:
+    """From now on a thread that C++ would abort the process for only waits."""
+    with contextlib.suppress(OSError, AttributeError):  # another system: it aborts, as before
+        libc, libcxx = ctypes.CDLL(None), ctypes.CDLL("libstdc++.so.6")
+        set_terminate = libcxx._ZSt13set_terminatePFvvE  # std::set_terminate(void (*)())
+        set_terminate.argtypes, set_terminate.restype = [ctypes.c_void_p], ctypes.c_void_p
+        set_terminate(ctypes.cast(libc.pause, ctypes.c_void_p))
 
 
 def interrupt(thread: threading.Thread) -> None:
