@@ -16,6 +16,7 @@ import io
 import marshal
 import pickle
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -60,8 +61,9 @@ _LARGE_BYTES: Final = 64 * 1024
 _MOST_NESTING: Final = 4
 
 
-# What stands in a pickle stream for arrays and scalars of NumPy, where a registry is.
-_NUMPY: Final = (numpy.ndarray, numpy.generic)
+# Where a registry is: what has another way than its own, and what stands in a pickle stream for
+# arrays and scalars of NumPy.
+_BY_CONTENT: Final = (numpy.ndarray, numpy.generic, Enum)
 _ARRAYS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     (arrays.__name__, each.__name__): each for each in (arrays.array_of, arrays.scalar_of)
 }
@@ -337,8 +339,8 @@ class _Reducing:
             buffer = pickle.PickleBuffer(bytearray())
             self.lifted[id(buffer)] = cast("torch.Tensor", obj)
             return take, (buffer,)
-        if self.is_restricted and isinstance(obj, _NUMPY):
-            return _reduce_numpy(obj)
+        if self.is_restricted and isinstance(obj, _BY_CONTENT):
+            return _reduce_by_content(obj)
         entry = self.reducers.get(cls)
         if entry is not None:
             tag, reduce = entry
@@ -352,8 +354,11 @@ class _Reducing:
         return NotImplemented
 
 
-def _reduce_numpy(obj: Any) -> Any:
-    """NumPy's arrays and scalars, for an unpickler that knows no names but registered ones."""
+def _reduce_by_content(obj: Any) -> Any:
+    """NumPy's arrays and scalars, and members of enumerations, which some versions of Python get by
+    `getattr`: for an unpickler that knows no names but registered ones."""
+    if isinstance(obj, Enum):
+        return type(obj), (obj.value,)
     if type(obj) is numpy.ndarray:
         content, said = arrays.described(obj)
         return arrays.array_of, (pickle.PickleBuffer(content), *said)

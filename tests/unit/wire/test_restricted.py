@@ -10,7 +10,7 @@ import os
 import pickle
 import struct
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, Flag
 from typing import Any
 
 import pytest
@@ -28,6 +28,11 @@ from lockstitch.wire.restricted import RestrictedUnpickler
 
 class Colour(Enum):
     RED = 1
+
+
+class Side(Flag):
+    LEFT = 1
+    RIGHT = 2
 
 
 @dataclass
@@ -62,12 +67,12 @@ def read(stream: bytes, *things: object) -> Any:
         [torch.float32, torch.device("cpu")],
         datetime.datetime(2020, 1, 2, tzinfo=datetime.timezone.utc),
         WorkerInfo("ps", 3),
-        [Point(1.0, Point(2.0)), Colour.RED, Point],
+        [Point(1.0, Point(2.0)), Colour.RED, Side.LEFT | Side.RIGHT, Point],
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_plain_values_and_registered_ones_cross(value: object) -> None:
-    registry = registered(Point, Colour)
+    registry = registered(Point, Colour, Side)
     payload, _ = pack([value], registry)
     again = unpack(payload, registry)[0]
     assert again == value
