@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from lockstitch.ids import GlobalId
 
-_MOST_UNNOTED: Final = 15
+_MOST_UNNOTED: Final = 1_000
+_FEW_UNNOTED: Final = 15
 
 
 class Entry(NamedTuple):
@@ -45,7 +46,8 @@ class Component(NamedTuple):
     `leaves` are the edges at which gradients of leaf tensors arrive, `hooked` the positions among
     them of those whose AccumulateGrad node has hooks; `receives` are the nodes that hand gradients
     to other workers. `is_covered` says that every entry starts at nodes which the first entry
-    reaches: then the same nodes run whichever of the other entries takes part.
+    reaches: then the same nodes run whichever of the other entries takes part. `size` says
+    about how many nodes there are, a thousand more at most.
     """
 
     entries: tuple[Entry, ...]
@@ -53,6 +55,7 @@ class Component(NamedTuple):
     hooked: tuple[int, ...]
     receives: tuple[Node, ...]
     is_covered: bool
+    size: int = 0
 
 
 def find_components(entries: Sequence[Entry], receive_type: type) -> list[Component]:
@@ -68,12 +71,13 @@ def find_components(entries: Sequence[Entry], receive_type: type) -> list[Compon
 class _Area:
     """What one entry reached first."""
 
-    __slots__ = ("hooked", "leaves", "receives")
+    __slots__ = ("hooked", "leaves", "receives", "size")
 
     def __init__(self) -> None:
         self.leaves: dict[Node, None] = {}
         self.hooked: set[Node] = set()
         self.receives: list[Node] = []
+        self.size = 0
 
     def component(self, entries: tuple[Entry, ...], is_covered: bool) -> Component:
         """What these entries, which reached it, form."""
@@ -83,12 +87,13 @@ class _Area:
             leaves = tuple([GradientEdge(leaf, 0) for leaf in self.leaves])
         if self.hooked:
             hooked = tuple([at for at, leaf in enumerate(self.leaves) if leaf in self.hooked])
-        return Component(entries, leaves, hooked, tuple(self.receives), is_covered)
+        return Component(entries, leaves, hooked, tuple(self.receives), is_covered, self.size)
 
     def absorb(self, other: _Area) -> None:
         self.leaves.update(other.leaves)
         self.hooked |= other.hooked
         self.receives += other.receives
+        self.size += other.size
 
 
 class _Walk:
@@ -97,56 +102,82 @@ class _Walk:
     def __init__(self, receive_type: type, is_alone: bool) -> None:
         self._receive_type = receive_type
         # Where a single entry walks, nobody needs to know who reached what. Then so many nodes of a
-        # chain may stay unnoted: at worst they are walked again, and again not far.
+        # chain may stay unnoted: at worst they are walked again.
         self._most_unnoted = _MOST_UNNOTED if is_alone else 0
+        self._again = 0
         self._owner: dict[Node, int] = {}
         self.united: dict[int, int] = {}
         """Union-find over entries: index → an earlier index of the same component."""
 
     def enter(self, index: int, entry: Entry) -> _Area:
         """Walks from one entry."""
-        owner, receive_type, leaf_type = self._owner, self._receive_type, AccumulateGrad
-        area = _Area()
+        owner, area = self._owner, _Area()
+        leaves, noted = area.leaves, len(owner)
         waiting = [edge.node for edge in entry.edges]
-        unnoted, most_unnoted = 0, self._most_unnoted
         while waiting:
             node: Node | None = waiting.pop()
-            while node is not None:
-                reached_from = owner.get(node)
-                if reached_from is not None:
-                    if reached_from != index:
-                        self._unite(reached_from, index)
+            above: Node | None = None
+            most_unnoted = self._most_unnoted
+            unnoted = 0
+            while node is not None:  # a chain; nothing in a pass is done more often than this
+                if node in owner:
+                    self._meet(owner[node], index, unnoted)
                     break
-                kind = type(node)
-                if kind is leaf_type:
-                    self._enter_leaf(node, index, area)
-                    break
-                if kind is receive_type:
+                ahead = node.next_functions
+                if len(ahead) == 1 or (len(ahead) == 2 and ahead[1][0] is None):
+                    following = ahead[0][0]
+                elif ahead:
+                    following = None
+                    for each, _ in ahead:
+                        if following is None:
+                            following = each
+                        elif each is not None:
+                            waiting.append(each)
                     owner[node] = index
-                    area.receives.append(node)
+                    area.size += unnoted
+                    unnoted = -1
+                elif node in leaves:
+                    self._walked_again(unnoted)
                     break
-                current, node = node, None
-                branches = False
-                for each, _ in current.next_functions:
-                    if each is None:
-                        continue
-                    if node is None:
-                        node = each
-                    else:
-                        waiting.append(each)
-                        branches = True
-                if branches or unnoted == most_unnoted:
-                    owner[current] = index
-                    unnoted = 0
                 else:
+                    self._end(above, node, index, area)
+                    break
+                if unnoted < most_unnoted:
                     unnoted += 1
+                else:
+                    owner[node] = index
+                    area.size += unnoted
+                    unnoted = 0
+                above, node = node, following
+            area.size += unnoted
+        area.size += len(owner) - noted
         return area
 
-    def _enter_leaf(self, node: Node, index: int, area: _Area) -> None:
+    def _meet(self, reached_from: int, index: int, steps: int) -> None:
+        """An entry came to a node that was noted."""
+        if reached_from != index:
+            self._unite(reached_from, index)
+        else:
+            self._walked_again(steps)
+
+    def _walked_again(self, steps: int) -> None:
+        """At most so many of the last nodes had been walked before."""
+        self._again += steps
+        if self._again > _MOST_UNNOTED:
+            self._most_unnoted = min(self._most_unnoted, _FEW_UNNOTED)
+
+    def _end(self, above: Node | None, node: Node, index: int, area: _Area) -> None:
+        """An entry came, from the node `above`, to one from which nothing leads on."""
+        kind: type = type(node)
+        if type(above) is self._receive_type:  # and `node` is the anchor of all receives
+            self._owner[above] = index
+            area.receives.append(above)
+            return
+        if kind is not AccumulateGrad:
+            self._owner[node] = index
+            return
         # A shared leaf does not unite, since gradients can be added in any order; but a hook must
         # see their sum, and only once.
-        if node in area.leaves:
-            return
         area.leaves[node] = None
         if node_hooks(node):
             area.hooked.add(node)

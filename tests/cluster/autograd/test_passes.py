@@ -59,7 +59,7 @@ def breaking():
 
 
 def blocking_threads():
-    return [each for each in threading.enumerate() if "blocking-run" in each.name]
+    return [each for each in threading.enumerate() if "backward" in each.name]
 
 
 def wait_until_no_thread_is_blocked():
@@ -100,6 +100,29 @@ def test_an_error_while_a_blocking_run_waits_frees_every_thread(cluster, breakin
             autograd.backward(context_id, [(y * h).sum()])
     wait_until_no_thread_is_blocked()
     assert all(worker.service(AutogradService).running_passes == 0 for worker in cluster)
+
+
+def grow(tensor):
+    threads = []
+    tensor.register_hook(lambda gradient: threads.append(threading.current_thread().name))
+    ran_in.append(threads)
+    for _ in range(6_000):
+        tensor = tensor * 1.0001
+    return tensor
+
+
+ran_in = []
+
+
+def test_a_long_graph_runs_in_a_thread_of_its_own_to_the_same_result(cluster):
+    x = leaf()
+    with cluster[0].active(), autograd.context() as context_id:
+        loss = rpc.rpc_sync("worker1", grow, args=(x * 1,)).sum()
+        autograd.backward(context_id, [loss])
+        gradient = autograd.get_gradients(context_id)[x]
+    assert ran_in.pop() == ["worker1-backward"]
+    torch.testing.assert_close(gradient, torch.full_like(x, 1.0001**6_000))
+    wait_until_no_thread_is_blocked()
 
 
 def call_back_and_break(tensor):

@@ -288,7 +288,7 @@ def run_in_thread(task):
 
 
 def blocking_threads():
-    return [each for each in threading.enumerate() if each.name == "worker1-blocking-run"]
+    return [each for each in threading.enumerate() if each.name == "worker1-backward"]
 
 
 def test_a_missing_participant_is_waited_for_inside_the_run():

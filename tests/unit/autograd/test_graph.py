@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lockstitch.autograd.graph import Entry, find_components, interior_nodes
 from lockstitch.autograd.stitch import RECEIVE_NODE, stitch_receive
@@ -164,3 +164,51 @@ def test_a_lone_entry_walks_graphs_of_many_paths_but_once():
     (component,) = find(entry(1, y))
     assert [each.receive.message for each in component.receives] == [message(4)]
     assert [each is x for each in leaves_of(component)] == [True]
+
+
+def chain(tensor, length):
+    for _ in range(length):
+        tensor = tensor * 2
+    return tensor
+
+
+def test_the_size_of_a_component_is_about_its_number_of_nodes():
+    h = chain(leaf(), 2_500)
+    (alone,) = find(entry(1, h))
+    (united,) = find(entry(2, h + 1), entry(1, h))
+    (branching,) = find(entry(1, chain(h + h.sin(), 100)))
+    assert abs(alone.size - 2_500) < 20
+    assert abs(united.size - 2_501) < 20
+    assert 2_600 <= branching.size < 3_700  # what was walked twice may count twice
+
+
+def test_a_chain_that_is_entered_all_along_is_not_walked_to_its_end_each_time():
+    kept, h = [], leaf() * 1
+    for _ in range(3_000):
+        h = h * 2
+        kept.append(h.sin())
+    seen = 0
+
+    class Counted:
+        """A node of the real graph that counts how often somebody goes on from it."""
+
+        def __init__(self, node):
+            self.node = node
+
+        def __hash__(self):
+            return hash(self.node)
+
+        def __eq__(self, other):
+            return self.node is other.node
+
+        @property
+        def next_functions(self):
+            nonlocal seen
+            seen += 1
+            if type(self.node).__name__ == "AccumulateGrad":
+                return ()
+            return tuple((each and Counted(each), at) for each, at in self.node.next_functions)
+
+    edges = tuple(GradientEdge(Counted(each.grad_fn), 0) for each in kept)
+    find_components([Entry(message(1), edges)], RECEIVE_NODE)
+    assert 6_000 <= seen < 6_000 * 12

@@ -292,7 +292,7 @@ def test_a_participant_that_dies_with_a_message_frees_everybody(mode):
         assert not trainer.is_alive()
         assert len(errors) == 1
         office.wait_until_quiet()
-    for thread in [each for each in threading.enumerate() if "blocking-run" in each.name]:
+    for thread in [each for each in threading.enumerate() if "backward" in each.name]:
         thread.join(1)
         assert not thread.is_alive()
 
