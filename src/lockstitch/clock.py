@@ -34,8 +34,7 @@ class Waiter(Protocol):
 class SystemClock:
     """The machine's own monotonic clock."""
 
-    def now(self) -> float:
-        return time.monotonic()
+    now = staticmethod(time.monotonic)
 
     def wait(self, waiter: Waiter, timeout_seconds: float | None) -> bool:
         return waiter.wait(timeout_seconds)

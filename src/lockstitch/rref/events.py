@@ -7,8 +7,9 @@ hold of one user on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from lockstitch.records import record
 
 if TYPE_CHECKING:
     from lockstitch.ids import GlobalId, WorkerId
@@ -21,7 +22,7 @@ DIRECT = -1
 # ---------------------------------------------------------------- events for both sides
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arrived:
     """A control message came in."""
 
@@ -29,21 +30,21 @@ class Arrived:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WorkerLost:
     """That life of a worker is over; nothing more will come from it."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tick:
     """It is `now` (seconds of any clock that does not go back)."""
 
     now: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Withdrawn:
     """A fork made for another worker never left, or can no longer arrive."""
 
@@ -54,7 +55,7 @@ class Withdrawn:
 # ---------------------------------------------------------------- events for the owner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shared:
     """The owner itself puts a fork for `holder` into a message (None: it is not known for whom)."""
 
@@ -63,7 +64,7 @@ class Shared:
     holder: WorkerId | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Called:
     """A `RemoteCall` came in: `user` wants a value made, and holds `fork` of it."""
 
@@ -73,7 +74,7 @@ class Called:
     serial: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Asked:
     """A `Fetch` came in: `user` holds `fork` and wants the value."""
 
@@ -86,7 +87,7 @@ class Asked:
 # ---------------------------------------------------------------- events for a user
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Created:
     """`remote()` was called: a `RemoteCall` is about to claim `fork` at `owner`."""
 
@@ -95,21 +96,21 @@ class Created:
     owner: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Settled:
     """The owner answered a request that named `fork`, hence counts it."""
 
     fork: GlobalId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Abandoned:
     """The `RemoteCall` that claims `fork` failed or timed out: the owner may know of it or not."""
 
     fork: GlobalId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Received:
     """A message brought `fork`, which `parent` made for us."""
 
@@ -119,7 +120,7 @@ class Received:
     parent: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CameHome:
     """A message brought the owner a fork of its own reference, made by the user `parent`."""
 
@@ -127,7 +128,7 @@ class CameHome:
     parent: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Forked:
     """The user's fork `parent` was put into a message for `to`, as the new fork `child`."""
 
@@ -136,7 +137,7 @@ class Forked:
     to: WorkerId | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dropped:
     """The program let go of these forks."""
 
@@ -146,7 +147,7 @@ class Dropped:
 # ---------------------------------------------------------------- instructions
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Send:
     """Send a control message."""
 
@@ -154,42 +155,42 @@ class Send:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Keep:
     """Owner: somebody counts on the value of `reference` now: hold it (or a place for it)."""
 
     reference: GlobalId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Free:
     """Owner: nobody counts on the value any more: let it go."""
 
     reference: GlobalId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Begin:
     """Owner: run the function of the `RemoteCall` just told; without this it came too late."""
 
     reference: GlobalId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Barren:
     """Owner: the worker that wanted the value made died before its call came: none will come."""
 
     reference: GlobalId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Confirm:
     """User: the owner counts `fork`: whatever waited for that may start."""
 
     fork: GlobalId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Orphan:
     """User: the owner of `fork` died, and the value with it."""
 

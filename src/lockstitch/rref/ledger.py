@@ -21,13 +21,16 @@ from lockstitch.rref.events import (
     Begin,
     Called,
     Confirm,
+    Created,
     Free,
     Keep,
     OwnerEvent,
+    OwnerInstruction,
     Received,
     Send,
     Tick,
     UserEvent,
+    UserInstruction,
     WorkerLost,
 )
 from lockstitch.rref.lifetime import OwnerSide, State, UserSide
@@ -74,9 +77,6 @@ class Acts:
     may_begin: bool = False
     """Whether the remote call just told may run."""
 
-    def __bool__(self) -> bool:
-        return bool(self.sends or self.calls or self.freed)
-
 
 class Ledger:
     """See the module."""
@@ -88,6 +88,8 @@ class Ledger:
         # that may use a reference.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        self._waiting = 0
+        """How many threads want to know of changes."""
         self._owner = OwnerSide()
         self._user = UserSide()
         self._values: WeakValueDictionary[GlobalId, OwnedValue] = WeakValueDictionary()
@@ -115,27 +117,26 @@ class Ledger:
 
     def claim(self, event: Called | Asked) -> OwnedValue | None:
         """The value that a request names; None if the request comes too late, or a second time."""
-        acts = Acts()
         with self._lock:
-            self._apply_owner(event, acts)
-            counted = self._owner.counts(event.reference, event.fork)
-            if acts.may_begin if isinstance(event, Called) else counted:
-                value = self._shared[event.reference]
+            acts = self._decide_owner(event)
+            if isinstance(event, Called):
+                is_heard = acts is not None and acts.may_begin
             else:
-                value = None
-            self._after_change()
+                is_heard = self._owner.counts(event.reference, event.fork)
+            value = self._shared[event.reference] if is_heard else None
         self._act(acts)
         return value
 
-    def _decide_owner(self, event: OwnerEvent) -> Acts:
-        acts = Acts()
+    def _decide_owner(self, event: OwnerEvent) -> Acts | None:
+        """What follows from `event`; None where nothing does."""
         with self._lock:
-            self._apply_owner(event, acts)
-            self._after_change()
-        return acts
+            todo = self._owner.handle(event)
+            self._after_change(self._owner)
+            return self._acts_of_owner(todo) if todo else None
 
-    def _apply_owner(self, event: OwnerEvent, acts: Acts) -> None:
-        for each in self._owner.handle(event):
+    def _acts_of_owner(self, todo: list[OwnerInstruction]) -> Acts:
+        acts = Acts()
+        for each in todo:
             match each:
                 case Send():
                     acts.sends.append(each)
@@ -148,37 +149,45 @@ class Ledger:
                 case Barren(reference):
                     why = RRefError(f"{reference} has no value: its maker died before it could ask")
                     acts.calls.append(partial(self._shared[reference].fail, why))
-
-    def _decide_user(self, event: UserEvent) -> Acts:
-        acts = Acts()
-        with self._lock:
-            for each in self._user.handle(event):
-                if isinstance(each, Send):
-                    acts.sends.append(each)
-                    continue
-                fork = self._awaited.pop(each.fork, None) or self._forks.get(each.fork)
-                if fork is None:
-                    continue
-                if isinstance(each, Confirm):
-                    acts.confirmed.append(fork)
-                else:
-                    acts.calls.append(fork.orphan)
-            if isinstance(event, Received) and self._user.state(event.fork) is State.PENDING:
-                self._awaited[event.fork] = self._forks[event.fork]
-            self._after_change()
         return acts
 
-    def _after_change(self) -> None:
-        self._changed.notify_all()
-        if self._ticks or self._closed:
-            return
-        if self._owner.wants_ticks or self._user.wants_ticks:
+    def _decide_user(self, event: UserEvent) -> Acts | None:
+        """What follows from `event`; None where nothing does."""
+        with self._lock:
+            todo = self._user.handle(event)
+            self._after_change(self._user)
+            acts = self._acts_of_user(todo) if todo else None
+            if isinstance(event, Received) and self._user.state(event.fork) is State.PENDING:
+                self._awaited[event.fork] = self._forks[event.fork]
+            return acts
+
+    def _acts_of_user(self, todo: list[UserInstruction]) -> Acts:
+        acts = Acts()
+        for each in todo:
+            if isinstance(each, Send):
+                acts.sends.append(each)
+                continue
+            fork = self._awaited.pop(each.fork, None) or self._forks.get(each.fork)
+            if fork is None:
+                continue
+            if isinstance(each, Confirm):
+                acts.confirmed.append(fork)
+            else:
+                acts.calls.append(fork.orphan)
+        return acts
+
+    def _after_change(self, side: OwnerSide | UserSide) -> None:
+        if self._waiting:
+            self._changed.notify_all()
+        if not self._ticks and not self._closed and side.wants_ticks:
             self._ticks = True
             self._agent.call_later(TICK_SECONDS, self._tick)
 
     # ------------------------------------------------------------ acting
 
-    def _act(self, acts: Acts) -> None:
+    def _act(self, acts: Acts | None) -> None:
+        if acts is None:
+            return
         for fork in acts.confirmed:
             fork.confirm()
         for call in acts.calls:
@@ -186,10 +195,12 @@ class Ledger:
         for send in acts.sends:
             self._send(send.to, send.message)
 
-    def _act_soon(self, acts: Acts) -> None:
+    def _act_soon(self, acts: Acts | None) -> None:
+        if acts is None:
+            return
         while acts.confirmed:  # whoever waits for it is only put in line
             acts.confirmed.pop().confirm()
-        if acts:
+        if acts.sends or acts.calls or acts.freed:
             self._agent.spawn(lambda: self._act(acts))
 
     def _send(self, to: WorkerId, message: Message) -> None:
@@ -257,6 +268,19 @@ class Ledger:
                 known = self._forks[fork] = UserFork(reference, fork, owner)
             return known
 
+    def new_fork(
+        self, reference: GlobalId, fork: GlobalId, owner: WorkerInfo
+    ) -> tuple[UserFork, int]:
+        """The fork of a value that `owner` is about to be asked to make, and the number of the
+        claim to it."""
+        made = UserFork(reference, fork, owner)
+        with self._lock:
+            self._forks[fork] = made
+            acts = self._decide_user(Created(reference, fork, owner.worker))
+            serial = self._user.serial(fork)
+        self._act(acts)
+        return made, serial
+
     def serial(self, fork: GlobalId) -> int:
         """The number of the claim to `fork`, for requests that name it."""
         with self._lock:
@@ -287,10 +311,14 @@ class Ledger:
 
     def _wait_until(self, condition: Callable[[], bool], deadline: float | None) -> bool:
         with self._agent.blocked(), self._lock:
-            while not condition():
-                if deadline is not None and self._worker.clock.now() >= deadline:
-                    return False
-                self._changed.wait(TICK_SECONDS)
+            self._waiting += 1
+            try:
+                while not condition():
+                    if deadline is not None and self._worker.clock.now() >= deadline:
+                        return False
+                    self._changed.wait(TICK_SECONDS)
+            finally:
+                self._waiting -= 1
             return True
 
     def partners(self) -> set[WorkerId]:

@@ -139,9 +139,11 @@ class RRef(Generic[T]):
         """
         if self._value is not None:
             blocked = self._home.worker.agent.blocked
-            return cast("T", self._value.get(timeout if timeout > 0 else None, blocked))
-        assert self._fork is not None
-        return cast("T", self._home.fetch(self._fork, timeout))
+            value: T = self._value.get(timeout if timeout > 0 else None, blocked)
+        else:
+            assert self._fork is not None
+            value = self._home.fetch(self._fork, timeout)
+        return value
 
     def local_value(self) -> T:
         """The value itself, on its owner only; waits until it is there.

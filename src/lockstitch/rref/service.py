@@ -18,7 +18,6 @@ from lockstitch.rref.events import (
     Abandoned,
     Asked,
     CameHome,
-    Created,
     Dropped,
     Forked,
     Received,
@@ -114,10 +113,9 @@ class ReferenceService(Home):
             outcome = partial(_created_here, value)
         else:
             reference, name = self._next_id(), self._next_id()
-            fork = self._ledger.fork(reference, name, self._agent.info_of(to))
-            self._ledger.tell_user(Created(reference, name, to))
+            fork, serial = self._ledger.new_fork(reference, name, self._agent.info_of(to))
             rref = self._object_of(fork)
-            make = _remote_call(reference, name, self._ledger.serial(name))
+            make = _remote_call(reference, name, serial)
             outcome = partial(self._created, fork)
         rref._creation = creation = Creation(partial(self._over, outcome, reference))
         self._ledger.creation_began(reference)
@@ -158,8 +156,9 @@ class ReferenceService(Home):
         fork.check_usable("to_here() on it")
         owner = fork.owner.worker
 
+        serial, stitch = self._ledger.serial(fork.fork), self._agent.stitch(owner)
+
         def build(number: int, travels: float | None) -> Fetch:
-            serial, stitch = self._ledger.serial(fork.fork), self._agent.stitch(owner)
             return Fetch(number, fork.reference, fork.fork, serial, travels, stitch)
 
         try:

@@ -103,7 +103,7 @@ class Calling(Packing):
         """`request`, and waits for the answer."""
         channel = self.peers.channel(to)
         pending = self._pending(timeout, None)
-        number = channel.request(pending, lambda number: build(number, pending.travels))
+        number = channel.request(pending, build)
         return self._await(channel, pending, number)
 
     def _await(self, channel: Channel, pending: Pending, number: int) -> Any:
@@ -125,7 +125,7 @@ class Calling(Packing):
         pending = self._pending(timeout, future)
 
         def send(channel: Channel) -> None:
-            channel.request(pending, lambda number: build(number, pending.travels))
+            channel.request(pending, build)
 
         self._begin(to, pending, future, send)
         return future
@@ -187,13 +187,14 @@ class Calling(Packing):
         stitch = self.stitch(channel.peer.worker, body.items, sealed)
         if definition is None:
             return channel.request(
-                pending, lambda request: make(request, number, None, pending.travels, stitch, body)
+                pending,
+                lambda request, travels: make(request, number, None, travels, stitch, body),
             )
         with functions.defining:  # the definition must leave before any use of its number
             number, definition = functions.define(function)
             request = channel.request(
                 pending,
-                lambda request: make(request, number, definition, pending.travels, stitch, body),
+                lambda request, travels: make(request, number, definition, travels, stitch, body),
             )
             functions.mark_sent(function, number)
         return request

@@ -73,8 +73,9 @@ class Channel:
         else:
             send_filter(self.peer.worker, message, self.transmit)
 
-    def request(self, pending: Pending, build: Callable[[int], Message]) -> int:
-        """Sends the request that `build` makes of its number; `pending` gets the answer."""
+    def request(self, pending: Pending, build: Callable[[int, float | None], Message]) -> int:
+        """Sends the request that `build` makes of its number and of the timeout that travels;
+        `pending` gets the answer."""
         if pending.nbytes:
             self._wait_for_room(pending)
         number = self.requested = next(self._numbers)
@@ -82,7 +83,7 @@ class Channel:
         try:
             if self.error is not None:
                 raise copy_of(self.error)  # what is raised keeps the frames that it passes
-            self.post(build(number))
+            self.post(build(number, pending.travels))
         except BaseException:
             self._take_out(number)
             raise
@@ -144,7 +145,7 @@ class Channel:
 
     def abandon(self, number: int) -> None:
         """Nobody wants this answer any more; should it come, what it carries is given back."""
-        if self._take_out(number) is not None:
+        if number in self._pending and self._take_out(number) is not None:
             self._given_up.add(number)
             self.expect_answers()
 

@@ -156,6 +156,8 @@ class KnownFunction:
 
     def note(self, seconds: float) -> None:
         """A run has taken so long."""
+        if seconds < QUICK_SECONDS and self.streak == _LONGEST_STREAK:
+            return  # the other one cannot be shorter
         self.streak = _continued(self.streak, seconds, QUICK_SECONDS)
         self.short_streak = _continued(self.short_streak, seconds, SHORT_SECONDS)
 

@@ -63,7 +63,9 @@ class Requests:
             if known is None:
                 known = self._new_function(number, definition)
         elif cls in self.agent.servers:
-            known = self._kinds.setdefault(cls, KnownFunction(cls.__name__))
+            known = self._kinds.get(cls)
+            if known is None:
+                known = self._kinds[cls] = KnownFunction(cls.__name__)
         else:
             return None
         return Invocation(self.agent, self, message, known)

@@ -251,9 +251,8 @@ class StreamChannel(Channel):
     def _read_until(self, pending: Pending) -> None:
         if pending.done or pending.delivered:
             return  # another reader had it already, before this one began to read
-        if not self._is_left_over():
-            self._spin(pending.habit)
-        if self._is_left_over() and self._receive_and_take(pending, None):
+        has_come = self._is_left_over() or self._spin(pending.habit)
+        if has_come and self._receive_and_take(pending, None):
             return
         if pending.is_shared and isinstance(self.connection, StreamConnection):
             self._read_wakefully(pending, self.connection)

@@ -121,21 +121,21 @@ def encode(
             headers, memory = small
             inline = marshal.dumps((*values, encoding, stream, headers)) + memory
             header = HEADER.pack(len(inline), cls.KIND, 0, 0, len(memory), 0)
-            _check_length(inline, 0, limits)
+            if len(inline) > limits.inline_bytes:
+                raise _too_long(len(inline), limits)
             return [header + inline]
         values = (*values, encoding, stream, ())
     inline = marshal.dumps(values)
-    _check_length(inline, 0, limits)
+    if len(inline) > limits.inline_bytes:
+        raise _too_long(len(inline), limits)
     return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0, 0) + inline]
 
 
-def _check_length(inline: bytes, bulk_length: int, limits: FrameLimits) -> None:
-    if len(inline) > limits.inline_bytes or bulk_length > limits.bulk_bytes:
-        raise LocalProtocolError(
-            f"a message of {len(inline) + bulk_length:,} bytes exceeds what a frame may hold "
-            f"({limits.inline_bytes:,} bytes inline, {limits.bulk_bytes:,} in bulk): send less "
-            "at a time"
-        )
+def _too_long(nbytes: int, limits: FrameLimits) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"a message of {nbytes:,} bytes exceeds what a frame may hold ({limits.inline_bytes:,} "
+        f"bytes inline, {limits.bulk_bytes:,} in bulk): send less at a time"
+    )
 
 
 def _encode_items(
@@ -156,7 +156,8 @@ def _encode_items(
     small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
     bulk_length = sum([memory.nbytes for memory in large])
     inline = marshal.dumps((*values, encoding, announced, headers)) + small_bytes
-    _check_length(inline, bulk_length, limits)
+    if len(inline) > limits.inline_bytes or bulk_length > limits.bulk_bytes:
+        raise _too_long(len(inline) + bulk_length, limits)
     if len(items) > limits.items:
         raise LocalProtocolError(
             f"a message of {len(items):,} tensors exceeds the limit of {limits.items:,}"

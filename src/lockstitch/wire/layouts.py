@@ -13,7 +13,7 @@ import types
 import typing
 from dataclasses import fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _IDS: Final = (GlobalId, WorkerId)
 
+L = TypeVar("L", bound="Layout")
+
 
 def _plain(value: Any) -> Any:
     """Tuples of ids, and ids, as exact tuples, which marshal demands."""
@@ -37,12 +39,15 @@ def _plain(value: Any) -> Any:
 
 
 def _plainer(annotation: Any) -> Callable[[Any], Any]:
-    """`_plain` for values of the annotated type: the short way for ids."""
+    """`_plain` for values of the annotated type: the short way for ids, and tuples of them."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _IDS:
         return tuple
-    if origin is tuple and arguments[-1] is Ellipsis and arguments[0] in _IDS:
+    if origin is tuple and {*arguments} <= {*_IDS, Ellipsis}:
         return lambda ids: tuple(map(tuple, ids))
+    if origin is tuple and arguments[-1] is Ellipsis:
+        plain = _plainer(arguments[0])
+        return lambda values: tuple(map(plain, values))
     return _plain
 
 
@@ -183,21 +188,22 @@ class StrictLayout(Layout):
         return loaded
 
 
-_LAYOUTS: Final[dict[type[Message], Layout]] = {}
-_STRICT_LAYOUTS: Final[dict[type[Message], StrictLayout]] = {}
+class _Layouts(dict[type[Message], L]):
+    """The layout of each message class, worked out on first use."""
+
+    def __init__(self, make: Callable[[type[Message]], L]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, cls: type[Message]) -> L:
+        layout = self[cls] = self._make(cls)
+        return layout
 
 
-def layout_of(cls: type[Message]) -> Layout:
-    """The layout of a message class; worked out on first use."""
-    layout = _LAYOUTS.get(cls)
-    if layout is None:
-        layout = _LAYOUTS[cls] = Layout(cls)
-    return layout
+layout_of: Final[Callable[[type[Message]], Layout]] = _Layouts(Layout).__getitem__
+"""The layout of a message class."""
 
-
-def strict_layout_of(cls: type[Message]) -> StrictLayout:
-    """Likewise, for frames of somebody who is not trusted with code."""
-    layout = _STRICT_LAYOUTS.get(cls)
-    if layout is None:
-        layout = _STRICT_LAYOUTS[cls] = StrictLayout(cls)
-    return layout
+strict_layout_of: Final[Callable[[type[Message]], StrictLayout]] = _Layouts(
+    StrictLayout
+).__getitem__
+"""Likewise, for frames of somebody who is not trusted with code."""

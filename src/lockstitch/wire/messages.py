@@ -11,22 +11,15 @@ connection, which are no messages (`transport.handshake`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from lockstitch.ids import GlobalId, WorkerId
+from lockstitch.records import dataclass_transform, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**_options: object) -> Callable[[object], object]:
-        """For type checkers only."""
-        return lambda decorator: decorator
-
 
 KINDS: dict[int, type[Message]] = {}
 """Kind number → message class; filled by `kind`."""
@@ -36,16 +29,12 @@ _M = TypeVar("_M", bound="Message")
 
 @dataclass_transform(frozen_default=True)
 def kind(number: int) -> Callable[[type[_M]], type[_M]]:
-    """Makes a dataclass of a message class and registers it under its number in the protocol.
-
-    Messages are frozen for the type checker alone: at run time that would double the cost of making
-    one, and four are made for each call.
-    """
+    """Makes a record of a message class and registers it under its number in the protocol."""
 
     def register(cls: type[_M]) -> type[_M]:
         if number in KINDS:
             raise ValueError(f"kind {number} is taken by {KINDS[number].__name__}")
-        message: type[_M] = dataclass(slots=True, unsafe_hash=True)(cls)
+        message = record(cls)
         message.KIND = number
         KINDS[number] = message
         return message

@@ -150,15 +150,19 @@ def pack(
     cls = type(value)
     if value is None:
         return Payload(NOTHING, b"", ()), set()
-    if cls is torch.Tensor and is_liftable(cast("torch.Tensor", value)):
-        return Payload(ONE_TENSOR, b"", (cast("torch.Tensor", value),)), set()
+    if type(value) is torch.Tensor and is_liftable(value):
+        return Payload(ONE_TENSOR, b"", (value,)), set()
     if cls in _SEQUENCES:
-        values = cast("Sequence[object]", value)
+        values: Sequence[object] = value  # type: ignore[assignment]
         payload = pack_flat(values) or pack_flat_with_own(values, registry, to, kept)
         if payload is not None:
             return payload, set()
     elif cls in _SCALARS:
-        return Payload(MARSHAL, marshal.dumps(cast("int", value)), ()), set()
+        return Payload(
+            MARSHAL,
+            marshal.dumps(value),  # type: ignore[arg-type]
+            (),
+        ), set()
     return _pack_pickle(value, registry, PickleSession(to, kept))
 
 
@@ -179,7 +183,7 @@ def pack_arguments(args: tuple[object, ...]) -> Payload | None:
 
 
 def _is_large(value: object) -> bool:
-    return type(value) in _STRINGS and len(cast("bytes", value)) >= _LARGE_BYTES
+    return type(value) in _STRINGS and len(value) >= _LARGE_BYTES  # type: ignore[arg-type]
 
 
 def pack_flat(values: Sequence[object]) -> Payload | None:
@@ -189,7 +193,11 @@ def pack_flat(values: Sequence[object]) -> Payload | None:
     if not types <= _FLAT or (types & _STRINGS and any(map(_is_large, values))):
         return None
     if torch.Tensor not in types:
-        return Payload(MARSHAL, marshal.dumps(cast("list[int]", values)), ())
+        return Payload(
+            MARSHAL,
+            marshal.dumps(values),  # type: ignore[arg-type]
+            (),
+        )
     items = [value for value in values if type(value) is torch.Tensor]
     if not all(map(is_liftable, items)):
         return None
