@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
@@ -45,10 +45,35 @@ def can_reduce(dtype: torch.dtype, op: ReduceOp) -> bool:
     return True
 
 
-def result_factor(reduction: Reduction, set_size: int) -> float:
-    """What the folded parts are multiplied by at the end."""
-    share = 1.0 / set_size if reduction.op is ReduceOp.AVERAGE else 1.0
-    return reduction.postscale * share
+class Scale(NamedTuple):
+    """What a tensor is multiplied by, or else divided by. Dividing is exact where the quotient is a
+    number of the tensor's type; multiplying by a third or by 1/49 is not."""
+
+    factor: float = 1.0
+    divisor: int = 1
+
+    def apply_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Scales in place. Quotients of integers are cut towards zero."""
+        if self.divisor == 1:
+            return scale_(tensor, self.factor)
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            is_power_of_2 = self.divisor & (self.divisor - 1) == 0  # the same bits, sooner
+            return tensor.mul_(1 / self.divisor) if is_power_of_2 else tensor.div_(self.divisor)
+        if tensor.dtype in _DIVISIBLE:
+            return tensor.div_(self.divisor, rounding_mode="trunc")
+        return tensor.copy_(tensor.to(torch.float64).div_(self.divisor))
+
+
+UNSCALED: Final = Scale()
+_DIVISIBLE: Final = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def result_scale(reduction: Reduction, set_size: int) -> Scale:
+    """What is done to the folded parts at the end; `UNSCALED` if nothing."""
+    postscale = reduction.postscale
+    if reduction.op is not ReduceOp.AVERAGE or set_size == 1:
+        return UNSCALED if postscale == 1.0 else Scale(postscale)
+    return Scale(divisor=set_size) if postscale == 1.0 else Scale(postscale / set_size)
 
 
 def scale_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
@@ -112,7 +137,7 @@ def reduce(
         fold(FOLDS[reduction.op], parts, out)
     else:
         out.copy_(fold(FOLDS[reduction.op], parts, torch.empty_like(parts[0])))
-    return scale_(out, result_factor(reduction, set_size))
+    return result_scale(reduction, set_size).apply_(out)
 
 
 # ---------------------------------------------------------------- rows

@@ -240,13 +240,13 @@ def sparse_operation(
     if op not in (Average, Sum):
         raise ValueError(f"sparse tensors can be summed or averaged, not {op!r}")
     entries = tensor.detach().coalesce()
-    share = 1.0 / process_set.size() if op is Average else 1.0
+    divisor = process_set.size() if op is Average else 1
     shape = tensor.shape
 
     def assemble(gathered: list[torch.Tensor]) -> torch.Tensor:
         places, values = gathered
-        if share != 1.0:
-            values = values * share
+        if divisor != 1:
+            values = values / divisor
         return torch.sparse_coo_tensor(places.t(), values, shape, check_invariants=False).coalesce()
 
     handle = session.grouped_allgather(

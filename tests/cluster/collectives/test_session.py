@@ -472,6 +472,27 @@ def test_statistics_count(ranks: Ranks) -> None:
     assert Kind.ALLREDUCE.value in repr(ranks[0].allreduce.__name__)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_three_ranks_divide_by_three(backend: str) -> None:
+    """Nothing is multiplied by a third, which no number is."""
+    with Ranks(3, backend) as three:
+
+        def average(session: Session, count: int, is_resident: bool) -> torch.Tensor:
+            numbers = torch.arange(count, dtype=torch.float32) * (session.rank == 1)
+            if is_resident:
+                numbers = session.resident((count,), torch.float32).copy_(numbers)
+            return session.wait(session.allreduce(numbers, AVERAGE, output=numbers)).clone()
+
+        for count in (40, 600_000):
+            expected = torch.arange(count, dtype=torch.float32) / 3
+            for is_resident in (False, True):
+                results = three.run(lambda s, c=count, i=is_resident: average(s, c, i))
+                assert all(torch.equal(result, expected) for result in results)
+        rows = torch.arange(30, dtype=torch.float32).view(3, 10)
+        results = three.run(lambda s: s.wait(s.reducescatter(rows * (s.rank == 1), AVERAGE)))
+        assert torch.equal(torch.cat(results), rows / 3)
+
+
 def test_two_ranks_reduce_large_tensors_of_all_kinds() -> None:
     with Ranks(2, "shared_memory") as pair:
         for count in (300_001, 2_000_000):

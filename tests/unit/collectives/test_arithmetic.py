@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from lockstitch.collectives.arithmetic import (
+    UNSCALED,
+    Scale,
     adasum,
     can_reduce,
     element_count,
     fold,
-    result_factor,
+    result_scale,
     row_ranges,
     scale_,
     scaled_copy,
@@ -57,10 +59,25 @@ def test_adasum_of_an_odd_number_takes_the_last_along() -> None:
     assert adasum([a, b, c]).tolist() == [1, 1, 1]
 
 
-def test_factors() -> None:
-    assert result_factor(SUM, 4) == 1
-    assert result_factor(AVERAGE, 4) == 0.25
-    assert result_factor(Reduction(ReduceOp.AVERAGE, 9.0, 2.0), 4) == 0.5
+def test_scales() -> None:
+    assert result_scale(SUM, 4) is UNSCALED
+    assert result_scale(AVERAGE, 1) is UNSCALED
+    assert result_scale(AVERAGE, 4) == Scale(divisor=4)
+    assert result_scale(Reduction(ReduceOp.AVERAGE, 9.0, 2.0), 4) == Scale(0.5)
+    assert result_scale(Reduction(ReduceOp.SUM, 9.0, 2.0), 4) == Scale(2.0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 49])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.uint8])
+def test_average_of_equal_numbers_is_that_number(dtype: torch.dtype, size: int) -> None:
+    numbers = torch.arange(5, dtype=dtype)
+    assert result_scale(AVERAGE, size).apply_(numbers * size).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_average_of_large_integers_is_exact() -> None:
+    large = torch.tensor([2**62 + 3, -(2**62) - 3])
+    assert Scale(divisor=3).apply_(large).tolist() == [(2**62 + 3) // 3, -((2**62 + 3) // 3)]
+    assert Scale(divisor=3).apply_(torch.tensor([True, False])).tolist() == [True, False]
 
 
 def test_scaling_of_integers_cuts_towards_zero() -> None:

@@ -15,8 +15,7 @@ from lockstitch.collectives.arithmetic import (
     combine,
     element_count,
     outputs_of,
-    result_factor,
-    scale_,
+    result_scale,
     scaled_copy,
     splits_of,
 )
@@ -54,7 +53,7 @@ def perform_bucket(
         scaled_copy(tensor, reduction.prescale, flat[begin:end].view(tensor.shape))
         begin = end
     plane.reduce(flat, reduction.op, process_set)
-    scale_(flat, result_factor(reduction, process_set.size))
+    result_scale(reduction, process_set.size).apply_(flat)
     results = [outputs_of(request) for request in requests]
     begin = 0
     for out in [out for outs in results for out in outs]:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from lockstitch.collectives.arithmetic import fold, outputs_of, result_factor, scale_, scaled_copy
+from lockstitch.collectives.arithmetic import (
+    UNSCALED,
+    fold,
+    outputs_of,
+    result_scale,
+    scaled_copy,
+)
 from lockstitch.collectives.shared_memory.operations import Operation
 
 if TYPE_CHECKING:
@@ -43,7 +49,7 @@ class InChunks(Operation):
         super().begin(parts, present, position)
         assert self.request.reduction is not None
         self._fold = self.definition.fold
-        self._result_factor = result_factor(self.request.reduction, len(parts))
+        self._result_scale = result_scale(self.request.reduction, len(parts))
         self._results = outputs_of(self.request)
         # What is not in order in host memory is put together elsewhere first.
         self._gathered = [
@@ -119,9 +125,9 @@ class InChunks(Operation):
             rings = [self._views(room, part.place, index) for part in self.present]
             for out, *tensors in zip(sinks, *rings, strict=True):
                 fold(self._fold, tensors, out)
-        if self._result_factor != 1.0:
+        if self._result_scale is not UNSCALED:
             for out in sinks:
-                scale_(out, self._result_factor)
+                self._result_scale.apply_(out)
 
     def _reduce_slices(self, room: Room, ready: int) -> None:
         """This rank's slice of every chunk that is there; nobody else reads that slice of its ring
@@ -138,7 +144,7 @@ class InChunks(Operation):
                     out.copy_(fold(self._fold, tensors, torch.empty_like(out)))
                 else:
                     fold(self._fold, tensors, out)
-                scale_(out, self._result_factor)
+                self._result_scale.apply_(out)
             self.reduced += 1
         if self.reduced > before:
             room.tell_reduced(self, self.reduced)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockstitch.collectives.arithmetic import outputs_of, result_factor, scale_
+from lockstitch.collectives.arithmetic import UNSCALED, outputs_of, result_scale
 from lockstitch.collectives.shared_memory.arena import ArenaFullError
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 
@@ -58,13 +58,13 @@ class InPlace(Operation):
     def _reduce_slice(self, room: Room) -> None:
         assert self.request.reduction is not None
         combine_two = self.definition.fold
-        factor = result_factor(self.request.reduction, len(self.parts))
+        scale = result_scale(self.request.reduction, len(self.parts))
         places = tuple(part.whole_place for part in self.present)
         index = [part.rank for part in self.present].index(room.rank)
         for first, *others in self.definition.blocks(room.segment, places, index):
             for other in others:
                 combine_two(first, other, out=first)
-            if factor != 1.0:
-                scale_(first, factor)
+            if scale is not UNSCALED:
+                scale.apply_(first)
             for other in others:
                 other.copy_(first)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from lockstitch.collectives.arithmetic import combine, fold, outputs_of, result_factor, scale_
+from lockstitch.collectives.arithmetic import UNSCALED, combine, fold, outputs_of, result_scale
 from lockstitch.collectives.requests import Kind
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 
@@ -65,9 +65,9 @@ class Whole(Operation):
             fold(self.definition.fold, tensors, out)
         else:
             out.copy_(fold(self.definition.fold, tensors, torch.empty_like(tensors[0])))
-        factor = result_factor(reduction, len(self.parts))
-        if factor != 1.0:
-            scale_(out, factor)
+        scale = result_scale(reduction, len(self.parts))
+        if scale is not UNSCALED:
+            scale.apply_(out)
         self._value = [out] if request.is_group else out
 
     def _reduce_together(self, room: Room) -> None:
@@ -78,7 +78,7 @@ class Whole(Operation):
         count = definition.layout.size // dtype.itemsize
         vectors = [room.segment.vector(part.place, dtype, count) for part in self.present]
         flat = fold(definition.fold, vectors, torch.empty(count, dtype=dtype))
-        scale_(flat, result_factor(request.reduction, len(self.parts)))
+        result_scale(request.reduction, len(self.parts)).apply_(flat)
         begins = [offset // dtype.itemsize for offset in definition.layout.offsets]
         results = [
             flat[begin : begin + tensor.numel()].view(tensor.shape)
