@@ -64,6 +64,7 @@ def main():
     same = hvd.allgather(nn.utils.parameters_to_vector(model.parameters()).detach()[None])
     if hvd.rank() == 0:
         print(f"{hvd.size()} ranks: {right:.1%} of the test images are right")
+        print("the same training in one process:")
         alone, optimizer = build(seed=0)
         train(alone, optimizer, epochs, part=0, parts=1)
         whole = nn.utils.parameters_to_vector(alone.parameters()).detach()

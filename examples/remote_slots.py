@@ -66,6 +66,7 @@ def main():
             print(f"{slot.name}: {slot.statistics}")
         model.close()
 
+        print("the same training in one process:")
         train(twin, epochs)
         pairs = zip(module.parameters(), twin.parameters(), strict=True)
         difference = max((a - b).abs().max().item() for a, b in pairs)

@@ -59,9 +59,10 @@ class PeerDiedError(RpcError, ConnectionError):
 
 
 class PeerLeftError(PeerDiedError):
-    """A worker has shut down in good order. A `PeerDiedError`, since a call to it fails alike."""
+    """A worker has shut down, or its program has come to an end without: it has said so. A
+    `PeerDiedError`, since a call to it fails alike."""
 
-    def __init__(self, worker: str, cause: str = "it has shut down") -> None:
+    def __init__(self, worker: str, cause: str = "it has shut down, or its program ended") -> None:
         super().__init__(worker, cause)
         self.args = (f"worker {worker!r} has left: {cause}",)
 

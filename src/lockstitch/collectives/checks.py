@@ -83,4 +83,4 @@ def _check_splits(request: Request, size: int) -> None:
 
 
 def _what(request: Request) -> str:
-    return repr(request.name) if request.name else f"an {request.kind.value} without a name"
+    return repr(request.name) if request.name else f"a nameless {request.kind.value}"

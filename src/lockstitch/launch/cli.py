@@ -38,6 +38,7 @@ app = typer.Typer(
     help="Remote calls, references and one backward pass over many PyTorch workers.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",  # fills paragraphs anew, whatever the width
     pretty_exceptions_enable=False,
 )
 
@@ -117,7 +118,7 @@ def run(
     ignored_flags: options.IgnoredFlags = False,
     ignored_values: options.IgnoredValues = None,
 ) -> None:
-    """Run PROGRAM as N workers on this machine.
+    """Run PROGRAM as N workers, on this machine or on several.
 
     Each worker finds its place in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT, and the job's secret in LOCKSTITCH_SECRET_FILE; init_rpc reads them by itself.

@@ -12,7 +12,6 @@ from typing import Annotated, Final
 import typer
 
 from lockstitch.launch.config import read_config
-from lockstitch.launch.job import GRACE_SECONDS
 
 _where = partial(typer.Option, rich_help_panel="Where they run")
 _elastic = partial(typer.Option, rich_help_panel="Workers that come and go")
@@ -70,9 +69,7 @@ Workers = Annotated[
 Module = Annotated[bool, typer.Option("-m", "--module", help="PROGRAM is a module.")]
 Grace = Annotated[
     float,
-    typer.Option(
-        "--grace", min=0, help=f"Seconds that a worker may take to obey a signal ({GRACE_SECONDS})."
-    ),
+    typer.Option("--grace", min=0, help="Seconds that a worker may take to obey a signal."),
 ]
 OutputFolder = Annotated[
     Path | None,
@@ -123,7 +120,7 @@ SlotsPerHost = Annotated[
         "--slots-per-host",
         "--slots",
         min=1,
-        help="Slots of hosts for which the script says no number (1).",
+        help="Slots of hosts for which the script says no number.",
     ),
 ]
 ResetLimit = Annotated[
@@ -152,7 +149,7 @@ ElasticTimeout = Annotated[
         "--elastic-timeout",
         envvar="HOROVOD_ELASTIC_TIMEOUT",
         min=0,
-        help="Seconds to wait for enough workers when some are gone (600).",
+        help="Seconds to wait for enough workers when some are gone.",
     ),
 ]
 

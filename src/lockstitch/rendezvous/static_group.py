@@ -85,8 +85,8 @@ def meet(
         ranks = [each for each, key in enumerate(keys) if key in missing]
         raise RuntimeError(
             f"rank {rank} waited {timeout_seconds} s for {world_size} ranks to join, but ranks "
-            f"{ranks} did not come, or gave up. (It is meeting number {meeting + 1} on this "
-            "store; all ranks must have met as often.)"
+            f"{ranks} did not come, or gave up. Is world_size right, and has each been started? "
+            f"(It is meeting number {meeting + 1} on this store; all ranks must have met as often.)"
         )
     entries = read_all(store, keys)
     if _CALLED_OFF.encode() in entries:

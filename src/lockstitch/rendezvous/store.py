@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed import DistError, FileStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -39,7 +39,8 @@ def open_store(
     unchanged. With `tcp://` and `env://` rank 0 hosts the store for as long as it keeps it; under
     `lockstitch run`, `env://` means a file of the launcher's, which outlives every worker.
     `world_size` None or 0 means a group that ranks join and leave; `rank` -1 means "not given".
-    `timeout_seconds` is for reaching the store and for reading what should be there.
+    `timeout_seconds` is for reaching the store and for reading what should be there; torch's
+    `DistError` tells that nobody was reached.
     """
     timeout = timedelta(seconds=timeout_seconds)
     if isinstance(init_method, Store):
@@ -49,7 +50,13 @@ def open_store(
         store.set_timeout(timeout)
     else:
         url = _with_members(init_method, rank, world_size)
-        store, _, _ = next(rendezvous(url, timeout=timeout))
+        try:
+            store, _, _ = next(rendezvous(url, timeout=timeout))
+        except DistError as error:
+            raise type(error)(
+                f"rank {rank} did not meet the others at {init_method} ({error}). Has each been "
+                "started, and all with the same address?"
+            ) from error
         store.set_timeout(timeout)
     return PrefixStore(_PREFIX, store)
 

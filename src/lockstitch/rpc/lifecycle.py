@@ -27,6 +27,8 @@ from lockstitch.runtime.worker import current_worker, has_current_worker
 if TYPE_CHECKING:
     from lockstitch.rpc.agents import RpcAgent
 
+_ALREADY = "RPC is already initialized; a process has one worker at a time, until shutdown"
+
 
 def init_rpc(
     name: str,
@@ -51,7 +53,7 @@ def init_rpc(
     """
     _check_types(backend, rpc_backend_options)
     if api._is_current_rpc_agent_set():
-        raise RuntimeError("RPC is already initialized")
+        raise RuntimeError(_ALREADY)
     if backend is None and rpc_backend_options is not None:
         backend = infer_backend(rpc_backend_options)
         if backend is not BackendType.TENSORPIPE:
@@ -99,7 +101,7 @@ def _init_rpc_backend(
     assert name is not None
     assert rpc_backend_options is not None
     if api._is_current_rpc_agent_set():
-        raise RuntimeError("RPC is already initialized")
+        raise RuntimeError(_ALREADY)
     seconds = join_seconds(rpc_backend_options)
     store = open_store(store, rank, world_size, seconds)
     _begin(backend, store, name, rank, world_size, rpc_backend_options)

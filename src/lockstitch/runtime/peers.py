@@ -138,7 +138,10 @@ class Peers:
         try:
             connection, decoder = self._open(peer)
         except (ConnectionError, TimeoutError, BlockingIOError) as error:
-            raise self._unreachable(peer, f"it cannot be reached ({error})") from error
+            # Nobody listens any more: most likely its program had nothing left to do.
+            ended = isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError))
+            advice = "; has its program ended without waiting in shutdown?" if ended else ""
+            raise self._unreachable(peer, f"it cannot be reached ({error}){advice}") from error
         self._met.add(peer.worker)
         return StreamChannel(self._agent, peer, connection, decoder)
 

@@ -20,7 +20,7 @@ def test_rank_outside_the_set_is_refused() -> None:
 
 
 def test_unnamed_request_is_told_by_its_kind() -> None:
-    with pytest.raises(ValueError, match="an allgather without a name: allgather works on rows"):
+    with pytest.raises(ValueError, match="a nameless allgather: allgather works on rows"):
         check(Request(Kind.ALLGATHER, tensors=(torch.tensor(1),)), ProcessSet(0, (0,)), 0)
 
 

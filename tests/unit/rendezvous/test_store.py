@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 
 import pytest
-from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
+from torch.distributed import DistNetworkError, FileStore, HashStore, PrefixStore, TCPStore
 
 from lockstitch.rendezvous.store import missing_keys, open_store, read_all
 from tests.unit.rendezvous.groups import each_kind_of_store, new_store
@@ -46,6 +47,14 @@ def test_a_process_group_may_use_the_same_file(tmp_path):
     assert not ours.check(["key"])
     ours.set("key", "ours")
     assert theirs.get("key") == b"theirs"
+
+
+def test_an_address_where_nobody_listens_is_named():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(DistNetworkError, match=f"rank 1 did not meet the others at {url}"):
+            open_store(url, 1, 2, timeout_seconds=1.0)
 
 
 @pytest.mark.parametrize("world_size", [None, 1])

@@ -105,6 +105,17 @@ def test_unreachable_peer_is_lost() -> None:
         assert stage.agent.peers.is_lost(PEER)
 
 
+def test_peer_that_listens_no_more_may_have_ended_too_early() -> None:
+    with Stage() as stage:
+
+        def connect(peer: WorkerInfo, timeout_seconds: float) -> None:
+            raise ConnectionError("cannot connect") from FileNotFoundError("no such file")
+
+        stage.connect = connect  # type: ignore[assignment, method-assign]
+        with pytest.raises(PeerDiedError, match="ended without waiting in shutdown"):
+            stage.agent.peers.channel(PEER)
+
+
 def test_caller_that_goes_away_is_lost() -> None:
     with Stage() as stage:
         caller = stage.caller()
