@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 _PAGE: Final = mmap.PAGESIZE
 _NAME: Final = "lockstitch-slot"
 _SLACK: Final = 4
-# What lies idle is given up when it is more than this, and more than is in use.
+# What has lain idle while so many others were asked for is given up, when all that lies idle is
+# more than this and more than is in use. A step asks for two or three: these stay for the next one.
 _IDLE_BYTES: Final = 1 << 20
+_PATIENCE: Final = 64
 
 
 class PieceName(NamedTuple):
@@ -48,6 +50,7 @@ class Piece:
         self._memory = mmap.mmap(descriptor, name.size, offset=name.offset)
         self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.address = self.bytes.data_ptr()
+        self.idle_since = 0
         # Made once: each type that ctypes makes is a cycle of references.
         self.kind = ctypes.c_char * name.size
         self._typed: dict[torch.dtype, torch.Tensor] = {}
@@ -81,6 +84,7 @@ class OwnedMemory:
         self._lent: dict[int, Piece] = {}
         self._end = 0
         self._count = 0
+        self._asked = 0
 
     def __repr__(self) -> str:
         return f"<OwnedMemory · {len(self._lent)} pieces lent · {len(self._free)} free>"
@@ -92,6 +96,7 @@ class OwnedMemory:
 
     def allocate(self, size: int) -> Piece:
         """A piece of at least `size` bytes, to be filled and named in a message."""
+        self._asked += 1
         fitting = [
             each for each in self._free if size <= each.name.size <= max(size, _PAGE) * _SLACK
         ]
@@ -113,12 +118,21 @@ class OwnedMemory:
         return piece
 
     def take_back(self, numbers: Sequence[int]) -> None:
-        """The reader has no use for these any more. When too many lie idle, some are given up."""
+        """The reader has no use for these any more. When too many lie idle, those are given up that
+        have for long."""
         for number in numbers:
-            self._free.append(self._lent.pop(number))
+            piece = self._lent.pop(number)
+            piece.idle_since = self._asked
+            self._free.append(piece)
+        if not self._free or self._asked - self._free[0].idle_since < _PATIENCE:
+            return
         idle = sum(piece.name.size for piece in self._free)
         in_use = sum(piece.name.size for piece in self._lent.values())
-        while len(self._free) > 1 and idle > max(_IDLE_BYTES, in_use) * _SLACK:
+        while (
+            len(self._free) > 1
+            and idle > max(_IDLE_BYTES, in_use) * _SLACK
+            and self._asked - self._free[0].idle_since >= _PATIENCE
+        ):
             piece = self._free.pop(0)
             idle -= piece.name.size
             _punch(self._descriptor, piece.name)

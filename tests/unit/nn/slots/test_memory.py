@@ -68,15 +68,31 @@ def test_memory_grows_with_what_is_in_use_only(two_ends):
     assert owner.reserved_bytes == 8192
 
 
-def test_pieces_that_lie_idle_are_given_up(two_ends):
-    owner, reader = two_ends
-    pieces = [owner.allocate(4 << 20) for _ in range(4)]
+def use(owner, reader, *sizes):
+    pieces = [owner.allocate(size) for size in sizes]
     for piece in pieces:
         read(reader, piece)
     owner.take_back(reader.returned())
-    assert owner.reserved_bytes == 4 << 20
+    return pieces
+
+
+def test_pieces_that_lie_idle_for_long_are_given_up(two_ends):
+    owner, reader = two_ends
+    use(owner, reader, *[4 << 20] * 4)
+    for _ in range(100):
+        use(owner, reader, 16)
+    assert owner.reserved_bytes <= (4 << 20) + 4096
     descriptor = owner._descriptor
     assert os.fstat(descriptor).st_blocks * 512 < 8 << 20
+
+
+def test_what_each_step_needs_is_kept_from_one_to_the_next(two_ends):
+    owner, reader = two_ends
+    first = [use(owner, reader, 16 << 20)[0], use(owner, reader, 3 << 20)[0]]
+    for _ in range(100):
+        assert use(owner, reader, 16 << 20) == first[:1]
+        assert use(owner, reader, 3 << 20) == first[1:]
+    assert owner.reserved_bytes == 19 << 20
 
 
 def test_pieces_of_very_different_sizes_are_not_taken_for_each_other(two_ends):
