@@ -44,7 +44,7 @@ from lockstitch.wire.pickling import PicklingRegistry, pack, unpack
 from lockstitch.wire.seals import SealedFrameDecoder, Sealer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 LIMITS = FrameLimits(inline_bytes=1 << 20, bulk_bytes=1 << 22, items=64, nesting=32)
 _MORE_BYTES = 1 << 30
@@ -228,22 +228,32 @@ class Reader:
         reader = GreetingReader()
         try:
             for _ in range(3):
-                rest = memoryview(mutated(said, chance) if chance.random() < 0.6 else said)
-                while rest and not listener.is_over:
-                    space = reader.space()
-                    count = min(len(space), len(rest))
-                    space[:count] = rest[:count]
-                    rest = rest[count:]
-                    greeting = reader.absorb(count)
-                    if greeting is not None:
-                        answer = listener.take(greeting)
-                        said = caller.take(answer) or said
+                heard = mutated(said, chance) if chance.random() < 0.6 else said
+                for greeting in greetings_in(reader, heard):
+                    said = caller.take(listener.take(greeting)) or said
+                    if listener.is_over:
+                        break
+                if listener.is_over:
+                    break
         except _REFUSALS:
             self.outcomes["greeting refused"] += 1
         else:
             self.outcomes["stranger turned away"] += 1
         if listener.caller is not None:
             raise AssertionError("a stranger came in")
+
+
+def greetings_in(reader: GreetingReader, said: bytes) -> Iterator[bytes]:
+    """The greetings that these bytes complete."""
+    rest = memoryview(said)
+    while rest:
+        space = reader.space()
+        count = min(len(space), len(rest))
+        space[:count] = rest[:count]
+        rest = rest[count:]
+        greeting = reader.absorb(count)
+        if greeting is not None:
+            yield greeting
 
 
 def run(frames: int, seed: int) -> Counter[str]:

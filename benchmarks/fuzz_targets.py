@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.distributed import HashStore
 
-from benchmarks.fuzz import LIMITS, Point, Reader, corpus, mutated
+from benchmarks.fuzz import LIMITS, Point, Reader, corpus, greetings_in, mutated
 from lockstitch.board.line import Line
 from lockstitch.board.messages import Hello, Ready, decode
 from lockstitch.board.muster import CameReady, HostsFound, Muster, MusterOptions
@@ -38,7 +38,7 @@ from lockstitch.wire.seals import SealedFrameDecoder, Sealer
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from lockstitch.rendezvous.circle_events import Event
 
@@ -108,27 +108,14 @@ def _greetings(data: bytes) -> None:
         for step in range(2):
             if step == which and not at_caller:
                 is_true, said = data[1:].startswith(said), data[1:]
-            answer = b"".join(map(listener.take, _greetings_in(reader, said)))
+            answer = b"".join(map(listener.take, greetings_in(reader, said)))
             if step == which and at_caller:
                 is_true, answer = data[1:].startswith(answer) and bool(answer), data[1:]
-            said = b"".join(map(caller.take, _greetings_in(GreetingReader(), answer)))
+            said = b"".join(map(caller.take, greetings_in(GreetingReader(), answer)))
     if listener.caller is not None and (is_stranger or not (is_true or at_caller)):
         raise AssertionError("a stranger came in")
     if caller.is_proved and (is_stranger or not is_true):
         raise AssertionError("a stranger was taken for the worker that was called")
-
-
-def _greetings_in(reader: GreetingReader, said: bytes) -> Iterator[bytes]:
-    """The greetings that these bytes complete."""
-    rest = memoryview(said)
-    while rest:
-        space = reader.space()
-        count = min(len(space), len(rest))
-        space[:count] = rest[:count]
-        rest = rest[count:]
-        greeting = reader.absorb(count)
-        if greeting is not None:
-            yield greeting
 
 
 def _greeting_seeds() -> list[bytes]:

@@ -23,31 +23,13 @@ from lockstitch import autograd, rpc
 from lockstitch.errors import PeerDiedError
 from lockstitch.testing.processes import ProcessCluster
 from tests.chaos.networks import Networks, entering, why_not
+from tests.processes.slow import pass_through_slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 VICTIM = "worker1"
 KINDS = ("killed", "stopped", "cut off")
-
-
-class Slow(torch.autograd.Function):
-    """Its backward never ends."""
-
-    @staticmethod
-    def forward(ctx: object, tensor: torch.Tensor) -> torch.Tensor:
-        del ctx
-        return tensor * 2
-
-    @staticmethod
-    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        del ctx
-        threading.Event().wait()
-        return gradient
-
-
-def pass_through_slow(tensor: torch.Tensor) -> torch.Tensor:
-    return Slow.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def wait_for_ever() -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lockstitch import autograd, rpc
+from tests.processes.slow import pass_through_slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,25 +47,6 @@ def compute_in_callback() -> None:
     future.add_done_callback(lambda _future: compute_for_ever())
 
 
-class Slow(torch.autograd.Function):
-    """A backward pass through it takes long."""
-
-    @staticmethod
-    def forward(ctx: object, tensor: torch.Tensor) -> torch.Tensor:
-        del ctx
-        return tensor * 2
-
-    @staticmethod
-    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        del ctx
-        threading.Event().wait(MOST_SECONDS)
-        return gradient
-
-
-def pass_through_slow(tensor: torch.Tensor) -> torch.Tensor:
-    return Slow.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
-
-
 # ------------------------------------------------------------ what the one that ends has under way
 
 
@@ -80,7 +62,7 @@ def differentiate() -> None:
     def train() -> None:
         with autograd.context() as context:
             leaf = torch.ones(3, requires_grad=True)
-            loss = rpc.rpc_sync(OTHER, pass_through_slow, (leaf,), timeout=0).sum()
+            loss = rpc.rpc_sync(OTHER, pass_through_slow, (leaf, MOST_SECONDS), timeout=0).sum()
             BUSY.set()
             autograd.backward(context, [loss])
 
