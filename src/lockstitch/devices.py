@@ -6,12 +6,17 @@ where the receiver has one, else on the CPU.
 
 from __future__ import annotations
 
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
 import torch
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether the CPU can read the tensor's memory."""
-    return tensor.is_cpu
+
+is_on_host: Final[Callable[[torch.Tensor], bool]] = attrgetter("is_cpu")
+"""Whether the CPU can read the tensor's memory."""
 
 
 def stage_out(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:

@@ -192,14 +192,12 @@ def rpc_async(
     callee = _callee(worker, to, func)
     function, arguments, keywords = _prepare(func, args, kwargs)
 
-    def call() -> Future[Any]:
-        return worker.agent.call_async(callee.worker, function, arguments, keywords, timeout)
-
+    call = worker.agent.call_async
     if is_profiling():
         with record_function(_key(RPCExecMode.ASYNC, func, worker, callee)):
-            future = call()
+            future = call(callee.worker, function, arguments, keywords, timeout)
     else:
-        future = call()
+        future = call(callee.worker, function, arguments, keywords, timeout)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
@@ -237,14 +235,11 @@ def remote(
     callee = _callee(worker, to, func)
     function, arguments, keywords = _prepare(func, args, kwargs)
 
-    def call() -> RRef[Any]:
-        references = worker.service(ReferenceService)
-        return references.create_remote(callee.worker, function, arguments, keywords, timeout)
-
+    create = worker.service(ReferenceService).create_remote
     if is_profiling():
         with record_function(_key(RPCExecMode.REMOTE, func, worker, callee)):
-            return call()
-    return call()
+            return create(callee.worker, function, arguments, keywords, timeout)
+    return create(callee.worker, function, arguments, keywords, timeout)
 
 
 def _callee(worker: Worker, to: Target, function: object) -> WorkerInfo:

@@ -256,7 +256,7 @@ class Ledger:
         value = self._values.get(reference)
         if value is None:
             value = self._values[reference] = OwnedValue(reference)
-            if reference.worker == self._worker.id:
+            if reference[:2] == self._worker.info.worker:
                 value.fail(RRefError(f"the value of {reference} is gone: nobody held it any more"))
         return value
 

@@ -56,13 +56,7 @@ class ValueServer:
         else:
             self._agent.served.begin(invocation)
             invocation.park()
-            value.when_done(lambda: self._agent.spawn(partial(self._unpark, invocation, value)))
-
-    def _unpark(self, invocation: Invocation, value: OwnedValue) -> None:
-        try:
-            _reply(invocation, value)
-        finally:
-            self._agent.served.end(invocation)
+            value.when_done(lambda: self._agent.spawn(partial(_reply, invocation, value)))
 
 
 def _conclude(
@@ -79,10 +73,8 @@ def _conclude(
 
 
 def _reply(invocation: Invocation, value: OwnedValue) -> None:
-    with invocation.scope():
-        try:
-            result = value.get()
-        except Exception as error:  # noqa: BLE001 - raised where the caller waits
-            invocation.fail(error)
-        else:
-            invocation.reply(result)
+    try:
+        result, error = value.get(), None
+    except Exception as raised:  # noqa: BLE001 - raised where the caller waits
+        result, error = None, raised
+    invocation.conclude(invocation.answer, result, error)

@@ -90,7 +90,7 @@ class Invocation:
 
     def serve(self) -> None:
         """Serves the request on this thread, and notes whether that was quick."""
-        if self._is_given_up():
+        if self.expires is not None and self._is_given_up(self.expires):
             body = getattr(self.message, "body", None)
             if body is not None:
                 self.agent.discard(body, self.caller)
@@ -106,14 +106,14 @@ class Invocation:
             self.fail(error)
         self.known.note(time.perf_counter() - started)
 
-    def _is_given_up(self) -> bool:
+    def _is_given_up(self, expires: float) -> bool:
         """Whether the caller's time is over. What was to stay here is still made: others may have
         been told of it."""
-        if self.expires is None or type(self.message) is RemoteCall:
+        if type(self.message) is RemoteCall:
             return False
         number: int = self.message.request  # type: ignore[attr-defined]
         is_given_up = self._requests.arrivals.is_given_up(number)
-        return is_given_up or self.agent.clock.now() >= self.expires
+        return is_given_up or self.agent.clock.now() >= expires
 
     def run(self, then: Callable[[Any, BaseException | None], None]) -> None:
         """Runs the user's function and then `then(value, error)`, sooner or later, on some thread
@@ -125,7 +125,7 @@ class Invocation:
             call = [self.arguments(session)]
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
             self.agent.discard(body, self.caller)
-            self._conclude(then, None, error)
+            self.conclude(then, None, error)
             return
         if session is not None and session.received:
             unconfirmed = [each for each in session.received if not each.is_confirmed()]
@@ -207,14 +207,14 @@ class Invocation:
             # Not `then`: the answer must keep its exception's type.
             value.future.add_done_callback(lambda future: self._settle(future, then))
         else:
-            self._conclude(then, value, None)
+            self.conclude(then, value, None)
 
     def _raised(
         self, then: Callable[[Any, BaseException | None], None], error: BaseException
     ) -> None:
         if not isinstance(error, LockstitchError) and not self.agent.is_closed:
             _print_error(error, self.agent.info.name)
-        self._conclude(then, None, error)
+        self.conclude(then, None, error)
 
     def _settle(
         self,
@@ -227,14 +227,15 @@ class Invocation:
             value, error = None, raised
         if isinstance(value, BaseException):
             value, error = None, value
-        self.agent.crew.spawn(lambda: self._conclude(then, value, error))
+        self.agent.crew.spawn(lambda: self.conclude(then, value, error))
 
-    def _conclude(
+    def conclude(
         self,
         then: Callable[[Any, BaseException | None], None],
         value: Any,
         error: BaseException | None,
     ) -> None:
+        """Runs `then(value, error)` within `scope`: with it the request has been served."""
         try:
             if self._is_unbounded():
                 then(value, error)

@@ -100,6 +100,9 @@ class Peers:
 
     def info_of(self, worker: WorkerId) -> WorkerInfo:
         """Name and rank of a worker by its identity."""
+        channel = self._channels.get(worker)
+        if channel is not None:
+            return channel.peer
         return self._directory.find(worker) or WorkerInfo(
             f"rank{worker.rank}:life{worker.generation}", *worker
         )

@@ -141,7 +141,8 @@ class FakeWorker:
 class FakeInvocation:
     """A request being served."""
 
-    def __init__(self, caller: WorkerId, message: Any) -> None:
+    def __init__(self, agent: FakeAgent, caller: WorkerId, message: Any) -> None:
+        self.agent = agent
         self.caller = caller
         self.message = message
         self.answers: list[Any] = []
@@ -154,8 +155,12 @@ class FakeInvocation:
     def park(self) -> None:
         self.is_parked = True
 
-    def scope(self):
-        return contextlib.nullcontext()
+    def conclude(self, then, value: object, error: BaseException | None) -> None:
+        then(value, error)
+        self.agent.served.end(self)
+
+    def answer(self, value: object, error: BaseException | None) -> None:
+        self.answers.append(value if error is None else error)
 
     def reply(self, value: object) -> None:
         self.answers.append(value)

@@ -19,7 +19,7 @@ def worker():
 
 
 def serve(worker: FakeWorker, message: object, caller: WorkerId = USER) -> FakeInvocation:
-    invocation = FakeInvocation(caller, message)
+    invocation = FakeInvocation(worker.agent, caller, message)
     worker.agent.servers[type(message)](invocation)
     return invocation
 
