@@ -13,6 +13,7 @@ import torch
 
 from lockstitch.errors import RpcTimeoutError
 from lockstitch.runtime import remote_errors
+from lockstitch.runtime.channel import NOT_BLOCKING
 from lockstitch.runtime.inherited import remaining_deadline
 from lockstitch.runtime.packing import Packing
 from lockstitch.runtime.pending import Future, Pending
@@ -103,6 +104,8 @@ class Calling(Packing):
         """`request`, and waits for the answer."""
         channel = self.peers.channel(to)
         pending = self._pending(timeout, None)
+        if channel.is_behind:
+            channel.wait_for_turn(pending)
         number = channel.request(pending, build)
         return self._await(channel, pending, number)
 
@@ -125,6 +128,8 @@ class Calling(Packing):
         pending = self._pending(timeout, future)
 
         def send(channel: Channel) -> None:
+            if channel.is_behind:
+                channel.wait_for_turn(pending)
             channel.request(pending, build)
 
         self._begin(to, pending, future, send)
@@ -170,6 +175,8 @@ class Calling(Packing):
         make: MakeCall = Call,
     ) -> int:
         pending.what = function
+        if channel.is_behind:
+            channel.wait_for_turn(pending)
         if self.before_call is not None:
             self.before_call()
         functions = channel.functions
@@ -190,13 +197,21 @@ class Calling(Packing):
                 pending,
                 lambda request, travels: make(request, number, None, travels, stitch, body),
             )
-        with functions.defining:  # the definition must leave before any use of its number
-            number, definition = functions.define(function)
+        held: list[bool] = []  # as in `StreamChannel._wait`
+        try:
+            held.extend(map(functions.defining.acquire, NOT_BLOCKING))
+            # The definition must leave before any use of its number. Where another is about to
+            # leave, which may take long, it goes without one.
+            number, definition = functions.define(function) if held[0] else (-1, definition)
             request = channel.request(
                 pending,
                 lambda request, travels: make(request, number, definition, travels, stitch, body),
             )
-            functions.mark_sent(function, number)
+            if held[0]:
+                functions.mark_sent(function, number)
+        finally:
+            if True in held:
+                functions.defining.release()
         return request
 
     # ------------------------------------------------------------ answers

@@ -3,15 +3,16 @@ connection (`runtime.stream_channel`), or not at all (`runtime.loopback`)."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import LockstitchError, RpcTimeoutError, copy_of
 from lockstitch.runtime.functions import OutgoingFunctions
 from lockstitch.runtime.pressure import Pressure
+from lockstitch.transport.base import SendTimeoutError
 from lockstitch.wire.messages import Cancel, Failure, Reply
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
     from lockstitch.runtime.agent import Agent
     from lockstitch.runtime.pending import Pending
     from lockstitch.runtime.way_back import WayBack
+    from lockstitch.transport.base import Patience
     from lockstitch.wire.messages import Heartbeat, Message
+
+_LOOK_SECONDS = 0.1
+_NO_ANSWER = "did not answer in time"
 
 NOT_BLOCKING = (False,)
 """For taking a lock and knowing of it in one call: `held.extend(map(acquire, NOT_BLOCKING))`."""
@@ -42,6 +47,9 @@ class Channel:
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self._failing = threading.Lock()
+        self._cancelling = threading.Lock()
+        self._unwanted: deque[int] = deque()
+        """Of those, the ones of which the callee is still to be told."""
         self._given_up: set[int] = set()
         """Requests that nobody waits for any more; they have not been answered either."""
         self._last_delivered = 0
@@ -61,15 +69,16 @@ class Channel:
         """The requests without an answer."""
         return list(self._pending.values())
 
-    def transmit(self, message: Message) -> None:
-        """Sends a message. Raises `PeerDiedError`."""
+    def transmit(self, message: Message, patience: Patience | None = None) -> None:
+        """Sends a message. Raises `PeerDiedError`, and `SendTimeoutError` when `patience` ends:
+        then the message will leave later."""
         raise NotImplementedError
 
-    def post(self, message: Message) -> None:
+    def post(self, message: Message, patience: Patience | None = None) -> None:
         """Sends a message, unless the agent's `send_filter` does otherwise with it."""
         send_filter = self.agent.send_filter
         if send_filter is None:
-            self.transmit(message)
+            self.transmit(message, patience)
         else:
             send_filter(self.peer.worker, message, self.transmit)
 
@@ -80,27 +89,56 @@ class Channel:
             self._wait_for_room(pending)
         number = self.requested = next(self._numbers)
         self._pending[number] = pending
+        deadline, deadlines = pending.deadline, self.agent.deadlines
         try:
             if self.error is not None:
                 raise copy_of(self.error)  # what is raised keeps the frames that it passes
-            self.post(build(number, pending.travels))
+            if deadline is None:
+                self.post(build(number, pending.travels))
+            else:
+                self.post(build(number, pending.travels), partial(self._seconds_until, deadline))
+        except SendTimeoutError as error:  # it will leave later, and may be answered
+            self._give_up(number, pending)
+            raise self._timeout(pending, "takes in nothing") from error
         except BaseException:
             self._take_out(number)
             raise
-        deadline, deadlines = pending.deadline, self.agent.deadlines
         if deadline is not None and deadline < deadlines.next:
             deadlines.announce(deadline)
         return number
+
+    def _seconds_until(self, deadline: float) -> float:
+        return deadline - self.agent.clock.now()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the peer has not taken in yet what others had no time to wait for."""
+        return False
+
+    def _wait_until_clear(self, seconds: float) -> None:
+        """Returns when it is not behind any more, and after that time in any case."""
+
+    def wait_for_turn(self, pending: Pending) -> None:
+        """Waits while the peer is behind, before a request is made for it. Raises
+        `RpcTimeoutError`, or why the channel has ended."""
+        with self.agent.crew.blocked():
+            while self.is_behind:
+                self._look(pending, "takes in nothing")
+                self._wait_until_clear(_LOOK_SECONDS)
+
+    def _look(self, pending: Pending, what: str) -> None:
+        """Raises why one need not wait on."""
+        if self.error is not None:
+            raise copy_of(self.error)
+        if pending.deadline is not None and pending.deadline <= self.agent.clock.now():
+            raise self._timeout(pending, what)
 
     def _wait_for_room(self, pending: Pending) -> None:
         """Waits while too much is under way. Raises `RpcTimeoutError` or why it ended."""
 
         def look() -> None:
             self.attend()
-            if self.error is not None:
-                raise copy_of(self.error)
-            if pending.deadline is not None and pending.deadline <= self.agent.clock.now():
-                raise self._timeout(pending)
+            self._look(pending, _NO_ANSWER)
 
         if self.pressure.fits(pending.nbytes):
             self.pressure.add(pending.nbytes, look)
@@ -195,21 +233,33 @@ class Channel:
         """The time of this request is over."""
         if number in self._pending:
             self.agent.fail_pending(pending, self._timeout(pending))
-            self.abandon(number)
-            if pending.travels is not None:
-                self.agent.spawn(partial(self._cancel, number))
+            self._give_up(number, pending)
 
-    def _timeout(self, pending: Pending) -> RpcTimeoutError:
+    def _give_up(self, number: int, pending: Pending) -> None:
+        """Nobody waits any more for this request, which has left, or will."""
+        self.abandon(number)
+        if pending.travels is not None:
+            self._unwanted.append(number)
+            if not self._cancelling.locked():
+                self.agent.spawn(self._cancel)
+
+    def _timeout(self, pending: Pending, what: str = _NO_ANSWER) -> RpcTimeoutError:
         milliseconds = round((pending.timeout or 0.0) * 1000)
         return RpcTimeoutError(
             f"RPC ran for more than set timeout ({milliseconds} ms) and will now be marked "
-            f"with an error: worker {self.peer.name!r} did not answer in time"
+            f"with an error: worker {self.peer.name!r} {what}"
         )
 
-    def _cancel(self, number: int) -> None:
-        """The callee need not begin what nobody waits for any more."""
-        with contextlib.suppress(LockstitchError):  # it is gone
-            self.post(Cancel(number))
+    def _cancel(self) -> None:
+        """The callee need not begin what nobody waits for any more. One thread tells it so."""
+        while self._unwanted and self._cancelling.acquire(blocking=False):
+            try:
+                while self._unwanted:
+                    self.post(Cancel(self._unwanted.popleft()))
+            except LockstitchError:  # it is gone
+                self._unwanted.clear()
+            finally:
+                self._cancelling.release()
 
     def fail_all(self, error: RpcError) -> None:
         """Nothing will be answered here any more. Many threads may find out at once: one does the

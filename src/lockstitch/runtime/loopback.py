@@ -12,6 +12,7 @@ from lockstitch.wire.messages import Failure, Reply
 
 if TYPE_CHECKING:
     from lockstitch.runtime.agent import Agent
+    from lockstitch.transport.base import Patience
     from lockstitch.wire.messages import Message
 
 
@@ -24,8 +25,9 @@ class Loopback(Channel):
         self._decoder = FrameDecoder(agent.limits)
         self._requests = agent.requests_from(agent.info, self)
 
-    def transmit(self, message: Message) -> None:
-        """A request of ours, or a control message, arrives where it came from."""
+    def transmit(self, message: Message, patience: Patience | None = None) -> None:
+        """A request of ours, or a control message, arrives where it came from, at once."""
+        del patience
         copied = self._copy(message)
         self.agent.receive_from_self(copied, self._requests)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from lockstitch.errors import copy_of
 from lockstitch.runtime.channel import NOT_BLOCKING, Channel
 from lockstitch.runtime.pending import Pending
+from lockstitch.runtime.sending import Sending
 from lockstitch.runtime.way_back import WayBack
 from lockstitch.transport.spin import Habit, Spinner
 from lockstitch.transport.stream import StreamConnection
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from lockstitch.errors import PeerDiedError
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.agent import Agent
-    from lockstitch.transport.base import Connection
+    from lockstitch.transport.base import Connection, Patience
     from lockstitch.wire.messages import Heartbeat, Message
 
 # A reader blocks for at most this long before it looks at its deadline: always the same number,
@@ -53,7 +54,7 @@ class StreamChannel(Channel):
         self.decoder = decoder
         self._lend = connection.lend
         self._is_sealed = decoder.is_sealed
-        self._send_lock = threading.Lock()
+        self._sending = Sending(connection, agent.spawn, self._lost)
         self._reading = threading.Lock()
         self._followers: deque[Pending] = deque()
         self._arming = threading.Lock()
@@ -71,11 +72,10 @@ class StreamChannel(Channel):
     def __repr__(self) -> str:
         return f"<StreamChannel to {self.peer.name!r} · {self.outstanding} outstanding>"
 
-    def transmit(self, message: Message) -> None:
+    def transmit(self, message: Message, patience: Patience | None = None) -> None:
         buffers = encode(message, self.agent.limits, self._lend, self._is_sealed)
         try:
-            with self._send_lock:
-                self.connection.send(buffers)
+            self._sending.send(buffers, patience)
         except ConnectionError as error:
             self._lost(error)
             raise self.agent.peers.breakages.verdict(self) from error
@@ -90,12 +90,15 @@ class StreamChannel(Channel):
 
     def say_at_last(self, message: Message, patience_seconds: float) -> None:
         """Sends a message, or does not where the peer takes in nothing any more."""
-        if self._send_lock.acquire(timeout=patience_seconds):
-            try:
-                if self.connection.has_room(patience_seconds):
-                    self.connection.send(encode(message, self.agent.limits, None, self._is_sealed))
-            finally:
-                self._send_lock.release()
+        last = encode(message, self.agent.limits, None, self._is_sealed)
+        self._sending.say_at_last(last, patience_seconds)
+
+    @property
+    def is_behind(self) -> bool:
+        return self._sending.is_behind
+
+    def _wait_until_clear(self, seconds: float) -> None:
+        self._sending.wait_until_clear(seconds)
 
     def wait(self, pending: Pending) -> None:
         crew = self.agent.crew

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lockstitch.clock import Clock
+    from lockstitch.transport.base import Patience
     from lockstitch.transport.memory import FrameScript
     from lockstitch.transport.memory_streams import MemoryConnection, Pipe
 
@@ -70,13 +71,15 @@ class CountingNetwork(MemoryNetwork):
         self._senders: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()
 
-    def carry(self, sender: str, receiver: str, frame: bytes, pipe: Pipe) -> None:
+    def carry(
+        self, sender: str, receiver: str, frame: bytes, pipe: Pipe, patience: Patience | None = None
+    ) -> None:
         """See `MemoryNetwork.carry`."""
         with self._count_lock:
             self._bytes += len(frame)
             self._senders[sender] += 1
             self._kinds[frame[_KIND_OFFSET]] += 1
-        super().carry(sender, receiver, frame, pipe)
+        super().carry(sender, receiver, frame, pipe, patience)
 
     def open_connection(self, owner: MemoryTransport, address: str) -> MemoryConnection:
         """See `MemoryNetwork.open_connection`."""

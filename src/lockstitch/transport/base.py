@@ -43,6 +43,18 @@ class Lease(Protocol):
     give_back: Callable[[], object]
 
 
+Patience = Callable[[], float]
+"""For how many more seconds a sender waits for room; at 0 it has none left."""
+
+
+class SendTimeoutError(TimeoutError):
+    """A sender's patience has ended. `is_begun`: a part of its message had left already."""
+
+    def __init__(self, peer: str, *, is_begun: bool = False) -> None:
+        super().__init__(f"{peer} has taken in nothing for as long as the sender waits")
+        self.is_begun = is_begun
+
+
 Seal = Callable[[int, Sequence[Buffer]], Sequence[Buffer]]
 """Makes of a message's place in the stream, in bytes, and its buffers what is sent instead."""
 
@@ -64,12 +76,16 @@ class Connection(Pollable, Protocol):
         """The other end's address, for messages to people."""
         ...
 
-    def send(self, buffers: Sequence[Buffer]) -> None:
+    def send(self, buffers: Sequence[Buffer], *, patience: Patience | None = None) -> None:
         """Sends all of `buffers`, blocking while the peer is slow.
 
-        Raises `ConnectionError` when the peer is gone. An interrupt (Ctrl-C) arriving meanwhile is
-        raised only when the stream is whole: either everything went out, or nothing of it (the
-        interrupt might as well have come before the call), or the connection is closed.
+        Raises `ConnectionError` when the peer is gone, `SendTimeoutError` when `patience` ends
+        (None: never). If a part had left by then, the connection keeps a copy of the rest, which
+        leaves before anything else: with the next `send`, which may be one of nothing.
+
+        An interrupt (Ctrl-C) arriving meanwhile is raised only when the stream is whole: either
+        everything went out, or nothing of it (the interrupt might as well have come before the
+        call), or the connection is closed.
         """
         ...
 

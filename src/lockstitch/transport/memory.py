@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.clock import Clock
+    from lockstitch.transport.base import Patience
 
 # The frame header begins with the length of the inline part (4 bytes), then the kind.
 _KIND_OFFSET = 4
@@ -123,7 +124,9 @@ class MemoryNetwork:
         with self._lock:
             return frozenset((one, other)) in self._partitions
 
-    def carry(self, sender: str, receiver: str, frame: bytes, pipe: Pipe) -> None:
+    def carry(
+        self, sender: str, receiver: str, frame: bytes, pipe: Pipe, patience: Patience | None = None
+    ) -> None:
         """Brings a frame to its receiver, or whatever the script wants."""
         if self.is_cut(sender, receiver):
             return
@@ -134,7 +137,7 @@ class MemoryNetwork:
             if isinstance(action, Kill):
                 self.kill(action.worker)
             else:
-                pipe.put(frame, action.after_seconds, action.behind)
+                pipe.put(frame, action.after_seconds, action.behind, patience)
 
     def open_listener(self, owner: MemoryTransport, address: str | None) -> MemoryListener:
         """Registers a listener of `owner`; `OSError` when the address is taken."""

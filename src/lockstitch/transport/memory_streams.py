@@ -18,13 +18,24 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
+from lockstitch.transport.base import SendTimeoutError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.clock import Clock
-    from lockstitch.transport.base import Buffer, Connection, Lease, Loan, Pollable, Seal
+    from lockstitch.transport.base import (
+        Buffer,
+        Connection,
+        Lease,
+        Loan,
+        Patience,
+        Pollable,
+        Seal,
+    )
 
 ALREADY = -math.inf
+_LOOK_SECONDS = 0.1
 
 
 class Pipe:
@@ -43,13 +54,23 @@ class Pipe:
         self._room = threading.Event()
         self._watchers: set[threading.Event] = set()
 
-    def put(self, frame: bytes, after_seconds: float = 0.0, behind: int = 0) -> None:
+    def put(
+        self,
+        frame: bytes,
+        after_seconds: float = 0.0,
+        behind: int = 0,
+        patience: Patience | None = None,
+    ) -> None:
         """Sends a frame; it arrives after that time, or behind that many later frames.
 
-        Blocks while too much lies unread. Raises `BrokenPipeError` when the pipe has ended.
+        Blocks while too much lies unread. Raises `BrokenPipeError` when the pipe has ended,
+        `SendTimeoutError` when `patience` has.
         """
         while not self._try_put(frame, after_seconds, behind):
-            self._clock.wait(self._room, None)
+            seconds = None if patience is None else min(_LOOK_SECONDS, patience())
+            if seconds is not None and seconds <= 0:
+                raise SendTimeoutError("the other end")
+            self._clock.wait(self._room, seconds)
 
     def take(self, view: memoryview) -> int | None:
         """Moves bytes into `view`; 0 at the end of the stream, None when there are none yet."""
@@ -175,7 +196,7 @@ class MemoryConnection:
         clock: Clock,
         peer: str,
         pipes: tuple[Pipe, Pipe],
-        carry: Callable[[bytes, Pipe], None],
+        carry: Callable[[bytes, Pipe, Patience | None], None],
     ) -> None:
         self._clock = clock
         self.peer = peer
@@ -187,9 +208,11 @@ class MemoryConnection:
     def __repr__(self) -> str:
         return f"<MemoryConnection to {self.peer!r}>"
 
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """Sends `buffers` as one frame; `ConnectionError` when either end is closed."""
-        self._carry(b"".join(buffers), self._outgoing)
+    def send(self, buffers: Sequence[Buffer], *, patience: Patience | None = None) -> None:
+        """Sends `buffers` as one frame; `ConnectionError` when either end is closed,
+        `SendTimeoutError` when `patience` ends: then nothing of it has left."""
+        if buffers:
+            self._carry(b"".join(buffers), self._outgoing, patience)
 
     def receive_into(
         self, view: memoryview, counts: list[int], timeout_seconds: float | None

@@ -23,12 +23,13 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
+from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.forks import abandon_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lockstitch.transport.base import Buffer, Lease, Loan, Seal
+    from lockstitch.transport.base import Buffer, Lease, Loan, Patience, Seal
     from lockstitch.transport.waker import Waker
 
 _SEND_SECONDS = 1.0
@@ -38,7 +39,7 @@ _WHOLE_VIEW = (0,)
 _DONT_WAIT = (socket.MSG_DONTWAIT,)
 _NO_ANCILLARY: tuple[tuple[()]] = ((),)
 # A peer's death is an exception for the sender, also where a program gave SIGPIPE its default back.
-_NO_SIGNAL = (getattr(socket, "MSG_NOSIGNAL", 0),)
+_AT_ONCE = (getattr(socket, "MSG_NOSIGNAL", 0) | socket.MSG_DONTWAIT,)
 
 
 class SocketEnd:
@@ -109,10 +110,10 @@ class StreamConnection(SocketEnd):
         sock.setblocking(True)  # whatever socket.setdefaulttimeout says
         self.peer = peer
         self.is_own_process = is_own_process
-        # A sender looks up once a second, so that others see whether a slow peer takes anything in.
-        set_timeout(sock, socket.SO_SNDTIMEO, _SEND_SECONDS)
         self.progress = 0
         """Another number whenever a part of a long message has left."""
+        self._left_over: tuple[bytes, list[int]] | None = None
+        """The rest of a message whose sender had no patience left, and what of it has left."""
         self._receiving = False
         self._sending = False
         self._timeout_in_force: float | None = None
@@ -167,9 +168,15 @@ class StreamConnection(SocketEnd):
             if self._closed:
                 self._leave()
 
-    def send(self, buffers: Sequence[Buffer], sent: list[int] | None = None) -> None:
+    def send(
+        self,
+        buffers: Sequence[Buffer],
+        sent: list[int] | None = None,
+        *,
+        patience: Patience | None = None,
+    ) -> None:
         """Sends all of `buffers`; see `Connection.send`. Appends to `sent` how many bytes have left
-        in each call of the system.
+        in each call of the system, none of which waits: what waits is `_await_room`.
 
         When an interrupt comes after a part has left, the rest is still sent before it is raised; a
         second interrupt gives up and closes the connection.
@@ -178,23 +185,23 @@ class StreamConnection(SocketEnd):
         if sent is None:
             sent = []
         try:
-            if self._closed:
-                raise BrokenPipeError(f"the connection to {self.peer} is closed")
+            if self._closed or self._left_over is not None:
+                self._send_left_over(patience)
             try:
                 if len(buffers) == 1:
-                    sent.extend(map(self._send, buffers, _NO_SIGNAL))
+                    sent.extend(map(self._send, buffers, _AT_ONCE))
                     if type(buffers[0]) is bytes and sent[0] == len(buffers[0]):
                         return
-                elif len(buffers) <= _MOST_BUFFERS:
-                    sent.extend(map(self._sendmsg, (buffers,), _NO_ANCILLARY, _NO_SIGNAL))
-            except BlockingIOError:  # there was no room all the time
+                elif 0 < len(buffers) <= _MOST_BUFFERS:
+                    sent.extend(map(self._sendmsg, (buffers,), _NO_ANCILLARY, _AT_ONCE))
+            except BlockingIOError:  # there is no room
                 sent.append(0)
             if sum(sent) != sum(map(size_of, buffers)):
-                self._send_rest(buffers, sent)
+                self._send_rest_or_keep(buffers, sent, patience)
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise as_connection_error(error, self.peer) from error
-            if sent and not self._closed:
+            if sent and not self._closed and type(error) is not SendTimeoutError:
                 self._keep_whole(buffers, sent)
             raise
         finally:
@@ -202,13 +209,46 @@ class StreamConnection(SocketEnd):
             if self._closed:
                 self._leave()
 
-    def _send_rest(self, buffers: Sequence[Buffer], sent: list[int]) -> None:
+    def _send_rest(
+        self, buffers: Sequence[Buffer], sent: list[int], patience: Patience | None = None
+    ) -> None:
         while rest := _unsent(buffers, sum(sent)):
+            self._await_room(patience)
             if self._closed:
                 raise BrokenPipeError(f"the connection to {self.peer} is closed")
             with contextlib.suppress(BlockingIOError):
-                sent.extend(map(self._sendmsg, (rest[:_MOST_BUFFERS],), _NO_ANCILLARY, _NO_SIGNAL))
+                sent.extend(map(self._sendmsg, (rest[:_MOST_BUFFERS],), _NO_ANCILLARY, _AT_ONCE))
                 self.progress += 1
+
+    def _send_rest_or_keep(
+        self, buffers: Sequence[Buffer], sent: list[int], patience: Patience | None
+    ) -> None:
+        try:
+            self._send_rest(buffers, sent, patience)
+        except SendTimeoutError as error:
+            if sum(sent):
+                error.is_begun = True
+                self._left_over = b"".join(_unsent(buffers, sum(sent))), []
+            raise
+
+    def _send_left_over(self, patience: Patience | None) -> None:
+        if self._closed:
+            raise BrokenPipeError(f"the connection to {self.peer} is closed")
+        if self._left_over is not None:
+            rest, sent = self._left_over  # whatever interrupts this, it is known what has left
+            self._send_rest([rest], sent, patience)
+            self._left_over = None
+
+    def _await_room(self, patience: Patience | None) -> None:
+        """Waits until something can be sent, or the stream has ended, or for a second."""
+        seconds = _SEND_SECONDS
+        if patience is not None:
+            seconds = min(seconds, patience())
+            if seconds <= 0:
+                raise SendTimeoutError(self.peer)
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        poll.poll(math.ceil(seconds * 1000))
 
     def _keep_whole(self, buffers: Sequence[Buffer], sent: list[int]) -> None:
         """After an interrupt: half a message would make all that follows unreadable."""
@@ -226,14 +266,26 @@ class StreamConnection(SocketEnd):
         self._sealed: tuple[int, list[int]] = (0, [])
         self.send = self._send_sealed  # type: ignore[method-assign]
 
-    def _send_sealed(self, buffers: Sequence[Buffer], sent: list[int] | None = None) -> None:
+    def _send_sealed(
+        self,
+        buffers: Sequence[Buffer],
+        sent: list[int] | None = None,
+        *,
+        patience: Patience | None = None,
+    ) -> None:
         # An interrupt may have come before the last message had left, or after it: what has left is
         # counted where it leaves, and kept in one place.
         place, last = self._sealed
         place += sum(last)
         sent = []
         self._sealed = (place, sent)
-        StreamConnection.send(self, self._seal(place, buffers), sent)
+        sealed = self._seal(place, buffers) if buffers else buffers
+        try:
+            StreamConnection.send(self, sealed, sent, patience=patience)
+        except SendTimeoutError as error:
+            if error.is_begun:  # the rest will be the next to leave
+                self._sealed = (place + sum(map(size_of, sealed)), [])
+            raise
 
     def has_room(self, timeout_seconds: float) -> bool:
         """See `Connection.has_room`; true where sending would raise."""

@@ -16,6 +16,7 @@ import ssl
 import threading
 from typing import TYPE_CHECKING, Any
 
+from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.handshake import HandshakeError
 from lockstitch.transport.stream import (
     StreamConnection,
@@ -28,7 +29,7 @@ from lockstitch.transport.tcp import TcpTransport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.transport.base import Buffer
+    from lockstitch.transport.base import Buffer, Patience
     from lockstitch.transport.waker import Waker
     from lockstitch.trust.tls import TlsContexts
 
@@ -52,6 +53,8 @@ class TlsConnection(StreamConnection):
         self._is_greeted = False
         self._may_hold_more = False
         self._timeout: float | None = None
+        self._unsealed: list[memoryview] = []
+        """What of a message that has begun to leave is still to be sealed."""
 
     def has_left_over(self) -> bool:
         """Whether something can be received although the socket may have nothing."""
@@ -140,25 +143,52 @@ class TlsConnection(StreamConnection):
         if not self._may_hold_more:
             super().wait_readable(waker)
 
-    def send(self, buffers: Sequence[Buffer], sent: list[int] | None = None) -> None:
+    def send(
+        self,
+        buffers: Sequence[Buffer],
+        sent: list[int] | None = None,
+        *,
+        patience: Patience | None = None,
+    ) -> None:
         """Sends all of `buffers`; see `Connection.send`. An interrupt in the middle closes the
         connection: what has been sealed can be sent in one order only."""
         del sent
-        whole = b"".join(buffers) if sum(map(size_of, buffers)) <= _CHUNK else None
+        is_begun = False
         try:
-            for buffer in buffers if whole is None else [whole]:
-                rest = memoryview(buffer).cast("B")
-                while rest:
-                    with self._using_tls:
-                        self._tls.write(rest[:_CHUNK])
-                        sealed = self._leaving.read()
-                    super().send([sealed])
-                    rest = rest[_CHUNK:]
+            self._send_unsealed(patience)
+            is_begun = True
+            is_small = sum(map(size_of, buffers)) <= _CHUNK
+            parts = [b"".join(buffers)] if is_small else buffers
+            self._unsealed = [memoryview(part).cast("B") for part in parts]
+            self._send_unsealed(patience)
+        except SendTimeoutError as error:
+            error.is_begun = is_begun
+            if is_begun:  # from now on these bytes are nobody's but ours
+                self._unsealed = [memoryview(b"".join(self._unsealed))]
+            raise
         except BaseException as error:
             self.close()
             if isinstance(error, ssl.SSLError):
                 raise ConnectionError(f"TLS with {self.peer} failed: {error}") from error
             raise
+
+    def _send_unsealed(self, patience: Patience | None) -> None:
+        super().send([], patience=patience)
+        while self._unsealed:
+            part = self._unsealed[0]
+            if not part:
+                del self._unsealed[0]
+                continue
+            with self._using_tls:
+                self._tls.write(part[:_CHUNK])
+                sealed = self._leaving.read()
+            self._unsealed[0] = part[_CHUNK:]
+            try:
+                super().send([sealed], patience=patience)
+            except SendTimeoutError as error:
+                if not error.is_begun:
+                    self._left_over = sealed, []
+                raise
 
 
 class TlsTransport(TcpTransport):

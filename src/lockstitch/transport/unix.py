@@ -29,7 +29,7 @@ from lockstitch.transport.stream import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.transport.base import Buffer, Lease, Loan
+    from lockstitch.transport.base import Buffer, Lease, Loan, Patience
     from lockstitch.transport.handover import Handover, Note
     from lockstitch.transport.segments import SegmentPool
 
@@ -86,7 +86,13 @@ class UnixConnection(StreamConnection):
         shares memory."""
         self.send = self._send_beginning  # type: ignore[method-assign]
 
-    def _send_beginning(self, buffers: Sequence[Buffer], sent: list[int] | None = None) -> None:
+    def _send_beginning(
+        self,
+        buffers: Sequence[Buffer],
+        sent: list[int] | None = None,
+        *,
+        patience: Patience | None = None,
+    ) -> None:
         """Takes the place of `send` until the first byte has left. Interrupted, the connection is
         of no use; it has not been used yet, either."""
         try:
@@ -100,7 +106,7 @@ class UnixConnection(StreamConnection):
                 raise as_connection_error(error, self.peer) from error
             raise
         del self.send
-        self.send(buffers, sent)
+        self.send(buffers, sent, patience=patience)
 
     def await_beginning(self) -> None:
         """This end was called: the first byte tells whether the caller shares memory."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from lockstitch.errors import ConnectionLostError, PeerDiedError, RpcTimeoutError
 from lockstitch.testing.clock import ManualClock
-from lockstitch.wire.messages import ContextReleased, Reply
+from lockstitch.wire.messages import Cancel, ContextReleased, Reply
 from lockstitch.wire.pickling import PicklingRegistry, pack
 from tests.unit.runtime.stage import Background, Stage, wait_until
 from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
@@ -61,6 +63,48 @@ def test_follower_can_time_out_too() -> None:
             second.result()
         stage.peer.reply(first_call, 1)
         assert first.result() == 1
+
+
+FULL = 2 << 20  # more than lies in a connection before its sender blocks
+
+
+def test_a_callers_time_ends_while_the_peer_takes_nothing_in() -> None:
+    clock = ManualClock()
+    with Stage(clock=clock) as stage:
+        filling = stage.call_async(torch.zeros(FULL // 4))
+        blocked = Background(lambda: stage.call(torch.zeros(FULL // 4), timeout=5))
+        wait_until(lambda: stage.agent.outstanding == 2)
+        clock.advance(5)
+        with pytest.raises(RpcTimeoutError, match=r"\(5000 ms\).*'peer1' takes in nothing"):
+            blocked.result()
+        waiting, pause = set(), threading.Event()
+
+        def wait_a_moment(_seconds: float) -> None:
+            waiting.add(threading.get_ident())
+            pause.wait(0.01)
+
+        _channel(stage)._wait_until_clear = wait_a_moment
+        later = [Background(lambda: stage.call(timeout=5)) for _ in range(5)]
+        futures = Background(lambda: [stage.call_async(timeout=5)])
+        wait_until(lambda: len(waiting) == 6)
+        assert stage.agent.outstanding == 1  # the others wait before they make a request
+        clock.advance(5)
+        for each in later:
+            with pytest.raises(RpcTimeoutError):
+                each.result()
+        (future,) = futures.result()
+        with pytest.raises(RpcTimeoutError):
+            future.wait()
+        # From now on it takes in: what had been made, and nothing of the others.
+        assert stage.peer.receive_call().request == 1
+        assert stage.peer.receive_call().request == 2
+        assert stage.peer.receive() == Cancel(2)
+        again = Background(stage.call, "again")
+        call = stage.peer.receive_call()
+        assert call.request == 3
+        stage.peer.reply(call, "fine")
+        assert again.result() == "fine"
+        assert not filling.done()
 
 
 def test_waiting_for_a_future_of_the_reader_does_not_wait_for_the_next_message() -> None:

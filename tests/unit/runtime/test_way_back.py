@@ -67,6 +67,7 @@ class Line:
             limits=DEFAULT_LIMITS,
             clock=SYSTEM_CLOCK,
             crew=self.crew,
+            spawn=None,
             handle_on_way_back=self.hear,
             fail_pending=lambda pending, error: pending.finish(None, error),
             peers=SimpleNamespace(channel_broke=self.end),

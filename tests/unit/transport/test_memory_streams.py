@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.testing.clock import ManualClock
 from lockstitch.testing.faults import Faults
+from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.transport.memory_streams import Pipe
 from tests.unit.transport.streams import connected, receive_all, receive_some
@@ -102,6 +103,25 @@ def test_a_slow_reader_holds_its_writer_up(pipe):
     take(pipe)
     writer.join()
     assert take(pipe) == b"more"
+
+
+def test_a_writer_gives_up_when_its_patience_ends(pipe, clock):
+    pipe.put(bytes(100))
+    errors = []
+
+    def write() -> None:
+        try:
+            pipe.put(b"never", patience=lambda: 5 - clock.now())
+        except SendTimeoutError as error:
+            errors.append(error.is_begun)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    clock.wait_until_waiting()
+    clock.advance(5)
+    writer.join()
+    assert errors == [False]
+    assert [take(pipe), take(pipe)] == [bytes(100), None]
 
 
 def test_the_end_comes_after_what_has_arrived_and_loses_what_is_on_its_way(pipe, clock):

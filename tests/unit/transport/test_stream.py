@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.stream import StreamConnection, StreamListener, set_timeout
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.unix import UnixTransport
@@ -185,6 +186,46 @@ def test_closing_wakes_a_blocked_sender(pair):
     near.close()
     sender.join()
     assert len(errors) == 1
+
+
+def no_patience() -> float:
+    return 0.0
+
+
+def test_a_sender_without_patience_leaves_the_rest_to_the_next(pair):
+    near, far = pair
+    message = bytes(range(256)) * (BIG // 256)
+    with pytest.raises(SendTimeoutError) as raised:
+        near.send([b"header", message], patience=no_patience)
+    assert raised.value.is_begun
+    with pytest.raises(SendTimeoutError) as raised:  # the rest has not left yet
+        near.send([b"never"], patience=no_patience)
+    assert not raised.value.is_begun
+    sender = threading.Thread(target=near.send, args=([b"next"],))
+    sender.start()
+    assert receive_all(far, 6 + BIG + 4) == b"header" + message + b"next"
+    sender.join()
+
+
+def test_the_rest_is_a_copy_and_leaves_with_nothing(pair):
+    near, far = pair
+    message = bytearray(BIG)
+    with pytest.raises(SendTimeoutError):
+        near.send([message], patience=no_patience)
+    message[:] = b"x" * BIG
+    sender = threading.Thread(target=near.send, args=([],))
+    sender.start()
+    assert receive_all(far, BIG) == bytes(BIG)
+    sender.join()
+
+
+def test_closing_ends_the_sender_of_a_rest(pair):
+    near, _ = pair
+    with pytest.raises(SendTimeoutError):
+        near.send([bytes(BIG)], patience=no_patience)
+    near.close()
+    with pytest.raises(ConnectionError):
+        near.send([])
 
 
 def test_a_descriptor_stays_until_the_last_one_has_left():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.tcp import TcpTransport
 from tests.unit.transport.streams import connected, receive_all, wait_for_connection
 
@@ -105,3 +107,25 @@ def test_seal_is_told_the_place_of_each_message_in_the_stream() -> None:
         near.send([b"fg"])
         assert receive_all(far, 10) == b"!abcd!e!fg"
     assert places == [0, 5, 5, 7]
+
+
+def test_seal_is_told_the_place_behind_a_rest_that_is_still_to_leave() -> None:
+    places = []
+
+    def seal(place: int, buffers: Sequence[bytes]) -> list[bytes]:
+        places.append(place)
+        return [b"!", *buffers]
+
+    with connected(TcpTransport()) as (near, far):
+        near.seal(seal)
+        message = bytes(8 << 20)  # more than a socket takes at once
+        with pytest.raises(SendTimeoutError):
+            near.send([message], patience=lambda: 0.0)
+        with pytest.raises(SendTimeoutError):
+            near.send([b"never"], patience=lambda: 0.0)
+        sender = threading.Thread(target=lambda: [near.send([]), near.send([b"next"])])
+        sender.start()
+        end = len(message) + 1
+        assert receive_all(far, end + 5) == b"!" + message + b"!next"
+        sender.join()
+    assert places == [0, end, end]

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.handshake import HandshakeError
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.tls import TlsTransport
@@ -104,6 +105,22 @@ def test_poller_tells_of_what_has_left_the_socket_already(pair: Any) -> None:
     assert list(poller.wait(60)) == [far]
     poller.remove(far)
     poller.close()
+
+
+def test_a_sender_without_patience_leaves_the_rest_to_the_next(pair: Any) -> None:
+    near, far = pair
+    message = bytearray(range(256)) * (2 * BIG // 256)
+    whole = b"header" + message
+    with pytest.raises(SendTimeoutError) as raised:
+        near.send([b"header", message], patience=lambda: 0.0)
+    assert raised.value.is_begun
+    message[:] = bytes(2 * BIG)  # the rest is a copy
+    with pytest.raises(SendTimeoutError) as raised:
+        near.send([b"never"], patience=lambda: 0.0)
+    assert not raised.value.is_begun
+    sending = Aside(near.send, [b"next"])
+    assert receive_all(far, len(whole) + 4) == whole + b"next"
+    assert sending.result() is None
 
 
 def test_end_of_the_stream_is_seen(pair: Any) -> None:

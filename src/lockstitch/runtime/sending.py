@@ -1,0 +1,138 @@
+"""The sending end of a connection on which many threads send: frame after frame, each whole.
+
+A sender may wait as long as its `Patience` lasts. Then it goes, and leaves its frame behind: all of
+it, or what the connection keeps of it. What was left behind leaves before anything that is sent
+later, by a thread of the crew or by the next who sends. So no frame is torn, and none is lost: what
+the making of it has begun (references on their way, numbers of functions) comes to an end.
+
+Hence whoever is about to make a request looks first whether something is left behind
+(`is_behind`), and waits: a peer that takes in nothing costs one frame for each thread that was
+about to send, not one for each request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from lockstitch.transport.base import SendTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockstitch.transport.base import Buffer, Connection, Patience
+
+_AT_ONCE = (False,)
+_LOOK_SECONDS = 0.1
+
+
+class Sending:
+    """See the module. `spawn` runs a task on another thread; `lost` hears of a connection that
+    ends while nobody waits for it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        spawn: Callable[[Callable[[], None]], None],
+        lost: Callable[[BaseException], None],
+    ) -> None:
+        self._connection = connection
+        self._spawn = spawn
+        self._lost = lost
+        self._lock = threading.Lock()
+        self._clearing = threading.Lock()
+        self._left_behind: deque[bytes] = deque()
+        self._times = 0
+        self._clear = threading.Event()
+        self._clear.set()
+        self.is_behind = False
+        """Whether something was left behind, and has not left yet."""
+
+    def send(self, buffers: Sequence[Buffer], patience: Patience | None = None) -> None:
+        """Sends a frame. Raises `ConnectionError`, and `SendTimeoutError` when `patience` ends:
+        then the frame will leave later."""
+        if patience is None:
+            with self._lock:
+                self._send_in_turn(buffers, None)
+            return
+        held: list[bool] = []  # as in `StreamChannel._wait`
+        try:
+            held.extend(map(self._lock.acquire, _AT_ONCE))
+            if not held[0]:
+                self._await_turn(held, patience)
+            self._send_in_turn(buffers, patience)
+        except SendTimeoutError as error:
+            self._leave_behind(None if error.is_begun else b"".join(buffers))
+            raise
+        finally:
+            if True in held:
+                self._lock.release()
+
+    def wait_until_clear(self, seconds: float) -> None:
+        """Returns when nothing is left behind, and after that time in any case."""
+        self._clear.wait(seconds)
+
+    def say_at_last(self, buffers: Sequence[Buffer], patience_seconds: float) -> None:
+        """Sends a frame, or does not where the peer takes in nothing any more."""
+        if self._lock.acquire(timeout=patience_seconds):
+            try:
+                if not self.is_behind and self._connection.has_room(patience_seconds):
+                    self._connection.send(buffers)
+            finally:
+                self._lock.release()
+
+    def _await_turn(self, held: list[bool], patience: Patience) -> None:
+        while not held[-1]:
+            seconds = min(_LOOK_SECONDS, patience())
+            if seconds <= 0:
+                raise SendTimeoutError(self._connection.peer)
+            held.extend(map(self._lock.acquire, (True,), (seconds,)))
+
+    def _send_in_turn(self, buffers: Sequence[Buffer], patience: Patience | None) -> None:
+        if self._left_behind:
+            self._send_left_behind(patience)
+        self._connection.send(buffers, patience=patience)
+
+    def _send_left_behind(self, patience: Patience | None) -> None:
+        while self._left_behind:
+            frame = self._left_behind.popleft()
+            try:
+                self._connection.send([frame], patience=patience)
+            except SendTimeoutError as error:
+                if not error.is_begun:
+                    self._left_behind.appendleft(frame)
+                raise SendTimeoutError(self._connection.peer) from error
+            except ConnectionError:
+                raise
+            except BaseException:  # an interrupt: nobody can tell whether the frame has left
+                self._connection.close()
+                raise
+
+    def _leave_behind(self, frame: bytes | None) -> None:
+        """None: the connection keeps what is left of it."""
+        with self._clearing:
+            self._times += 1
+            if frame is not None:
+                self._left_behind.append(frame)
+            if self.is_behind:
+                return
+            self.is_behind = True
+            self._clear.clear()
+        self._spawn(self._clear_up)
+
+    def _clear_up(self) -> None:
+        """Sends what is left behind, however long that takes."""
+        try:
+            while self.is_behind:
+                times = self._times
+                self.send([])
+                with self._clearing:
+                    if self._times == times:
+                        self.is_behind = False
+        except ConnectionError as error:
+            self._left_behind.clear()
+            self.is_behind = False
+            self._lost(error)
+        finally:
+            self._clear.set()
