@@ -9,6 +9,7 @@ served.py         the requests that are being served
 peers.py          who the peers are, reaching and losing them
 channel.py        our requests to a peer that wait for their answers
 stream_channel.py the connection that we call a peer on, and who reads it
+sending.py        frames on their way to that connection, also where the peer is slow
 breakages.py      connections that break: is the peer gone, or only the connection?
 liveness.py       heartbeats: which peers have fallen silent
 way_back.py       hearing from a worker on the connection on which we call it

@@ -181,8 +181,13 @@ class Agent(Calling):
         return not self.outstanding and not self.served and self.crew.is_resting
 
     def _waited_for(self) -> set[WorkerId]:
-        """Peers that owe answers, and those that wait for one, who might be gone meanwhile."""
-        channels = [each for each in self.peers.channels() if each.outstanding or each.listeners]
+        """Peers that owe answers or have something to take in, and those that wait for an answer,
+        who might be gone meanwhile."""
+        channels = [
+            each
+            for each in self.peers.channels()
+            if each.outstanding or each.listeners or each.is_behind
+        ]
         callers = {each.caller for each in self.served.list()}
         return callers.union(each.peer.worker for each in channels)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
-from lockstitch.errors import PeerDiedError
+from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.ids import WorkerId
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.clock import ManualClock
@@ -101,6 +102,22 @@ def test_nobody_is_asked_where_nothing_is_waited_for(stage: Stage, clock: Manual
     stage.agent.add_concern(lambda: [PEER])  # it has been lent something
     for _ in range(3):
         heartbeat(stage, clock)
+
+
+def test_a_peer_that_takes_in_nothing_is_lost_although_every_caller_has_given_up(
+    stage: Stage, clock: ManualClock
+) -> None:
+    much = torch.zeros(1 << 19)  # more than lies in a connection before its sender blocks
+    callers = [Background(lambda: stage.call(much, timeout=PART / 2)) for _ in range(2)]
+    wait_until(lambda: stage.agent.outstanding == 2)
+    clock.advance(PART / 2)
+    for caller in callers:
+        with pytest.raises(RpcTimeoutError):
+            caller.result()
+    for _ in range(6):
+        clock.wait_until_waiting()
+        clock.advance(PART)
+    wait_until(lambda: stage.agent.is_lost(PEER))
 
 
 def test_a_heartbeat_is_answered_to_whoever_asks(stage: Stage) -> None:
