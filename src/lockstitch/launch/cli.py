@@ -20,9 +20,9 @@ from lockstitch.board.muster import MusterOptions
 from lockstitch.launch import options
 from lockstitch.launch.elastic import Elasticity, ElasticJob
 from lockstitch.launch.hosts import Slots, is_here, parse_hostfile, parse_hosts
-from lockstitch.launch.job import GRACE_SECONDS
 from lockstitch.launch.local import run_local
 from lockstitch.launch.outputs import Outputs
+from lockstitch.launch.process import GRACE_SECONDS
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.screen import Screen
 from lockstitch.launch.spread import SpreadJob
@@ -138,7 +138,7 @@ def _run(given: Mapping[str, Any]) -> int:
     command = _command(given["program"], given["arguments"] or [], given["module"])
     os.environ.update(variables_of(given))
     where = _where(given["hosts"], given["hostfile"])
-    remote = _remote_shell(given["shell"], given["ssh_port"], given["ssh_identity"])
+    remote = _remote_shell(given)
     if not all(is_here(host) for host, _ in where) and not shutil.which(remote.program[0]):
         reason = f"there is no command {remote.program[0]!r} to reach other hosts by"
         raise typer.BadParameter(reason, param_hint="--remote-shell")
@@ -283,12 +283,11 @@ def _number(workers: int | None, min_workers: int | None, where: Slots) -> int:
     raise typer.BadParameter("say how many workers", param_hint="-n")
 
 
-def _remote_shell(program: str | None, port: int | None, identity: str | None) -> RemoteShell:
-    if program is not None:
-        return RemoteShell(tuple(shlex.split(program)))
+def _remote_shell(given: Mapping[str, Any]) -> RemoteShell:
+    if given["shell"] is not None:
+        return RemoteShell(tuple(shlex.split(given["shell"])), given["grace_seconds"])
     words = list(RemoteShell().program)
-    if port is not None:
-        words += ["-p", str(port)]
-    if identity is not None:
-        words += ["-i", identity]
-    return RemoteShell(tuple(words))
+    for option, name in (("-p", "ssh_port"), ("-i", "ssh_identity")):
+        if given[name] is not None:
+            words += [option, str(given[name])]
+    return RemoteShell(tuple(words), given["grace_seconds"])

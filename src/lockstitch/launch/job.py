@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from lockstitch.launch.outputs import Outputs
     from lockstitch.launch.screen import Screen
 
-GRACE_SECONDS = 5.0
-"""How long a worker may take to obey a signal before it gets a stronger one."""
-
 _REMEMBERED_LINES = 60
 _TRACEBACK = b"Traceback (most recent call last):"
 _LINES_WITHOUT_TRACEBACK = 15

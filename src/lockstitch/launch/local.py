@@ -11,9 +11,9 @@ import signal
 from typing import TYPE_CHECKING
 
 from lockstitch.launch.handover import secret_for
-from lockstitch.launch.job import GRACE_SECONDS, Job, Member
+from lockstitch.launch.job import Job, Member
 from lockstitch.launch.meeting import MeetingPlace
-from lockstitch.launch.process import WorkerProcess, worker_environment
+from lockstitch.launch.process import GRACE_SECONDS, WorkerProcess, worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

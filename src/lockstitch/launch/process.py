@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from lockstitch.launch.meeting import MeetingPlace
 
+GRACE_SECONDS = 5.0
+"""How long a worker may take to obey a signal before it gets a stronger one."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -52,7 +55,8 @@ class Seat:
 
 class WorkerProcess:
     """The process of worker `rank`, started at once; its output waits in two pipes. `script` is
-    written to its standard input, which then stays open; without one that is empty."""
+    written to its standard input, which then stays open for signals to a worker elsewhere
+    (`remote`); without one that is empty."""
 
     def __init__(
         self,
@@ -112,7 +116,12 @@ class WorkerProcess:
         return True
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the worker and what it started."""
+        """Sends a signal to the worker and what it started. One elsewhere gets SIGTERM instead of
+        SIGINT, which is ignored in the background of a shell."""
+        if self._popen.stdin is not None and number != signal.SIGKILL:
+            with suppress(BrokenPipeError, ValueError):  # it has ended
+                self._popen.stdin.write(b"TERM\n")
+            return
         with suppress(ProcessLookupError):  # it ended by itself
             os.killpg(self.pid, number)
 

@@ -2,11 +2,13 @@
 
 What the worker must know goes there through the shell's standard input, never on a command line,
 which everybody on a machine can read: the job's secret is among it. The input stays open as long as
-the launcher lives; when it ends, so does the worker.
+the launcher lives, and takes signals for the worker, which thus may say its last words; when it
+ends, so does the worker.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstitch.launch.handover import with_text_of_secret
+from lockstitch.launch.process import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,31 +28,60 @@ _PASSED_ON = re.compile(
 )
 
 
+# The worker leads a group of its own, so that signals reach what it has started too, and what that
+# leaves behind is ended as it is on this machine: a moment later, and then for good. Without
+# `setsid` they reach the worker alone.
+_SCRIPT = """\
+exec 3<&0
+{{
+{exports}
+cd {folder} || exit 1
+tell() {{ kill "-$1" "-$worker" || kill "-$1" "$worker"; }} 2> /dev/null
+$(command -v setsid) {command} < /dev/null 3<&- &
+worker=$!
+# The rest of the input: names of signals, a line each. It ends with the launcher.
+{{
+  while read -r name; do tell "$name"; done
+  tell TERM
+  sleep {grace}
+  tell KILL
+}} <&3 > /dev/null 2>&1 &
+listener=$!
+exec 3<&-
+wait "$worker"
+status=$?
+for name in TERM KILL; do
+  left={grace}
+  while [ "$left" -gt 0 ] && kill -0 "-$worker"; do sleep 1; left=$((left - 1)); done
+  kill "-$name" "-$worker"
+done 2> /dev/null
+kill "$listener" 2> /dev/null
+exit "$status"
+}}
+"""
+
+
 @dataclass(frozen=True)
 class RemoteShell:
     """`program` is called with the host and a command: `ssh -p 2222` fits, and what is like it."""
 
     program: tuple[str, ...] = ("ssh", "-o", "BatchMode=yes")
+    grace_seconds: float = GRACE_SECONDS
+    """How long a worker whose launcher has gone, or what a worker leaves behind, may take to obey a
+    signal."""
 
     def command(
         self, host: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> tuple[list[str], bytes]:
-        """What to run here, and what to write to its standard input."""
+        """What to run here, and what to write to its standard input. What is written there later
+        are names of signals for the worker, such as `TERM`, a line each."""
         known = with_text_of_secret(environment)  # its file is on this host alone
         passed_on = {name: value for name, value in known.items() if _PASSED_ON.fullmatch(name)}
-        lines = [f"export {name}={shlex.quote(value)}" for name, value in passed_on.items()]
-        lines += [
-            f"cd {shlex.quote(os.getcwd())} || exit 1",
-            f"{shlex.join(command)} < /dev/null 3<&- &",
-            "worker=$!",
-            # The rest of the input: it ends with the launcher.
-            "( cat > /dev/null; kill -TERM $worker 2> /dev/null ) <&3 &",
-            "exec 3<&-",
-            "wait $worker",
-            "status=$?",
-            "kill $! 2> /dev/null",
-            "exit $status",
-        ]
         # In braces, so that it is read to the end before anything of it runs.
-        script = "exec 3<&0\n{\n" + "\n".join(lines) + "\n}\n"
+        script = _SCRIPT.format(
+            exports="\n".join(f"export {name}={shlex.quote(it)}" for name, it in passed_on.items()),
+            folder=shlex.quote(os.getcwd()),
+            command=shlex.join(command),
+            grace=max(1, math.ceil(self.grace_seconds)),
+        )
         return [*self.program, host, "/bin/sh"], script.encode()

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
 
 from lockstitch.launch.remote import RemoteShell
 
@@ -13,7 +18,7 @@ SECONDS = 60
 def begin(program, environment, folder, monkeypatch):
     monkeypatch.chdir(folder)
     # `env HOST=… /bin/sh` stands for `ssh HOST /bin/sh`.
-    command, script = RemoteShell(("env",)).command(
+    command, script = RemoteShell(("env",), grace_seconds=1).command(
         "HOST=there", [sys.executable, "-c", program], environment
     )
     process = subprocess.Popen(
@@ -46,6 +51,49 @@ def test_the_worker_ends_with_its_launcher(tmp_path, monkeypatch):
         assert process.stdout.readline() == b"ready\n"
         process.stdin.close()
         assert process.wait(SECONDS) == 128 + 15
+
+
+# A worker that will not hear, with a child that would not, either.
+DEAF = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(child.pid, flush=True)
+"""
+
+
+def has_ended(pid):
+    """Ended, also where nobody takes note of it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_signal_reaches_the_worker_which_says_its_last_words(tmp_path, monkeypatch):
+    program = (
+        "import signal, sys\ndef end(*_): print('last words'); sys.exit(9)\n"
+        "signal.signal(signal.SIGTERM, end); print('ready', flush=True); signal.pause()"
+    )
+    process, _ = begin(program, {}, tmp_path, monkeypatch)
+    with process:
+        assert process.stdout.readline() == b"ready\n"
+        process.stdin.write(b"TERM\n")
+        assert process.stdout.readline() == b"last words\n"
+        assert process.wait(SECONDS) == 9
+
+
+@pytest.mark.parametrize("ending", ["signal.pause()", "sys.exit(3)"])
+def test_nothing_survives_its_launcher_for_long(ending, tmp_path, monkeypatch):
+    process, _ = begin(DEAF + ending, {}, tmp_path, monkeypatch)
+    with process:
+        child = int(process.stdout.readline())
+        process.stdin.close()
+        assert process.wait(SECONDS) in (3, 128 + 9)
+    deadline = time.monotonic() + SECONDS
+    while not has_ended(child):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
 
 
 def test_ssh_never_asks_for_a_password():
