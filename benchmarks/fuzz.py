@@ -26,7 +26,8 @@ import torch
 from benchmarks import guided_fuzz
 from lockstitch.errors import ProtocolError, SerializationError
 from lockstitch.ids import GlobalId, WorkerId, WorkerInfo
-from lockstitch.transport.handshake import CallerHandshake, GreetingReader, ListenerHandshake
+from lockstitch.transport.greetings import GreetingReader
+from lockstitch.transport.handshake import CallerHandshake, ListenerHandshake
 from lockstitch.trust import Secret
 from lockstitch.trust.registry import Registry
 from lockstitch.wire.frames import HEADER, FrameDecoder, FrameLimits, encode

@@ -29,7 +29,8 @@ from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rendezvous.lives import Life
 from lockstitch.rendezvous.roster import Member
 from lockstitch.rendezvous.sealed_store import SealedStore
-from lockstitch.transport.handshake import CallerHandshake, GreetingReader, ListenerHandshake
+from lockstitch.transport.greetings import GreetingReader
+from lockstitch.transport.handshake import CallerHandshake, ListenerHandshake
 from lockstitch.trust import Secret
 from lockstitch.wire.frames import FrameDecoder, encode
 from lockstitch.wire.messages import AskAdmission, AskTidings, Payload, Tidings, TidingsNoted

@@ -18,7 +18,7 @@ from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import Worker
 from lockstitch.testing.patience import Patience
-from lockstitch.transport.handshake import Hello, encode
+from lockstitch.transport.greetings import Hello, encode
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.trust import Secret
 from lockstitch.wire.frames import encode as encode_frame

@@ -13,7 +13,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.runtime.incoming import IncomingConnection
-from lockstitch.transport.handshake import GreetingReader, HandshakeError, ListenerHandshake
+from lockstitch.transport.greetings import GreetingReader, HandshakeError
+from lockstitch.transport.handshake import ListenerHandshake
 
 if TYPE_CHECKING:
     from lockstitch.runtime.agent import Agent

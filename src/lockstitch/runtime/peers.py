@@ -26,7 +26,8 @@ from lockstitch.errors import (
 from lockstitch.ids import ANYBODY, WorkerId, WorkerInfo
 from lockstitch.runtime.breakages import Breakages
 from lockstitch.runtime.stream_channel import StreamChannel
-from lockstitch.transport.handshake import CallerHandshake, GreetingReader
+from lockstitch.transport.greetings import GreetingReader
+from lockstitch.transport.handshake import CallerHandshake
 from lockstitch.wire.messages import Leave
 from lockstitch.wire.seals import Sealer
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.incoming import IncomingConnection
     from lockstitch.transport.base import Connection
-    from lockstitch.transport.handshake import Hello
+    from lockstitch.transport.greetings import Hello
     from lockstitch.wire.frames import FrameDecoder
 
 GIVEN_UP: Final = "it has given this worker up as dead"

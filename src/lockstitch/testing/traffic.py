@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lockstitch.transport.handshake import GREETINGS
+from lockstitch.transport.greetings import GREETINGS
 from lockstitch.transport.memory import MemoryNetwork, MemoryTransport
 from lockstitch.wire.messages import KINDS
 

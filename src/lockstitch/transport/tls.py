@@ -17,7 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.transport.base import SendTimeoutError
-from lockstitch.transport.handshake import HandshakeError
+from lockstitch.transport.greetings import HandshakeError
 from lockstitch.transport.stream import (
     StreamConnection,
     as_connection_error,

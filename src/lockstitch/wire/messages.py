@@ -6,7 +6,7 @@ a number that their `Reply` or `Failure` repeats; *control* messages are one-way
 handled by the thread that reads them; everything that may run long is handed to the pool.
 
 Kinds are numbers of the protocol: never reuse one. Those from 6 to 9 are of the first words on a
-connection, which are no messages (`transport.handshake`).
+connection, which are no messages (`transport.greetings`).
 """
 
 from __future__ import annotations

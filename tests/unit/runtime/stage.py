@@ -16,8 +16,8 @@ from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.worker import Worker
 from lockstitch.testing.patience import Patience
-from lockstitch.transport import handshake
-from lockstitch.transport.handshake import GreetingReader, Hello, Welcome
+from lockstitch.transport import greetings
+from lockstitch.transport.greetings import GreetingReader, Hello, Welcome
 from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.wire.frames import FrameDecoder, encode
 from lockstitch.wire.messages import Call, Cancel, Failure, Message, Payload, Reply
@@ -91,7 +91,7 @@ class Peer:
         self._connection = self._listener.accept()
         self._is_connected.set()
         welcome = Welcome("", self.info.name, self.info.worker)
-        self._connection.send([handshake.encode(welcome)])
+        self._connection.send([greetings.encode(welcome)])
         return near
 
     @property
@@ -242,7 +242,7 @@ class Caller:
         self._numbers = itertools.count(1)
         self._pickling = stage.worker.pickling
         said = Hello(False, bytes(32), WorkerId(0, 0), info.name, info.worker, *Stage.versions())
-        self.send_bytes(handshake.encode(said) if hello is None else hello)
+        self.send_bytes(greetings.encode(said) if hello is None else hello)
 
     def send(self, *messages: Message) -> None:
         """All in one piece."""
@@ -264,7 +264,7 @@ class Caller:
         greeting = receive_greeting(self.connection)
         if greeting is None:
             return None
-        welcome = handshake.decode(greeting)
+        welcome = greetings.decode(greeting)
         assert isinstance(welcome, Welcome)
         return welcome
 

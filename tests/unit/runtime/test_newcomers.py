@@ -9,14 +9,8 @@ import pytest
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing import ManualClock
-from lockstitch.transport.handshake import (
-    CallerHandshake,
-    Challenge,
-    Hello,
-    Welcome,
-    decode,
-    encode,
-)
+from lockstitch.transport.greetings import Challenge, Hello, Welcome, decode, encode
+from lockstitch.transport.handshake import CallerHandshake
 from lockstitch.trust.secret import Secret
 from tests.unit.runtime.stage import Caller, Stage, receive_greeting, wait_until
 

@@ -9,7 +9,7 @@ import pytest
 
 from lockstitch.errors import NotInitializedError, PeerDiedError, RemoteProtocolError, RpcError
 from lockstitch.ids import WorkerId, WorkerInfo
-from lockstitch.transport.handshake import Challenge, Welcome, encode
+from lockstitch.transport.greetings import Challenge, Welcome, encode
 from lockstitch.wire.messages import Leave
 from tests.unit.runtime.stage import Background, Stage, wait_until
 

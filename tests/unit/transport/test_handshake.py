@@ -12,19 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstitch.ids import WorkerInfo
-from lockstitch.transport.handshake import (
+from lockstitch.transport.greetings import (
     LONGEST,
-    CallerHandshake,
     Challenge,
     GreetingReader,
     HandshakeError,
     Hello,
-    ListenerHandshake,
     Proof,
     Welcome,
     decode,
     encode,
 )
+from lockstitch.transport.handshake import CallerHandshake, ListenerHandshake
 from lockstitch.trust.secret import Secret
 
 if TYPE_CHECKING:
@@ -278,16 +277,3 @@ def test_no_words_of_a_stranger_bring_it_in(words: list[bytes]) -> None:
                     assert len(far.take(greeting)) <= LONGEST
     assert far.caller is None
     assert far.keys is None
-
-
-def test_reader_takes_no_byte_more_than_the_greeting() -> None:
-    reader, data = GreetingReader(), caller().opening + b"what follows"
-    taken, greeting = 0, None
-    while greeting is None:
-        space = reader.space()
-        count = min(len(space), 5)
-        space[:count] = data[taken : taken + count]
-        taken += count
-        greeting = reader.absorb(count)
-    assert data[taken:] == b"what follows"
-    assert decode(greeting) == decode(caller().opening)

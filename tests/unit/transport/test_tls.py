@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from lockstitch.transport.base import SendTimeoutError
-from lockstitch.transport.handshake import HandshakeError
+from lockstitch.transport.greetings import HandshakeError
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.tls import TlsTransport
 from lockstitch.trust import Secret
