@@ -16,7 +16,7 @@ import torch
 
 from lockstitch.nn.slots.base import Gradients, Outcome
 from lockstitch.nn.slots.lifting import fill, lift
-from lockstitch.nn.slots.strays import check_for_strays
+from lockstitch.nn.slots.strays import StrayWatch
 from lockstitch.nn.slots.watch import apply_changes, places_of_others
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Executor:
         self._graphs: dict[int, _Graph] = {}
         self._sums: list[torch.Tensor | None] = []
         self._released: deque[int] = deque()
-        self._is_checked: set[bool] = set()
+        self._strays = StrayWatch()
         self.draws_random_numbers = True
         """Whether passes are given random numbers of their own."""
 
@@ -76,6 +76,8 @@ class Executor:
         inputs, given = _attach(request)
         args, kwargs = fill(request.skeleton, given)
         before = self._versions()
+        if request.modes.is_grad_enabled:
+            self._strays.begin_pass()
         with request.modes.active():
             if self.draws_random_numbers:
                 seed_everything(request.seed)
@@ -83,7 +85,7 @@ class Executor:
         skeleton, outputs = lift(output)
         requires_grad = [tensor.requires_grad for tensor in outputs]
         if any(requires_grad):
-            self._check_leaves(inputs, outputs)
+            self._strays.end_pass(outputs, inputs, self.leaves, self._module.training)
             self._graphs[request.number] = _Graph(inputs, outputs)
         pairs = zip(before, self._versions() if before else (), strict=True)
         written = [i for i, (old, new) in enumerate(pairs) if old != new]
@@ -136,12 +138,6 @@ class Executor:
             if gradient is not None:
                 total = self._sums[i]
                 self._sums[i] = gradient if total is None else total + gradient
-
-    def _check_leaves(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """In the first pass for training and in the first one for evaluation."""
-        if self._module.training not in self._is_checked:
-            check_for_strays(outputs, [*inputs, *self.leaves])
-            self._is_checked.add(self._module.training)
 
     def _versions(self) -> list[int]:
         tensors = (table[name] for table, name in self._others)

@@ -3,7 +3,12 @@
 A slot sends back the gradients of the module's parameters and of the arguments. A module may reach
 others as well: parameters in a plain list, in an object that is no module, in a closure or a global
 variable. The plain module would give them a `.grad`; in a slot it would stay there, unseen. So the
-graph of a slot's first pass is searched for leaves that nobody will ask about, once.
+graph of a pass is searched for leaves that nobody will ask about.
+
+That takes a microsecond for each node, so it is done where the graph has not been seen before. The
+engine numbers the nodes that a thread makes: two passes whose outputs lie equally many nodes after
+the beginning have done the same, as a rule. Where a module puts one leaf in another's place that
+does not show; so the 1st, 2nd, 4th, 8th … pass is searched in any case.
 
 A leaf that the pass itself has made and that nothing keeps is no loss.
 """
@@ -11,12 +16,50 @@ A leaf that the pass itself has made and that nothing keeps is no loss.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+
+_MOST_GRAPHS: Final = 1000
+
+
+class StrayWatch:
+    """Looks for strays in the passes of one slot, where there may be any."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):
+            self._leaf = torch.zeros((), requires_grad=True)
+        self._known: set[Any] = set()
+        self._passes = 0
+        self._start = 0
+
+    def begin_pass(self) -> None:
+        """The module is about to be called, by this thread."""
+        with torch.inference_mode(False), torch.enable_grad():
+            self._start = self._leaf.view(()).grad_fn._sequence_nr()  # type: ignore[union-attr]
+
+    def end_pass(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        leaves: Sequence[torch.Tensor],
+        is_training: bool,
+    ) -> None:
+        """It has returned `outputs`, which may depend on `inputs` and `leaves`. Raises
+        `RuntimeError` if they depend on others."""
+        nodes = [each.grad_fn for each in outputs if each.grad_fn is not None]
+        distances = [node._sequence_nr() - self._start for node in nodes]
+        graph = is_training, len(inputs), tuple(distances)
+        self._passes += 1
+        if graph not in self._known or not self._passes & (self._passes - 1):
+            check_for_strays(outputs, [*inputs, *leaves])
+            if len(self._known) >= _MOST_GRAPHS:
+                self._known.clear()
+            self._known.add(graph)
 
 
 def check_for_strays(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> None:

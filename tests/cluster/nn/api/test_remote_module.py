@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn, optim
+from torch.distributed.nn.api.remote_module import RemoteModule as TorchModule
 
 import lockstitch.autograd as dist_autograd
 from lockstitch import rpc
@@ -198,3 +199,15 @@ def test_it_says_where_it_is(cluster):
     module = RemoteModule("worker1", Scale, (2.0,))
     assert repr(module) == "RemoteModule(on='worker1', device='cpu')"
     assert "RemoteModule(on='worker1'" in repr(Hybrid("worker1"))
+
+
+def test_it_has_all_that_torchs_has():
+    theirs = [
+        name
+        for kind in (TorchModule, TorchModule.__mro__[1])
+        for name in vars(kind)
+        if not name.startswith("_") and callable(getattr(kind, name))
+    ]
+    assert {"remote_parameters", "init_from_module_rref", "train", "share_memory"} <= set(theirs)
+    ours = {name for kind in RemoteModule.__mro__[:2] for name in vars(kind)}
+    assert [name for name in theirs if name not in ours] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstitch.nn.slots.strays import check_for_strays
+from lockstitch.nn.slots.strays import StrayWatch, check_for_strays
 
 
 def leaf(*shape):
@@ -37,3 +37,54 @@ def test_one_that_only_the_graph_keeps_is_none():
     output = weight * leaf(3) + leaf(1).exp()
     check_for_strays([output], [weight])
     output.sum().backward()
+
+
+class Pass:
+    """Passes of a module that depends on `weight`, and on others from some pass on."""
+
+    def __init__(self):
+        self.watch = StrayWatch()
+        self.weight, self.x = leaf(3), leaf(2, 3)
+
+    def run(self, *others, depth=3, weight=None):
+        self.watch.begin_pass()
+        output = self.x * (self.weight if weight is None else weight)
+        for _ in range(depth):
+            output = output.tanh()
+        for other in others:
+            output = output + other
+        self.watch.end_pass([output], [self.x], [self.weight], True)
+
+
+def test_one_that_is_first_reached_in_a_later_pass_is_found():
+    passes, kept = Pass(), leaf(3)
+    for _ in range(10):
+        passes.run()
+    with pytest.raises(RuntimeError, match=r"shape \(3,\)"):
+        passes.run(kept)
+
+
+def test_one_that_takes_the_place_of_a_parameter_is_found_in_the_end():
+    passes, kept = Pass(), leaf(3)
+    for i in range(15):
+        passes.run(weight=kept if i >= 10 else None)
+    with pytest.raises(RuntimeError, match=r"shape \(3,\)"):
+        passes.run(weight=kept)
+
+
+def test_a_graph_that_has_been_searched_is_not_searched_again(monkeypatch):
+    searched = []
+    monkeypatch.setattr(
+        "lockstitch.nn.slots.strays.check_for_strays", lambda *_: searched.append(1)
+    )
+    passes = Pass()
+    for depth in (3, 5, 3, 3, 3, 5, 5, 3):
+        passes.run(depth=depth)
+    assert len(searched) == 4  # the 1st, 2nd, 4th and 8th: the forms were seen in the first two
+
+
+def test_a_search_that_found_one_is_made_again():
+    passes, kept = Pass(), leaf(3)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="would be lost"):
+            passes.run(kept)
