@@ -6,6 +6,7 @@ worker finds its place.
     client    the worker's end
     server    the launcher's end
     muster    who gets which place, and when the ranks meet anew: a table; no I/O, no time
+    slots     where workers may run: which slots there are, and which are left empty
 
 Nothing here needs torch, which the launcher does without.
 """

@@ -1,7 +1,7 @@
 """Who gets which place, and when the ranks meet anew: events in, instructions out.
 
-A *slot* is where a worker may run: a host and a number. A *world* is a set of ranks that train
-together; its number is its generation. A worker is
+A *world* is a set of ranks that train together; its number is its generation. Where its workers
+run, and which places are left empty, is kept in `board.slots`. A worker is
 
     starting ──ready──▶ waiting ──place──▶ in the world ──ready──▶ waiting …      (or it ends)
 
@@ -9,9 +9,8 @@ together; its number is its generation. A worker is
   `min_workers`.
 - A later one begins when nobody is in the world any more and at least `min_workers` wait. Who was
   in a world before keeps his place in the order, so rank 0 has the state whenever anybody has it.
-- A worker that fails is replaced in its slot at once, up to `slot_failures` times; then the slot is
-  struck out. A host that fails a lot thereby gets fewer workers, in the end none. The ranks that
-  are left need not wait for the new one: they go on if they are enough, and are told when it waits.
+- A worker that fails is replaced at once, while its slot is open. The ranks that are left need not
+  wait for the new one: they go on if they are enough, and are told when it waits.
 - When the first worker has finished, nobody is started any more. Ranks that are thrown back then
   may still meet and finish.
 - All is over when nobody is left; or when a whole world has failed, for then the state is lost; or
@@ -23,9 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lockstitch.board.messages import Message, Over, Place, Update, UpdateKind, Void
-
-_LONG_LIFE_SECONDS = 300.0
-"""A worker that has lived so long has not failed because of its slot."""
+from lockstitch.board.slots import Slot, SlotBook
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +40,6 @@ class MusterOptions:
     """How long a slot stays empty after its first failure, and at most; it doubles each time."""
     is_fixed: bool = True
     """Whether there will never be other hosts than those named at the beginning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a worker may run."""
-
-    host: str
-    index: int
 
 
 # ---------------------------------------------------------------- events
@@ -134,14 +123,6 @@ class _Worker:
     """Its end, however it comes, is no failure and no success."""
 
 
-@dataclass(slots=True)
-class _Record:
-    """What is remembered of a slot."""
-
-    failures: int = 0
-    closed_until: float = 0.0
-
-
 @dataclass
 class Muster:
     """See the module."""
@@ -155,9 +136,8 @@ class Muster:
     is_well: bool = False
     """Whether a worker has finished since the last failure."""
     resets: int = 0
-    _hosts: dict[str, int] = field(default_factory=dict)
+    _slots: SlotBook = field(init=False)
     _workers: dict[int, _Worker] = field(default_factory=dict)
-    _records: dict[Slot, _Record] = field(default_factory=dict)
     _numbers: int = 0
     _updates: int = 0
     _news: UpdateKind = UpdateKind.NOTHING
@@ -165,6 +145,9 @@ class Muster:
     _failures: int = 0
     _waits_since: float | None = None
     _out: list[Instruction] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._slots = SlotBook(self.options.slot_failures, self.options.cooldown_seconds)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What follows from the event; times are of any clock that only goes forward."""
@@ -193,7 +176,7 @@ class Muster:
         """When to say that time has passed, if nothing happens before."""
         if self.is_given_up or self.is_finishing:
             return None
-        times = [record.closed_until for record in self._records.values() if record.closed_until]
+        times = self._slots.reopenings
         if self.generation == 0:
             times.append(self.began_at + self.options.start_seconds)
         if self._waits_since is not None:
@@ -212,9 +195,9 @@ class Muster:
     # ------------------------------------------------------------ events
 
     def _note_hosts(self, event: HostsFound) -> None:
-        self._hosts = dict(event.slots)
+        self._slots.note_hosts(event.slots)
         for worker in self._living():
-            if worker.slot.index >= self._hosts.get(worker.slot.host, 0):
+            if worker.slot not in self._slots:
                 worker.is_dismissed = True
                 if worker.is_in_world:
                     self._news |= UpdateKind.REMOVED
@@ -247,13 +230,7 @@ class Muster:
             return
         self.is_well = False
         self._failures += 1
-        record = self._records.setdefault(worker.slot, _Record())
-        if now - worker.started_at > _LONG_LIFE_SECONDS:
-            record.failures = 0
-        record.failures += 1
-        shortest, longest = self.options.cooldown_seconds
-        if longest:
-            record.closed_until = now + min(longest, shortest * 2 ** (record.failures - 1))
+        self._slots.note_failure(worker.slot, worker.started_at, now)
         self._look_whether_all_is_lost()
 
     def _note_success(self) -> None:
@@ -280,10 +257,10 @@ class Muster:
             return
         taken = {worker.slot for worker in self._workers.values()}
         room = self._target() - sum(not worker.is_dismissed for worker in self._living())
-        for slot in self._slots():
+        for slot in self._slots:
             if room <= 0:
                 break
-            if slot in taken or not self._is_open(slot, now):
+            if slot in taken or not self._slots.is_open(slot, now):
                 continue
             room -= 1
             worker = _Worker(self._numbers, slot, now)
@@ -329,7 +306,7 @@ class Muster:
         self.generation += 1
         self._waits_since = None
         self._news = self._told = UpdateKind.NOTHING
-        order = {slot: place for place, slot in enumerate(self._slots())}
+        order = {slot: place for place, slot in enumerate(self._slots)}
         last = len(order)
         waiting.sort(key=lambda w: (w.rank is None, w.rank or 0, order.get(w.slot, last), w.number))
         chosen = waiting[: self.options.max_workers]
@@ -365,8 +342,7 @@ class Muster:
         """Whether there will never be enough workers."""
         if not self.options.is_fixed:
             return False
-        usable = sum(not self._is_struck_out(slot) for slot in self._slots())
-        return min(usable, self._target()) < self.options.min_workers
+        return min(self._slots.usable, self._target()) < self.options.min_workers
 
     def _give_up(self, reason: str) -> None:
         self.is_given_up = True
@@ -380,25 +356,7 @@ class Muster:
     def _living(self) -> list[_Worker]:
         return list(self._workers.values())
 
-    def _slots(self) -> list[Slot]:
-        return [Slot(host, index) for host, count in self._hosts.items() for index in range(count)]
-
     def _target(self) -> int:
         """How many workers there should be."""
-        slots = sum(self._hosts.values())
-        most = self.options.max_workers
+        slots, most = len(self._slots), self.options.max_workers
         return slots if most is None else min(slots, most)
-
-    def _is_struck_out(self, slot: Slot) -> bool:
-        record = self._records.get(slot)
-        return record is not None and record.failures >= self.options.slot_failures
-
-    def _is_open(self, slot: Slot, now: float) -> bool:
-        if self._is_struck_out(slot):
-            return False
-        record = self._records.get(slot)
-        if record is not None and record.closed_until:
-            if now < record.closed_until:
-                return False
-            record.closed_until = 0.0
-        return True

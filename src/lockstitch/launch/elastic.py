@@ -24,7 +24,6 @@ from lockstitch.board.muster import (
     Instruction,
     Muster,
     MusterOptions,
-    Slot,
     Start,
     Stop,
     Tell,
@@ -44,6 +43,7 @@ from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lockstitch.board.slots import Slot
     from lockstitch.launch.outputs import Outputs
     from lockstitch.launch.screen import Screen
 

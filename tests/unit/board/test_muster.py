@@ -16,12 +16,12 @@ from lockstitch.board.muster import (
     HostsFound,
     Muster,
     MusterOptions,
-    Slot,
     Start,
     Stop,
     Tell,
     TimePassed,
 )
+from lockstitch.board.slots import Slot
 
 
 class Job:
