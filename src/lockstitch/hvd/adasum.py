@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lockstitch.hvd.exchange import ReducerOptions
+    from lockstitch.hvd.process_sets import ProcessSet
 
 ADASUM = Reduction(ReduceOp.ADASUM)
 
@@ -33,6 +34,9 @@ class Combined(torch.optim.Optimizer):
     _options: ReducerOptions
     _prefix: str
     _names: dict[torch.Tensor, str]
+    backward_passes_per_step: int
+    process_set: ProcessSet
+    """As they were given, to look at."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """This rank's own step, with this rank's gradients; then all ranks' changes together.
@@ -80,4 +84,5 @@ class Combined(torch.optim.Optimizer):
         yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Nothing: `step` takes whatever has been accumulated."""
+        """Notes the number only: `step` takes whatever has been accumulated."""
+        self.backward_passes_per_step = passes

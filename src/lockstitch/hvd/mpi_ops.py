@@ -1,11 +1,15 @@
 """Every operation and question under the module name that programs know: `hvd.mpi_ops.allreduce`.
 
-Each name stands in the `__all__` of the module that has it, and nowhere else.
+Each name stands in the `__all__` of the module that has it, and nowhere else. Some more are found
+here, as in the original, but are not told of.
 """
 
 from lockstitch.hvd import asynchronous, basics, constants, handles, synchronous, timeline
 from lockstitch.hvd.asynchronous import *  # noqa: F403 - their lists of names are ours
 from lockstitch.hvd.basics import *  # noqa: F403
+from lockstitch.hvd.common.util import gpu_available as gpu_available
+from lockstitch.hvd.common.util import num_rank_is_power_2 as num_rank_is_power_2
+from lockstitch.hvd.compression import Compression as Compression
 from lockstitch.hvd.constants import *  # noqa: F403
 from lockstitch.hvd.exceptions import HorovodInternalError
 from lockstitch.hvd.handles import *  # noqa: F403

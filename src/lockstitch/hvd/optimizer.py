@@ -42,9 +42,13 @@ class _Distributed(torch.optim.Optimizer):
 
     _reducer: GradientReducer
     _compression: type[Compressor] | Compressor
-    _process_set: ProcessSet
     _skips: bool
     _was_synchronized: bool
+    op: ReduceOp
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    """As they were given, to look at."""
 
     def step(self, closure: Callable[[], Any] | int | None = None) -> Any:
         """Waits for the reduced gradients, then steps. After `synchronize` it does not reduce again
@@ -100,7 +104,7 @@ class _Distributed(torch.optim.Optimizer):
         if not self._reducer.is_needed:
             return loss
         value = torch.as_tensor(loss, dtype=None if torch.is_tensor(loss) else torch.float64)
-        average = allreduce(value.detach(), op=Average, process_set=self._process_set)
+        average = allreduce(value.detach(), op=Average, process_set=self.process_set)
         return average if torch.is_tensor(loss) else average.item()
 
     def synchronize(self) -> None:
@@ -221,17 +225,28 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
     )
     if op is ReduceOp.ADASUM:
         prefix = f"optimizer.{PROCESS.next_number(current_session())}"
-        return _become(optimizer, Combined, _options=options, _prefix=prefix, _names=names)
+        return _become(
+            optimizer,
+            Combined,
+            _options=options,
+            _prefix=prefix,
+            _names=names,
+            backward_passes_per_step=passes,
+            process_set=process_set,
+        )
     reducer = GradientReducer(options, names, _checked_groups(groups, parameters), passes)
     reducer.watch(parameters)
     return _become(
         optimizer,
         _Distributed,
         _reducer=reducer,
-        _process_set=process_set,
         _compression=compression,
         _skips=False,
         _was_synchronized=False,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
     )
 
 

@@ -327,6 +327,22 @@ def test_class_state_scheduler_and_hooks_stay():
     assert on_ranks(2, program) == [(3, pytest.approx(0.1 / 8))] * 2
 
 
+def test_what_an_optimizer_was_given_can_be_read():
+    def program():
+        plain = hvd.DistributedOptimizer(
+            OPTIMIZERS["sgd"](model().parameters()), gradient_predivide_factor=2.0
+        )
+        adaptive = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model().parameters()), op=hvd.Adasum)
+        adaptive.set_backward_passes_per_step(3)
+        assert plain.process_set is adaptive.process_set is hvd.global_process_set
+        return (
+            (plain.op, plain.gradient_predivide_factor, plain.sparse_as_dense),
+            (plain.backward_passes_per_step, adaptive.backward_passes_per_step),
+        )
+
+    assert on_ranks(2, program) == [((hvd.Average, 2.0, False), (1, 3))] * 2
+
+
 def test_misuse_is_told():
     def program():
         net = model()

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 __all__ = [
     "ccl_built",
+    "check_extension",
     "cuda_built",
     "ddl_built",
     "extension_available",
@@ -53,6 +54,12 @@ rocm_built = _asked(basics.rocm_built)
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
     """Whether there is an interface for a framework: for `"torch"`."""
     return ext_base_name == "torch"
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:  # noqa: ARG001
+    """Raises `ImportError` for the interface of another framework (`"horovod.tensorflow"`)."""
+    if not extension_available(ext_name.rpartition(".")[2]):
+        raise ImportError(f"{ext_name} is not here: there is an interface for PyTorch only")
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:

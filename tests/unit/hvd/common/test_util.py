@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from lockstitch import hvd
 from lockstitch.hvd.common import util
 from lockstitch.hvd.common.util import is_iterable, num_rank_is_power_2, split_list
@@ -17,6 +19,18 @@ def test_parts_differ_by_one_at_most():
 def test_what_one_can_go_through():
     assert is_iterable([])
     assert not is_iterable(1)
+
+
+def test_only_the_interface_for_pytorch_is_an_extension():
+    util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+    with pytest.raises(ImportError, match=r"horovod\.tensorflow is not here"):
+        util.check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__, "mpi_lib")
+
+
+def test_names_are_found_where_programs_import_them_from():
+    assert hvd.mpi_ops.Compression is hvd.Compression
+    assert hvd.mpi_ops.num_rank_is_power_2 is num_rank_is_power_2
+    assert hvd.common.elastic.HorovodInternalError is hvd.HorovodInternalError
 
 
 def test_questions_may_be_asked_for_more_words():
