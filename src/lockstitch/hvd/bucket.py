@@ -37,11 +37,11 @@ class Bucket:
         dtype = parameters[0].dtype
         layout = Layout.of(each.nbytes for each in parameters)
         self.flat = session.resident((layout.size // dtype.itemsize,), dtype).zero_()
-        # By `data`, so that each has a version of its own.
         self.views = [
-            self.flat.as_strided(each.shape, _strides(each), offset // dtype.itemsize).data
+            _view(self.flat, offset // dtype.itemsize, each)
             for each, offset in zip(parameters, layout.offsets, strict=True)
         ]
+        self._storages = [each.untyped_storage() for each in (self.flat, *self.views)]
         self.handle: Handle[torch.Tensor] | None = None
         """Of the last reduction."""
         self._holders = self._count_holders()
@@ -75,9 +75,9 @@ class Bucket:
                 parameter.grad = view
 
     def _count_holders(self) -> tuple[int, ...]:
-        """How many look at the memory, and at each part of it."""
-        storage = self.flat.untyped_storage()._cdata
-        return (torch._C._storage_Use_Count(storage), *map(sys.getrefcount, self.views))
+        """How many look at the memory and at each part of it, and have each gradient."""
+        looking = [torch._C._storage_Use_Count(each._cdata) for each in self._storages]
+        return (*looking, *map(sys.getrefcount, self.views))
 
 
 class BucketExchange(Exchange):
@@ -124,6 +124,17 @@ def fits_into_bucket(
         each.dtype is dtype and gradient_of(each).dtype is dtype and each.is_cpu
         for each in parameters
     )
+
+
+def _view(flat: torch.Tensor, begin: int, parameter: torch.Tensor) -> torch.Tensor:
+    """A gradient's part of the memory. It has a storage of its own, so that saving or copying one
+    gradient takes no other along, and, by `data`, a version of its own."""
+    count, strides = parameter.numel(), _strides(parameter)
+    if not count:
+        return torch.empty_strided(parameter.shape, strides, dtype=flat.dtype)
+    memory = flat[begin : begin + count].view(torch.uint8).numpy()
+    own = torch.frombuffer(memory, dtype=flat.dtype, count=count)
+    return own.as_strided(parameter.shape, strides).data
 
 
 def _strides(parameter: torch.Tensor) -> tuple[int, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +58,24 @@ def test_gradients_become_views_of_one_reduction_in_the_layout_of_their_paramete
     row = [1.5] * 4
     expected = [row, row, [1.5, 1.5, 1.5, 7.0], row, row]
     assert on_two(program) == [expected] * 2
+
+
+def test_saving_one_gradient_saves_no_other():
+    def program(session):
+        parameters = [*parameters_with_gradients(), nn.Parameter(torch.zeros(0, 4))]
+        parameters[-1].grad = torch.zeros(0, 4)
+        Bucket(session, parameters).take_in()
+        gradients = [each.grad for each in parameters]
+        assert not any(each._is_view() for each in gradients)
+        copied = copy.deepcopy(gradients[2])
+        assert copied.tolist() == gradients[2].tolist()
+        assert not session.is_resident(copied)
+        file = io.BytesIO()
+        torch.save(gradients[2], file)
+        sizes = [each.untyped_storage().nbytes() for each in gradients]
+        return sizes == [each.nbytes for each in gradients], len(file.getvalue()) < 10_000
+
+    assert on_two(program) == [(True, True)] * 2
 
 
 def test_memory_is_kept_unless_somebody_looks_at_it():
