@@ -3,7 +3,8 @@
 A drop-in for `torch.distributed.autograd`. How it works, in the order in which one reads it:
 
     api.py          the face; compat.py has the underscore names of the original
-    service.py      a worker's contexts and passes; routes the messages between workers
+    service.py      a worker's passes, begun and ended; routes the messages between workers
+    contexts.py     its contexts, from the first message to the release
     releases.py     telling other workers that a context is over
     context.py      what one worker remembers of one forward, and its gradients
     stitch.py       sends and receives, and the interceptor that sews them onto messages

@@ -8,9 +8,7 @@ they hand to the agent's threads.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
-from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,11 +16,11 @@ from lockstitch.autograd import replicas
 from lockstitch.autograd.backward import BackwardPass, is_run_by_this_thread
 from lockstitch.autograd.conductor import DistantInitiator, Terms
 from lockstitch.autograd.context import (
-    DistAutogradContext,
     context_of_this_thread,
     current_context,
     set_current_context,
 )
+from lockstitch.autograd.contexts import Contexts, not_found
 from lockstitch.autograd.discovery import Reach
 from lockstitch.autograd.initiator import Initiator
 from lockstitch.autograd.releases import Releases
@@ -30,7 +28,7 @@ from lockstitch.autograd.roots import enter_at
 from lockstitch.autograd.stitch import Stitcher
 from lockstitch.autograd.termination import Standing
 from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError, RpcError
-from lockstitch.ids import IdSource, WorkerId, context_id, context_owner
+from lockstitch.ids import IdSource, WorkerId, context_owner
 from lockstitch.runtime import remote_errors
 from lockstitch.wire import messages
 
@@ -39,12 +37,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.post import Participant
     from lockstitch.ids import GlobalId
-
-# How many released contexts are remembered, so that a call that was on its way when its context was
-# released does not bring the context back to life.
-_REMEMBERED_RELEASES = 4096
 
 
 class AutogradService:
@@ -53,14 +48,12 @@ class AutogradService:
     def __init__(self, worker: Participant) -> None:
         self._worker = worker
         self._post = worker.agent
-        self._contexts: dict[int, DistAutogradContext] = {}
-        self._released: OrderedDict[int, None] = OrderedDict()
+        self._contexts = Contexts(worker.id, self)
         self._initiators: dict[GlobalId, Initiator] = {}
         self._releases = Releases(worker)
         self._lock = threading.Lock()
-        self._context_counter = itertools.count()
         self._pass_ids = IdSource(worker.id)
-        self._post.interceptor = Stitcher(worker.id, IdSource(worker.id), self._join, self)
+        self._post.interceptor = Stitcher(worker.id, IdSource(worker.id), self._contexts.join, self)
         handle = self._post.handle
         handle(messages.ReleaseContext, self._on_release)
         handle(messages.ContextReleased, self._on_released)
@@ -89,8 +82,7 @@ class AutogradService:
     @property
     def contexts(self) -> list[DistAutogradContext]:
         """The contexts that are alive on this worker."""
-        with self._lock:
-            return list(self._contexts.values())
+        return self._contexts.alive()
 
     def _involved(self) -> set[WorkerId]:
         """The other workers of all contexts: when one is gone, what is kept for it may go too."""
@@ -104,16 +96,14 @@ class AutogradService:
         """How many backward passes are conducted or being run by this worker now."""
         with self._lock:
             conducted = {initiator.context.id for initiator in self._initiators.values()}
-            contexts = list(self._contexts.values())
-        return len(conducted | {each.id for each in contexts if each.runs.is_occupied})
+        return len(conducted | {each.id for each in self.contexts if each.runs.is_occupied})
 
     def describe_waits(self) -> list[str]:
         """A line for each backward pass and each gradient that is waited for here."""
         with self._lock:
             initiators = list(self._initiators.values())
-            contexts = list(self._contexts.values())
         lines = [f"backward of context {each.context.id}: {each.describe()}" for each in initiators]
-        for context in contexts:
+        for context in self.contexts:
             missing = {
                 message
                 for backward_pass in list(context.passes.values())
@@ -137,19 +127,13 @@ class AutogradService:
         current = current_context(self)
         if current is not None:
             raise RuntimeError(f"Already have an autograd context id for this thread: {current.id}")
-        identifier = context_id(self._worker.id, next(self._context_counter))
-        context = DistAutogradContext(identifier, self)
-        with self._lock:
-            self._contexts[identifier] = context
+        context = self._contexts.open()
         set_current_context(context)
         return context
 
     def find_context(self, identifier: int) -> DistAutogradContext:
         """The context of that id. Raises `RuntimeError` where there is none, or no more."""
-        context = self._contexts.get(identifier)
-        if context is None:
-            raise RuntimeError(f"Could not find autograd context with id: {identifier}")
-        return context
+        return self._contexts.find(identifier)
 
     def current_context(self) -> DistAutogradContext:
         """The context that this thread is inside of. Raises `RuntimeError` outside of any."""
@@ -172,10 +156,9 @@ class AutogradService:
         self._release(context, None)
 
     def _release(self, context: DistAutogradContext, told_by: WorkerId | None) -> None:
+        if not self._contexts.remove(context.id):
+            return
         with self._lock:
-            if self._contexts.pop(context.id, None) is None:
-                return
-            self._remember_release(context.id)
             initiators = [each for each in self._initiators.values() if each.context is context]
         error = DistAutogradError(
             f"Could not find autograd context with id: {context.id}: it was released during "
@@ -185,21 +168,6 @@ class AutogradService:
             initiator.fail(error)
         context.release(error)
         self._releases.tell(context.receivers - {told_by, self._worker.id}, context.id)
-
-    def _remember_release(self, identifier: int) -> None:
-        self._released[identifier] = None
-        while len(self._released) > _REMEMBERED_RELEASES:
-            self._released.popitem(last=False)
-
-    def _join(self, identifier: int) -> DistAutogradContext | None:
-        """The context of a message, made on first contact; None once it is released."""
-        context = self._contexts.get(identifier)
-        if context is not None:
-            return context
-        with self._lock:
-            if identifier in self._released:
-                return None
-            return self._contexts.setdefault(identifier, DistAutogradContext(identifier, self))
 
     # ------------------------------------------------------------ backward
 
@@ -239,7 +207,7 @@ class AutogradService:
     def _register(self, context: DistAutogradContext, initiator: Initiator) -> None:
         with self._lock:
             if not context.add_pass(self._worker.id, initiator.backward_pass):
-                raise RuntimeError(f"Could not find autograd context with id: {context.id}")
+                raise not_found(context.id)
             self._initiators[initiator.terms.id] = initiator
 
     def _pass(self, identifier: int, terms: Terms) -> BackwardPass | None:
@@ -360,8 +328,7 @@ class AutogradService:
     def _on_release(self, sender: WorkerId, message: messages.ReleaseContext) -> None:
         context = self._contexts.get(message.context)
         if context is None:
-            with self._lock:
-                self._remember_release(message.context)
+            self._contexts.note_release(message.context)
 
         def release() -> None:
             answer = messages.ContextReleased(message.context)
@@ -389,12 +356,11 @@ class AutogradService:
     def _fail_passes(self, worker: WorkerId, error: RpcError) -> None:
         """What a worker had to say may never come: no pass that it takes part in can go on."""
         with self._lock:
-            contexts = list(self._contexts.values())
             initiators = list(self._initiators.values())
         for initiator in initiators:
             if worker in initiator.context.workers:
                 initiator.fail(error)
-        for context in contexts:
+        for context in self.contexts:
             if worker in context.workers:
                 for initiator_id, backward_pass in context.passes.copy().items():
                     if initiator_id == worker:
@@ -407,7 +373,7 @@ class AutogradService:
         error = DistAutogradError(f"worker {self._worker.name!r} has shut down")
         with self._lock:
             initiators = list(self._initiators.values())
-            contexts, self._contexts = list(self._contexts.values()), {}
+        contexts = self._contexts.clear()
         for initiator in initiators:
             initiator.fail(error)
         for context in contexts:

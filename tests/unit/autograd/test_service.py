@@ -124,15 +124,6 @@ def test_a_release_that_is_lost_is_told_again(office):
     assert office.timers == []
 
 
-def test_releases_are_remembered_but_not_for_ever(office, monkeypatch):
-    monkeypatch.setattr("lockstitch.autograd.service._REMEMBERED_RELEASES", 3)
-    for number in range(10):
-        office[1].agent.handlers[messages.ReleaseContext](
-            office[0].id, messages.ReleaseContext(number)
-        )
-    assert list(office[1].autograd._released) == [7, 8, 9]
-
-
 # ---------------------------------------------------------------- passes
 
 
