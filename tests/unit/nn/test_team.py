@@ -1,0 +1,192 @@
+"""A team makes its slots when they are needed, tells them what has changed, and replaces them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
+from lockstitch.nn.slots.execution import Executor
+from lockstitch.nn.slots.replicas import matching, replicate_here
+from lockstitch.nn.team import Team
+
+
+class Desk(Slot):
+    """A slot without a thread: it works when it is asked for the result, and notes its requests."""
+
+    def __init__(self, number, blueprint):
+        self.name = f"desk {number}"
+        self.statistics = SlotStatistics()
+        replica = replicate_here(blueprint.module)
+        leaves = matching(blueprint.module, replica, blueprint.leaves)
+        self.executor = Executor(replica, leaves)
+        self.requests = []
+        self.orders = {}
+        self.released = []
+        self.alive = True
+
+    def start(self, request):
+        self.requests.append(request)
+
+    def finish(self, number) -> Outcome:
+        (request,) = [each for each in self.requests if each.number == number]
+        return self.executor.forward(request)
+
+    def start_backward(self, order):
+        self.orders[order.number] = order
+
+    def finish_backward(self, number) -> Gradients:
+        return self.executor.backward(self.orders.pop(number))
+
+    def collect(self):
+        return self.executor.collect()
+
+    def release(self, number):
+        self.released.append(number)
+        self.executor.release(number)
+
+    @property
+    def is_alive(self):
+        return self.alive
+
+    def close(self):
+        self.alive = False
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([2.0]))
+        self.unused = nn.Parameter(torch.tensor([1.0]))
+        self.register_buffer("shift", torch.zeros(1))
+
+    def forward(self, x):
+        return x * self.weight + self.shift
+
+
+@pytest.fixture
+def module():
+    return Scale()
+
+
+@pytest.fixture
+def team(module):
+    team = Team(module, [Desk, Desk])
+    yield team
+    team.close()
+
+
+PARTS = [((torch.full((1,), float(i)),), {}) for i in (1, 2, 3)]
+
+
+def values(team, parts=PARTS):
+    return [output.item() for output in team.run(parts)]
+
+
+def test_slots_are_made_for_the_first_call_and_kept(team):
+    assert (team.slots, team.names) == ([], ["slot 0 (caller)"])
+    assert values(team) == [2, 4, 6]
+    slots = team.slots
+    assert values(team) == [2, 4, 6]
+    assert team.slots == slots
+    assert team.names == ["slot 0 (caller)", "desk 1", "desk 2"]
+
+
+def test_only_as_many_are_made_as_there_are_parts(team):
+    assert values(team, PARTS[:2]) == [2, 4]
+    assert [slot.name for slot in team.slots] == ["desk 1"]
+
+
+def test_a_dead_one_is_replaced_and_the_others_stay(team):
+    values(team)
+    first, second = team.slots
+    first.alive = False
+    assert values(team) == [2, 4, 6]
+    assert team.slots[0] is not first
+    assert team.slots[1] is second
+
+
+def test_other_parameters_mean_other_slots(team, module):
+    values(team)
+    before = team.slots
+    module.weight = nn.Parameter(torch.tensor([5.0]))
+    assert values(team) == [5, 10, 15]
+    assert not any(slot.alive for slot in before)
+
+
+def test_a_buffer_is_told_once_to_each(team, module):
+    values(team)
+    module.shift += 1
+    assert values(team) == [3, 5, 7]
+    assert values(team) == [3, 5, 7]
+    for slot in team.slots:
+        assert [bool(request.changes) for request in slot.requests] == [False, True, False]
+
+
+def test_gradients_are_summed_and_unused_parameters_get_zeros(team, module):
+    torch.cat(team.run(PARTS)).sum().backward()
+    assert module.weight.grad.tolist() == [6]
+    assert module.unused.grad.tolist() == [0]
+
+
+def test_unused_parameters_get_none_where_that_is_wanted(module):
+    team = Team(module, [Desk], fills_unused=False)
+    torch.cat(team.run(PARTS[:2])).sum().backward()
+    assert module.unused.grad is None
+    team.close()
+
+
+def test_a_parameter_that_is_changed_before_backward_is_an_error(team, module):
+    outputs = torch.cat(team.run(PARTS))
+    with torch.no_grad():
+        module.weight += 1
+    with pytest.raises(RuntimeError, match=r"parameter of shape \(1,\) is at version 1; expected"):
+        outputs.sum().backward()
+
+
+def test_a_second_backward_pass_is_an_error_unless_the_graph_was_kept(team, module):
+    loss = torch.cat(team.run(PARTS)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert module.weight.grad.tolist() == [12]
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def test_gradients_that_were_kept_are_delivered_once(team, module):
+    team.syncs_gradients = False
+    for _ in range(2):
+        torch.cat(team.run(PARTS)).sum().backward()
+    assert module.weight.grad.tolist() == [2]  # slot 0's
+    team.syncs_gradients = True
+    team.deliver_kept_gradients()
+    team.deliver_kept_gradients()
+    assert module.weight.grad.tolist() == [12]
+
+
+def test_slots_hear_when_nobody_can_go_back_any_more(team):
+    outputs = team.run(PARTS)
+    (slot, _) = team.slots
+    (request,) = slot.requests
+    assert slot.released == []
+    del outputs
+    assert slot.released == [request.number]
+
+
+def test_gradients_of_gradients_are_those_of_the_whole(team, module):
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    parts = [((piece,), {}) for piece in x.chunk(3)]
+    (slope,) = torch.autograd.grad(torch.cat(team.run(parts)).pow(2).sum(), x, create_graph=True)
+    slope.sum().backward()  # 2 · weight² · x, summed: its derivative is 4 · weight · sum(x)
+    assert module.weight.grad.tolist() == [48]
+
+
+def test_after_close_there_are_no_slots_until_the_next_call(team):
+    values(team)
+    before = team.slots
+    team.close()
+    team.close()
+    assert team.slots == []
+    assert not any(slot.alive for slot in before)
+    assert values(team) == [2, 4, 6]
