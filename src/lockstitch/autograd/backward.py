@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from lockstitch.autograd.conductor import Conductor, Task, Terms
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.discovery import Parts, Reach
-    from lockstitch.autograd.graph import Entry
+    from lockstitch.autograd.graph import Entry, Gradients
     from lockstitch.autograd.post import Participant
-    from lockstitch.autograd.stitch import Gradients, Receive
+    from lockstitch.autograd.stitch import Receive
     from lockstitch.ids import GlobalId
     from lockstitch.runtime.pending import Pending
 

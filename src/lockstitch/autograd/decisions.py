@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lockstitch.autograd.discovery import Parts
-    from lockstitch.autograd.graph import Component, Entry
-    from lockstitch.autograd.stitch import Gradients
+    from lockstitch.autograd.graph import Component, Entry, Gradients
     from lockstitch.ids import GlobalId
 
 

@@ -14,8 +14,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.autograd.graph import Component
-    from lockstitch.autograd.stitch import Gradients, Receive
+    from lockstitch.autograd.graph import Component, Gradients
+    from lockstitch.autograd.stitch import Receive
     from lockstitch.ids import GlobalId
 
 _MOST_COMPACTED: Final = 1024

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from lockstitch.autograd.context import DistAutogradContext
-    from lockstitch.autograd.graph import Component, Entry
-    from lockstitch.autograd.stitch import Gradients, Outlet
+    from lockstitch.autograd.graph import Component, Entry, Gradients
+    from lockstitch.autograd.stitch import Outlet
     from lockstitch.autograd.torch_internals import Node
     from lockstitch.ids import GlobalId
 

@@ -20,7 +20,12 @@ from lockstitch.autograd.torch_internals import AccumulateGrad, Node, node_hooks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import torch
+
     from lockstitch.ids import GlobalId
+
+Gradients = tuple["torch.Tensor | None", ...]
+"""What arrives at an entry, or at a receive: one for each tensor of the stitch, None for none."""
 
 _MOST_UNNOTED: Final = 1_000
 _FEW_UNNOTED: Final = 15

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from lockstitch.autograd.conductor import Task, Terms
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.discovery import Reach
-    from lockstitch.autograd.graph import Entry
+    from lockstitch.autograd.graph import Entry, Gradients
     from lockstitch.autograd.post import Participant
-    from lockstitch.autograd.stitch import Gradients
     from lockstitch.autograd.termination import Standing
     from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.runtime.pending import Pending

@@ -13,8 +13,7 @@ from lockstitch.autograd.termination import cancel
 if TYPE_CHECKING:
     from lockstitch.autograd.conductor import Task
     from lockstitch.autograd.discovery import Parts
-    from lockstitch.autograd.graph import Component, Entry
-    from lockstitch.autograd.stitch import Gradients
+    from lockstitch.autograd.graph import Component, Entry, Gradients
     from lockstitch.ids import GlobalId
     from lockstitch.wire.messages import Gradient
 

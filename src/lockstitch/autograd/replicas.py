@@ -17,7 +17,7 @@ forwards; on a worker that a pass only reaches, it is the end of each run there.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,7 +26,15 @@ from torch.nn.parallel import DistributedDataParallel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, MutableMapping
 
-    from lockstitch.autograd.context import DistAutogradContext
+
+class Notebook(Protocol):
+    """A context, as far as it has to do with replicas."""
+
+    def note_replica(
+        self, module: DistributedDataParallel, parameters: list[torch.nn.Parameter]
+    ) -> None:
+        """`module` has run forward in it; `parameters` as its reducer counts them."""
+        ...
 
 
 class Replicas:
@@ -107,7 +115,7 @@ def _within_a_backward_pass(action: Callable[[], None]) -> None:
     torch.autograd.grad(root, leaf)
 
 
-def observe(current: Callable[[], DistAutogradContext | None]) -> None:
+def observe(current: Callable[[], Notebook | None]) -> None:
     """Has every forward of a DDP module noted by the context that `current()` says it runs in."""
     forward: Any = DistributedDataParallel.forward
     if hasattr(forward, "_notes_replicas"):

@@ -12,7 +12,7 @@ from lockstitch.autograd.graph import Entry
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.autograd.stitch import Gradients
+    from lockstitch.autograd.graph import Gradients
 
 
 def enter_at(roots: Sequence[torch.Tensor]) -> tuple[Entry, Gradients]:

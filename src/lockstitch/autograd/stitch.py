@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from lockstitch.autograd.context import DistAutogradContext
+    from lockstitch.autograd.graph import Gradients
     from lockstitch.autograd.torch_internals import Node
     from lockstitch.ids import GlobalId, WorkerId
 
 SEND_NAME = "torch::distributed::autograd::SendRpcBackward"
 RECV_NAME = "torch::distributed::autograd::RecvRpcBackward"
-
-Gradients = tuple["torch.Tensor | None", ...]
 
 
 class Outlet(Protocol):
