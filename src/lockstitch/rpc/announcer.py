@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.worker import Worker
 
-_PATIENCE_SECONDS = 0.2
+_PATIENCE_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Announcer:
             for callback in self._callbacks:
                 self._queue.put((callback, event))
 
-    def close(self) -> None:
+    def close(self, patience_seconds: float = _PATIENCE_SECONDS) -> None:
         """Tells what is still to be told, and ends the thread; waits a moment at most for a
         callback that takes its time."""
         with self._lock:
@@ -87,7 +87,7 @@ class Announcer:
             thread = self._thread
         self._queue.put(None)
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_PATIENCE_SECONDS)
+            thread.join(patience_seconds)
 
     def _run(self) -> None:
         self._worker.adopt_thread()

@@ -311,6 +311,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     if leaving.has_left():
         return
     worker = current_worker()
+    limit = leaving.until_the_end(worker, timeout)
     try:
         if graceful:
             leaving.keep_to(worker, timeout, partial(_leave, worker, timeout))
@@ -318,7 +319,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         leaving.answer_what_is_served(worker, timeout)
         raise
     finally:
-        leaving.finish(worker, ignore_leaks=not graceful or _ignore_rref_leak)
+        leaving.finish(worker, ignore_leaks=not graceful or _ignore_rref_leak, limit=limit)
 
 
 def _leave(worker: Worker, timeout: float) -> None:

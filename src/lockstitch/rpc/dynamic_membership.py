@@ -177,7 +177,7 @@ class DynamicMembership(Membership):
 
     def close(self) -> None:
         self._closed = True
-        try_store(partial(self._change_store, [self._circle.me.mark]))
+        try_store(self.worker, partial(self._change_store, [self._circle.me.mark]))
         super().close()
 
     def add_callback(self, callback: Callable[[MembershipEvent], object]) -> Callable[[], None]:

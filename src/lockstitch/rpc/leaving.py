@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS: Final = 0.2
 _GRACE_SECONDS: Final = 0.35
 _FAREWELL_SECONDS: Final = 5.0
+_LAST_STEPS_SECONDS: Final = 0.9
 
 
 def has_left() -> bool:
@@ -79,6 +81,11 @@ def wait_for_own_work(worker: Worker, timeout_seconds: float) -> None:
     worker.service(Meetings).wait_until_rest(timeout_seconds or None)
 
 
+def until_the_end(worker: Worker, timeout_seconds: float) -> TimeLimit:
+    """What a shutdown with that timeout may take in all, its own last steps too."""
+    return TimeLimit(worker.clock, timeout_seconds + _LAST_STEPS_SECONDS if timeout_seconds else 0)
+
+
 def answer_what_is_served(worker: Worker, timeout_seconds: float) -> None:
     """Before a worker goes because something went wrong: whoever waits for an answer that is almost
     there shall get it. Returns after less than a second."""
@@ -104,14 +111,15 @@ def part(worker: Worker, timeout_seconds: float) -> None:
     meetings.let_others_go(limit.remaining or _FAREWELL_SECONDS)
 
 
-def finish(worker: Worker, *, ignore_leaks: bool) -> None:
-    """Ends the worker. Raises `RRefError` if it still owns values that others may use, unless leaks
-    are ignored, and what a membership callback has raised; the worker is at an end all the same."""
+def finish(worker: Worker, *, ignore_leaks: bool, limit: TimeLimit | None = None) -> None:
+    """Ends the worker, within `limit`. Raises `RRefError` if it still owns values that others may
+    use, unless leaks are ignored, and what a membership callback has raised; the worker is at an
+    end all the same."""
     try:
         if not ignore_leaks:
             worker.service(ReferenceService).check_leaks()
     finally:
-        worker.close(_PATIENCE_SECONDS)
+        worker.close(_PATIENCE_SECONDS, (limit and limit.remaining) or math.inf)
     error = worker.service(Membership).callback_error
     if error is not None:
         raise error

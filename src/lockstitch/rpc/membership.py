@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.worker import Worker
 
 _STORE_SECONDS = 0.2
+_CALLBACK_SECONDS = 0.2
 
 
 class Membership:
@@ -51,7 +52,7 @@ class Membership:
 
     def close(self) -> None:
         """The end: nobody is told or waits any more."""
-        self._announcer.close()
+        self._announcer.close(self.worker.agent.patience(_CALLBACK_SECONDS))
         self._wake()
 
     @property
@@ -115,7 +116,7 @@ class Membership:
             changed.set()
 
 
-def try_store(leave: Callable[[], object]) -> None:
+def try_store(worker: Worker, leave: Callable[[], object]) -> None:
     """Strikes the worker out of the store, if the store is still there, and answers soon."""
 
     def run() -> None:
@@ -124,7 +125,7 @@ def try_store(leave: Callable[[], object]) -> None:
 
     leaving = threading.Thread(target=run, name="leaving-the-store", daemon=True)
     leaving.start()
-    leaving.join(_STORE_SECONDS)
+    leaving.join(worker.agent.patience(_STORE_SECONDS))
 
 
 class StaticMembership(Membership):
@@ -145,7 +146,7 @@ class StaticMembership(Membership):
     def leave(self, timeout_seconds: float = 0.0) -> None:
         del timeout_seconds
         if self._roster is not None:
-            try_store(self._roster.leave)
+            try_store(self.worker, self._roster.leave)
 
     def close(self) -> None:
         self.leave()

@@ -83,12 +83,13 @@ class Keeper:
                 self._hurry.clear()
             self.drain()
 
-    def close(self) -> None:
-        """Ends the thread; from now on nobody need be told."""
+    def close(self, patience_seconds: float | None = None) -> None:
+        """Ends the thread; from now on nobody need be told. If it is telling somebody who takes in
+        nothing, it is waited for so long at most (None: until it is through)."""
         with self._lock:
             self._closed = True
             self._hurry.set()
             thread = self._thread
         self._queue.put(None)
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(patience_seconds)

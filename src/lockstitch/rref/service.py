@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 UNSET_TIMEOUT: Final = -1.0
+_PATIENCE_SECONDS: Final = 5.0
 
 
 class ReferenceService(Home):
@@ -276,7 +277,7 @@ class ReferenceService(Home):
     def close(self) -> None:
         """Ends the thread; what is dropped from now on nobody need be told."""
         self._ledger.close()
-        self._keeper.close()
+        self._keeper.close(self._agent.patience(_PATIENCE_SECONDS))
 
     # ------------------------------------------------------------ looking inside
 

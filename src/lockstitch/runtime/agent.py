@@ -11,10 +11,12 @@ values: `runtime.packing`.
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lockstitch.errors import (
     ConnectionLostError,
@@ -51,6 +53,10 @@ if TYPE_CHECKING:
     from lockstitch.transport.handshake import SessionKeys
     from lockstitch.trust.registry import Registry
     from lockstitch.trust.secret import Secret
+
+_LEAST_SECONDS: Final = 0.005
+_STUCK_SECONDS: Final = 0.2
+_TIMER_SECONDS: Final = 5.0
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -137,6 +143,7 @@ class Agent(Calling):
         self._on_close: list[Callable[[], None]] = []
         self._acceptors: list[Acceptor] = []
         self._closed = False
+        self._ends_at = math.inf
         self.peers = Peers(self, directory)
         self._poller = transport.poller()
         self.timer = Timer(self.clock, self.info.name, self.report)
@@ -354,23 +361,29 @@ class Agent(Calling):
 
     # ------------------------------------------------------------ the end
 
-    def close(self, timeout_seconds: float = 5.0) -> list[str]:
-        """Leaves: tells the peers, ends what waits, closes connections and threads.
+    def patience(self, most_seconds: float) -> float:
+        """How long a step of the end may wait: so long, or half of what is left for all of them."""
+        return max(_LEAST_SECONDS, min(most_seconds, (self._ends_at - time.monotonic()) / 2))
+
+    def close(self, timeout_seconds: float = 5.0, within_seconds: float = math.inf) -> list[str]:
+        """Leaves: tells the peers, ends what waits, closes connections and threads. Threads have
+        `timeout_seconds` to end, and all of it together `within_seconds`.
 
         Returns the names of threads that still run user code when the time is over.
         """
         if self._closed:
             return []
+        self._ends_at = time.monotonic() + within_seconds
         for callback in self._on_close:
             callback()
-        self.peers.leave()
+        self.peers.leave(self.patience(_STUCK_SECONDS))
         self._closed = True
         for acceptor in self._acceptors:
             acceptor.close()
         self.newcomers.close()
         self.crew.drop_backlog()
         self.peers.close()
-        self.timer.close()
-        remaining = self.crew.close(timeout_seconds)
+        self.timer.close(self.patience(_TIMER_SECONDS))
+        remaining = self.crew.close(self.patience(timeout_seconds) if timeout_seconds else 0)
         self._poller.close()
         return remaining

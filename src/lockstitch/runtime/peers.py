@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 GIVEN_UP: Final = "it has given this worker up as dead"
 _CONNECT_SECONDS: Final = 30.0
-_STUCK_SECONDS: Final = 0.2
 _MANY: Final = 1000
 _GREETINGS: Final = 3
 _PYTHON: Final = platform.python_version()
@@ -325,13 +324,14 @@ class Peers:
         """Calls `callback(worker, error)`, on a thread of the crew, when a peer is lost."""
         self._on_lost.append(callback)
 
-    def leave(self) -> None:
+    def leave(self, patience_seconds: float) -> None:
         """Tells all who are connected that this worker goes: on each connection, since whichever
-        ends first at the other side should not pass for a death."""
+        ends first at the other side should not pass for a death. Those who take in nothing are
+        waited for so long, all together."""
         goodbye = Leave(self._agent.id)
         ends: list[StreamChannel | IncomingConnection] = list(self._callers.values())
         ends += [each for each in self.channels() if isinstance(each, StreamChannel)]
-        end_of_patience = time.monotonic() + _STUCK_SECONDS  # for all who take in nothing together
+        end_of_patience = time.monotonic() + patience_seconds
         for end in ends:
             with contextlib.suppress(ConnectionError, LockstitchError):  # it has left before
                 end.say_at_last(goodbye, max(0.0, end_of_patience - time.monotonic()) / 2)

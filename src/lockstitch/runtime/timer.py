@@ -72,15 +72,23 @@ class Timer:
         except Exception as error:  # noqa: BLE001 - reported; the thread must live on
             self._report(error)
 
-    def close(self) -> None:
-        """Ends the thread; tasks not yet due are dropped."""
+    def close(self, patience_seconds: float | None = None) -> None:
+        """Ends the thread; tasks not yet due are dropped. One that runs is waited for, so long at
+        most (None: until it ends)."""
         with self._lock:
             self._closed = True
             self._heap.clear()
             thread = self._thread
         self._changed.set()
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(patience_seconds)
+
+    def living(self) -> list[threading.Thread]:
+        """Its thread, if that has not ended and is not the current one."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread() or not thread.is_alive():
+            return []
+        return [thread]
 
 
 class Deadlines:

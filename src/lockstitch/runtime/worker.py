@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import weakref
 from contextvars import ContextVar
@@ -142,10 +143,10 @@ class Worker:
         """Begins to serve."""
         self.agent.start()
 
-    def close(self, timeout_seconds: float = 5.0) -> list[str]:
+    def close(self, timeout_seconds: float = 5.0, within_seconds: float = math.inf) -> list[str]:
         """Leaves; harmless when repeated. See `Agent.close`."""
-        remaining = self.agent.close(timeout_seconds)
-        PROCESS.note_left_running(self.agent.crew.living())
+        remaining = self.agent.close(timeout_seconds, within_seconds)
+        PROCESS.note_left_running([*self.agent.crew.living(), *self.agent.timer.living()])
         _alive.discard(self)
         if PROCESS.worker is self:
             PROCESS.worker = None

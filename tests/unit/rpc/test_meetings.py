@@ -9,7 +9,15 @@ from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.rpc.meetings import Meetings
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing.cluster import LocalCluster
-from tests.unit.rpc.programs import ARRIVALS, GATE, close_gate, on_all, pass_on, wait_at_gate
+from tests.unit.rpc.programs import (
+    ARRIVALS,
+    AT_GATE,
+    GATE,
+    close_gate,
+    on_all,
+    pass_on,
+    wait_at_gate,
+)
 
 
 @pytest.fixture
@@ -49,6 +57,7 @@ def test_a_callback_that_calls_on_is_waited_out(cluster) -> None:
 
 def test_a_call_that_lasts_too_long_is_a_timeout_that_says_who_is_busy(cluster) -> None:
     cluster.run(0, rpc.rpc_async, "worker1", wait_at_gate)
+    assert AT_GATE.wait(60)
     results = on_all(cluster, lambda: meet(0.2))
     assert all(isinstance(error, RpcTimeoutError) for error in results.values())
     assert "'worker1' had not come to rest" in str(results["worker1"])

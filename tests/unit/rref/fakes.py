@@ -69,6 +69,9 @@ class FakeAgent:
     def on_peer_lost(self, callback) -> None:
         self.lose = callback
 
+    def patience(self, most_seconds: float) -> float:
+        return most_seconds
+
     def on_close(self, callback) -> None:
         self.close = callback
 

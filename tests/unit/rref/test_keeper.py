@@ -96,3 +96,21 @@ def test_drain_leaves_the_end_to_the_thread():
     keeper.close()
     keeper.drain()
     keeper.start()
+
+
+def test_closing_does_not_wait_for_ever_for_one_who_takes_in_nothing():
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def drop(_forks):
+        begun.set()
+        goes_on.wait(60)
+
+    keeper = Keeper("test-keeper", drop)
+    keeper.start()
+    keeper.let_go(FORKS[0])
+    assert begun.wait(60)
+    keeper.close(0.01)
+    assert keeper._thread.is_alive()
+    goes_on.set()
+    keeper.close()
+    assert not keeper._thread.is_alive()

@@ -146,6 +146,19 @@ def test_close_runs_what_was_asked_for_while_connections_still_stand() -> None:
             stage.agent.send(PEER, NOTED)
 
 
+def test_each_step_of_closing_may_take_half_of_what_is_left() -> None:
+    patience = []
+    with Stage() as stage:
+        agent = stage.agent
+        assert agent.patience(7.0) == 7.0
+        agent.on_close(lambda: patience.extend([agent.patience(700.0), agent.patience(7.0)]))
+        stage.worker.close(within_seconds=100.0)
+        agent._ends_at = 0.0  # long ago
+        assert 0 < agent.patience(7.0) < 0.1
+    assert patience[0] <= 50.0
+    assert patience[1] == 7.0
+
+
 def test_close_returns_in_time_and_names_what_still_runs() -> None:
     stage = Stage()
     stage.worker.start()

@@ -96,6 +96,19 @@ def test_unused_timer_has_no_thread_and_closed_one_drops_its_tasks(scene: Scene)
     assert scene.errors == []
 
 
+def test_closing_waits_for_a_task_that_takes_its_time_only_so_long() -> None:
+    timer = Timer(SYSTEM_CLOCK, "slow", lambda error: None)
+    begun, goes_on = threading.Event(), threading.Event()
+    timer.call_later(0, lambda: (begun.set(), goes_on.wait(60)))
+    assert begun.wait(60)
+    timer.close(0.01)
+    (thread,) = timer.living()
+    goes_on.set()
+    timer.close()
+    assert not thread.is_alive()
+    assert timer.living() == []
+
+
 def test_timer_may_be_closed_by_its_own_task() -> None:
     timer = Timer(SYSTEM_CLOCK, "own", lambda error: None)
     closed = threading.Event()
