@@ -23,14 +23,15 @@ class InPlace(Operation):
         self._is_slice_reduced = False
 
     def step(self, room: Room) -> bool:
-        if not self._is_placed(room):
-            return False
         if not self._is_slice_reduced:
+            if not self._is_placed(room):
+                return False
             self._reduce_slice(room)
             self._is_slice_reduced = True
             room.tell_progress(self, 1)
-        if not all(part.produced for part in self.present):
-            return False
+        for part in self.present:  # no generator: this is called for every piece of news
+            if not part.produced:
+                return False
         self._results = outputs_of(self.request)
         if not self._own.is_resident:
             views = self.definition.views(room.segment, self._own.whole_place)
@@ -47,7 +48,10 @@ class InPlace(Operation):
                 return False
             stage(self.request, self.definition.views(room.segment, place))
             room.tell_place(self, place)
-        return all(part.whole_place != NOWHERE for part in self.present)
+        for part in self.present:  # noqa: SIM110 - as above
+            if part.whole_place == NOWHERE:
+                return False
+        return True
 
     def owes(self, part: Part) -> bool:
         return not part.produced
