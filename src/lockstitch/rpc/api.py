@@ -245,7 +245,7 @@ def remote(
 def _callee(worker: Worker, to: Target, function: object) -> WorkerInfo:
     if not callable(function):
         raise TypeError("function should be callable.")
-    return worker.agent.resolve(to)
+    return worker.agent.peers.resolve(to)
 
 
 def _prepare(

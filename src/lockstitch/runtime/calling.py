@@ -112,8 +112,9 @@ class Calling(Packing):
     def _await(self, channel: Channel, pending: Pending, number: int) -> Any:
         try:
             channel.wait(pending)
-        finally:
+        except BaseException:  # an interrupt
             channel.abandon(number)
+            raise
         return self.result(pending, channel.peer.worker)
 
     def request(

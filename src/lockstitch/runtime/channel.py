@@ -183,7 +183,7 @@ class Channel:
 
     def abandon(self, number: int) -> None:
         """Nobody wants this answer any more; should it come, what it carries is given back."""
-        if number in self._pending and self._take_out(number) is not None:
+        if self._take_out(number) is not None:
             self._given_up.add(number)
             self.expect_answers()
 

@@ -69,8 +69,10 @@ def _restorer(annotation: Any) -> Callable[[Any], Any] | None:
         parts = [_restorer(argument) for argument in arguments]
         if any(parts):
             return lambda value: tuple(
-                entry if part is None else part(entry)
-                for part, entry in zip(parts, value, strict=True)
+                [
+                    entry if part is None else part(entry)
+                    for part, entry in zip(parts, value, strict=True)
+                ]
             )
     return None
 
