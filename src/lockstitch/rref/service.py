@@ -111,14 +111,14 @@ class ReferenceService(Home):
             self._ledger.add_value(value)
             rref = RRef._of_value(self, value)
             make = _remote_call(reference, reference, DIRECT)
-            outcome = partial(_created_here, value)
+            outcome = partial(self._created_here, value)
         else:
             reference, name = self._next_id(), self._next_id()
             fork, serial = self._ledger.new_fork(reference, name, self._agent.info_of(to))
             rref = self._object_of(fork)
             make = _remote_call(reference, name, serial)
             outcome = partial(self._created, fork)
-        rref._creation = creation = Creation(partial(self._over, outcome, reference))
+        rref._creation = creation = Creation(outcome)
         self._ledger.creation_began(reference)
         try:
             self._agent.call_into(creation, to, (function, args, kwargs), timeout, make)
@@ -127,18 +127,15 @@ class ReferenceService(Home):
             raise
         return rref
 
-    def _over(
-        self,
-        outcome: Callable[[BaseException | None], None],
-        reference: GlobalId,
-        error: BaseException | None,
-    ) -> None:
-        try:
-            outcome(error)
-        finally:
-            self._ledger.creation_ended(reference)
+    def _created_here(self, value: OwnedValue, error: BaseException | None) -> None:
+        self._ledger.creation_ended(value.reference)
+        if isinstance(error, RpcTimeoutError):
+            value.forbid(RRefError(TIMED_OUT))
+        elif error is not None:
+            value.fail(error)
 
     def _created(self, fork: UserFork, error: BaseException | None) -> None:
+        self._ledger.creation_ended(fork.reference)
         if error is None:
             self._ledger.tell_user_soon(Settled(fork.fork))
             return
@@ -315,10 +312,3 @@ def _remote_call(reference: GlobalId, fork: GlobalId, serial: int) -> MakeCall:
     return lambda request, function, definition, timeout, stitch, body: RemoteCall(
         request, function, definition, timeout, stitch, reference, fork, serial, body
     )
-
-
-def _created_here(value: OwnedValue, error: BaseException | None) -> None:
-    if isinstance(error, RpcTimeoutError):
-        value.forbid(RRefError(TIMED_OUT))
-    elif error is not None:
-        value.fail(error)
