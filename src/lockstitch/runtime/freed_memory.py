@@ -23,8 +23,11 @@ import torch
 KEPT_BLOCK_BYTES: Final = 8 << 20
 """Blocks up to this size are kept; an arena keeps twice as much at its end."""
 
+MOST_KEPT_BLOCK_BYTES: Final = 31 << 20
+"""What glibc can just be shown: a block of 32 MiB and its header are too large to learn from."""
+
 
 def keep_freed_memory(nbytes: int = KEPT_BLOCK_BYTES) -> None:
-    """Has glibc keep freed blocks of up to `nbytes` (at most 32 MiB) for the rest of the process;
+    """Has glibc keep freed blocks of up to `nbytes` (less than 32 MiB) for the rest of the process;
     harmless when repeated. The block that it is shown is never touched, so it takes no memory."""
     torch.empty(nbytes, dtype=torch.uint8, device="cpu")

@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,16 +22,12 @@ from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import describe
 from lockstitch.nn.slots.nesting import mark_inside
 from lockstitch.nn.slots.orders import Unpacker
-from lockstitch.runtime.freed_memory import keep_freed_memory
+from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
 
 if TYPE_CHECKING:
     from lockstitch.nn.slots.base import Blueprint
     from lockstitch.nn.slots.mailbox import Mailbox
     from lockstitch.nn.slots.packets import Postbox
-
-_KEPT_BLOCK_BYTES: Final = 31 << 20
-"""Nearly the most that glibc allows (32 MiB). This process makes the same tensors in each step:
-those of a small convolutional network would take two thousand fresh pages each time."""
 
 
 def run_child(
@@ -45,7 +41,7 @@ def run_child(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(crash_file)
     gc.freeze()  # nothing of the parent's is finalized here
-    keep_freed_memory(_KEPT_BLOCK_BYTES)
+    keep_freed_memory(MOST_KEPT_BLOCK_BYTES)
     random.seed(name)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(random.getrandbits(32))
