@@ -29,7 +29,6 @@ that is left alone asks the dead now and then whether it is (`cut_off_from`).
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +39,7 @@ from lockstitch.rendezvous.circle_events import (
     Ask,
     Asked,
     Changed,
+    Confirmed,
     Departed,
     Excluded,
     Heard,
@@ -90,7 +90,7 @@ class Circle:
     def __init__(self, me: Life, lives: Iterable[Life]) -> None:
         self.me = me
         self.lives = Lives([*lives, me])
-        self._numbers = itertools.count(1)
+        self._last_number = 0
         self._unnoted: dict[WorkerId, dict[int, Tell]] = {}
         self._applications: dict[int, _Application] = {}
         self._admissions: dict[int, _Admission] = {}
@@ -99,6 +99,10 @@ class Circle:
         to nothing else from here."""
         self._unheard: set[WorkerId] = set()
         """Members whose table the eldest has not seen since it is the eldest."""
+        self._unconfirmed: int | None = None
+        """Whoever notes what is told under this number or a later one can be reached after the
+        last death that was seen here."""
+        self._is_unpublished = False
         self.is_leaving = self._is_out = self._has_departed = False
         # Whoever founds a group, alone, knows all there is; whoever takes over later does not.
         self._leads = self._is_eldest()
@@ -138,7 +142,9 @@ class Circle:
     # ------------------------------------------------------------ news
 
     def _heard(self, event: Heard) -> None:
-        self._out.append(Note(event.sender, event.number))
+        life = self.lives.at(event.sender.rank)
+        if life is None or life.id != event.sender or life.standing is not Standing.DIED:
+            self._out.append(Note(event.sender, event.number))
         if self.lives.is_over(event.sender):
             return  # a late word of one that is gone: its successor may have decided otherwise
         self._learn(event.lives, event.sender)
@@ -166,6 +172,9 @@ class Circle:
         self._unnoted.get(event.sender, {}).pop(event.number, None)
         for admission in self._admissions.values():
             admission.told.discard((event.sender, event.number))
+        first = self._unconfirmed
+        if first is not None and event.number >= first and self.lives.find(event.sender):
+            self._unconfirmed = None
 
     def _lost(self, event: Lost) -> None:
         life = self.lives.find(event.worker)
@@ -199,6 +208,9 @@ class Circle:
             self._out.append(Excluded(now.cause if now is not None else ""))
         if not news:
             return []
+        self._is_unpublished = True
+        if source is None:
+            self._unconfirmed = self._last_number + 1
         eldest = self.lives.eldest()
         if eldest is None or self._is_out:
             return []
@@ -214,7 +226,8 @@ class Circle:
     def _tell(
         self, to: WorkerId, lives: tuple[Life, ...], *, is_whole: bool = False
     ) -> tuple[WorkerId, int]:
-        tell = Tell(to, next(self._numbers), lives, is_whole)
+        self._last_number += 1
+        tell = Tell(to, self._last_number, lives, is_whole)
         self._unnoted.setdefault(to, {})[tell.number] = tell
         self._out.append(tell)
         return to, tell.number
@@ -346,9 +359,20 @@ class Circle:
                 del self._admissions[admission.ticket]
                 lives = tuple(self.lives.all())
                 self._out.append(Admit(admission.ticket, admission.life, lives))
+                self._is_unpublished = True
         self._farewell = {
             (to, number) for to, number in self._farewell if number in self._unnoted.get(to, {})
         }
         if self.is_leaving and not self._has_departed and not self._farewell:
             self._has_departed = True
             self._out.append(Departed())
+        self._publish()
+
+    def _publish(self) -> None:
+        """Lets the store be told, by the eldest, once it is sure that it is not itself cut off."""
+        is_sure = self._unconfirmed is None and not (self.is_leaving or self._is_out)
+        if self._is_unpublished and is_sure and self._is_eldest():
+            self._is_unpublished = False
+            outside = {admission.life.id for admission in self._admissions.values()}
+            lives = (life for life in self.lives.all() if life.id not in outside)
+            self._out.append(Confirmed(tuple(lives)))

@@ -158,4 +158,14 @@ class Departed:
     """Those who stay have noted that this worker leaves."""
 
 
-Instruction = Tell | Note | Ask | Admit | Redirect | Refuse | Changed | Excluded | Departed
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """To the eldest: another member has heard from here since the last end was seen here, so it is
+    not this one that is cut off. These are all lives: what is said of them may be published."""
+
+    lives: tuple[Life, ...]
+
+
+Instruction = (
+    Tell | Note | Ask | Admit | Redirect | Refuse | Changed | Excluded | Departed | Confirmed
+)

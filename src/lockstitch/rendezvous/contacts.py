@@ -7,6 +7,12 @@ decides who comes in are the members (`circle`); the store is just where a newco
 A newcomer that finds nobody alive there founds the group anew. One that was let in by a member of
 the former group at that very moment does not count: it has to add itself to the value it has read,
 and that is no longer there. Of two founders, one comes first. So there is one group, not two.
+
+For that one of the living must be named here at any time. So nobody is taken out on suspicion: a
+member that is cut off takes all others for dead, and may yet reach the store. Only the eldest does
+it, once another member has shown that the eldest is not the one that is cut off
+(`circle_events.Confirmed`); it also enters who came by invitation. And the last of those that are
+named here, if it leaves in good order, names those who stay.
 """
 
 from __future__ import annotations
@@ -16,12 +22,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import RemoteProtocolError
+from lockstitch.rendezvous.lives import Lives
 from lockstitch.rendezvous.roster import Member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch.distributed.distributed_c10d import Store
+
+    from lockstitch.rendezvous.lives import Life
 
 _KEY = "group"
 _NONSENSE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
@@ -56,12 +65,27 @@ class Contacts:
         """Adds a member that has come in; False if there is another group by now."""
         return self._change(world, lambda members: {**members, mark: me})
 
-    def remove(self, world: str, marks: Collection[str]) -> None:
-        """Takes out those who are gone; harmless when repeated, or for another group."""
-        self._change(
-            world,
-            lambda members: {mark: who for mark, who in members.items() if mark not in marks},
-        )
+    def update(self, world: str, lives: Iterable[Life]) -> None:
+        """Takes out those who are gone, and enters those who are in, however they came; harmless
+        when repeated, or for another group."""
+        table = Lives(lives)
+
+        def change(members: Mapping[str, Member]) -> dict[str, Member]:
+            kept = {mark: who for mark, who in members.items() if not table.is_over(who.id)}
+            return {**kept, **{life.mark: life.member for life in table.living()}}
+
+        self._change(world, change)
+
+    def remove(self, world: str, mark: str, heirs: Iterable[Life] = ()) -> None:
+        """Takes out one that goes, and enters its `heirs` if none of them is there; harmless when
+        repeated, or for another group."""
+        others = {life.mark: life.member for life in heirs}
+
+        def change(members: Mapping[str, Member]) -> dict[str, Member]:
+            kept = {each: who for each, who in members.items() if each != mark}
+            return kept if others.keys() & kept.keys() else {**kept, **others}
+
+        self._change(world, change)
 
     def lives(self) -> int:
         """How many groups there have been here before: the generation of a new one's members."""

@@ -26,6 +26,7 @@ from lockstitch.rendezvous.circle_events import (
     Ask,
     Asked,
     Changed,
+    Confirmed,
     Departed,
     Excluded,
     Heard,
@@ -48,7 +49,7 @@ from lockstitch.rpc.membership import Membership, try_store
 from lockstitch.wire.messages import AskAdmission, AskTidings, Tidings, TidingsNoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.rendezvous.circle import Circle
@@ -148,6 +149,7 @@ class DynamicMembership(Membership):
         self._asking: dict[int, Invocation] = {}
         self._departed = threading.Event()
         self._closed = self._hurries = False
+        self._confirmed: tuple[Life, ...] = ()
         self._living = circle.lives.living()
         self._asks_the_dead = threading.Lock()
         agent = worker.agent
@@ -177,7 +179,10 @@ class DynamicMembership(Membership):
 
     def close(self) -> None:
         self._closed = True
-        try_store(self.worker, partial(self._change_store, [self._circle.me.mark]))
+        contacts, mark = self._contacts, self._circle.me.mark
+        if contacts is not None:
+            heirs = self._circle.lives.living() if self._circle.is_leaving else []
+            try_store(self.worker, partial(contacts.remove, self._world, mark, heirs))
         super().close()
 
     def add_callback(self, callback: Callable[[MembershipEvent], object]) -> Callable[[], None]:
@@ -192,6 +197,8 @@ class DynamicMembership(Membership):
             for each in instructions:
                 if isinstance(each, Changed):
                     self._note_change(each.life)
+                elif isinstance(each, Confirmed):
+                    self._confirmed = each.lives
             hurries = not (self._hurries or self._circle.is_settled)
             self._hurries = self._hurries or hurries
         if hurries:
@@ -301,6 +308,8 @@ class DynamicMembership(Membership):
                 agent.spawn(partial(self._bury, each.life))
             elif isinstance(each, Excluded):
                 agent.spawn(partial(self._go_alone, each.cause))
+            elif isinstance(each, Confirmed):
+                agent.spawn(self._publish)
             elif isinstance(each, Departed):
                 self._departed.set()
 
@@ -312,12 +321,8 @@ class DynamicMembership(Membership):
 
     def _bury(self, life: Life) -> None:
         """A member is gone: whatever waits for it fails."""
-        if life.id == self.worker.id:
-            return
-        self.worker.agent.peers.lose(life.member.info, gone(life))
-        # Not where nobody else is left: then it may well be this worker that is cut off.
-        if len(self._living) > 1 and self._living[0].id == self.worker.id:
-            self._change_store([life.mark])
+        if life.id != self.worker.id:
+            self.worker.agent.peers.lose(life.member.info, gone(life))
 
     def _go_alone(self, cause: str) -> None:
         """The others hold this worker for dead, so it holds nobody for alive."""
@@ -333,11 +338,12 @@ class DynamicMembership(Membership):
             )
         )
 
-    def _change_store(self, gone: Collection[str]) -> None:
+    def _publish(self) -> None:
+        """Says in the store who is here."""
         contacts = self._contacts
-        if contacts is not None:
+        if contacts is not None and not self._closed:
             try:
-                contacts.remove(self._world, gone)
+                contacts.update(self._world, self._confirmed)
             except RuntimeError:  # the store has gone with its host: newcomers ask members
                 self._contacts = None
 

@@ -96,7 +96,7 @@ def dynamic_place(
         try:
             contacts.check_is_not_static()  # it may have come at the same time
         except RuntimeError:
-            contacts.remove(entry.world, [entry.me.mark])
+            contacts.remove(entry.world, entry.me.mark)
             raise
     circle = Circle(entry.me, entry.lives)
     directory = CircleDirectory(circle, transport)

@@ -12,6 +12,7 @@ from lockstitch import autograd, rpc
 from lockstitch.errors import OwnerDiedError, PeerDiedError, PeerLeftError, RpcTimeoutError
 from lockstitch.ids import WorkerInfo
 from lockstitch.rendezvous.circle_events import Lost
+from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rendezvous.lives import Standing
 from lockstitch.rpc import leaving
 from lockstitch.testing.faults import Faults
@@ -19,6 +20,7 @@ from lockstitch.testing.patience import Patience
 from lockstitch.wire.messages import Tidings, TidingsNoted
 from tests.cluster.rpc.groups import LocalGroup, membership, names, wait_until_all_see
 from tests.unit.rpc.programs import AT_GATE, GATE, add, close_gate, wait_at_gate
+from tests.unit.runtime.stage import wait_until
 
 
 def run(worker, function, *args, **kwargs):
@@ -276,7 +278,8 @@ def test_one_that_was_cut_off_alone_hears_from_the_others_that_it_is_out(monkeyp
     monkeypatch.setattr("sys.excepthook", lambda _kind, error, _trace: printed.append(str(error)))
     with LocalGroup("a", "b", "c") as group:
         a = group["a"]
-        for one, other in (("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")):
+        # Those who stay first: they might believe what one that is cut off says of the other.
+        for one, other in (("b", "a"), ("c", "a"), ("a", "b"), ("a", "c")):
             membership(group[one])._take(Lost(group[other].id, "it was silent"))
         patience = Patience(60)
         while not printed and not patience.is_over():
@@ -287,6 +290,32 @@ def test_one_that_was_cut_off_alone_hears_from_the_others_that_it_is_out(monkeyp
         assert [names(group[each]) for each in "bc"] == [["b", "c"]] * 2
         assert run(group["b"], rpc.rpc_sync, "c", add, (1, 2)) == 3
         group.kill("a")
+
+
+def test_one_that_is_cut_off_and_reaches_the_store_takes_nobody_out_of_it():
+    with LocalGroup("a", "b", "c") as group:
+        for one, other in (("b", "a"), ("c", "a"), ("a", "b"), ("a", "c")):
+            membership(group[one])._take(Lost(group[other].id, "it was silent"))
+        wait_until(lambda: named_in(group) == ["b", "c"])
+        group.kill("c")
+        group.join("d")
+        wait_until(lambda: [sorted(names(group[each])) for each in "bd"] == [["b", "d"]] * 2)
+        group.kill("a")
+
+
+def named_in(group: LocalGroup) -> list[str]:
+    """Whom a newcomer finds in the store."""
+    return [member.info.name for member in Contacts(group.store).read().members.values()]
+
+
+def test_who_came_by_invitation_is_found_by_the_store_too():
+    with LocalGroup("a", "b") as group:
+        group.join("c", through="b")
+        wait_until(lambda: named_in(group) == ["a", "b", "c"])
+        group.leave("a")
+        group.leave("b")
+        d = group.join("d")
+        assert sorted(names(d)) == ["c", "d"]
 
 
 def test_of_two_that_were_cut_off_from_each_other_the_elder_stays(monkeypatch):

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -120,7 +119,7 @@ class Coming(RuleBasedStateMachine):
     @rule(through=st.one_of(st.none(), WHICH))
     def join(self, through: int | None) -> None:
         name = next(each for each in NAMES if each not in self.group.workers)
-        # The store knows those who came by it: where they are gone, it would found a second group.
+        # Where those who came by the store have all been killed, it need not know of the others.
         if self.by_store.isdisjoint(self.group.workers.values()):
             through = through or 0
         member = None if through is None else self.name(through)
@@ -191,8 +190,7 @@ class Coming(RuleBasedStateMachine):
             self.group.__exit__()
 
 
-# Slow: about one course in three hundred ends with two groups, see `by_store`; not yet understood.
-TestComing = pytest.mark.slow(Coming.TestCase)
+TestComing = Coming.TestCase
 TestComing.settings = settings(
     max_examples=settings.default.max_examples // 5, stateful_step_count=10, deadline=None
 )

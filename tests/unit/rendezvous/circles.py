@@ -1,10 +1,14 @@
-"""Processes that join, leave and die, and a network that delays, repeats, reorders and loses: what
-a `Circle` cannot see. The model knows who really lives; the circles have to find out."""
+"""Processes that join, leave, die and are cut off, and a network that delays, repeats, reorders and
+loses: what a `Circle` cannot see. The model knows who really lives; the circles have to find out.
+
+Newcomers come by a store, in which they enter themselves, or by invitation."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+
+from torch.distributed import HashStore
 
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.rendezvous.circle import Circle
@@ -14,6 +18,7 @@ from lockstitch.rendezvous.circle_events import (
     Ask,
     Asked,
     Changed,
+    Confirmed,
     Departed,
     Excluded,
     Heard,
@@ -26,6 +31,7 @@ from lockstitch.rendezvous.circle_events import (
     Tell,
     Ticked,
 )
+from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rendezvous.lives import Life
 from lockstitch.rendezvous.roster import Member
 
@@ -42,6 +48,9 @@ class Process:
     is_leaving: bool = False
     asks: Process | None = None
     refused: str = ""
+    comes_by_store: bool = True
+    is_cut_off: bool = False
+    """It is dead, as all others see it, and goes on: it loses everybody, and reaches the store."""
     seen: dict[tuple[WorkerId, str], list[bool]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -80,8 +89,11 @@ class Groups:
     def __init__(self) -> None:
         self.processes: list[Process] = []
         self.parcels: list[Parcel] = []
+        self.contacts = Contacts(HashStore())
         self._tickets: dict[int, Process] = {}
         founder = self._process("founder")
+        me = self._member(founder, WorkerId(0, 0))
+        assert self.contacts.found(self.contacts.read(), "world", founder.mark, me)
         self._come_in(founder, Life(self._member(founder, WorkerId(0, 0)), 0, founder.mark), ())
 
     def _process(self, name: str, rank: int = -1) -> Process:
@@ -102,8 +114,14 @@ class Groups:
 
     # ------------------------------------------------------------ what happens
 
-    def join(self, name: str, rank: int, contact: Process) -> Process:
+    def named(self) -> list[Process]:
+        """Those that a newcomer finds in the store."""
+        marks = self.contacts.read().members
+        return [each for each in self.processes if each.mark in marks]
+
+    def join(self, name: str, rank: int, contact: Process, *, by_store: bool = True) -> Process:
         process = self._process(name, rank)
+        process.comes_by_store = by_store
         self.apply(process, contact)
         return process
 
@@ -116,6 +134,15 @@ class Groups:
 
     def die(self, process: Process) -> None:
         process.is_alive = False
+
+    def cut_off(self, process: Process) -> None:
+        process.is_alive, process.is_cut_off = False, True
+
+    def lose(self, process: Process, other: Process) -> None:
+        """One that is cut off takes another for dead, and tells those it still believes in."""
+        assert process.circle is not None
+        assert other.id is not None
+        self._do(process, process.circle.handle(Lost(other.id, "it was silent")))
 
     def leave(self, process: Process) -> None:
         process.is_leaving = True
@@ -165,6 +192,8 @@ class Groups:
         process.circle = Circle(life, lives)
         for each in process.circle.lives.living():
             process.seen[each.id, each.mark] = [True]
+        if process.comes_by_store:
+            assert self.contacts.add("world", process.mark, life.member)
         self._do(process, process.circle.begin())
 
     def _tell(self, process: Process, event: object) -> None:
@@ -199,12 +228,24 @@ class Groups:
                 known = process.seen.setdefault((each.life.id, each.life.mark), [])
                 known.append(each.life.is_in)
                 assert known in ([True], [True, False]), (process, each, known)
+            elif isinstance(each, Confirmed):
+                self._publish(process, each)
             elif isinstance(each, Departed):
                 process.is_alive = False
+                assert process.circle is not None
+                if process.comes_by_store:
+                    heirs = process.circle.lives.living()
+                    self.contacts.remove("world", process.mark, heirs)
             elif isinstance(each, Excluded):
                 raise AssertionError(f"{process} was taken for dead: {each.cause}")
 
+    def _publish(self, process: Process, confirmed: Confirmed) -> None:
+        if process.comes_by_store:
+            self.contacts.update("world", confirmed.lives)
+
     def _send(self, process: Process, to: WorkerId, event: object) -> None:
+        if process.is_cut_off:
+            return
         self.parcels.append(Parcel(self._by_id(to, process), event, to, process))
 
     # ------------------------------------------------------------ what must hold
@@ -214,6 +255,12 @@ class Groups:
         for key in (lambda each: each.name, lambda each: each.id.rank):
             counts = Counter(map(key, members))
             assert max(counts.values(), default=1) == 1, counts
+
+    def check_that_the_store_names_one_that_lives(self) -> None:
+        """As long as there is one that has ever spoken to it."""
+        members = self.members()
+        if any(each.comes_by_store for each in members):
+            assert any(each in members for each in self.named()), self.contacts.read()
 
     def heal(self) -> None:
         """From now on nobody comes, goes or is lost; whoever asks in vain asks again."""

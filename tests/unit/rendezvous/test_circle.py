@@ -14,12 +14,15 @@ from lockstitch.rendezvous.circle import Circle
 from lockstitch.rendezvous.circle_events import (
     Applied,
     Asked,
+    Confirmed,
     Excluded,
     Heard,
     Lost,
     Noted,
     Refuse,
     Struck,
+    Tell,
+    Ticked,
 )
 from lockstitch.rendezvous.lives import Life
 from lockstitch.rendezvous.roster import Member
@@ -30,7 +33,8 @@ WHICH = st.integers(0, 30)
 
 
 class AnySchedule(RuleBasedStateMachine):
-    """Workers come, go and die at any moment; messages are late, twice, out of order, or lost."""
+    """Workers come, go, die and are cut off at any moment; messages are late, twice, out of order,
+    or lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,9 +48,14 @@ class AnySchedule(RuleBasedStateMachine):
         return self.groups.parcels[which % len(self.groups.parcels)]
 
     @precondition(lambda self: self.groups.members())
-    @rule(name=st.sampled_from(NAMES), rank=st.sampled_from((-1, -1, 0, 1, 2)), which=WHICH)
-    def join(self, name: str, rank: int, which: int) -> None:
-        self.groups.join(name, rank, self._member(which))
+    @rule(
+        name=st.sampled_from(NAMES),
+        rank=st.sampled_from((-1, -1, 0, 1, 2)),
+        which=WHICH,
+        by_store=st.booleans(),
+    )
+    def join(self, name: str, rank: int, which: int, by_store: bool) -> None:
+        self.groups.join(name, rank, self._member(which), by_store=by_store)
 
     @precondition(lambda self: self.groups.members() and self.groups.applicants())
     @rule(which=WHICH, contact=WHICH)
@@ -58,6 +67,15 @@ class AnySchedule(RuleBasedStateMachine):
     @rule(which=WHICH)
     def die(self, which: int) -> None:
         self.groups.die(self._member(which))
+
+    @precondition(lambda self: len(self.groups.members()) > 1)
+    @rule(which=WHICH, others=st.lists(WHICH, max_size=3))
+    def cut_off(self, which: int, others: list[int]) -> None:
+        """It notices so of one after the other, before it ends."""
+        process = self._member(which)
+        self.groups.cut_off(process)
+        for other in others:
+            self.groups.lose(process, self._member(other))
 
     @precondition(lambda self: len(self.groups.members()) > 1)
     @rule(which=WHICH)
@@ -104,11 +122,16 @@ class AnySchedule(RuleBasedStateMachine):
     def nobody_shares_a_place(self) -> None:
         self.groups.check_that_nobody_shares_a_place()
 
+    @invariant()
+    def newcomers_find_the_group(self) -> None:
+        self.groups.check_that_the_store_names_one_that_lives()
+
     def teardown(self) -> None:
         if self.groups.members():
             self.groups.heal()
             self.groups.check_that_nobody_shares_a_place()
             self.groups.check_agreement()
+            self.groups.check_that_the_store_names_one_that_lives()
 
 
 TestAnySchedule = AnySchedule.TestCase
@@ -242,3 +265,33 @@ def test_one_that_is_left_alone_knows_whom_to_ask_and_what_to_make_of_the_answer
     assert circle.handle(Struck("they say so")) == []
     (answer,) = circle.handle(Applied(1, "d", -1, "d", (), "here"))
     assert isinstance(answer, Refuse)
+
+
+def confirmed(out: list[object]) -> list[list[str]]:
+    """Whom the store may be told of as living."""
+    return [
+        [life.name for life in each.lives if life.is_in]
+        for each in out
+        if isinstance(each, Confirmed)
+    ]
+
+
+def test_who_loses_one_after_the_other_strikes_nobody_out_of_the_store() -> None:
+    # It is the eldest, and not alone, when it sees the first one end; but it is itself cut off.
+    lives = [
+        Life(Member(WorkerInfo(name, rank, 0), (f"memory:{name}",), "here"), rank, name)
+        for rank, name in enumerate("abc")
+    ]
+    circle = Circle(lives[0], lives[1:])
+    out = circle.handle(Lost(lives[1].id, "it was silent", False))
+    (tell,) = (each for each in out if isinstance(each, Tell))
+    assert confirmed(out + circle.handle(Ticked())) == []
+    assert confirmed(circle.handle(Noted(lives[2].id, tell.number - 1))) == []  # of before
+    assert confirmed(circle.handle(Lost(lives[2].id, "it was silent", False))) == []
+    assert confirmed(circle.handle(Noted(lives[2].id, tell.number))) == []  # too late
+
+    circle = Circle(lives[0], lives[1:])
+    out = circle.handle(Lost(lives[1].id, "it was silent", False))
+    (tell,) = (each for each in out if isinstance(each, Tell))
+    assert confirmed(circle.handle(Noted(lives[2].id, tell.number))) == [["a", "c"]]
+    assert confirmed(circle.handle(Ticked())) == []

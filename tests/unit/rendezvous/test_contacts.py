@@ -9,6 +9,7 @@ from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import WorkerInfo
 from lockstitch.rendezvous import Member
 from lockstitch.rendezvous.contacts import Contacts
+from lockstitch.rendezvous.lives import Life, Standing
 from tests.unit.rendezvous.groups import all_at_once, each_kind_of_store, new_store
 
 
@@ -46,8 +47,9 @@ def test_members_that_come_at_the_same_time_are_all_listed(kind, tmp_path):
     assert outcomes == [True] * 4
     assert next(iter(contacts.read().members)) == "first"
     assert set(contacts.read().members) == {"first", "m1", "m2", "m3", "m4"}
-    contacts.remove("world", ["m1", "first"])
-    contacts.remove("world", ["m1"])
+    contacts.remove("world", "m1")
+    contacts.remove("world", "m1")
+    contacts.remove("world", "first")
     assert set(contacts.read().members) == {"m2", "m3", "m4"}
 
 
@@ -59,8 +61,37 @@ def test_who_was_let_into_a_group_that_is_no_more_is_told_so():
     assert contacts.found(seen, "other", "b", member("b"))
     assert not contacts.add("one", "c", member("c"))
     assert not contacts.found(seen, "third", "d", member("d"))
-    contacts.remove("one", ["b"])  # of another group: it means nothing here
+    contacts.remove("one", "b")  # of another group: it means nothing here
     assert contacts.read().members == {"b": member("b")}
+
+
+def lives(*names: str, dead: str = "") -> list[Life]:
+    """One for each of these names, by rank."""
+    table = [Life(member(name, rank), rank, f"mark-{name}") for rank, name in enumerate(names)]
+    return [
+        life.ended(Standing.DIED, "it was silent") if life.name in dead else life for life in table
+    ]
+
+
+def test_what_the_eldest_knows_is_written_down_and_of_others_nothing_is_touched():
+    contacts = Contacts(HashStore())
+    contacts.found(contacts.read(), "world", "mark-a", member("a", 0))
+    contacts.add("world", "mark-b", member("b", 1))
+    contacts.add("world", "mark-new", member("new", 3))  # the eldest has yet to hear of it
+    contacts.update("world", lives("a", "b", "invited", dead="b"))
+    assert set(contacts.read().members) == {"mark-a", "mark-invited", "mark-new"}
+    contacts.update("another world", lives("a", dead="a"))
+    assert set(contacts.read().members) == {"mark-a", "mark-invited", "mark-new"}
+
+
+def test_the_last_that_is_named_names_those_who_stay():
+    contacts = Contacts(HashStore())
+    contacts.found(contacts.read(), "world", "mark-a", member("a", 0))
+    contacts.add("world", "mark-b", member("b", 1))
+    contacts.remove("world", "mark-a", lives("a", "b", "invited")[1:])
+    assert set(contacts.read().members) == {"mark-b"}  # one of them is enough
+    contacts.remove("world", "mark-b", lives("a", "b", "invited")[2:])
+    assert set(contacts.read().members) == {"mark-invited"}
 
 
 def test_each_group_on_a_store_has_a_number():

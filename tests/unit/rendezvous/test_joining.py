@@ -27,7 +27,7 @@ def test_a_static_worker_does_not_join_a_dynamic_group():
     assert contacts.found(contacts.read(), "world", "mark", Member(WorkerInfo("a", 0), (), ""))
     with pytest.raises(RuntimeError, match=MIXED):
         join(store, "w1", 0, 1, [])
-    contacts.remove("world", ["mark"])
+    contacts.remove("world", "mark")
     assert join(store, "w1", 0, 1, []).me.id == 0
 
 
