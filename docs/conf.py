@@ -1,5 +1,8 @@
 """Sphinx settings: pages in Markdown, the reference from docstrings, nothing from the network."""
 
+import pkgutil
+import re
+
 import lockstitch
 
 project = "Lockstitch"
@@ -34,5 +37,23 @@ def _keep_drawings(app, what, name, obj, options, lines):
     lines[:] = text
 
 
+def _leave_out_maps(app, what, name, obj, options, lines):
+    """The docstrings of our packages list their files, for those who read the code; not here."""
+    if what != "module" or not hasattr(obj, "__path__"):
+        return
+    files = {each.name for each in pkgutil.iter_modules(obj.__path__)}
+    paragraphs = re.split(r"\n\s*\n", "\n".join(lines).strip())
+    kept = []
+    for paragraph in paragraphs:
+        words = [re.split(r"\W+", line.strip("- `"))[0] for line in paragraph.splitlines()]
+        named = sum(word in files for word in words)
+        if named * 2 < len(words) and not any(f"{file}.py" in paragraph for file in files):
+            kept.append(paragraph)
+        elif kept and kept[-1].endswith(":"):
+            kept.pop()
+    lines[:] = "\n\n".join(kept).splitlines()
+
+
 def setup(app):
+    app.connect("autodoc-process-docstring", _leave_out_maps)
     app.connect("autodoc-process-docstring", _keep_drawings)

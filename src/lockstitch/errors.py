@@ -5,7 +5,7 @@
     ├── RpcError                      a call could not be made or answered
     │   ├── RpcTimeoutError           … in time                        (also TimeoutError)
     │   ├── PeerDiedError             … because a worker is gone       (also ConnectionError)
-    │   │   └── PeerLeftError         … because it shut down in good order
+    │   │   └── PeerLeftError         … because it shut down, or its program ended
     │   ├── ConnectionLostError       … or perhaps was, before its connection broke (dto.)
     │   ├── SerializationError        … because something cannot cross the wire
     │   ├── OperatorArgumentsError    … because no operator of torch takes these (also TypeError)

@@ -1,6 +1,8 @@
 """One backward pass over all workers: `context`, `backward`, `get_gradients`.
 
-A drop-in for `torch.distributed.autograd`. How it works, in the order in which one reads it:
+A drop-in for `torch.distributed.autograd`.
+
+How it works, in the order in which one reads it:
 
     api.py          the face; compat.py has the underscore names of the original
     service.py      a worker's passes, begun and ended; routes the messages between workers
