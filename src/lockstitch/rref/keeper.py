@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _PATIENCE_SECONDS: Final = 0.005
-_MANY: Final = 32
+_MANY: Final = 16
 
 
 class Keeper:
