@@ -100,11 +100,14 @@ def interrupted() -> None:
     """Ctrl-C, and once more while the interpreter goes down."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main = os.getpid()
+    # One that came while the fork is being concluded would be lost: Python raises nothing there.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     if os.fork() == 0:
         for _ in range(2):
             os.kill(main, signal.SIGINT)
             threading.Event().wait(0.02)
         os._exit(0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     threading.Event().wait()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from lockstitch.errors import NotInitializedError
 from lockstitch.ids import WorkerId
+from lockstitch.runtime import worker as worker_module
 from lockstitch.runtime.worker import PROCESS, current_worker, has_current_worker
 from tests.unit.runtime.stage import Background, Stage
 
@@ -86,3 +87,18 @@ def test_closed_worker_is_freed() -> None:
     del stage
     gc.collect()
     assert gone() is None
+
+
+def test_an_interrupt_while_the_program_ends_lets_no_thread_abort_it(monkeypatch) -> None:
+    standing_still = []
+
+    def end_threads(_threads: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker_module, "end_threads", end_threads)
+    monkeypatch.setattr(
+        worker_module, "stand_still_instead_of_aborting", lambda: standing_still.append(True)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        PROCESS.end()
+    assert standing_still == [True]
