@@ -169,7 +169,10 @@ class Circle:
             self._tell(event.sender, tuple(self.lives.all()), is_whole=True)
 
     def _noted(self, event: Noted) -> None:
-        self._unnoted.get(event.sender, {}).pop(event.number, None)
+        told = self._unnoted.get(event.sender, {}).pop(event.number, None)
+        if told is not None and any(x.id == self.me.id and not x.is_in for x in told.lives):
+            # It has parted from this one with that note, however it was told, and sends no other.
+            self._unnoted.pop(event.sender, None)
         for admission in self._admissions.values():
             admission.told.discard((event.sender, event.number))
         first = self._unconfirmed

@@ -15,8 +15,10 @@ from lockstitch.rendezvous.circle_events import (
     Applied,
     Asked,
     Confirmed,
+    Departed,
     Excluded,
     Heard,
+    Leaving,
     Lost,
     Noted,
     Refuse,
@@ -295,3 +297,18 @@ def test_who_loses_one_after_the_other_strikes_nobody_out_of_the_store() -> None
     (tell,) = (each for each in out if isinstance(each, Tell))
     assert confirmed(circle.handle(Noted(lives[2].id, tell.number))) == [["a", "c"]]
     assert confirmed(circle.handle(Ticked())) == []
+
+
+def test_who_leaves_waits_for_one_note_of_that_however_it_was_told() -> None:
+    elder, me = (
+        Life(Member(WorkerInfo(name, rank, 0), (f"memory:{name}",), "here"), rank, name)
+        for rank, name in enumerate("ab")
+    )
+    circle = Circle(me, [elder])
+    out = circle.handle(Leaving())
+    # An answer to an earlier question is still on its way, and is put right.
+    out += circle.handle(Heard(elder.id, 7, (elder, me), is_whole=True))
+    farewell, correction = (each for each in out if isinstance(each, Tell))
+    assert farewell.lives == correction.lives
+    assert circle.handle(Noted(elder.id, correction.number)) == [Departed()]
+    assert circle.is_settled
