@@ -113,7 +113,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
 
     `max_bytes_in_flight`: how much the tensors in calls to one worker may hold that it has not
     answered (1 GiB); one more call waits, within its timeout, until there is room. The largest of
-    all can still be sent alone.
+    all can still be sent alone. `max_calls_in_flight`: how many calls to one worker may be
+    unanswered, of whatever size (65,536); one more waits likewise, unless a function makes it that
+    another worker has called: it might be what the others wait for.
 
     `switch_interval`: seconds after which a thread that computes in Python lets others have the
     interpreter, while this worker lives; 0.0005 lets a worker that is busy with Python answer about
@@ -139,6 +141,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     buffer_pool_bytes: int
     heartbeat_timeout: float
     max_bytes_in_flight: int
+    max_calls_in_flight: int
     switch_interval: float | None
 
     def __init__(  # noqa: PLR0913 - the incumbent's signature
@@ -167,6 +170,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         buffer_pool_bytes: int | None = None,
         heartbeat_timeout: float | None = None,
         max_bytes_in_flight: int = 1 << 30,
+        max_calls_in_flight: int = 1 << 16,
         switch_interval: float | None = None,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
@@ -195,6 +199,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.buffer_pool_bytes = _to_bytes("buffer_pool_bytes", buffer_pool_bytes)
         self.heartbeat_timeout = _to_seconds("heartbeat_timeout", heartbeat_timeout)
         self.max_bytes_in_flight = int(_positive("max_bytes_in_flight", max_bytes_in_flight))
+        self.max_calls_in_flight = int(_positive("max_calls_in_flight", max_calls_in_flight))
         self.switch_interval = _to_switch_interval(switch_interval)
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:

@@ -145,6 +145,7 @@ def make_agent_options(
         unproved_connections=options.max_unproved_connections,
         limits=limits_of(options),
         bytes_in_flight=options.max_bytes_in_flight,
+        calls_in_flight=options.max_calls_in_flight,
     )
     if is_faulty:
         agent_options = dataclasses.replace(agent_options, interned_functions=0)

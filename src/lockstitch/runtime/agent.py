@@ -77,6 +77,8 @@ class AgentOptions:
     """After how many seconds of silence a peer that somebody waits for is given up; 0: never."""
     bytes_in_flight: int = 1 << 30
     """How much the tensors of unanswered requests to one peer may hold."""
+    calls_in_flight: int = 1 << 16
+    """How many calls to one peer may be unanswered before a thread that serves nobody waits."""
     limits: FrameLimits = DEFAULT_LIMITS
     buffer_pool_bytes: int | None = None
     """How much warm memory is kept for large tensors that arrive in streams; None: see

@@ -178,6 +178,8 @@ class Calling(Packing):
         pending.what = function
         if channel.is_behind:
             channel.wait_for_turn(pending)
+        if channel.is_full:
+            channel.wait_for_fewer(pending)
         if self.before_call is not None:
             self.before_call()
         functions = channel.functions

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lockstitch.wire.messages import Heartbeat, Message
 
 _LOOK_SECONDS = 0.1
+_FEWER_SECONDS = 0.01
 _NO_ANSWER = "did not answer in time"
 
 NOT_BLOCKING = (False,)
@@ -46,6 +47,7 @@ class Channel:
         """Why nothing can be sent or answered here any more."""
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
+        self._most = agent.options.calls_in_flight
         self._failing = threading.Lock()
         self._cancelling = threading.Lock()
         self._unwanted: deque[int] = deque()
@@ -117,6 +119,20 @@ class Channel:
 
     def _wait_until_clear(self, seconds: float) -> None:
         """Returns when it is not behind any more, and after that time in any case."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many calls are unanswered that whoever adds to them should wait. Not so for a
+        thread that serves others: what they wait for may be what would have to be answered."""
+        return len(self._pending) >= self._most and not self.agent.crew.is_member()
+
+    def wait_for_fewer(self, pending: Pending) -> None:
+        """Waits while too many calls are unanswered. Raises as `wait_for_turn` does."""
+        pause = threading.Event()
+        while self.is_full:
+            self.attend()
+            self._look(pending, _NO_ANSWER)
+            pause.wait(_FEWER_SECONDS)
 
     def wait_for_turn(self, pending: Pending) -> None:
         """Waits while the peer is behind, before a request is made for it. Raises

@@ -55,3 +55,41 @@ def test_its_own_time_and_the_peers_end_put_an_end_to_the_wait() -> None:
         stage.peer.vanish()
         with pytest.raises(PeerDiedError):
             waiting.result()
+
+
+def test_small_calls_wait_too_where_very_many_are_unanswered() -> None:
+    with Stage(options=AgentOptions(calls_in_flight=3)) as stage:
+        futures = [stage.call_async(number) for number in range(3)]
+        fourth = Background(stage.call, 3)
+        calls = [stage.peer.receive_call() for _ in range(3)]
+        nested = []
+        stage.agent.spawn(lambda: nested.append(stage.call_async("from one that serves")))
+        calls.append(stage.peer.receive_call())
+        wait_until(lambda: nested)
+        assert fourth.is_running
+        assert stage.agent.outstanding == 4
+        for call in calls:
+            stage.peer.reply(call, "done")
+        stage.peer.reply(stage.peer.receive_call(), "fourth")
+        assert fourth.result() == "fourth"
+        assert [Background(each.wait).result() for each in (*futures, *nested)] == ["done"] * 4
+
+
+def test_waiting_for_fewer_calls_ends_with_its_time_and_with_the_peer() -> None:
+    clock = ManualClock()
+    with Stage(clock=clock, options=AgentOptions(calls_in_flight=1)) as stage:
+        stage.call_async("first")
+        assert stage.peer.receive_call().request == 1
+        channel = stage.agent.peers.channels()[-1]
+        waiters = set()
+        look = channel._look
+        channel._look = lambda pending, what: (waiters.add(pending), look(pending, what))
+        late = Background(lambda: stage.call(timeout=5))
+        waiting = Background(stage.call)
+        wait_until(lambda: len(waiters) == 2)
+        clock.advance(5)
+        with pytest.raises(RpcTimeoutError):
+            late.result()
+        stage.peer.vanish()
+        with pytest.raises(PeerDiedError):
+            waiting.result()
