@@ -192,5 +192,5 @@ class Coming(RuleBasedStateMachine):
 
 TestComing = Coming.TestCase
 TestComing.settings = settings(
-    max_examples=settings.default.max_examples // 5, stateful_step_count=10, deadline=None
+    max_examples=settings.default.max_examples // 10, stateful_step_count=10, deadline=None
 )
