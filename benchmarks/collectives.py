@@ -10,8 +10,8 @@ as a share of that of one rank that copies as much while the others sleep.
 
 *Negotiation* is what lies between the moment at which the last rank asks for a bucket and that at
 which the last one knows that all have: so much longer does a bucket take than if each rank knew by
-itself. Where ranks share processors, the first to know is at work while the last one waits for a
-processor to look: with buckets of 4 MB that work is most of the figure, with those of 1 MB less.
+itself. Where ranks share processors the last one waits for a processor before it can look, with
+large buckets also for those who are already at work on them.
 A *killed rank* is timed until the last survivor has its error. Both come with every number of
 ranks, unless `--only` names something else.
 """
@@ -86,7 +86,7 @@ def main() -> None:
             print(f"{case.name:22}{ranks:6}{ours:10.3f}{gloo:10.3f}{ratios}", flush=True)
         if arguments.only in _NEGOTIATION:
             turns = 200 if arguments.quick else 1000
-            for size, what in ((4 * MB, "4 MB"), (MB, "1 MB")):
+            for size, what in ((4 * MB, "4 MB"), (MB, "1 MB"), (4096, "4 KB")):
                 bytes_, median, late = negotiation(ranks, turns, size=size)
                 print(
                     f"{f'{_NEGOTIATION}, {what}':22}{ranks:6}{bytes_:10.0f} bytes from each rank, "
