@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from lockstitch.collectives.requests import AVERAGE, GLOBAL_SET, Kind, Reduction, Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from lockstitch.collectives.handles import Handle
 
@@ -219,7 +219,13 @@ class Deferred(Operations):
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with nothing of autograd."""
+    """The tensor, with nothing of autograd. Raises `TypeError` for anything else."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"a tensor is needed, not {type(tensor).__name__} ({tensor!r:.40}): "
+            "torch.as_tensor makes one of numbers and arrays; objects have allgather_object and "
+            "broadcast_object"
+        )
     return tensor.detach() if tensor.requires_grad else tensor
 
 
