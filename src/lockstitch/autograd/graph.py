@@ -173,11 +173,11 @@ class _Walk:
 
     def _end(self, above: Node | None, node: Node, index: int, area: _Area) -> None:
         """An entry came, from the node `above`, to one from which nothing leads on."""
-        kind: type = type(node)
         if type(above) is self._receive_type:  # and `node` is the anchor of all receives
             self._owner[above] = index
             area.receives.append(above)
             return
+        kind: type = type(node)
         if kind is not AccumulateGrad:
             self._owner[node] = index
             return

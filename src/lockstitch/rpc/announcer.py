@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.worker import Worker
 
-_PATIENCE_SECONDS: Final = 0.2
+PATIENCE_SECONDS: Final = 0.2
+"""How long the end waits for a callback that takes its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Announcer:
             for callback in self._callbacks:
                 self._queue.put((callback, event))
 
-    def close(self, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+    def close(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Tells what is still to be told, and ends the thread; waits a moment at most for a
         callback that takes its time."""
         with self._lock:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lockstitch.errors import PeerLeftError, RpcError, RpcTimeoutError
 from lockstitch.ids import is_applicant
-from lockstitch.rpc.announcer import Announcer, MembershipEvent
+from lockstitch.rpc.announcer import PATIENCE_SECONDS, Announcer, MembershipEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from lockstitch.runtime.worker import Worker
 
 _STORE_SECONDS = 0.2
-_CALLBACK_SECONDS = 0.2
 
 
 class Membership:
@@ -52,7 +51,7 @@ class Membership:
 
     def close(self) -> None:
         """The end: nobody is told or waits any more."""
-        self._announcer.close(self.worker.agent.patience(_CALLBACK_SECONDS))
+        self._announcer.close(self.worker.agent.patience(PATIENCE_SECONDS))
         self._wake()
 
     @property

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from lockstitch.runtime.channel import NOT_BLOCKING
 from lockstitch.transport.base import SendTimeoutError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from lockstitch.transport.base import Buffer, Connection, Patience
 
-_AT_ONCE = (False,)
 _LOOK_SECONDS = 0.1
 
 
@@ -58,7 +58,7 @@ class Sending:
             return
         held: list[bool] = []  # as in `StreamChannel._wait`
         try:
-            held.extend(map(self._lock.acquire, _AT_ONCE))
+            held.extend(map(self._lock.acquire, NOT_BLOCKING))
             if not held[0]:
                 self._await_turn(held, patience)
             self._send_in_turn(buffers, patience)

@@ -68,6 +68,9 @@ _ARRAYS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     (arrays.__name__, each.__name__): each for each in (arrays.array_of, arrays.scalar_of)
 }
 
+# For values whose types have been looked at.
+_dumps: Final = cast("Callable[[object], bytes]", marshal.dumps)
+
 _NO_VALUES: Final = Payload(MARSHAL, marshal.dumps(()), ())
 _ONE_ITEM: Final = marshal.dumps((...,))
 _TWO_ITEMS: Final = marshal.dumps((..., ...))
@@ -158,11 +161,7 @@ def pack(
         if payload is not None:
             return payload, set()
     elif cls in _SCALARS:
-        return Payload(
-            MARSHAL,
-            marshal.dumps(value),  # type: ignore[arg-type]
-            (),
-        ), set()
+        return Payload(MARSHAL, _dumps(value), ()), set()
     return _pack_pickle(value, registry, PickleSession(to, kept))
 
 
@@ -193,11 +192,7 @@ def pack_flat(values: Sequence[object]) -> Payload | None:
     if not types <= _FLAT or (types & _STRINGS and any(map(_is_large, values))):
         return None
     if torch.Tensor not in types:
-        return Payload(
-            MARSHAL,
-            marshal.dumps(values),  # type: ignore[arg-type]
-            (),
-        )
+        return Payload(MARSHAL, _dumps(values), ())
     items = [value for value in values if type(value) is torch.Tensor]
     if not all(map(is_liftable, items)):
         return None

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from lockstitch.collectives.arithmetic import (
-    UNSCALED,
     fold,
     outputs_of,
     result_scale,
@@ -125,9 +124,8 @@ class InChunks(Operation):
             rings = [self._views(room, part.place, index) for part in self.present]
             for out, *tensors in zip(sinks, *rings, strict=True):
                 fold(self._fold, tensors, out)
-        if self._result_scale is not UNSCALED:
-            for out in sinks:
-                self._result_scale.apply_(out)
+        for out in sinks:
+            self._result_scale.apply_(out)
 
     def _reduce_slices(self, room: Room, ready: int) -> None:
         """This rank's slice of every chunk that is there; nobody else reads that slice of its ring

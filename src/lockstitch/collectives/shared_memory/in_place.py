@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockstitch.collectives.arithmetic import UNSCALED, outputs_of, result_scale
+from lockstitch.collectives.arithmetic import outputs_of, result_scale
 from lockstitch.collectives.shared_memory.arena import ArenaFullError
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 
@@ -68,7 +68,6 @@ class InPlace(Operation):
         for first, *others in self.definition.blocks(room.segment, places, index):
             for other in others:
                 combine_two(first, other, out=first)
-            if scale is not UNSCALED:
-                scale.apply_(first)
+            scale.apply_(first)
             for other in others:
                 other.copy_(first)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from lockstitch.collectives.arithmetic import UNSCALED, combine, fold, outputs_of, result_scale
+from lockstitch.collectives.arithmetic import combine, fold, outputs_of, result_scale
 from lockstitch.collectives.requests import Kind
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 
@@ -65,9 +65,7 @@ class Whole(Operation):
             fold(self.definition.fold, tensors, out)
         else:
             out.copy_(fold(self.definition.fold, tensors, torch.empty_like(tensors[0])))
-        scale = result_scale(reduction, len(self.parts))
-        if scale is not UNSCALED:
-            scale.apply_(out)
+        result_scale(reduction, len(self.parts)).apply_(out)
         self._value = [out] if request.is_group else out
 
     def _reduce_together(self, room: Room) -> None:
