@@ -2,11 +2,15 @@
 
 - `meetings/<rank>`: how often this rank has come; its generation
 - `meeting/<n>/<rank>`: a member's entry for the nth meeting
+- `meeting/<n>/size`: the world size that the first of them was given, and its rank
 
 Each rank publishes its entry and waits for those of the others, one request each: requests in
 proportion to the ranks, none of which waits behind a chain of others. The answers together grow
 with their square, since everybody learns everybody's address: afterwards nobody needs the store,
 which may go with rank 0.
+
+Who was given another world size than the first calls the meeting off: the two would never agree on
+when all are there.
 
 Meetings are numbered by each rank for itself: the nth initialisation of one rank meets the nth of
 all others, so entries of an earlier life are never mistaken for those of this one.
@@ -72,15 +76,18 @@ def meet(
 ) -> tuple[Member, Table]:
     """Publishes this rank's entry, `me(generation)`; returns it and all when all are there.
 
-    Raises RuntimeError when ranks are missing after the timeout, or when two have the same name.
+    Raises RuntimeError when ranks are missing after the timeout, when two have the same name, and
+    at once when ranks were given different world sizes.
     """
     meeting = store.add(f"meetings/{rank}", 1) - 1
+    _check_world_size(store, meeting, rank, world_size)
     member = me(meeting & MAX_GENERATION)
     keys = [f"meeting/{meeting}/{each}" for each in range(world_size)]
     store.set(keys[rank], member.encode())
     if missing := missing_keys(store, keys, timeout_seconds):
         # As if it had never come, so that the ranks can try again.
         store.delete_key(keys[rank])
+        store.delete_key(_size_key(meeting))
         store.add(f"meetings/{rank}", -1)
         ranks = [each for each, key in enumerate(keys) if key in missing]
         raise RuntimeError(
@@ -89,20 +96,41 @@ def meet(
             f"(It is meeting number {meeting + 1} on this store; all ranks must have met as often.)"
         )
     entries = read_all(store, keys)
-    if _CALLED_OFF.encode() in entries:
-        raise RuntimeError(f"the meeting was called off while rank {rank} waited for others")
+    for entry in entries:
+        if _is_called_off(entry):
+            raise RuntimeError(
+                f"the meeting was {entry.decode()} while rank {rank} waited for others"
+            )
     members = [Member.decode(entry) for entry in entries]
     check_names_are_unique(members)
     return member, Table(members)
 
 
-def call_off(store: Store, world_size: int, meeting: int = 0) -> list[Member]:
+def call_off(store: Store, world_size: int, meeting: int = 0, why: str = "") -> list[Member]:
     """Ends the wait of all who are in `meet` for this meeting: somebody will not come. Returns who
     has come already, and so may be on his way on."""
     keys = [f"meeting/{meeting}/{rank}" for rank in range(world_size)]
     for key in keys:
         if not store.check([key]):
-            store.set(key, _CALLED_OFF)
-    return [
-        Member.decode(entry) for entry in read_all(store, keys) if entry != _CALLED_OFF.encode()
-    ]
+            store.set(key, f"{_CALLED_OFF}{why}")
+    return [Member.decode(entry) for entry in read_all(store, keys) if not _is_called_off(entry)]
+
+
+def _check_world_size(store: Store, meeting: int, rank: int, world_size: int) -> None:
+    said = store.compare_set(_size_key(meeting), "", f"{world_size} {rank}").decode()
+    first_size, first_rank = map(int, said.split())
+    if first_size != world_size:
+        different = (
+            f"rank {first_rank} was given world_size {first_size}, rank {rank} world_size "
+            f"{world_size}; all ranks of a group must be given the same"
+        )
+        call_off(store, first_size, meeting, f" ({different})")
+        raise RuntimeError(different)
+
+
+def _size_key(meeting: int) -> str:
+    return f"meeting/{meeting}/size"
+
+
+def _is_called_off(entry: bytes) -> bool:
+    return entry.startswith(_CALLED_OFF.encode())

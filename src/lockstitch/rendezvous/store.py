@@ -106,15 +106,17 @@ def _launchers_file() -> str | None:
 
 
 def _with_members(url: str, rank: int, world_size: int | None) -> str:
-    """Adds rank and number of ranks to the URL, as `torch.distributed.rendezvous` does.
+    """Adds the rank to the URL, as `torch.distributed.rendezvous` does, and that the store is open
+    to any number of ranks, which its public form cannot say.
 
-    We do it because its public form cannot say "any number of ranks".
+    A store that counted its users would keep rank 0 waiting in C++ for those that do not come; who
+    has to come is for `static_group` to say.
     """
     parts = urlsplit(url)
     members = {}
     if rank >= 0:
         members["rank"] = rank
     if parts.scheme != "env" or world_size:
-        members["world_size"] = world_size if world_size and parts.scheme != "file" else _ANY
+        members["world_size"] = _ANY
     query = "&".join(filter(None, (parts.query, urlencode(members))))
     return parts._replace(query=query).geturl()

@@ -105,3 +105,30 @@ def test_a_meeting_that_is_called_off_fails_at_once_for_all_who_wait(kind, tmp_p
     for error in (first, third):
         with pytest.raises(RuntimeError, match="called off"):
             raise error
+
+
+@each_kind_of_store
+@pytest.mark.parametrize("sizes", [(3, 2), (2, 3), (3, 3, 4), (4, 3, 3)])
+def test_ranks_with_different_world_sizes_hear_so_at_once(kind, sizes, tmp_path):
+    store = new_store(kind, tmp_path)
+
+    def joining(rank, size):
+        return lambda: join(store.clone(), f"w{rank}", rank, size, [f"unix:/{rank}"], 50)
+
+    for error in all_at_once(*(joining(rank, size) for rank, size in enumerate(sizes))):
+        with pytest.raises(RuntimeError, match=r"was given world_size \d, rank \d world_size \d"):
+            raise error
+
+
+def test_who_comes_late_with_another_world_size_leaves_the_others_alone():
+    store = HashStore()
+    rosters = meet(store, "a", "b")
+    with pytest.raises(RuntimeError, match=r"rank \d was given world_size 2, rank 2 world_size 3"):
+        join(store, "c", 2, 3, ["unix:/c"], 50)
+    assert [len(roster.members()) for roster in rosters] == [2, 2]
+
+
+def test_ranks_may_try_again_with_the_right_world_size():
+    store = HashStore()
+    meet(store, "a", "b", world_size=3, timeout_seconds=0.05)
+    assert [roster.me.id for roster in meet(store, "a", "b")] == [0, 1]
