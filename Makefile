@@ -16,7 +16,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 DEMO = examples/digits/train.py
 TESTS = tests
 
-.PHONY: help demo test test-again test-all lint format bench docs clean
+.PHONY: help demo test test-gpu test-again test-all lint format bench docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -26,6 +26,11 @@ demo: $(VENV)/installed-demo  ## train a split model on handwritten digits; comp
 
 test: $(VENV)/installed-dev  ## the quick suite, warnings as errors
 	python -m pytest -m "not slow" $(TESTS)
+	@if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		$(MAKE) test-gpu; fi
+
+test-gpu: $(VENV)/installed-dev  ## the tests that need a GPU, which the others do not see
+	LOCKSTITCH_TEST_GPU=1 python -m pytest tests/gpu
 
 test-again: $(VENV)/installed-dev  ## the tests that failed last time
 	python -m pytest --last-failed --last-failed-no-failures none -m "not slow" $(TESTS)

@@ -11,6 +11,11 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read once, when torch is first imported
 
+# Beside a GPU a number in `device_ids` is a GPU, and a fork computes no gradients. So tests see
+# none, but for those of `tests/gpu`, which run by themselves (`make test-gpu`).
+if os.environ.get("LOCKSTITCH_TEST_GPU", "0") in ("", "0"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 import signal
 from typing import TYPE_CHECKING
 

@@ -22,7 +22,8 @@ from lockstitch.nn import parallel
 from lockstitch.nn.calibration import Calibration
 from lockstitch.nn.parallel.places import CPU
 from lockstitch.nn.slots import generators
-from lockstitch.nn.slots.kinds import CAN_FORK, factory_for
+from lockstitch.nn.slots.forkable import obstacle
+from lockstitch.nn.slots.kinds import factory_for
 from lockstitch.nn.team import Team
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Automatic:
     ) -> None:
         self.dim = dim
         self.count = slots or min(torch.get_num_threads(), _cores(), _MOST_SLOTS)
-        ways = [PLAIN, "thread", *(["fork"] if CAN_FORK else [])]
+        ways = [PLAIN, "thread", *([] if obstacle() else ["fork"])]
         self.calibration = calibration or Calibration(ways)
         if self.count < 2 or torch.are_deterministic_algorithms_enabled():
             self.calibration.keep_default()

@@ -21,13 +21,12 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lockstitch.errors import SlotDiedError
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
 from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
 from lockstitch.nn.slots.child import run_child
 from lockstitch.nn.slots.failures import Failure
+from lockstitch.nn.slots.forkable import obstacle
 from lockstitch.nn.slots.mailbox import Mailbox, create_memory, spin_seconds_for
 from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory, create_file
 from lockstitch.nn.slots.orders import Packer
@@ -38,6 +37,8 @@ from lockstitch.transport.forks import abandon_in_child
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from lockstitch.nn.slots.answers import Key
     from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Request
 
@@ -45,15 +46,13 @@ if TYPE_CHECKING:
 class ForkSlot(Slot):
     """Slot number `number`, in a process of its own.
 
-    Raises `RuntimeError` once CUDA is in use, which does not survive a fork.
+    Raises `RuntimeError` where this process cannot be forked (`forkable.py`).
     """
 
     def __init__(self, number: int, blueprint: Blueprint) -> None:
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            raise RuntimeError(
-                "a process in which CUDA is in use cannot be forked: use slots that are threads, "
-                'device_ids=["thread", …]'
-            )
+        reason = obstacle()
+        if reason is not None:
+            raise RuntimeError(f'{reason}; use slots that are threads, device_ids=["thread", …]')
         self.statistics = SlotStatistics(parameter_bytes=share(blueprint.leaves))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         rings, spin_seconds = create_memory(), spin_seconds_for(blueprint.slots)

@@ -1,19 +1,19 @@
 """Which kind of slot belongs to an entry of `device_ids`: a number or a device, or one of these.
 
-`"fork"` and `"thread"` are slots of the CPU, as a process or as a thread; `"cpu"` is the better of
-the two on this system, and so is a number where there is no accelerator. The name of a worker of
-`lockstitch.rpc`, `"worker1"` or `"worker1/cuda:0"`, is a slot there. A function makes the slot
+`"fork"` and `"thread"` are slots of the CPU, a process or a thread; `"cpu"` is a process where
+there can be one, else a thread, and so is a number where there is no accelerator. A worker's name
+of `lockstitch.rpc`, `"worker1"` or `"worker1/cuda:0"`, is a slot there. A function makes the slot
 itself (`base.SlotFactory`).
 """
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from lockstitch.nn.parallel.places import CPU, device_of
 from lockstitch.nn.slots.fork import ForkSlot
+from lockstitch.nn.slots.forkable import obstacle
 from lockstitch.nn.slots.remote import RemoteSlot, is_on_worker
 from lockstitch.nn.slots.thread import ThreadSlot
 
@@ -23,15 +23,21 @@ if TYPE_CHECKING:
     import torch
 
     from lockstitch.nn.parallel.places import Place
-    from lockstitch.nn.slots.base import SlotFactory
+    from lockstitch.nn.slots.base import Blueprint, Slot, SlotFactory
 
 SlotPlace: TypeAlias = "Place | SlotFactory"
 
-CAN_FORK: Final = hasattr(os, "memfd_create")
+
+def best_of_the_cpu(number: int, blueprint: Blueprint) -> Slot:
+    """A slot that is a process, where this one can be forked, else a thread."""
+    kind = ThreadSlot if obstacle() else ForkSlot
+    return kind(number, blueprint)
+
+
 _KINDS: Final[dict[str, SlotFactory]] = {
     "thread": ThreadSlot,
     "fork": ForkSlot,
-    "cpu": ForkSlot if CAN_FORK else ThreadSlot,
+    "cpu": best_of_the_cpu,
 }
 
 
