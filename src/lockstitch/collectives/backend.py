@@ -19,6 +19,11 @@ class Backend(Protocol):
     name: str
 
     @property
+    def takes_devices(self) -> bool:
+        """Whether tensors may be on any device; else it is given tensors in host memory only."""
+        ...
+
+    @property
     def negotiation_bytes(self) -> int:
         """What this rank has told others so far, tensors not counted."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 from lockstitch.errors import copy_of
 
@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from lockstitch.collectives.requests import Request
 
 T = TypeVar("T")
+
+
+class Landing(Protocol):
+    """What is still to be done with a result, in the thread of whoever asks for it: on a device
+    each thread has a stream of its own."""
+
+    def __call__(self, value: object) -> object:
+        """The result that is handed out. Called as often as somebody asks."""
+        ...
+
+    def abandon(self) -> None:
+        """There will be no result."""
+        ...
 
 
 class Handle(Generic[T]):
@@ -24,6 +37,7 @@ class Handle(Generic[T]):
         "form",
         "is_done",
         "key",
+        "landing",
         "request",
         "rows",
         "submitted_at",
@@ -38,6 +52,8 @@ class Handle(Generic[T]):
         """Of an allgather: for each tensor, how many rows came from each rank of the set."""
         self.is_done = False
         """Whether there is a result or an error."""
+        self.landing: Landing | None = None
+        """For tensors of a device."""
         self._value: object = None
         self._error: BaseException | None = None
         self._signal: threading.Event | None = None
@@ -59,7 +75,8 @@ class Handle(Generic[T]):
             raise RuntimeError(f"{self.name!r} is not done: wait for it first")
         if self._error is not None:
             raise copy_of(self._error)
-        return cast("T", self._value)
+        landing = self.landing
+        return cast("T", self._value if landing is None else landing(self._value))
 
     # ------------------------------------------------------------ for backends
 
@@ -72,6 +89,8 @@ class Handle(Generic[T]):
         """The operation has failed; harmless when it is done already."""
         if not self.is_done:
             self._error = error
+            if self.landing is not None:
+                self.landing.abandon()
             self._finish()
 
     def _finish(self) -> None:

@@ -33,6 +33,7 @@ from lockstitch.collectives.outstanding import Outstanding
 from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
 from lockstitch.collectives.requests import GLOBAL_SET, Kind
 from lockstitch.collectives.session import Session
+from lockstitch.collectives.streams import Arrival, Streams
 from lockstitch.collectives.topology import Topology
 from lockstitch.errors import RankLostError
 
@@ -133,21 +134,36 @@ class MemoryBackend:
     def __init__(self, rank: int, meeting: _Meeting) -> None:
         self._rank = rank
         self._meeting = meeting
-        self._deferred: deque[Handle[Any]] = deque()
-        """Of a single rank. Among several, whoever submits last does everything for all."""
+        self.takes_devices = meeting.size == 1
+        self._deferred: deque[tuple[Handle[Any], Streams | None]] = deque()
+        """Of a single rank, with the streams of who has submitted them. Among several, whoever
+        submits last does everything for all."""
 
     def submit(self, handle: Handle[Any]) -> None:
         self.advance()
-        if handle.request.is_deferred and self._meeting.size == 1:
-            self._deferred.append(handle)
-        else:
+        if self._meeting.size > 1:
             self._meeting.submit(self._rank, handle)
+            return
+        tensors = handle.request.tensors
+        streams = None if all(tensor.is_cpu for tensor in tensors) else Streams(tensors)
+        if handle.request.is_deferred:
+            self._deferred.append((handle, streams))
+        else:
+            self._perform_alone(handle, streams)
 
     def advance(self) -> None:
         """What was deferred; everything else has been done by whoever submitted last."""
         while self._deferred:
             with contextlib.suppress(IndexError):  # another thread has come first
-                self._meeting.submit(self._rank, self._deferred.popleft())
+                self._perform_alone(*self._deferred.popleft())
+
+    def _perform_alone(self, handle: Handle[Any], streams: Streams | None) -> None:
+        if streams is None:
+            self._meeting.submit(self._rank, handle)
+            return
+        with streams.current():
+            handle.landing = Arrival(streams)
+            self._meeting.submit(self._rank, handle)
 
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
         self.advance()
@@ -268,7 +284,8 @@ class _Meeting:
         ]
         # Copies, all before the first result is written: outputs may be the inputs themselves.
         parts = [
-            _part(handles[rank], rank) if rank in handles else None for rank in process_set.ranks
+            _part(handles[rank], rank, is_alone=self.size == 1) if rank in handles else None
+            for rank in process_set.ranks
         ]
         for position, rank in enumerate(process_set.ranks):
             if rank in handles:
@@ -279,12 +296,15 @@ class _Meeting:
                 self.outstanding[rank].complete(handle, value_of(handle.request, results))
 
 
-def _part(handle: Handle[Any], rank: int) -> list[torch.Tensor]:
+def _part(handle: Handle[Any], rank: int, *, is_alone: bool) -> list[torch.Tensor]:
     request = handle.request
     if request.kind is Kind.BROADCAST and request.root != rank:
         return []
     factor = request.reduction.prescale if request.reduction else 1.0
-    copies = [torch.empty(t.shape, dtype=t.dtype) for t in request.tensors]
+    is_in_place = request.outputs is request.tensors
+    if is_alone and factor == 1.0 and (is_in_place or request.outputs is None):
+        return list(request.tensors)  # nobody else writes anything
+    copies = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in request.tensors]
     for tensor, copy in zip(request.tensors, copies, strict=True):
         scaled_copy(tensor, factor, copy)
     return copies

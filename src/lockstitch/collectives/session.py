@@ -23,18 +23,19 @@ import itertools
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from lockstitch.collectives import checks
 from lockstitch.collectives.events import Observers, Statistics
 from lockstitch.collectives.forms import Forms
 from lockstitch.collectives.operations import Deferred, Operations
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET, Kind, Request
+from lockstitch.collectives.staging import Staging, is_on_host
 from lockstitch.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    import torch
 
     from lockstitch.collectives.backend import Backend
     from lockstitch.collectives.handles import Handle
@@ -52,6 +53,8 @@ _PATIENCE_SECONDS = 1.0
 class Session(Operations):
     """See the module. Made by `open_session`, or several in one process by `LocalSessions`."""
 
+    _is_on_host = staticmethod(is_on_host)
+
     def __init__(
         self, topology: Topology, backend: Backend, outstanding: Outstanding, sets: ProcessSets
     ) -> None:
@@ -60,6 +63,7 @@ class Session(Operations):
         self._outstanding = outstanding
         self._sets = sets
         self._forms = Forms(topology.rank)
+        self._staging = Staging(topology.rank, self._host_memory)
         self._counts: dict[tuple[int, Kind], itertools.count[int]] = {}
         self._set_changes = threading.Lock()
         self._submitting = threading.Lock()
@@ -136,6 +140,12 @@ class Session(Operations):
             if request.outputs is not None and request.outputs is not request.tensors:
                 checks.check_outputs(request)
             handle = outstanding.begin(request, form)
+        if not self._is_on_host(request) and not self._backend.takes_devices:
+            try:
+                self._staging.stage(handle)
+            except BaseException as error:
+                outstanding.fail(handle, error)
+                raise
         self._backend.submit(handle)
         return handle
 
@@ -241,6 +251,7 @@ class Session(Operations):
             CollectiveError(f"the session of rank {self.rank} was shut down")
         )
         self._backend.close()
+        self._staging.close()
 
     # ------------------------------------------------------------ inside
 
@@ -252,6 +263,9 @@ class Session(Operations):
         if earlier is not None:
             self._backend.wait(earlier)
         return automatic
+
+    def _host_memory(self, size: int) -> torch.Tensor:
+        return self._backend.resident((size,), torch.uint8)
 
     def _count(self, process_set: int, kind: Kind) -> int:
         key = (process_set, kind)

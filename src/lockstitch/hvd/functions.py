@@ -66,6 +66,7 @@ def broadcast_optimizer_state(
     # The tensors travel as tensors; the rest says where they belong.
     tensors: list[torch.Tensor] = []
     skeleton = _lifted(optimizer.state_dict(), tensors) if is_root else None
+    tensors = [tensor.cpu() for tensor in tensors]  # ranks that have none yet know no device
     kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
     skeleton, kinds = broadcast_object((skeleton, kinds), root_rank, "optimizer_state")
     if not is_root:

@@ -100,6 +100,10 @@ class C10dBackend:
         abandon_in_child(self)
 
     @property
+    def takes_devices(self) -> bool:
+        return self._plane.device.type != "cpu"
+
+    @property
     def negotiation_bytes(self) -> int:
         return self._ear.bytes_sent
 

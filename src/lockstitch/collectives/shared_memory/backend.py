@@ -50,6 +50,7 @@ class SharedMemoryBackend:
     """One rank's end. `known` is taken over."""
 
     name = "shared_memory"
+    takes_devices = False
 
     def __init__(
         self, rank: int, geometry: Geometry, known: Acquaintance, outstanding: Outstanding

@@ -50,11 +50,9 @@ class InChunks(Operation):
         self._fold = self.definition.fold
         self._result_scale = result_scale(self.request.reduction, len(parts))
         self._results = outputs_of(self.request)
-        # What is not in order in host memory is put together elsewhere first.
+        # What is not in order is put together elsewhere first.
         self._gathered = [
-            out.view(-1)
-            if out.is_contiguous() and out.is_cpu
-            else torch.empty(out.numel(), dtype=out.dtype)
+            out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
             for out in self._results
         ]
         self._sinks = self._cut(self._gathered)

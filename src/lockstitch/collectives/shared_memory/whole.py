@@ -56,15 +56,13 @@ class Whole(Operation):
         out = request.outputs[0] if request.outputs is not None else outputs_of(request)[0]
         view, segment = self.definition.view, room.segment
         tensors = [view(segment, part.place) for part in self.present]
-        if len(tensors) == 2 and out.is_cpu:
+        if len(tensors) == 2:
             if self._can_read_own():
                 # Not the copy: what is in the cache is the tensor itself.
                 tensors[self.position] = request.tensors[0]
             self.definition.fold(tensors[0], tensors[1], out=out)
-        elif out.is_cpu:
-            fold(self.definition.fold, tensors, out)
         else:
-            out.copy_(fold(self.definition.fold, tensors, torch.empty_like(tensors[0])))
+            fold(self.definition.fold, tensors, out)
         result_scale(reduction, len(self.parts)).apply_(out)
         self._value = [out] if request.is_group else out
 
@@ -85,19 +83,12 @@ class Whole(Operation):
         if request.outputs is not None:
             torch._foreach_copy_(request.outputs, results)
             results = list(request.outputs)
-        elif not all(tensor.is_cpu for tensor in request.tensors):
-            results = [
-                result.to(tensor.device)
-                for result, tensor in zip(results, request.tensors, strict=True)
-            ]
         self._value = results
 
     def _can_read_own(self) -> bool:
-        (tensor,) = self.request.tensors
         return (
             self.definition.layout.size > _CACHED_BYTES
             and len(self.parts) == 2
-            and tensor.is_cpu
             and self.request.reduction is not None
             and self.request.reduction.prescale == 1.0
         )
