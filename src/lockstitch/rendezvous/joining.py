@@ -43,7 +43,8 @@ def join(
 
     Returns when all `world_size` ranks are there. Raises RuntimeError naming those that are not in
     time, or when a name or rank is taken, when ranks were given different world sizes, when the
-    group is of the other sort, or when `name` is ill-formed; ValueError when `rank` does not lie within `world_size`.
+    group is of the other sort, or when `name` is ill-formed; ValueError when `rank` does not lie
+    within `world_size`.
 
     The store is not authenticated; see the package.
     """
