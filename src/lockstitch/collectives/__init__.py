@@ -15,6 +15,8 @@ A session's road: `session` → negotiation → a backend.
 - `outcomes`: how an operation ends for a rank
 - `fusion`: how tensors are put together and cut apart; no I/O
 - `options`: what can be chosen
+- `staging`, `host_memory`: how tensors of a device pass through host memory
+- `streams`: results that a device still computes
 - `backend`: the seam below the session, implemented by
   - `shared_memory`: the ranks of one host, through memory that all of them map
   - `c10d`: over torch.distributed, between hosts, also in two levels
