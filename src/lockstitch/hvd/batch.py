@@ -7,7 +7,10 @@ come to the same without a word. MASTER_ADDR and MASTER_PORT, where they are set
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import struct
 import zlib
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +27,7 @@ RANK_AND_SIZE: Final = (
 
 # Below those that a system gives away by itself.
 _FIRST_PORT, _PORTS = 20_000, 12_000
+_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 _FIRST_NODE = re.compile(r"([^\[,]+)(?:\[(\d+))?")
 
 
@@ -35,10 +39,24 @@ def meeting_place(environment: Mapping[str, str]) -> tuple[str, int] | None:
         return first_node(nodes), _port(".".join(job))
     size = environment.get("OMPI_COMM_WORLD_SIZE") or environment.get("PMI_SIZE")
     here = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") or environment.get("MPI_LOCALNRANKS")
-    job_name = environment.get("PMIX_NAMESPACE") or environment.get("PMI_KVS")
+    job_name = environment.get("PMIX_NAMESPACE") or _starter(environment)
     if size is not None and size == here and job_name is not None:
         return "127.0.0.1", _port(job_name)
     return None
+
+
+def _starter(environment: Mapping[str, str]) -> str | None:
+    """What tells the jobs of MPICH on one host apart: the process at the other end of the socket
+    that each rank is given to speak with it."""
+    given = environment.get("PMI_FD", "")
+    if not given.isdecimal():
+        return None
+    try:
+        with socket.socket(fileno=os.dup(int(given))) as line:
+            peer = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:  # closed on the way here, by a process in between
+        return None
+    return f"started by {_CREDENTIALS.unpack(peer)[0]}"
 
 
 def first_node(nodes: str) -> str:

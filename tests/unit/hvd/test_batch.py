@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import socket
+
 import pytest
 
 from lockstitch.hvd.batch import first_node, meeting_place
@@ -35,6 +38,26 @@ def test_ranks_of_mpi_on_several_hosts_must_be_told_where_to_meet():
         Place.read(spread)
     told = {**spread, "MASTER_ADDR": "h1", "MASTER_PORT": "29500"}
     assert Place.read(told).store == "env://"
+
+
+def test_ranks_of_mpich_meet_by_the_process_that_started_them():
+    def place_of(rank, line):
+        told = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PMI_FD": str(line.fileno())}
+        return Place.read({**told, "PMI_RANK": str(rank)})
+
+    with contextlib.ExitStack() as open_sockets:
+        lines = [open_sockets.enter_context(end) for _ in range(2) for end in socket.socketpair()]
+        first, second = place_of(0, lines[0]), place_of(1, lines[2])
+    assert (second.rank, second.size) == (1, 2)
+    assert first.store == second.store
+    assert first.store.startswith("tcp://127.0.0.1:2")
+
+
+@pytest.mark.parametrize("line", ["", "none", "1000000"])
+def test_ranks_of_mpich_without_that_must_be_told_where_to_meet(line):
+    told = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PMI_FD": line}
+    with pytest.raises(ValueError, match="MASTER_ADDR"):
+        Place.read(told)
 
 
 def test_processes_of_a_step_of_slurm_meet_on_its_first_node():
