@@ -55,7 +55,7 @@ EXCEPTIONS = {
     "nn/stitch.py": "run by tests/parity/test_data_parallel.py",
     "nn/team.py": "run by tests/parity/test_data_parallel.py",
     "nn/slots/base.py": "declarations",
-    "nn/slots/cuda.py": "needs a GPU: tests/gpu/test_cuda_slots.py",
+    "nn/slots/cuda.py": "run by tests/parity/test_cuda_slots.py, on a GPU by tests/gpu",
     "nn/slots/child.py": "run by tests/parity/test_data_parallel.py",
     "nn/slots/execution.py": "run by tests/parity/test_data_parallel.py",
     "nn/slots/fork.py": "run by tests/parity/test_data_parallel.py",

@@ -15,6 +15,7 @@ way of `lockstitch.nn.parallel`: replicas for each call, one thread for each.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -102,7 +103,7 @@ class DataParallel(nn.Module, Generic[M]):
         self.dim = dim
         self.module = module
         self.device_ids: list[SlotPlace] = seen_from_here(
-            _default_ids() if device_ids is None else device_ids
+            _default_ids() if device_ids is None else _checked(device_ids)
         )
         self._places = places_for(self.device_ids)
         self.src_device_obj = self._places[0] if self._places else torch.device("cpu")
@@ -121,8 +122,10 @@ class DataParallel(nn.Module, Generic[M]):
         """Calls the module with its parts of `inputs` and `kwargs`, and joins what it returns."""
         if len(self.device_ids) < 2 or is_inside():
             automatic = self._automatic
-            if automatic is None or is_inside():
+            if is_inside():
                 return call_plainly(self.module, inputs, kwargs)
+            if automatic is None:
+                return self._run_on_one(inputs, kwargs)
             if automatic.is_plain:
                 self._automatic = None
             return automatic.call(self.module, inputs, kwargs)
@@ -132,6 +135,15 @@ class DataParallel(nn.Module, Generic[M]):
             return self._run(inputs, kwargs)
         with torch.autograd.profiler.record_function("DataParallel.forward"):
             return self._run(inputs, kwargs)
+
+    def _run_on_one(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """On a single accelerator the arguments are brought there, as in the original."""
+        if self.src_device_obj.type == "cpu":
+            return call_plainly(self.module, inputs, kwargs)
+        parts, named_parts = self.scatter(inputs, kwargs, self.device_ids)
+        if not parts and not named_parts:
+            return self.module()
+        return self.module(*parts[0], **named_parts[0])
 
     def _run(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parts, named_parts = self.scatter(inputs, kwargs, self.device_ids)
@@ -239,7 +251,7 @@ def data_parallel(
     args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
     ids = [
         "thread" if isinstance(each, int) and device_of(each).type == "cpu" else each
-        for each in (_default_ids() if device_ids is None else device_ids)
+        for each in (_default_ids() if device_ids is None else _checked(device_ids))
     ]
     parallelized = DataParallel(module, ids, output_device, dim)
     return parallelized(*args, **dict(module_kwargs or {}))
@@ -248,6 +260,15 @@ def data_parallel(
 def _overrides_steps(kind: type[DataParallel[Any]]) -> bool:
     names = ("scatter", "replicate", "parallel_apply", "gather")
     return any(getattr(kind, name) is not getattr(DataParallel, name) for name in names)
+
+
+def _checked(device_ids: Sequence[SlotPlace]) -> Sequence[SlotPlace]:
+    if not isinstance(device_ids, Iterable):
+        raise TypeError(
+            'device_ids has one entry for each slot, as in [0, 1] or ["fork", "fork"]: '
+            f"{device_ids!r} of type {type(device_ids).__name__!r} is not iterable"
+        )
+    return device_ids
 
 
 def _default_ids() -> Sequence[SlotPlace]:

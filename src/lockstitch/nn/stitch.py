@@ -15,6 +15,7 @@ computed once more by the caller, with the same random numbers, and the engine g
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,9 +23,11 @@ from torch._C import _autograd
 
 from lockstitch.nn.slots.base import BackwardOrder
 from lockstitch.nn.slots.lifting import fill
+from lockstitch.nn.slots.streams import gpus_of, queued_here, wait_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from lockstitch.nn.slots.base import Gradients, Outcome, Request, Slot
     from lockstitch.nn.team import Team
@@ -123,10 +126,13 @@ class Call:
         wanted = [gradient for gradient, requires in pairs if requires]
         if torch.is_grad_enabled():
             self._outer = wanted
+            self._devices = gpus_of([each.device for each in wanted if each is not None])
+            self._queued = queued_here(self._devices)
             return
-        self.team.limit_threads_until_end_of_backward()
+        if not self.slot.is_thread_safe:
+            self.team.limit_threads_until_end_of_backward()
         number, keeps_gradients = self.number, self._may_keep and not self.team.syncs_gradients
-        with self.team.lock:
+        with self._alone():
             self.slot.start_backward(
                 BackwardOrder(number, wanted, keeps_graph, keeps_gradients=keeps_gradients)
             )
@@ -135,8 +141,9 @@ class Call:
         """[5]: of the inputs and the leaves."""
         if self._outer is not None:
             outer, self._outer = self._outer, None
+            wait_here(self._queued, self._devices)
             return self._recompute(outer)
-        with self.team.lock:
+        with self._alone():
             found: Gradients = self.slot.finish_backward(self.number)
         if self._is_spent:
             self.inputs, self.tensors, self.request = [], (), None
@@ -150,6 +157,9 @@ class Call:
                 for gradient, leaf in zip(parameters, self.leaves, strict=True)
             ]
         return (*found.inputs, *parameters)
+
+    def _alone(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.slot.is_thread_safe else self.team.lock
 
     def _recompute(
         self, gradients: Sequence[torch.Tensor | None]
@@ -203,7 +213,8 @@ class Begin(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.call = call
         call.start()
-        return torch.empty(())
+        # Wherever tensors are by default: the engine is to come back to it on the caller's thread.
+        return torch.empty((), device="cpu")
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:

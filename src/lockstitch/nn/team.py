@@ -122,7 +122,10 @@ class Team:
         return output
 
     def _share_of(self, threads: int) -> int:
-        """How many of the caller's intra-op threads each slot may have."""
+        """How many of the caller's intra-op threads each slot may have: its part where all of them
+        compute with the CPU."""
+        if self._device.type != "cpu":
+            return threads
         return max(1, threads // (len(self._slots) + 1))
 
     def _prepare(self, count: int) -> Watch:
@@ -147,7 +150,9 @@ class Team:
         if old is not None:
             old.close()
         threads = self._share_of(torch.get_num_threads())
-        blueprint = Blueprint(self.module, watch.leaves, threads, len(self._slots) + 1)
+        blueprint = Blueprint(
+            self.module, watch.leaves, threads, len(self._slots) + 1, self._device
+        )
         self._slots[i] = self._factories[i](i + 1, blueprint)
         watch.refresh()
         self._told[i] = watch.new_told()
@@ -156,7 +161,7 @@ class Team:
         """Begins the call on the slots from number `first` on."""
         modes, dtype = Modes.of_this_thread(), torch.get_default_dtype()
         builds_graph = modes.is_grad_enabled and not modes.is_inference
-        state = generators.fingerprint()
+        state = generators.fingerprint(self._device)
         calls = []
         for i, part in enumerate(parts, start=first - 1):
             slot = self._slots[i]
@@ -183,13 +188,11 @@ class Team:
         `tensors`; the module's buffers and the caller's random numbers stay as they are."""
         args, kwargs = fill(request.skeleton, [each.to(self._device) for each in tensors])
         buffers = [(each, each.detach().clone()) for each in self.module.buffers()]
-        state = torch.default_generator.get_state()
         try:
-            with inside(), request.modes.active():
-                torch.default_generator.manual_seed(request.seed)
+            with inside(), request.modes.active(), generators.kept(self._device):
+                generators.seed(request.seed, self._device)
                 return lift(self.module(*args, **kwargs))[1]
         finally:
-            torch.default_generator.set_state(state)
             for buffer, before in buffers:
                 buffer.data = before
 

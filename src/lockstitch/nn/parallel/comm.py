@@ -54,7 +54,7 @@ def broadcast(
                     f"{tuple(target.shape)}"
                 )
         for target in out:
-            target.copy_(tensor, non_blocking=True)
+            _fill(target, tensor)
         return tuple(out)
     return tuple(copies[0] for copies in broadcast_coalesced([tensor], devices))
 
@@ -71,7 +71,9 @@ def broadcast_coalesced(
     places = devices_of(devices)
     if not tensors:
         return [[] for _ in places]
-    if are_different_gpus(places) and not any(tensor.is_complex() for tensor in tensors):
+    if are_different_gpus(places) and not any(
+        tensor.is_complex() or tensor.device != places[0] for tensor in tensors
+    ):
         return [list(part) for part in gpus.broadcast_coalesced(tensors, places, buffer_size)]
     first_at = {device: places.index(device) for device in places}
     return [
@@ -98,7 +100,7 @@ def reduce_add(inputs: Sequence[torch.Tensor], destination: Place | None = None)
     if are_different_gpus(tensor.device for tensor in inputs):
         total: torch.Tensor = gpus.reduce_add(inputs, device.index)
         return total
-    first, second, *others = (tensor.to(device, non_blocking=True) for tensor in inputs)
+    first, second, *others = (_moved(tensor, device) for tensor in inputs)
     total = first + second
     for other in others:
         # What is sparse takes nothing dense in place.
@@ -151,7 +153,7 @@ def scatter(
         _check_targets(tensor, out, dim)
         pieces = tensor.split([target.size(dim) for target in out], dim)
         for target, piece in zip(out, pieces, strict=True):
-            target.copy_(piece, non_blocking=True)
+            _fill(target, piece)
         return tuple(out)
     places = devices_of(devices or ())
     if not places:
@@ -167,9 +169,7 @@ def scatter(
             "Expected devices and chunk_sizes to be of same length, but got "
             f"{len(places)} devices and {len(chunk_sizes)} chunk_sizes"
         )
-    return tuple(
-        piece.to(place, non_blocking=True) for piece, place in zip(pieces, places, strict=False)
-    )
+    return tuple(_moved(piece, place) for piece, place in zip(pieces, places, strict=False))
 
 
 def gather(
@@ -188,7 +188,7 @@ def gather(
                 "'destination' must not be specified when 'out' is specified, "
                 f"but got destination={destination}"
             )
-        joined = torch.cat([tensor.to(out.device, non_blocking=True) for tensor in tensors], dim)
+        joined = torch.cat([_moved(tensor, out.device) for tensor in tensors], dim)
         if joined.shape != out.shape:
             raise RuntimeError(
                 f"'out' has shape {tuple(out.shape)}, but what is gathered {tuple(joined.shape)}"
@@ -202,7 +202,7 @@ def gather(
             stacklevel=2,
         )
     device = device_of(destination)
-    return torch.cat([tensor.to(device, non_blocking=True) for tensor in tensors], dim)
+    return torch.cat([_moved(tensor, device) for tensor in tensors], dim)
 
 
 def _check_targets(tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int) -> None:
@@ -250,4 +250,13 @@ def _differ_along(tensor: torch.Tensor, other: torch.Tensor, dim: int) -> bool:
 def _copy(tensor: torch.Tensor, device: torch.device, *, is_first: bool) -> torch.Tensor:
     if tensor.device == device:
         return tensor if is_first else tensor.clone()
-    return tensor.to(device, non_blocking=True)
+    return _moved(tensor, device)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """On `device`. To the host the copy is waited for: what is done with it there does not wait."""
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=target.device.type != "cpu")

@@ -22,13 +22,16 @@ R = TypeVar("R")
 @dataclass(frozen=True)
 class Modes:
     """The modes of one thread, to be taken over by another: grad mode, inference mode, autocast
-    with its dtype on the CPU and the accelerator, anomaly detection. Can be pickled."""
+    with its dtype on the CPU and the accelerator, anomaly detection, the device on which tensors
+    are made. Can be pickled."""
 
     is_grad_enabled: bool
     is_inference: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     is_autocast_cached: bool
     is_anomaly_checked: bool
+    default_device: torch.device | None = None
+    """None: none has been set."""
 
     @classmethod
     def of_this_thread(cls) -> Modes:
@@ -44,6 +47,7 @@ class Modes:
             ),
             torch.is_autocast_cache_enabled(),
             torch.is_anomaly_enabled(),
+            torch.get_default_device() if torch._C._len_torch_function_stack() else None,
         )
 
     @contextmanager
@@ -53,6 +57,8 @@ class Modes:
             yield
             return
         with ExitStack() as stack:
+            if self.default_device is not None:
+                stack.enter_context(self.default_device)
             stack.enter_context(torch.inference_mode(self.is_inference))
             stack.enter_context(torch.set_grad_enabled(self.is_grad_enabled))
             for kind, is_enabled, dtype in self.autocast:

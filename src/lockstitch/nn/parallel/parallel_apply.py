@@ -7,7 +7,7 @@ backward pass is the ordinary one, which on CPU runs in the thread that calls it
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from lockstitch.nn.parallel.modes import in_callers_modes
 from lockstitch.nn.parallel.places import Place, device_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["get_a_var", "parallel_apply"]
 
@@ -39,7 +39,8 @@ def parallel_apply(
     devices: Sequence[Place | None] | None = None,
 ) -> list[Any]:
     """The outputs of `modules[i](*inputs[i], **kwargs_tup[i])`, all computed at the same time, each
-    with its device of `devices` as the current one (default: that of its first tensor).
+    with its device of `devices` as the current one (default: that of its first tensor), and on the
+    stream there that is the caller's.
 
     An input that is neither list nor tuple is the only argument. Grad mode, autocast and context
     variables are the caller's. The first exception, in the order of modules, is raised with its
@@ -53,6 +54,7 @@ def parallel_apply(
             raise AssertionError(
                 f"The number of modules {count} is not equal to the number of {name} {len(given)}"
             )
+    streams = _current_streams(places, inputs)
     threads_each = max(1, torch.get_num_threads() // max(1, count))
 
     def run(i: int) -> Any:
@@ -61,7 +63,7 @@ def parallel_apply(
             if count > 1 and device.type == "cpu":
                 torch.set_num_threads(threads_each)
             arguments = inputs[i] if isinstance(inputs[i], (list, tuple)) else (inputs[i],)
-            with _current(device):
+            with _current(device, streams.get(device)):
                 return modules[i](*arguments, **named[i])
         except BaseException:  # noqa: BLE001 - raised by the caller
             return ExceptionWrapper(where=f"in replica {i} on device {device}")
@@ -106,10 +108,33 @@ def _device_for(i: int, place: Place | None, arguments: Any) -> torch.device:
     )
 
 
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes an accelerator the current one, with the stream on which this thread's work runs."""
+def _current_streams(
+    places: Sequence[Place | None], inputs: Sequence[Any]
+) -> dict[torch.device, torch.Stream]:
+    """This thread's stream of each accelerator on which a module runs."""
+    found = {}
+    for place, given in zip(places, inputs, strict=True):
+        tensor = get_a_var(given) if place is None else None
+        device = None if place is None else device_of(place)
+        device = tensor.device if tensor is not None else device
+        if device is not None and device.type != "cpu":
+            found[device] = torch.accelerator.current_stream(device)
+    return found
+
+
+@contextmanager
+def _current(device: torch.device, stream: torch.Stream | None) -> Iterator[None]:
+    """Makes an accelerator the current one, and `stream` the stream on which work is queued."""
     if device.type == "cpu":
-        return nullcontext()
-    stack = ExitStack()
-    stack.enter_context(torch.accelerator.device_index(device.index))
-    return stack
+        yield
+        return
+    with torch.accelerator.device_index(device.index):
+        before = torch.accelerator.current_stream(device)
+        if stream is None or stream == before:
+            yield
+            return
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)

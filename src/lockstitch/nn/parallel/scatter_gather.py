@@ -126,6 +126,8 @@ def _cut_tensors(thing: Any, dim: int, path: str) -> Iterator[tuple[str, torch.T
 def _pieces(thing: Any, devices: Sequence[torch.device], dim: int) -> list[Any]:
     """`thing` for each device."""
     if isinstance(thing, torch.Tensor):
+        if [thing.device] == devices:
+            return [thing]
         if thing.is_cpu and not thing.requires_grad and all(each.type == "cpu" for each in devices):
             return list(thing.chunk(len(devices), dim))
         return list(Scatter.apply(devices, None, dim, thing))

@@ -20,6 +20,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from lockstitch.nn.parallel.places import CPU
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -124,6 +126,8 @@ class Blueprint:
     """How many intra-op threads the slot may use."""
     slots: int = 2
     """How many there are to be, the caller's included."""
+    device: torch.device = CPU
+    """That of the caller's module."""
     extra: dict[str, Any] = field(default_factory=dict)
     """What one kind of slots needs besides."""
 
@@ -136,6 +140,8 @@ class Slot(ABC):
     name: str
     """For errors: "slot 1 (process 4711)"."""
     statistics: SlotStatistics
+    is_thread_safe = False
+    """Whether passes backward may be asked for and waited for without the lock of the team."""
 
     @abstractmethod
     def start(self, request: Request) -> None:

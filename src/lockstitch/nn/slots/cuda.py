@@ -1,37 +1,51 @@
 """A slot that is a thread with a CUDA stream of its own, on any device, the caller's included.
 
-It is the thread slot (`thread.py`) with a replica on the device. Parameters that live there already
-are shared; of those on another device the replica has copies, brought up to date before a pass if
-they have changed. Each request waits, on the slot's stream, for all that the caller has queued
-before it; the caller's stream waits for all that the slot has queued when it takes the answer. The
-CPU waits for neither.
+It computes with a replica on the device. Parameters that live there already are shared; of those on
+another device the replica has copies, brought up to date before a pass if they have changed. Each
+request waits, on the slot's stream, for all that the caller has queued before it; the caller's
+stream waits for all that the slot has queued when it takes the answer. The CPU waits for neither.
 
     DataParallel(model, device_ids=["cuda:0", on_stream("cuda:1")])
     DataParallel(model, device_ids=["cuda:0", on_stream("cuda:0")])      # two streams, one device
 
-The node that waits for a slot's gradients (`stitch.Begin`) returns a token of the CPU, so the
-engine runs it on the thread that called backward, and the devices' threads stay free for the slot.
+torch's engine has one thread for each device, which goes back through the caller's graph and the
+slot's. It must never wait for the slot, which needs it too. So `start_backward` and
+`finish_backward` take no lock (`Slot.is_thread_safe`), and the node that waits for the gradients
+(`stitch.Begin`) returns a token of the CPU: the engine runs it on the thread that called backward.
 
-On a single device the streams draw from one generator: random numbers then depend on timing.
+All modules of a device draw from one generator of random numbers. What draws any, and what is over
+so soon that a thread gains nothing, the caller queues itself on the slot's stream after its own
+part: on the device the two still run at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import threading
+import weakref
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lockstitch.nn.slots.base import Gradients, Outcome
+from lockstitch.errors import SlotDiedError
+from lockstitch.nn.slots import generators
+from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
+from lockstitch.nn.slots.base import Gradients, Slot, SlotStatistics
 from lockstitch.nn.slots.execution import Executor
+from lockstitch.nn.slots.failures import Failure, describe
 from lockstitch.nn.slots.replicas import matching, replicate_here
-from lockstitch.nn.slots.thread import ThreadSlot
+from lockstitch.nn.slots.streams import gpus_of, lend, queued_here, wait_here
+from lockstitch.nn.slots.thread import Habit, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.nn.slots.answers import Key
-    from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Request
+    from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Outcome, Request
 
 
 class OnStream:
@@ -56,19 +70,65 @@ def on_stream(device: str | torch.device) -> OnStream:
     return OnStream(torch.device("cuda", place.index or 0))
 
 
-class CudaSlot(ThreadSlot):
+class _Task(NamedTuple):
+    """Something to do on the slot's stream."""
+
+    queued: Sequence[torch.cuda.Event]
+    """What the caller had queued when it asked for it."""
+    context: contextvars.Context
+    work: Callable[..., Any]
+    answer: SimpleQueue[tuple[Any, Sequence[torch.cuda.Event]]]
+    """Takes what the work returns, a `Failure` if it raises, and what the slot has then queued."""
+
+
+class _Pass(NamedTuple):
+    """A forward pass that has been asked for."""
+
+    mode: tuple[bool, bool]
+    """Whether the module is training, and whether there is to be a graph."""
+    state: int
+    """Of the caller's generators before its own part."""
+    deferred: _Task | None
+    """What the caller does itself when it wants the answer: its work wants to know whether the pass
+    is to have random numbers of its own."""
+
+
+class CudaSlot(Slot):
     """Slot number `number`, on `device`."""
 
-    def __init__(self, number: int, blueprint: Blueprint, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._originals = list(blueprint.leaves)
-        super().__init__(number, blueprint)
-        self.name = f"slot {number} (thread, {device})"
+    is_thread_safe = True
 
-    def make_executor(self, blueprint: Blueprint) -> Executor:
-        """With a replica on the device."""
-        with torch.cuda.stream(self._stream):
+    def __init__(self, number: int, blueprint: Blueprint, device: torch.device) -> None:
+        self.name = f"slot {number} (thread, {device})"
+        self.statistics = SlotStatistics()
+        self._device = device
+        self._home = blueprint.device
+        self._module = weakref.ref(blueprint.module)
+        self._originals = list(blueprint.leaves)
+        self._devices = gpus_of([device, self._home, *(leaf.device for leaf in self._originals)])
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._executor = self._make_executor(blueprint, stream)
+        self._bench = _Bench(self.name, stream, self._devices)
+        self._work: SimpleQueue[_Task | None] = SimpleQueue()
+        self._gate = threading.Lock()
+        self._answers: dict[Key, SimpleQueue[tuple[Any, Sequence[torch.cuda.Event]]]] = {}
+        self._passes: dict[int, _Pass] = {}
+        self._draws: dict[tuple[bool, bool], bool] = {}
+        self._habit = Habit()
+        self._thread = threading.Thread(
+            target=_serve,
+            args=(self._work, self._bench),
+            name=f"lockstitch-{self.name}",
+            daemon=True,
+        )
+        self._thread.start()
+        self._end = weakref.finalize(self, self._work.put, None)
+
+    def _make_executor(self, blueprint: Blueprint, stream: torch.cuda.Stream) -> Executor:
+        """With a replica on the device, made of what the caller's module is by then."""
+        queued = queued_here(self._devices)
+        with torch.cuda.stream(stream):
+            wait_here(queued, self._devices)
             replica = replicate_here(blueprint.module, self._device)
         copies = matching(blueprint.module, replica, blueprint.leaves)
         self._copied = [
@@ -78,102 +138,156 @@ class CudaSlot(ThreadSlot):
         return _DeviceExecutor(replica, copies, self._device)
 
     def start(self, request: Request) -> None:
+        module = self._module()
+        mode = module is not None and module.training, request.modes.is_grad_enabled
+        self.statistics.passes += 1
         stale = [i for i in self._copied if self._originals[i]._version != self._sent[i]]
-        if stale:
-            with torch.no_grad(), torch.cuda.stream(self._stream):
-                self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        for i in stale:
+            self._sent[i] = self._originals[i]._version
+            self.statistics.parameter_bytes += self._originals[i].nbytes
+        executor, originals, habit = self._executor, self._originals, self._habit
+
+        def run(*, draws: bool) -> Any:
+            with torch.no_grad():
                 for i in stale:
                     # In place: a graph that has saved it must not be gone through any more.
-                    self._executor.leaves[i].copy_(self._originals[i], non_blocking=True)
-                    self._sent[i] = self._originals[i]._version
-                    self.statistics.parameter_bytes += self._originals[i].nbytes
-        super().start(request)
+                    executor.leaves[i].copy_(originals[i], non_blocking=True)
+            executor.draws_random_numbers = draws
+            return habit.measure(partial(executor.forward, request))
+
+        task = self._task((FORWARD, request.number), partial(run, draws=False))
+        is_deferred = self._draws.get(mode) is not False or habit.is_short
+        if is_deferred:
+            # Kept with what was queued by now: it is not to wait for the caller's own part.
+            deferred = task._replace(work=run)
+            self._passes[request.number] = _Pass(mode, request.generator_state, deferred)
+        else:
+            self._passes[request.number] = _Pass(mode, request.generator_state, None)
+            self._hand_over(task)
 
     def finish(self, number: int) -> Outcome:
-        outcome = super().finish(number)
-        self._catch_up(outcome.tensors)
+        mode, state, deferred = self._passes.pop(number)
+        draws = generators.fingerprint(self._home) != state
+        self._draws[mode] = draws or self._draws.get(mode, False)
+        if deferred is not None:
+            task = deferred._replace(work=partial(deferred.work, draws=draws))
+            with generators.kept(self._device) if draws else contextlib.nullcontext():
+                self._bench.do(task)
+        outcome: Outcome = self._wait((FORWARD, number))
+        for tensor in outcome.tensors:
+            lend(tensor)
         return outcome
 
+    def start_backward(self, order: BackwardOrder) -> None:
+        work = partial(self._executor.backward, order)
+        self._hand_over(self._task((BACKWARD, order.number), work))
+
     def finish_backward(self, number: int) -> Gradients:
-        gradients = super().finish_backward(number)
-        self._catch_up(gradients.inputs)
+        gradients: Gradients = self._wait((BACKWARD, number))
+        for tensor in gradients.inputs:
+            lend(tensor)
         return Gradients(gradients.inputs, self._at_home(gradients.leaves))
 
     def collect(self) -> Sequence[torch.Tensor | None]:
-        return self._at_home(super().collect())
+        self._hand_over(self._task((COLLECT, 0), self._executor.collect))
+        return self._at_home(self._wait((COLLECT, 0)))
+
+    def release(self, number: int) -> None:
+        for kind in (FORWARD, BACKWARD):
+            self._answers.pop((kind, number), None)
+        self._executor.release(number)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._end.alive and self._thread.is_alive()
+
+    def close(self) -> None:
+        with self._gate:
+            self._end()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _task(self, key: Key, work: Callable[..., Any]) -> _Task:
+        answer = self._answers[key] = SimpleQueue()
+        return _Task(queued_here(self._devices), contextvars.copy_context(), work, answer)
+
+    def _hand_over(self, task: _Task) -> None:
+        """To the thread."""
+        with self._gate:
+            if not self.is_alive:
+                raise SlotDiedError(self.name, "its thread has ended")
+            self._work.put(task)
+
+    def _wait(self, key: Key) -> Any:
+        """The answer; this thread's streams wait for what the slot has queued with it."""
+        result, queued = self._answers[key].get()
+        self._answers.pop(key, None)
+        wait_here(queued, self._devices)
+        if isinstance(result, Failure):
+            raise result.error()
+        return result
 
     def _at_home(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """The leaves' gradients on the devices of the leaves."""
-        self._catch_up(gradients)
+        for gradient in gradients:
+            lend(gradient)
         return [
             None if gradient is None else gradient.to(leaf.device)
             for gradient, leaf in zip(gradients, self._originals, strict=False)
         ]
 
-    def _post(self, key: Key, work: Callable[[], Any]) -> None:
-        queued = [
-            torch.cuda.current_stream(device).record_event()
-            for device in {self._device, *(leaf.device for leaf in self._originals)}
-            if device.type == "cuda"
-        ]
 
-        def on_stream() -> Any:
-            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                for event in queued:
-                    self._stream.wait_event(event)
-                return work()
+class _Bench:
+    """Where the slot's work is done: one task at a time, by whichever thread."""
 
-        super()._post(key, on_stream)
+    def __init__(
+        self, name: str, stream: torch.cuda.Stream, devices: Sequence[torch.device]
+    ) -> None:
+        self._name = name
+        self._stream = stream
+        self._devices = devices
+        self._lock = threading.Lock()
 
-    def _catch_up(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """The caller's streams wait for what the slot has queued."""
-        done = self._stream.record_event()
-        for tensor in tensors:
-            if tensor is not None and tensor.is_cuda:
-                stream = torch.cuda.current_stream(tensor.device)
-                stream.wait_event(done)
-                tensor.record_stream(stream)
+    def do(self, task: _Task) -> None:
+        """Does it, on the slot's stream, and answers whatever happens."""
+        queued: Sequence[torch.cuda.Event] = ()
+        try:
+            with self._lock, torch.cuda.stream(self._stream):
+                wait_here(task.queued, self._devices)
+                result = task.context.run(attempt, task.work, self._name)
+                queued = [self._stream.record_event()]
+        except BaseException as error:  # noqa: BLE001 - whatever it is, somebody waits for it
+            result = describe(error, self._name, crosses=False)
+        task.answer.put((result, queued))
+
+
+def _serve(work: SimpleQueue[_Task | None], bench: _Bench) -> None:
+    """The thread: works until it is told to end."""
+    while (task := work.get()) is not None:
+        bench.do(task)
+        del task
 
 
 class _DeviceExecutor(Executor):
-    """Brings what it is given to the device, and gradients back to where they belong."""
-
-    def __init__(
-        self, module: torch.nn.Module, leaves: Sequence[torch.Tensor], device: torch.device
-    ) -> None:
-        super().__init__(module, leaves)
-        self._device = device
-        self._origins: dict[int, list[torch.device]] = {}
+    """Brings what it is given to its device. Gradients of what came from another one go back
+    there: that is on the graph."""
 
     def forward(self, request: Request) -> Outcome:
-        wanting = zip(request.tensors, request.wants_gradient, strict=True)
-        self._origins[request.number] = [tensor.device for tensor, wants in wanting if wants]
         others = [(i, self._here(tensor)) for i, tensor in request.changes.others]
-        return super().forward(
-            dataclasses.replace(
-                request,
-                tensors=[self._here(tensor) for tensor in request.tensors],
-                changes=dataclasses.replace(request.changes, others=others),
-            )
-        )
+        changes = dataclasses.replace(request.changes, others=others)
+        return super().forward(dataclasses.replace(request, changes=changes))
 
     def backward(self, order: BackwardOrder) -> Gradients:
         gradients = [self._here(each) for each in order.gradients]
-        found = super().backward(dataclasses.replace(order, gradients=gradients))
-        inputs = [
-            gradient if gradient is None else gradient.to(origin)
-            for gradient, origin in zip(found.inputs, self._origins[order.number], strict=True)
-        ]
-        return Gradients(inputs, found.leaves)
+        return super().backward(dataclasses.replace(order, gradients=gradients))
 
-    def release(self, number: int) -> None:
-        self._origins.pop(number, None)
-        super().release(number)
+    def bring(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        return [self._here(tensor) for tensor in tensors]
 
-    def _here(self, tensor: Any) -> Any:
+    def _here(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         if tensor is None:
             return None
-        here = tensor.to(self._device, non_blocking=True)
-        if here.is_cuda:
-            here.record_stream(torch.cuda.current_stream(self._device))
+        lend(tensor)
+        here = tensor.to(self.device, non_blocking=True)
+        lend(here)
         return here

@@ -7,13 +7,13 @@ whose own parameters gather them, and no `.grad` comes to be in the slot.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from lockstitch.nn.parallel.places import CPU
+from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Gradients, Outcome
 from lockstitch.nn.slots.lifting import fill, lift
 from lockstitch.nn.slots.strays import StrayWatch
@@ -48,9 +48,12 @@ class _Source(torch.autograd.Function):
 
 class Executor:
     """Runs the requests of one slot. `leaves` are the replica's parameters that want gradients, in
-    the order in which the caller expects them."""
+    the order in which the caller expects them; `device` is the replica's."""
 
-    def __init__(self, module: torch.nn.Module, leaves: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, leaves: Sequence[torch.Tensor], device: torch.device = CPU
+    ) -> None:
+        self.device = device
         self._module = module
         self._modules = list(module.modules())
         self._others = places_of_others(self._modules)
@@ -74,13 +77,14 @@ class Executor:
         if torch.get_default_dtype() is not request.default_dtype:
             torch.set_default_dtype(request.default_dtype)
         inputs, given = _attach(request)
-        args, kwargs = fill(request.skeleton, given)
         before = self._versions()
         if request.modes.is_grad_enabled:
             self._strays.begin_pass()
         with request.modes.active():
+            args, kwargs = fill(request.skeleton, self.bring(given))
+            del given
             if self.draws_random_numbers:
-                seed_everything(request.seed)
+                generators.seed(request.seed, self.device)
             output = self._module(*args, **kwargs)
         skeleton, outputs = lift(output)
         requires_grad = [tensor.requires_grad for tensor in outputs]
@@ -126,6 +130,10 @@ class Executor:
             return Gradients(of_inputs)
         return Gradients(of_inputs, of_leaves)
 
+    def bring(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The arguments, on the graph, where the replica can take them."""
+        return tensors
+
     def collect(self) -> list[torch.Tensor | None]:
         """The gradients that have stayed here, which are then forgotten."""
         sums, self._sums = self._sums, []
@@ -162,16 +170,3 @@ def _attach(request: Request) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     for i, tensor in zip(places, attached, strict=True):
         given[i] = tensor
     return leaves, given
-
-
-def seed_everything(seed: int) -> None:
-    """Sets the generators of this process: torch's, and those of Python and NumPy where these have
-    been seeded once per slot (`seed_python`)."""
-    torch.default_generator.manual_seed(seed)
-
-
-def seed_python(seed: int) -> None:
-    """Sets the generators that are not set again for each pass."""
-    random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % 2**32)

@@ -1,25 +1,61 @@
 """Random numbers of the slots: the same for the same seed, and none taken from the caller.
 
-The seed of a slot's pass follows from the state in which the caller's generator is before the call,
-and from the slot's number. So `torch.manual_seed` governs all slots, and what the caller draws is
-what slot 0 draws.
+The seed of a slot's pass follows from the state in which the caller's generators are before the
+call, and from the slot's number. So `torch.manual_seed` governs all slots, and what the caller
+draws is what slot 0 draws.
+
+A module draws from the generator of its device, and from that of the CPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import zlib
+from typing import TYPE_CHECKING, Final
 
 import torch
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_CPU: Final = torch.device("cpu")
 _ODD = 0x9E3779B97F4A7C15
 _BITS = (1 << 63) - 1
 
 
-def fingerprint() -> int:
-    """A number for the state of torch's generator for the CPU; 10 µs."""
-    return zlib.crc32(torch.default_generator.get_state().numpy())  # type: ignore[arg-type]
+def fingerprint(device: torch.device = _CPU) -> int:
+    """A number for the state of the generators that a module on `device` draws from; 10 µs."""
+    state = zlib.crc32(torch.default_generator.get_state().numpy())  # type: ignore[arg-type]
+    for generator in _others(device):
+        state = zlib.crc32(generator.get_state().numpy(), state)  # type: ignore[arg-type]
+    return state
 
 
 def seed_for(state: int, slot: int) -> int:
     """The seed for a pass of the slot of this number."""
     return ((state << 16 | slot) * _ODD) & _BITS
+
+
+def seed(number: int, device: torch.device = _CPU) -> None:
+    """Sets the generators that a module on `device` draws from."""
+    for generator in (torch.default_generator, *_others(device)):
+        generator.manual_seed(number)
+
+
+@contextlib.contextmanager
+def kept(device: torch.device = _CPU) -> Iterator[None]:
+    """After the block the generators of `device` are in the states in which they were before."""
+    generators = [torch.default_generator, *_others(device)]
+    states = [each.get_state() for each in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def _others(device: torch.device) -> tuple[torch.Generator, ...]:
+    """That of `device`, besides the CPU's."""
+    if device.type != "cuda":
+        return ()
+    return (torch.cuda.default_generators[device.index or 0],)

@@ -21,6 +21,7 @@ import torch
 from torch.distributed.remote_device import _remote_device as RemoteDevice  # noqa: N812
 
 from lockstitch.errors import PeerDiedError, SerializationError, SlotDiedError
+from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
@@ -135,12 +136,18 @@ class RemoteSlot(Slot):
 
     def finish_backward(self, number: int) -> Gradients:
         gradients: Gradients = self._wait(("backward", number))
-        return gradients
+        return Gradients(gradients.inputs, self._at_home(gradients.leaves))
 
     def collect(self) -> Sequence[torch.Tensor | None]:
         self._post(("collect", 0), Replica.collect, self._news())
-        sums: Sequence[torch.Tensor | None] = self._wait(("collect", 0))
-        return sums
+        return self._at_home(self._wait(("collect", 0)))
+
+    def _at_home(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The leaves' gradients on the devices of the leaves."""
+        return [
+            None if gradient is None else gradient.to(leaf.device)
+            for gradient, leaf in zip(gradients, self._leaves, strict=False)
+        ]
 
     def release(self, number: int) -> None:
         self._released.append(number)
@@ -214,7 +221,7 @@ class Replica:
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.clone()  # it came in memory that is only lent
         self._leaves = trainable(module)
-        self._executor = Executor(module, self._leaves)
+        self._executor = Executor(module, self._leaves, self._device)
 
     def is_ready(self) -> bool:
         """Whether it has been made: who asks learns what went wrong."""
@@ -244,13 +251,13 @@ class Replica:
             others=[(i, self._here([tensor])[0]) for i, tensor in request.changes.others],
         )
         tensors = [tensor.to(self._device) for tensor in request.tensors]
-        state, dtype = torch.default_generator.get_state(), torch.get_default_dtype()
+        dtype = torch.get_default_dtype()
         try:
-            outcome = self._executor.forward(
-                dataclasses.replace(request, tensors=tensors, changes=changes)
-            )
+            with generators.kept(self._device):
+                outcome = self._executor.forward(
+                    dataclasses.replace(request, tensors=tensors, changes=changes)
+                )
         finally:
-            torch.default_generator.set_state(state)
             torch.set_default_dtype(dtype)
         return dataclasses.replace(outcome, tensors=[tensor.cpu() for tensor in outcome.tensors])
 

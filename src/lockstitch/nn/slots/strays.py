@@ -32,7 +32,7 @@ class StrayWatch:
 
     def __init__(self) -> None:
         with torch.inference_mode(False):
-            self._leaf = torch.zeros((), requires_grad=True)
+            self._leaf = torch.zeros((), device="cpu", requires_grad=True)
         self._known: set[Any] = set()
         self._passes = 0
         self._start = 0
@@ -91,7 +91,7 @@ def _references(accumulator: Any) -> int:
 def _accumulator_of_nobody() -> Any:
     """One whose leaf is kept by the graph alone."""
     with torch.enable_grad():
-        leaf = torch.zeros((), requires_grad=True)
+        leaf = torch.zeros((), device="cpu", requires_grad=True)
         output = leaf + 0
     return output.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 

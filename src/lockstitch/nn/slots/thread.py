@@ -65,13 +65,20 @@ class ThreadSlot(Slot):
         self._thread.start()
         self._end = weakref.finalize(self, self._desk.work.put, None)
         self._draws: dict[tuple[bool, bool], bool] = {}
-        self._habits = {kind: _Habit() for kind in (FORWARD, BACKWARD, COLLECT)}
+        self._habits = {kind: Habit() for kind in (FORWARD, BACKWARD, COLLECT)}
         self._own: deque[_Work] = deque()
         self._deferred: dict[int, Request] = {}
         self._passes: dict[int, tuple[tuple[bool, bool], int]] = {}
 
     def make_executor(self, blueprint: Blueprint) -> Executor:
-        """What runs the requests, with a replica of the module."""
+        """What runs the requests, with a replica of the module. Raises `ValueError` for a module
+        that is not on the CPU."""
+        if blueprint.device.type != "cpu":
+            raise ValueError(
+                f"a slot that is a thread works on the CPU, the module is on {blueprint.device}: "
+                'use slots on streams, device_ids=["cuda:0", on_stream("cuda:0")], with '
+                "on_stream from lockstitch.nn.slots.cuda"
+            )
         replica = replicate_here(blueprint.module)
         return Executor(replica, matching(blueprint.module, replica, blueprint.leaves))
 
@@ -96,12 +103,9 @@ class ThreadSlot(Slot):
         if not draws:
             self._post_forward(request, draws=False)
             return self._wait((FORWARD, number))  # type: ignore[no-any-return]
-        before = torch.default_generator.get_state()
-        try:
+        with generators.kept():
             self._post_forward(request, draws=True)
             return self._wait((FORWARD, number))  # type: ignore[no-any-return]
-        finally:
-            torch.default_generator.set_state(before)
 
     def _post_forward(self, request: Request, *, draws: bool) -> None:
         def run() -> Outcome:
@@ -149,7 +153,7 @@ class ThreadSlot(Slot):
             while self._desk.under_way:
                 self._answers.take_one()
             key, work, context = self._own.popleft()
-            self._answers.accept(key, context.run(_attempt, work, self.name))
+            self._answers.accept(key, context.run(attempt, work, self.name))
 
     def release(self, number: int) -> None:
         self._answers.release(number)
@@ -186,7 +190,7 @@ class _Desk:
         return answer
 
 
-class _Habit:
+class Habit:
     """How long work of one kind usually takes, in seconds of CPU time. Asking for that takes
     microseconds: it is done for every eighth piece of work."""
 
@@ -219,13 +223,14 @@ def _serve(
     while (item := work.get()) is not None:
         key, function, context = item
         del item
-        answer = context.run(_attempt, function, name)
+        answer = context.run(attempt, function, name)
         del function, context
         done.put((key, answer))
         del answer
 
 
-def _attempt(function: Callable[[], Any], name: str) -> Any:
+def attempt(function: Callable[[], Any], name: str) -> Any:
+    """What `function` returns in the slot `name`, or a `Failure` of what it raises."""
     mark_inside()
     try:
         return function()

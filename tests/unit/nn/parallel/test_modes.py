@@ -26,6 +26,7 @@ def in_a_thread(function: Any) -> Any:
 
 MODES = {
     "none": [],
+    "device": [lambda: torch.device("meta")],
     "no_grad": [lambda: torch.no_grad()],
     "inference": [lambda: torch.inference_mode()],
     "bfloat16": [lambda: torch.autocast("cpu", torch.bfloat16)],

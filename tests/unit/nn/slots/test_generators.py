@@ -26,3 +26,37 @@ def test_slots_and_states_have_seeds_of_their_own():
     seeds = {generators.seed_for(state, slot) for state in range(50) for slot in range(4)}
     assert len(seeds) == 200
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+class Generator:
+    """That of a GPU."""
+
+    def __init__(self):
+        self.state = torch.zeros(16, dtype=torch.uint8)
+
+    def get_state(self):
+        return self.state.clone()
+
+    def set_state(self, state):
+        self.state = state
+
+    def manual_seed(self, number):
+        self.state = torch.full((16,), number % 256, dtype=torch.uint8)
+
+
+def test_a_module_draws_from_the_generators_of_the_host_and_of_its_device(monkeypatch):
+    others = Generator(), Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", others)
+    device = torch.device("cuda:1")
+    before = generators.fingerprint(device), generators.fingerprint()
+    with generators.kept(device):
+        generators.seed(7, device)
+        assert others[1].state.eq(7).all()
+        assert torch.default_generator.initial_seed() == 7
+        assert generators.fingerprint(device) != before[0]
+    assert (generators.fingerprint(device), generators.fingerprint()) == before
+    others[0].manual_seed(9)
+    assert generators.fingerprint(device) == before[0]
+    others[1].manual_seed(9)
+    assert generators.fingerprint(device) != before[0]
+    assert generators.fingerprint() == before[1]
