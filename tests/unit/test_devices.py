@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from lockstitch import devices
-from lockstitch.wire import tensors
-from lockstitch.wire.frames import FrameDecoder, encode
-from lockstitch.wire.messages import Payload, Reply
-from lockstitch.wire.pickling import ONE_TENSOR
+from lockstitch.devices import HOST, Placement
+
+FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 
 
 def test_memory_of_the_cpu_is_on_the_host_and_that_of_other_devices_is_not() -> None:
@@ -17,30 +16,49 @@ def test_memory_of_the_cpu_is_on_the_host_and_that_of_other_devices_is_not() -> 
     assert not devices.is_on_host(torch.ones(2, device="meta"))
 
 
-def test_what_is_staged_out_is_a_copy_and_knows_its_device() -> None:
+def test_what_is_staged_out_is_a_copy_without_a_graph() -> None:
     tensor = torch.ones(2, requires_grad=True)
-    copy, device = devices.stage_out(tensor)
-    assert device == "cpu"
+    copy = devices.stage_out(tensor)
     assert torch.equal(copy, tensor)
     assert not copy.requires_grad
 
 
-@pytest.mark.parametrize("device", ["cuda:9999", "nonesuch:0"])
-def test_where_a_device_is_missing_the_tensor_stays_on_the_host(device: str) -> None:
-    tensor = torch.ones(2)
-    assert devices.stage_in(tensor, device) is tensor
+@pytest.mark.parametrize("kind", ["nonesuch", "cpus", "nn"])
+def test_there_are_no_devices_of_an_unknown_kind(kind: str) -> None:
+    assert devices.count(kind) == 0
 
 
-@pytest.mark.parametrize("shape", [(3,), (100, 100), (4, 5)])
-def test_a_staged_tensor_crosses_with_its_values_and_flags(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+def test_the_host_is_always_here_and_other_devices_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tensor = torch.nn.Parameter(torch.randn(shape))
-    # Only this one pretends to live elsewhere; its staged copy does not.
-    monkeypatch.setattr(tensors, "is_on_host", lambda each: each is not tensor)
-    decoder = FrameDecoder()
-    for buffer in encode(Reply(1, None, Payload(ONE_TENSOR, b"", (tensor,)))):
-        decoder.feed(buffer)
-    (arrived,) = decoder.messages.popleft().body.items  # type: ignore[attr-defined]
-    assert type(arrived) is torch.nn.Parameter
-    assert torch.equal(arrived, tensor)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert [devices.is_here(each) for each in (HOST, FIRST, SECOND)] == [True, True, False]
+
+
+def test_a_placement_goes_there_by_the_map_and_back_by_its_inverse() -> None:
+    placement = Placement("w", {FIRST: SECOND, SECOND: HOST})
+    assert placement.destination(FIRST) == SECOND
+    assert placement.destination(SECOND) == HOST
+    assert placement.destination(HOST) == HOST  # a tensor of the CPU needs no entry
+    assert placement.source(SECOND) == FIRST
+    assert placement.source(HOST) == SECOND
+    assert repr(placement) == "<Placement for 'w' · cuda:0 → cuda:1, cuda:1 → cpu>"
+
+
+def test_a_device_that_the_map_does_not_name_is_an_error_that_says_what_to_do() -> None:
+    placement = Placement("w", {FIRST: SECOND})
+    told = (
+        "TensorPipe RPC backend only supports CPU tensors by default.*`set_device_map` on "
+        "`TensorPipeRpcBackendOptions`.*{} device mapping is not available for destination w for "
+        "device {}"
+    )
+    with pytest.raises(RuntimeError, match=told.format("Request", SECOND)):
+        placement.destination(SECOND)
+    with pytest.raises(RuntimeError, match=told.format("Response", FIRST)):
+        placement.source(FIRST)
+
+
+def test_what_is_where_it_belongs_is_not_moved() -> None:
+    tensor = torch.ones(2)
+    (moved,) = devices.move_all([tensor], [HOST])
+    assert moved is tensor

@@ -40,11 +40,13 @@ class Send(NamedTuple):
     destination: WorkerId
     order: int
     aliases: tuple[Node, ...]
+    devices: tuple[torch.device, ...] | None = None
+    """Where the tensors are; None: all are on the host."""
 
     def entry(self) -> Entry:
         """Where the gradients of this send enter the graph."""
         edges = tuple([GradientEdge(*alias.next_functions[0]) for alias in self.aliases])
-        return Entry(self.message, edges, self.aliases, self.order)
+        return Entry(self.message, edges, self.aliases, self.order, self.devices)
 
 
 class DistAutogradContext:
@@ -80,11 +82,18 @@ class DistAutogradContext:
 
     # ------------------------------------------------------------ records
 
-    def add_send(self, message: GlobalId, to: WorkerId, aliases: tuple[Node, ...]) -> None:
+    def add_send(
+        self,
+        message: GlobalId,
+        to: WorkerId,
+        aliases: tuple[Node, ...],
+        devices: tuple[torch.device, ...] | None = None,
+    ) -> None:
         """Records that tensors leave as `message`."""
         with self._records:
             if not self.is_released:
-                self._sends[message] = Send(message, to, len(self._sends) + 1, aliases)
+                order = len(self._sends) + 1
+                self._sends[message] = Send(message, to, order, aliases, devices)
 
     def add_receive(self, message: GlobalId, node: Node) -> None:
         """Records the node at which the graph of the tensors received as `message` begins."""

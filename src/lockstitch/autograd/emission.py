@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from lockstitch.devices import is_on_host, wait_for
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -44,13 +46,17 @@ class Emission:
     def emit(self, receive: Receive, gradients: Gradients) -> None:
         """Called by the receive's node, on the engine's thread."""
         some = None
+        some_device: torch.device | None = None
         for gradient in gradients:
             if gradient is not None:
                 some = gradients
-                break
+                if not is_on_host(gradient):
+                    some_device = gradient.device
         with self._lock:
             self._fired.add(receive.message)
             if self._hold_last and len(self._fired) == len(self._receives):
+                if some_device is not None:  # another thread sends it, on another stream
+                    wait_for([some_device])
                 self._held.append((receive, some))
                 return
             self.emitted.append(receive.message)

@@ -37,6 +37,7 @@ from torch.autograd.graph import GradientEdge
 from lockstitch.autograd.graph import interior_nodes
 from lockstitch.autograd.stitch import ANCHOR
 from lockstitch.autograd.torch_internals import AccumulateGrad, node_hooks, run_engine
+from lockstitch.wire.staging import arrive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -134,6 +135,8 @@ class ComponentRun(NamedTuple):
         for entry in self.component.entries:
             there = arrived.get(entry.message)
             if there is not None:
+                if entry.devices is not None:
+                    there = tuple(arrive(there, entry.devices))
                 for edge, gradient in zip(entry.edges, there, strict=True):
                     if gradient is not None:
                         edges.append(edge)
@@ -210,6 +213,8 @@ def _waiting_hook(
     ) -> tuple[torch.Tensor | None]:
         gradients = wait(entry)
         gradient = None if gradients is None else gradients[index]
+        if gradient is not None and entry.devices is not None:
+            (gradient,) = arrive([gradient], [entry.devices[index]])
         if gradient is not None and gradient.layout is not torch.strided:
             gradient = gradient.to_dense()  # a hook may not change the layout of its placeholder
         return (gradient,)

@@ -36,13 +36,15 @@ class Entry(NamedTuple):
 
     `message` names the stitch; it is None for the roots of the loss. `aliases` are the private
     nodes above the edges that stand for the sent tensors, and `order` counts the sends of a
-    context; only the blocking run needs these two.
+    context; only the blocking run needs these two. `devices` are those of the tensors; None: they
+    are all on the host.
     """
 
     message: GlobalId | None
     edges: tuple[GradientEdge, ...]
     aliases: tuple[Node, ...] = ()
     order: int = 0
+    devices: tuple[torch.device, ...] | None = None
 
 
 class Component(NamedTuple):

@@ -20,6 +20,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.context import current_context, set_current_context
+from lockstitch.devices import is_on_host
 from lockstitch.wire.messages import Stitch
 
 if TYPE_CHECKING:
@@ -168,8 +169,11 @@ class Stitcher:
             )
             if indices:
                 message = self._next_message()
-                aliases = stitch_send([items[index] for index in indices])  # type: ignore[misc]
-                context.add_send(message, to, aliases)
+                tensors: Any = [items[index] for index in indices]
+                devices = None
+                if not all(map(is_on_host, tensors)):
+                    devices = tuple([tensor.device for tensor in tensors])
+                context.add_send(message, to, stitch_send(tensors), devices)
         return Stitch(context.id, message, indices, context.involve(to, self._worker))
 
     def incoming(

@@ -31,15 +31,18 @@ def check_name(name: str) -> None:
         raise RuntimeError(f"Worker name must match {_NAME.pattern}, but got {name!r}")
 
 
-def join(
+def join(  # noqa: PLR0913 - all that a member says of itself
     store: Store,
     name: str,
     rank: int,
     world_size: int,
     addresses: Sequence[str],
     timeout_seconds: float = 60.0,
+    *,
+    devices: str = "",
 ) -> StaticRoster:
     """Publishes this worker, which listens at `addresses` already, and learns of the others.
+    `devices`: see `Member`.
 
     Returns when all `world_size` ranks are there. Raises RuntimeError naming those that are not in
     time, or when a name or rank is taken, when ranks were given different world sizes, when the
@@ -53,7 +56,8 @@ def join(
         raise ValueError(f"rank {rank} does not lie within world_size {world_size}")
 
     def me(generation: int) -> Member:
-        return Member(WorkerInfo(name, rank, generation), tuple(addresses), host_identity())
+        info = WorkerInfo(name, rank, generation)
+        return Member(info, tuple(addresses), host_identity(), devices)
 
     def withdraw() -> None:
         store.add(_COUNTER, -1)

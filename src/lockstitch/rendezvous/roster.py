@@ -22,12 +22,14 @@ _NONSENSE = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError)
 class Member:
     """One worker as the others need to know it.
 
-    `addresses` are where it listens, the best first; `host` is its `host_identity`.
+    `addresses` are where it listens, the best first; `host` is its `host_identity`; `devices` is
+    what its device maps say, as `rpc.device_maps` writes it.
     """
 
     info: WorkerInfo
     addresses: tuple[str, ...]
     host: str
+    devices: str = ""
 
     @property
     def id(self) -> WorkerId:
@@ -43,6 +45,7 @@ class Member:
                 "generation": self.info.generation,
                 "addresses": self.addresses,
                 "host": self.host,
+                **({"devices": self.devices} if self.devices else {}),
             }
         )
 
@@ -53,12 +56,12 @@ class Member:
             entry = json.loads(text)
             info = WorkerInfo(str(entry["name"]), int(entry["rank"]), int(entry["generation"]))
             addresses = tuple(map(str, entry["addresses"]))
-            host = str(entry["host"])
+            host, devices = str(entry["host"]), str(entry.get("devices", ""))
         except _NONSENSE as error:
             raise RemoteProtocolError(f"the store holds no worker's entry: {text!r}") from error
         if info.id < 0 or not 0 <= info.generation <= MAX_GENERATION:
             raise RemoteProtocolError(f"the store holds an impossible worker: {text!r}")
-        return cls(info, addresses, host)
+        return cls(info, addresses, host, devices)
 
 
 class Table:

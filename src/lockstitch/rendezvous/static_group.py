@@ -3,6 +3,7 @@
 - `meetings/<rank>`: how often this rank has come; its generation
 - `meeting/<n>/<rank>`: a member's entry for the nth meeting
 - `meeting/<n>/size`: the world size that the first of them was given, and its rank
+- `meeting/<n>/<what>/<rank>`: what else all tell each other, in worlds that need it
 
 Each rank publishes its entry and waits for those of the others, one request each: requests in
 proportion to the ranks, none of which waits behind a chain of others. The answers together grow
@@ -104,6 +105,22 @@ def meet(
     members = [Member.decode(entry) for entry in entries]
     check_names_are_unique(members)
     return member, Table(members)
+
+
+def exchange(
+    store: Store, roster: StaticRoster, what: str, mine: str, timeout_seconds: float
+) -> list[bytes]:
+    """What each of a group says of `what`, by rank, once all have said it. Raises RuntimeError
+    naming those that have not in time."""
+    me, members = roster.me, roster.members()
+    keys = [f"meeting/{me.generation}/{what}/{member.info.id}" for member in members]
+    store.set(keys[me.id], mine)
+    if missing := missing_keys(store, keys, timeout_seconds):
+        ranks = [each for each, key in enumerate(keys) if key in missing]
+        raise RuntimeError(
+            f"rank {me.id} waited {timeout_seconds} s to hear of {what} from ranks {ranks}"
+        )
+    return list(read_all(store, keys))
 
 
 def call_off(store: Store, world_size: int, meeting: int = 0, why: str = "") -> list[Member]:

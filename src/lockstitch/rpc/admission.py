@@ -56,12 +56,13 @@ def answer_of(decision: Admit | Redirect | Refuse, *, is_over: bool) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a worker wants to be, and where it listens. `rank` -1: any."""
+    """What a worker wants to be, and where it listens. `rank` -1: any. `devices`: see `Member`."""
 
     name: str
     rank: int
     addresses: tuple[str, ...]
     host: str
+    devices: str = ""
 
     def member(self, rank: int, generation: int) -> Member:
         """The worker once it is in."""

@@ -45,16 +45,18 @@ class TensorPipeAgent(RpcAgent):
         """Whether all workers come and go together."""
         return self.worker.service(Membership).is_static
 
-    def _get_device_map(self, _worker_info: WorkerInfo) -> dict[torch.device, torch.device]:
-        """Which device of ours becomes which of that worker's: none is mapped."""
-        return {}
+    def _get_device_map(self, worker_info: WorkerInfo) -> dict[torch.device, torch.device]:
+        """Which device of ours becomes which of that worker's."""
+        return dict(self.worker.agent.options.device_maps.get(worker_info.name, {}))
 
     def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
-        """The number of threads and the timeout that are in force."""
+        """The number of threads, the timeout and the device maps that are in force."""
         agent = self.worker.agent
-        return TensorPipeRpcBackendOptions(
+        options = TensorPipeRpcBackendOptions(
             num_worker_threads=agent.options.num_threads, rpc_timeout=agent.default_timeout
         )
+        options.device_maps = {to: dict(map_) for to, map_ in agent.options.device_maps.items()}
+        return options
 
     def get_debug_info(self) -> dict[str, str]:
         """How many threads and calls there are, under the incumbent's keys, and what the pools of

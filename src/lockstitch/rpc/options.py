@@ -72,9 +72,11 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
 
     `num_worker_threads`: threads that run functions called by others (16); the pool grows beyond
     while they wait for calls of their own. `device_maps`: for each callee's name, which device of
-    ours becomes which of its. `devices`: CUDA devices that tensors are received on; by default
-    those named in maps. `_transports` and `_channels` are accepted from ported programs and
-    ignored: the road chooses by itself.
+    ours becomes which of its: tensors in calls arrive there, those in answers come back by the
+    inverse. Without a map for a callee they arrive on the device of the same name; with one that
+    does not name the device of a tensor, the call raises `RuntimeError`. `devices`: the CUDA
+    devices that maps may name here; by default all. `_transports` and `_channels` are accepted from
+    ported programs and ignored: the road chooses by itself.
 
     Beyond the original: `address`, the host name or interface at which workers of *other hosts*
     reach this one over TCP; without it a worker listens on a unix socket only, where the kernel
@@ -203,10 +205,16 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.switch_interval = _to_switch_interval(switch_interval)
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:
-        """Adds to the device map for the callee named `to`. Raises `ValueError` unless the whole
-        map stays one-to-one."""
-        known = self.device_maps.get(to, {})
-        self.device_maps[to] = _to_device_map([*known.items(), *device_map.items()])
+        """Adds to the device map for the callee named `to`. Raises `ValueError` where a device gets
+        a second target; that two have the same target is found out by `init_rpc`."""
+        known, added = self.device_maps.get(to, {}), _to_device_map(device_map.items())
+        for source, target in added.items():
+            if known.get(source, target) != target:
+                raise ValueError(
+                    "`set_device_map` only supports 1-to-1 mapping, trying to map "
+                    f"{source} to {target} and {known[source]}"
+                )
+        self.device_maps[to] = {**known, **added}
 
     def set_devices(self, devices: Sequence[Device]) -> None:
         """Names the local CUDA devices in use. Raises `ValueError` for any other kind."""
@@ -306,7 +314,8 @@ def _to_switch_interval(given: float | None) -> float | None:
 
 def _to_device(device: Device) -> torch.device:
     # A bare number means a CUDA device, whether or not this machine has one.
-    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return torch.device("cuda", 0) if found == torch.device("cuda") else found
 
 
 def _to_device_map(pairs: Iterable[tuple[Device, Device]]) -> dict[torch.device, torch.device]:

@@ -13,6 +13,7 @@ from lockstitch.rendezvous import choose_address, host_identity, join
 from lockstitch.rendezvous.circle import Circle
 from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rpc.admission import Admission, Applicants, Invitation
+from lockstitch.rpc.device_maps import agree
 from lockstitch.rpc.dynamic_membership import CircleDirectory, DynamicMembership
 from lockstitch.rpc.membership import Membership, StaticMembership
 
@@ -65,13 +66,20 @@ class RosterDirectory:
 def static_place(
     store: Store | Invitation, wish: Wish, world_size: int, transport: Transport, seconds: float
 ) -> Place:
-    """Meets the others in the store. Raises what `rendezvous.join` raises, and `ValueError` for an
-    invitation."""
+    """Meets the others in the store. Raises what `rendezvous.join` and `device_maps.agree` raise,
+    and `ValueError` for an invitation."""
     if isinstance(store, Invitation):
         raise ValueError(
             f"{store} invites into a group that workers join and leave: it has no world_size"
         )
-    roster = join(store, wish.name, wish.rank, world_size, wish.addresses, seconds)
+    roster = join(
+        store, wish.name, wish.rank, world_size, wish.addresses, seconds, devices=wish.devices
+    )
+    try:
+        agree(store, roster, seconds)
+    except BaseException:
+        roster.leave()
+        raise
     directory = RosterDirectory(roster, transport)
     return Place(roster.me, directory, lambda worker: StaticMembership(worker, roster))
 

@@ -20,6 +20,7 @@ from lockstitch.rendezvous import check_name, host_identity, sealed_by
 from lockstitch.rpc.admission import Invitation, Wish
 from lockstitch.rpc.agents import TensorPipeAgent
 from lockstitch.rpc.backend_registry import BackendType, register_backend
+from lockstitch.rpc.device_maps import DeviceUse, check_alone
 from lockstitch.rpc.meetings import Meetings
 from lockstitch.rpc.options import TensorPipeRpcBackendOptions
 from lockstitch.rpc.places import dynamic_place, static_place
@@ -77,10 +78,13 @@ def start_worker(
     worker, which serves already.
 
     `mishaps` makes what stands in the way of the messages that it sends. Raises `RuntimeError` for
-    names that are taken or ill-formed and ranks that did not come.
+    names that are taken or ill-formed and ranks that did not come, `ValueError` for device maps
+    that cannot be.
     """
-    check_devices(options)
     check_name(name)
+    device_use = DeviceUse.of(options)
+    if not world_size:
+        check_alone(name, device_use)
     segments = make_segments(options)
     transport = make_transport(options, segments)
     agent_options = make_agent_options(options, is_faulty=mishaps is not None)
@@ -89,7 +93,8 @@ def start_worker(
         listeners = transport.listen_on_each()
         if not isinstance(store, Invitation):
             store = sealed_by(options.secret, store)
-        wish = Wish(name, rank, tuple(each.address for each in listeners), host_identity())
+        addresses = tuple(each.address for each in listeners)
+        wish = Wish(name, rank, addresses, host_identity(), device_use.encode())
         seconds = join_seconds(options)
         if world_size:
             place = static_place(store, wish, world_size, transport, seconds)
@@ -146,6 +151,7 @@ def make_agent_options(
         limits=limits_of(options),
         bytes_in_flight=options.max_bytes_in_flight,
         calls_in_flight=options.max_calls_in_flight,
+        device_maps=options.device_maps,
     )
     if is_faulty:
         agent_options = dataclasses.replace(agent_options, interned_functions=0)
@@ -207,19 +213,6 @@ def _tls_contexts(options: TensorPipeRpcBackendOptions) -> TlsContexts:
             "(`lockstitch secret` makes it), or certificates of your own (tls=TlsFiles(...))"
         )
     return contexts_of_job(options.secret)
-
-
-def check_devices(options: TensorPipeRpcBackendOptions) -> None:
-    """Raises `NotImplementedError` where the options ask for CUDA."""
-    maps = [
-        device for map_ in options.device_maps.values() for pair in map_.items() for device in pair
-    ]
-    for device in (*options.devices, *maps):
-        if device.type != "cpu":
-            raise NotImplementedError(
-                f"{device} in device maps or devices: tensors on accelerators cannot be sent yet; "
-                "move them to the CPU first"
-            )
 
 
 def _make_options(rpc_timeout: float, init_method: str, **kwargs: Any) -> RpcBackendOptions:

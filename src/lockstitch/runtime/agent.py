@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from lockstitch.devices import Placement
 from lockstitch.errors import (
     ConnectionLostError,
     PeerDiedError,
@@ -44,6 +45,8 @@ from lockstitch.wire.messages import (
 from lockstitch.wire.seals import SealedFrameDecoder
 
 if TYPE_CHECKING:
+    import torch
+
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.peers import Directory
@@ -91,6 +94,8 @@ class AgentOptions:
     """So long may a caller take to prove itself."""
     unproved_connections: int = 128
     """So many may be about to; one more pushes the oldest of them out."""
+    device_maps: Mapping[str, Mapping[torch.device, torch.device]] = field(default_factory=dict)
+    """For each callee's name, which device of ours becomes which of its."""
     interned_functions: int = 4096
     """How many functions each connection remembers by number; with 0 every call spells its function
     out, so that any message may be lost or delayed without harm to those behind it."""
@@ -158,6 +163,8 @@ class Agent(Calling):
         self.buffers.trim_by(self.call_later)
         self.liveness = Liveness(self, options.heartbeat_timeout)
         self.add_concern(self._waited_for)
+        self.placements: dict[WorkerId, Placement] = {}
+        """Those of peers that a device map names."""
         self.newcomers = Newcomers(self)
         self.handlers[Cancel] = self._note_cancel
         self.handlers[Leave] = self.peers.note_leave
@@ -201,6 +208,13 @@ class Agent(Calling):
         return callers.union(each.peer.worker for each in channels)
 
     # ------------------------------------------------------------ peers
+
+    def placement(self, peer: WorkerInfo) -> Placement | None:
+        """What the device map for that peer says; None where there is none."""
+        known = self.options.device_maps.get(peer.name)
+        if known:
+            return self.placements.setdefault(peer.worker, Placement(peer.name, known))
+        return None
 
     def accept_at(self, listener: Listener) -> None:
         """Lets callers in at `listener`; call it before the listener's address is published."""

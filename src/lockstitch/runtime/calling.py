@@ -19,9 +19,11 @@ from lockstitch.runtime.packing import Packing
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply
 from lockstitch.wire.pickling import CARRY_OWN
+from lockstitch.wire.staging import StagedPayload, settled
 
 if TYPE_CHECKING:
     from lockstitch.clock import Clock
+    from lockstitch.devices import Placement
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.packing import WhatToCall
@@ -48,6 +50,7 @@ class Calling(Packing):
     clock: Clock
     default_timeout: float
     peers: Peers
+    placements: dict[WorkerId, Placement]
     _closed: bool
 
     def call(
@@ -227,7 +230,21 @@ class Calling(Packing):
         assert isinstance(answer, (Reply, Failure))
         if isinstance(answer, Failure):
             raise remote_errors.from_payload(answer.body, self.allowed)
-        return self.open(answer.body, answer.stitch, peer)
+        body = answer.body
+        if self.placements or type(body) is StagedPayload:
+            body = self._settled(body, peer)
+        return self.open(body, answer.stitch, peer)
+
+    def _settled(self, body: Payload, peer: WorkerId) -> Payload:
+        """An answer with its tensors where the device map for `peer` says."""
+        placement = self.placements.get(peer)
+        if placement is None and type(body) is not StagedPayload:
+            return body
+        try:
+            return settled(body, placement)
+        except BaseException:
+            self.discard(body, peer)
+            raise
 
     def complete_future(
         self, pending: Pending, answer: Message, peer: WorkerId, *, is_waiting: bool = False
@@ -240,6 +257,7 @@ class Calling(Packing):
             isinstance(answer, Reply)
             and answer.body.encoding not in CARRY_OWN
             and answer.stitch is None
+            and type(answer.body) is not StagedPayload
         )
         if (is_cheap or is_waiting) and not future.has_callbacks:
             self._settle(pending, answer, peer)
@@ -255,6 +273,9 @@ class Calling(Packing):
         except Exception as error:  # noqa: BLE001 - raised where the user waits
             future.complete(None, error)
         else:
+            body = getattr(answer, "body", None)
+            if type(body) is StagedPayload and isinstance(future, Future):
+                future.landed = body.landed
             future.complete(value, None)
         pending.finish(answer, None)
 

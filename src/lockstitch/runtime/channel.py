@@ -45,6 +45,8 @@ class Channel:
         self.pressure = Pressure(agent.options.bytes_in_flight)
         self.error: RpcError | None = None
         """Why nothing can be sent or answered here any more."""
+        self.placement = agent.placement(peer)
+        """Where tensors in calls to this peer go, and those in its answers; None: no map says."""
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self._most = agent.options.calls_in_flight

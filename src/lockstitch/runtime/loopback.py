@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from lockstitch.runtime.channel import Channel
 from lockstitch.wire.frames import FrameDecoder, encode
-from lockstitch.wire.messages import Failure, Reply
+from lockstitch.wire.messages import CALLS, Failure, Reply
 
 if TYPE_CHECKING:
+    from lockstitch.devices import Placement
     from lockstitch.runtime.agent import Agent
     from lockstitch.transport.base import Patience
     from lockstitch.wire.messages import Message
@@ -28,7 +29,8 @@ class Loopback(Channel):
     def transmit(self, message: Message, patience: Patience | None = None) -> None:
         """A request of ours, or a control message, arrives where it came from, at once."""
         del patience
-        copied = self._copy(message)
+        placement = self.placement if type(message) in CALLS else None
+        copied = self._copy(message, placement)
         self.agent.receive_from_self(copied, self._requests)
 
     def send(self, message: Message) -> None:
@@ -37,8 +39,8 @@ class Loopback(Channel):
         assert isinstance(copied, (Reply, Failure))
         self.deliver(copied)
 
-    def _copy(self, message: Message) -> Message:
-        buffers = encode(message, self.agent.limits)
+    def _copy(self, message: Message, placement: Placement | None = None) -> Message:
+        buffers = encode(message, self.agent.limits, placement=placement)
         decoder = self._decoder
         with self._lock:
             for buffer in buffers:

@@ -16,6 +16,7 @@ from lockstitch.wire.pickling import (
     pack_flat_with_own,
     unpack,
 )
+from lockstitch.wire.staging import StagedPayload, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -75,6 +76,8 @@ class Packing:
         session: UnpickleSession | None = None,
     ) -> Any:
         """Reads a payload; tensors that the stitch names begin a graph here."""
+        if type(body) is StagedPayload:
+            body = settled(body)
         if stitch is not None and self.interceptor is not None:
             items = list(body.items)
             self.interceptor.incoming(sender, stitch, items)

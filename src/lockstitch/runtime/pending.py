@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
+from lockstitch.devices import use_here
 from lockstitch.errors import copy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from lockstitch.runtime.channel import Channel
     from lockstitch.transport.spin import Habit
@@ -130,6 +131,8 @@ class Future(torch.futures.Future[T]):
     _channel: Channel | None = None
     _pending: Pending | None = None
     has_callbacks = False
+    landed: Sequence[Any] = ()
+    """The tensors of the result that were brought to an accelerator."""
 
     def complete(self, value: T | None, error: BaseException | None) -> None:
         """Sets the result, or the exception; if it is there already, the first one counts."""
@@ -183,6 +186,8 @@ class Future(torch.futures.Future[T]):
                 channel.wait(pending)
             if not super().done():
                 self._sleep()
+        if self.landed:
+            use_here(self.landed)
         return super().wait()
 
     def _sleep(self) -> None:

@@ -26,6 +26,7 @@ from lockstitch.transport.spin import Habit, Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.waker import Waker
 from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.messages import CALLS
 
 if TYPE_CHECKING:
     from lockstitch.errors import PeerDiedError
@@ -73,7 +74,10 @@ class StreamChannel(Channel):
         return f"<StreamChannel to {self.peer.name!r} · {self.outstanding} outstanding>"
 
     def transmit(self, message: Message, patience: Patience | None = None) -> None:
-        buffers = encode(message, self.agent.limits, self._lend, self._is_sealed)
+        placement = self.placement
+        if placement is not None and type(message) not in CALLS:
+            placement = None
+        buffers = encode(message, self.agent.limits, self._lend, self._is_sealed, placement)
         try:
             self._sending.send(buffers, patience)
         except ConnectionError as error:

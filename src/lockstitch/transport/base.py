@@ -34,6 +34,10 @@ class Loan(Protocol):
         """The peer will not hear of it."""
         ...
 
+    def pin(self) -> None:
+        """A device is about to fill it."""
+        ...
+
 
 class Lease(Protocol):
     """The use of memory that the peer has lent. `end` is what happens in the end: nothing, until it

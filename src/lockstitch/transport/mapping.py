@@ -22,6 +22,8 @@ from typing import Final
 
 import torch
 
+from lockstitch import devices
+
 IS_AVAILABLE: Final = hasattr(os, "memfd_create")
 """Whether this system has memory of this kind."""
 NAME: Final = "lockstitch"
@@ -33,6 +35,7 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _DONT_FORK: Final = getattr(mmap, "MADV_DONTFORK", None)
 _REMOVE: Final = getattr(mmap, "MADV_REMOVE", None)
 _MEMORY: Final = Path("/proc/meminfo")
+_PINNED_AT_COPY: Final = 2
 # One piece of memory is at most this part of what there is.
 _LEAST_SHARE: Final = 2
 _POPULATE: Final = 23  # MADV_POPULATE_WRITE, where the kernel knows it
@@ -44,7 +47,7 @@ _SEALS: Final = sum(
 class Mapping:
     """Memory shared with another process, here at `address`; unmapped when nothing refers to it."""
 
-    __slots__ = ("__weakref__", "_storage", "address", "size")
+    __slots__ = ("__weakref__", "_copies", "_storage", "address", "size")
 
     def __init__(self, descriptor: int, size: int) -> None:
         """Maps `size` bytes of the memory behind `descriptor`, which may then be closed.
@@ -58,6 +61,7 @@ class Mapping:
         except RuntimeError as error:
             raise OSError(errno.ENOMEM, f"cannot map {size:,} bytes: {error}") from error
         self._storage = storage
+        self._copies = 0
         self.address: int = storage.data_ptr()
         self.size = size
 
@@ -67,6 +71,13 @@ class Mapping:
     def populate(self) -> None:
         """Finds all pages now, at once, and not one by one when they are written to."""
         _madvise(self.address, self.size, _POPULATE)
+
+    def pin(self) -> None:
+        """A device is about to copy from or to it. From the second time on it is locked for that,
+        which takes about as long as a copy without."""
+        self._copies += 1
+        if self._copies == _PINNED_AT_COPY:
+            devices.pin(self, self.address, self.size)
 
     def keep_from_children(self) -> None:
         """Forked children shall not have it: it would live as long as they do."""
@@ -101,6 +112,9 @@ class Copy:
         self._memory = memory
         self.address: int = memory.data_ptr()
         self.size = size
+
+    def pin(self) -> None:
+        """It is used once."""
 
     def __repr__(self) -> str:
         return f"<Copy of {self.size:,} bytes at {self.address:#x}>"

@@ -84,6 +84,10 @@ class Loan:
         self.number = block.number
         self.address = memory.address
 
+    def pin(self) -> None:
+        """A device is about to fill it."""
+        self._memory.pin()
+
     def cancel(self) -> None:
         """The peer will not hear of it."""
         self._pool.take_back(self._block)
@@ -273,6 +277,10 @@ class Lease:
         self.end: Callable[[], object] = _NOTHING
         self.give_back = give_back
         self._mapping = memory
+
+    def pin(self) -> None:
+        """A device is about to copy from it."""
+        self._mapping.pin()
 
     __del__ = property(operator.attrgetter("end"))
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lockstitch.devices import stage_in
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.wire.tensors import (
     DTYPE_BITS,
@@ -36,6 +35,7 @@ from lockstitch.wire.tensors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lockstitch.wire.staging import Pinnable
     from lockstitch.wire.tensors import Header
 
 Allocate = Callable[[int], Any]
@@ -57,6 +57,9 @@ class Arrivals:
     memory for the latter."""
 
     __slots__ = ("_address", "_allocate", "_bases", "_bulk", "_small", "items", "targets")
+
+    shared_memory: Pinnable | None = None
+    """Where the large items lie, if that is not memory of this process alone."""
 
     def __init__(
         self,
@@ -149,7 +152,10 @@ class Arrivals:
     def _tensor(self, header: Header) -> torch.Tensor:
         code = header[0]
         if code & STAGED:
-            return self._tensor(header[1])
+            _, inner, device, is_mapped = header
+            if type(device) is not str or type(is_mapped) is not bool:
+                raise TypeError("a device is named by a string")
+            return self._tensor(inner)
         if code & SPARSE:
             return self._sparse(header)
         if code & SHARED:
@@ -243,7 +249,8 @@ def view_of(memory: Any, index: int, shape: tuple[int, ...], offset: int) -> tor
 
 
 def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:
-    """Restores what is no property of the memory: device, `requires_grad`, being a Parameter.
+    """Restores what is no property of the memory: `requires_grad`, being a Parameter. Not so where
+    the tensor belongs to another device: see `wire.staging`.
 
     With `as_leaf` False the tensor is about to be stitched onto the graph and stays plain.
     """
@@ -253,7 +260,7 @@ def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:
     if code & SPARSE or (code & STAGED and header[1][0] & SPARSE):
         _check_sparse(item)
     if code & STAGED:
-        item = stage_in(item, header[2])
+        return item
     if as_leaf and code & (PARAMETER | REQUIRES_GRAD):
         if code & PARAMETER:
             return torch.nn.Parameter(item, requires_grad=bool(code & REQUIRES_GRAD))

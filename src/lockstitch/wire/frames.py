@@ -34,9 +34,12 @@ from lockstitch.wire.arrivals import Allocate, Arrivals, finish
 from lockstitch.wire.layouts import Layout, layout_of, strict_layout_of
 from lockstitch.wire.messages import KINDS, Message, Payload
 from lockstitch.wire.scanning import check_marshal
+from lockstitch.wire.staging import Fetching, StagedPayload
 from lockstitch.wire.tensors import (
     DTYPE_BITS,
     INLINE_BYTES,
+    STAGED,
+    Memories,
     Memory,
     copy_small,
     describe,
@@ -46,6 +49,8 @@ from lockstitch.wire.windows import WindowArrivals, aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lockstitch.devices import Placement
 
 HEADER: Final = struct.Struct("<IBBHIQ")
 _HEADER_BYTES: Final = HEADER.size
@@ -61,6 +66,10 @@ class Loan(Protocol):
 
     def cancel(self) -> None:
         """The receiver will not hear of it."""
+        ...
+
+    def pin(self) -> None:
+        """A device is about to fill it."""
         ...
 
 
@@ -102,11 +111,12 @@ def encode(
     limits: FrameLimits = DEFAULT_LIMITS,
     lend: Lend | None = None,
     with_digests: bool = False,
+    placement: Placement | None = None,
 ) -> list[Any]:
     """The frame of `message` as buffers to be sent in order (one, where it is small).
 
-    What `lend` lends is used for large items. `with_digests`: see `wire.seals`. Raises
-    `LocalProtocolError` where the message exceeds `limits`.
+    What `lend` lends is used for large items. `with_digests`: see `wire.seals`. `placement`: see
+    `wire.tensors.describe`. Raises `LocalProtocolError` where the message exceeds `limits`.
     """
     cls = type(message)
     layout = layout_of(cls)
@@ -114,9 +124,9 @@ def encode(
     if layout.has_body:
         encoding, stream, items = message.body  # type: ignore[attr-defined]
         if items or len(stream) > INLINE_BYTES:
-            small = copy_small(items)
+            small = copy_small(items) if placement is None else None
             if small is None or len(stream) > INLINE_BYTES:
-                head = (cls.KIND, values, with_digests)
+                head = (cls.KIND, values, with_digests, placement)
                 return _encode_items(head, message.body, limits, lend)  # type: ignore[attr-defined]
             headers, memory = small
             inline = marshal.dumps((*values, encoding, stream, headers)) + memory
@@ -139,37 +149,52 @@ def _too_long(nbytes: int, limits: FrameLimits) -> LocalProtocolError:
 
 
 def _encode_items(
-    head: tuple[int, tuple[Any, ...], bool], body: Payload, limits: FrameLimits, lend: Lend | None
+    head: tuple[int, tuple[Any, ...], bool, Placement | None],
+    body: Payload,
+    limits: FrameLimits,
+    lend: Lend | None,
 ) -> list[Any]:
-    kind, values, with_digests = head
+    kind, values, with_digests, placement = head
     encoding, stream, items = body
-    memories: list[Memory] = []
+    memories = Memories()
     shared = find_shared(items) if len(items) > 1 else {}
     headers = tuple(
-        _describe_item(item, memories, shared, index) for index, item in enumerate(items)
+        _describe_item(item, memories, shared, index, placement) for index, item in enumerate(items)
     )
     large = [memory for memory in memories if memory.nbytes > INLINE_BYTES]
     announced: Any = stream
     if len(stream) > INLINE_BYTES:
         large.insert(0, _BufferMemory(memoryview(stream)))
         announced = (len(stream), _digest(stream)) if with_digests else len(stream)
-    small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
+    if memories.has_fetched:  # they cannot be read yet
+        small_length = sum([each.nbytes for each in memories if each.nbytes <= INLINE_BYTES])
+    else:
+        small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
+        small_length = len(small_bytes)
     bulk_length = sum([memory.nbytes for memory in large])
-    inline = marshal.dumps((*values, encoding, announced, headers)) + small_bytes
-    if len(inline) > limits.inline_bytes or bulk_length > limits.bulk_bytes:
-        raise _too_long(len(inline) + bulk_length, limits)
+    fields = marshal.dumps((*values, encoding, announced, headers))
+    inline_length = len(fields) + small_length
+    if inline_length > limits.inline_bytes or bulk_length > limits.bulk_bytes:
+        raise _too_long(inline_length + bulk_length, limits)
     if len(items) > limits.items:
         raise LocalProtocolError(
             f"a message of {len(items):,} tensors exceeds the limit of {limits.items:,}"
         )
+    loan, bulk = None, bulk_length
     if large and lend is not None:
-        span = sum([aligned(memory.nbytes) for memory in large])
-        loan = lend(span)
-        if loan is not None:
-            _fill(loan, large)
-            header = HEADER.pack(len(inline), kind, IN_SEGMENT, loan.number, len(small_bytes), span)
-            return [header + inline]
-    header = HEADER.pack(len(inline), kind, 0, 0, len(small_bytes), bulk_length)
+        bulk = sum([aligned(memory.nbytes) for memory in large])
+        loan = lend(bulk)
+    if memories.has_fetched:
+        _fetch(memories, large, loan)
+        small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
+    elif loan is not None:
+        _fill(loan, large)
+    inline = fields + small_bytes
+    if loan is not None:
+        return [
+            HEADER.pack(len(inline), kind, IN_SEGMENT, loan.number, small_length, bulk) + inline
+        ]
+    header = HEADER.pack(len(inline), kind, 0, 0, small_length, bulk_length)
     return [header + inline, *[memory.view() for memory in large]]
 
 
@@ -189,13 +214,38 @@ def _fill(loan: Loan, memories: list[Memory]) -> None:
         raise
 
 
+def _fetch(memories: Memories, large: list[Memory], loan: Loan | None) -> None:
+    """Brings what devices hold to the host, all of it at once, and fills the loan."""
+    fetching = Fetching(memories)
+    try:
+        fetching.begin_small()
+        if loan is None:
+            fetching.begin_large()
+        else:
+            loan.pin()
+            address = loan.address
+            for memory in large:
+                memory.copy_to(address)
+                address += aligned(memory.nbytes)
+        fetching.wait()
+    except BaseException:
+        fetching.wait()  # others may be lent the memory
+        if loan is not None:
+            loan.cancel()
+        raise
+
+
 def _describe_item(
-    item: Any, memories: list[Memory], shared: dict[int, tuple[int, int, int]], index: int
+    item: Any,
+    memories: Memories,
+    shared: dict[int, tuple[int, int, int]],
+    index: int,
+    placement: Placement | None,
 ) -> Any:
     if item is None:
         return None
     if isinstance(item, torch.Tensor):
-        return describe(item, memories, shared, index)
+        return describe(item, memories, shared, index, placement)
     view = item.cast("B") if item.format != "B" or item.ndim != 1 else item
     memories.append(_BufferMemory(view))
     return view.nbytes
@@ -227,7 +277,16 @@ class _BufferMemory(Memory):
 class IncomingFrame:
     """A frame whose inline part has arrived; `targets` is where its bulk is to be put, in order."""
 
-    __slots__ = ("_body", "_digest", "_headers", "_items", "_layout", "_values", "targets")
+    __slots__ = (
+        "_body",
+        "_digest",
+        "_headers",
+        "_items",
+        "_layout",
+        "_values",
+        "_window",
+        "targets",
+    )
 
     def __init__(
         self,
@@ -269,6 +328,7 @@ class IncomingFrame:
         self._headers = headers
         self._items = arrivals.items
         self.targets = arrivals.targets
+        self._window = arrivals.shared_memory
 
     def message(self) -> Message:
         """The message; call it when all `targets` are filled."""
@@ -281,16 +341,26 @@ class IncomingFrame:
         if self._items:
             stitch = self._values[layout.stitch] if layout.stitch is not None else None
             try:
-                self._finish_items(stitch.tensors if stitch is not None else ())
+                staged = self._finish_items(stitch.tensors if stitch is not None else ())
             except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
                 raise RemoteProtocolError(f"a tensor of a {cls.__name__} makes no sense") from error
+            if staged is not None:
+                body = StagedPayload(*self._body, self._items)
+                body.staged, body.window = staged, self._window
+                return cls(*self._values, body)  # type: ignore[call-arg]
         return cls(*self._values, Payload(*self._body, self._items or ()))  # type: ignore[call-arg]
 
-    def _finish_items(self, stitched: tuple[int, ...]) -> None:
-        items = self._items
+    def _finish_items(self, stitched: tuple[int, ...]) -> dict[int, tuple[Any, bool]] | None:
+        """Finishes all items but those that belong to other devices, which it returns."""
+        items, staged = self._items, None
         for index, header in enumerate(self._headers):
             if type(header) is tuple and header[0] > DTYPE_BITS:
-                items[index] = finish(header, items[index], as_leaf=index not in stitched)
+                as_leaf = index not in stitched
+                items[index] = finish(header, items[index], as_leaf=as_leaf)
+                if header[0] & STAGED:
+                    staged = staged or {}
+                    staged[index] = header, as_leaf
+        return staged
 
 
 class FrameDecoder:

@@ -11,7 +11,7 @@ connection, which are no messages (`transport.greetings`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.records import dataclass_transform, record
@@ -112,6 +112,10 @@ class RemoteCall(Message):
     fork: GlobalId
     serial: int
     body: Payload
+
+
+CALLS: Final = (Call, RemoteCall)
+"""The messages that bring arguments."""
 
 
 @kind(3)

@@ -9,9 +9,10 @@ afterwards as well. Conjugate and negative bits are resolved: the values are the
     strided, else         (code, shape, stride, offset, span)     offset and span in elements
     shares a storage      (code, shape, stride, offset, item)     … with that earlier item
     sparse                (code, shape, layout, coalesced, parts) parts: headers of their own
-    not in host memory    (code, header, device)                  header: of its copy there
+    of another device     (code, header, device, mapped)          header: of its bytes on the host
 
-`code` holds the dtype's number, then flags.
+`code` holds the dtype's number, then flags. `device` is where the tensor is, or, where it is
+`mapped`, where it belongs.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lockstitch.devices import is_on_host, stage_out
+from lockstitch.devices import begin_fetch, is_on_host, stage_out
 from lockstitch.errors import SerializationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lockstitch.devices import Placement
 
 Header = tuple[Any, ...]
 
@@ -105,22 +108,61 @@ class Memory:
         return memoryview(window).cast("B")
 
 
+class DeviceMemory(Memory):
+    """The bytes of a tensor on a CUDA device, `flat`. They are not on the host before they are
+    fetched (`copy_to`), nor there before that is waited for; then `settle` says where."""
+
+    __slots__ = ("flat",)
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        super().__init__(0, flat.nbytes, flat)
+        self.flat = flat
+
+    def copy_to(self, address: int) -> None:
+        """Begins to copy the bytes to host memory."""
+        if self.nbytes:
+            begin_fetch(self.flat, address)
+
+    def settle(self, address: int, keep: object) -> None:
+        """They will be at `address`, which is there as long as `keep`."""
+        self.address = address
+        self.keep = (self.flat, keep)
+
+
+class Memories(list[Memory]):
+    """The memories of one message, in order."""
+
+    has_fetched = False
+    """Whether some of them are to be fetched from a device."""
+
+
 def describe(
-    tensor: torch.Tensor, memories: list[Memory], seen: dict[int, tuple[int, int, int]], index: int
+    tensor: torch.Tensor,
+    memories: list[Memory],
+    seen: dict[int, tuple[int, int, int]],
+    index: int,
+    placement: Placement | None = None,
 ) -> Header:
     """Makes the header of `tensor`, item number `index`, and appends the memory that goes with it.
 
     `seen` maps storages of this message to (item, lowest byte, byte after the highest) of the
-    memory that is sent of them; see `find_shared`.
+    memory that is sent of them; see `find_shared`. `placement` is that of a request. Raises
+    `RuntimeError` where it says nothing of the tensor's device.
     """
     code = _CODE_OF[tensor.dtype]
     if tensor.requires_grad:
         code |= REQUIRES_GRAD
     if type(tensor) is torch.nn.Parameter:
         code |= PARAMETER
-    if not is_on_host(tensor):
-        copy, device = stage_out(tensor)
-        return (code | STAGED, describe(copy, memories, {}, -1), device)
+    if placement is not None or not is_on_host(tensor):
+        destination = tensor.device if placement is None else placement.destination(tensor.device)
+        if is_on_host(tensor):
+            header = describe(tensor, memories, seen, index)
+        else:
+            header = _describe_on_device(tensor.detach(), code, memories)
+        if destination.type == "cpu":
+            return header
+        return (code | STAGED, header, str(destination), placement is not None)
     if tensor.layout is not torch.strided:
         return _describe_sparse(tensor.detach(), code, memories)
     if tensor.is_conj() or tensor.is_neg():
@@ -131,16 +173,33 @@ def describe(
         shared = seen.get(tensor.untyped_storage().data_ptr())
         if shared is not None:
             return _describe_shared(tensor, code, shared, memories, index)
-    if tensor.is_contiguous():
-        memories.append(Memory(tensor.data_ptr(), tensor.numel() * size, tensor))
-        return (code, shape)
-    extent = span(shape, tensor.stride())
-    if extent * size > _COMPACT_ABOVE_BYTES and extent >= tensor.numel() * _COMPACT_FACTOR:
+    if not tensor.is_contiguous():
+        extent = span(shape, tensor.stride())
+        if extent * size <= _COMPACT_ABOVE_BYTES or extent < tensor.numel() * _COMPACT_FACTOR:
+            memories.append(Memory(tensor.data_ptr(), extent * size, tensor))
+            return (code | STRIDED, shape, tensor.stride(), 0, extent)
         tensor = tensor.detach().contiguous()
-        memories.append(Memory(tensor.data_ptr(), tensor.numel() * size, tensor))
+    memories.append(Memory(tensor.data_ptr(), tensor.numel() * size, tensor))
+    return (code, shape)
+
+
+def _describe_on_device(tensor: torch.Tensor, code: int, memories: list[Memory]) -> Header:
+    if tensor.device.type != "cuda" or tensor.layout is not torch.strided:
+        header = describe(stage_out(tensor), memories, {}, -1)
+        return (header[0] | code, *header[1:])
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    is_contiguous = tensor.is_contiguous()
+    if not is_contiguous and span(shape, stride) != tensor.numel():
+        tensor, is_contiguous = tensor.contiguous(), True  # there, so that the gaps do not travel
+    if not tensor.numel():
+        memories.append(Memory(0, 0, None))
         return (code, shape)
-    memories.append(Memory(tensor.data_ptr(), extent * size, tensor))
-    return (code | STRIDED, shape, tensor.stride(), 0, extent)
+    flat = tensor.view(-1) if is_contiguous else tensor.as_strided((tensor.numel(),), (1,))
+    memories.append(DeviceMemory(flat.view(torch.uint8)))
+    memories.has_fetched = True  # type: ignore[attr-defined]
+    return (code, shape) if is_contiguous else (code | STRIDED, shape, stride, 0, tensor.numel())
 
 
 def copy_small(items: Sequence[object]) -> tuple[tuple[Header, ...], bytes] | None:

@@ -27,11 +27,12 @@ def aligned(size: int) -> int:
 class WindowArrivals(Arrivals):
     """Like `Arrivals`, but the `bulk_length` bytes of bulk are in `window`, a writable buffer."""
 
-    __slots__ = ("_offset", "_window")
+    __slots__ = ("_offset", "_window", "shared_memory")
 
     def __init__(self, address: int, small_length: int, bulk_length: int, window: Any) -> None:
         super().__init__(address, small_length, bulk_length)
         self._window = window
+        self.shared_memory = getattr(window, "lease", None)
         self._offset = 0
 
     def add_stream(self, length: int) -> memoryview:

@@ -6,7 +6,6 @@ import pytest
 
 from lockstitch.rpc.options import TensorPipeRpcBackendOptions
 from lockstitch.rpc.startup import (
-    check_devices,
     join_seconds,
     limits_of,
     make_segments,
@@ -18,13 +17,6 @@ from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
 @pytest.mark.parametrize(("timeout", "seconds"), [(0.5, 60.0), (100.0, 100.0), (0.0, 86400.0)])
 def test_the_others_are_waited_for_at_least_a_minute(timeout, seconds) -> None:
     assert join_seconds(TensorPipeRpcBackendOptions(rpc_timeout=timeout)) == seconds
-
-
-@pytest.mark.parametrize("asked", [{"devices": [0]}, {"device_maps": {"b": {0: 1}}}])
-def test_accelerators_are_refused_and_not_ignored(asked) -> None:
-    check_devices(TensorPipeRpcBackendOptions(device_maps={"b": {"cpu": "cpu"}}))
-    with pytest.raises(NotImplementedError, match="move them to the CPU first"):
-        check_devices(TensorPipeRpcBackendOptions(**asked))
 
 
 def test_tcp_is_opened_only_where_somebody_answers_for_it() -> None:

@@ -87,7 +87,10 @@ def test_large_memories_become_targets() -> None:
         (4 | SPARSE, (2,), 99, False, ()),
         (4 | SPARSE, (2,), 0, False, ((4, (1,)),)),
         (4 | SPARSE, (2,), 0, False, ((4, (6,)), (4, (0,)))),
-        (4 | STAGED, (4, (9,)), "cpu"),
+        (4 | STAGED, (4, (9,)), "cpu", False),  # beyond the frame
+        (4 | STAGED, (4, (6,)), "cpu"),
+        (4 | STAGED, (4, (6,)), 0, False),
+        (4 | STAGED, (4, (6,)), "cpu", 1),
         {"a": 1},
         "text",
         1.5,
@@ -212,9 +215,11 @@ def test_finish_makes_leaves_and_parameters_unless_a_stitch_follows() -> None:
     assert type(finish((PARAMETER, ()), torch.ones(1), as_leaf=False)) is torch.Tensor
 
 
-def test_tensor_of_an_absent_device_stays_on_the_host() -> None:
-    for device in ("cuda:99", "nonsense:0", "cpu"):
-        assert finish((STAGED, (0, (1,)), device), torch.ones(1), as_leaf=True).is_cpu
+def test_tensor_of_another_device_is_left_as_it_is_until_it_is_opened() -> None:
+    tensor = torch.ones(1)
+    header = (STAGED | REQUIRES_GRAD, (0, (1,)), "cuda:0", False)
+    assert finish(header, tensor, as_leaf=True) is tensor
+    assert not tensor.requires_grad
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")

@@ -1,0 +1,162 @@
+"""Device maps at the start of a worker: said to the others, and checked before anybody calls.
+
+In a static group a worker with a map publishes it with its entry. Only where there is such an entry
+do all say how many devices they have, and then all check all maps, so that all fail or none does.
+Where workers come and go, one that comes checks what its own maps say of its own devices; whether
+the other has the device that they name shows in the call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from lockstitch import devices
+from lockstitch.errors import RemoteProtocolError
+from lockstitch.rendezvous.static_group import exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch.distributed.distributed_c10d import Store
+
+    from lockstitch.rendezvous import StaticRoster
+    from lockstitch.rpc.options import TensorPipeRpcBackendOptions
+
+Maps = dict[str, dict[torch.device, torch.device]]
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """What one worker's options say of devices, and how many CUDA devices it has (None: it was not
+    asked)."""
+
+    maps: Maps = field(default_factory=dict)
+    devices: tuple[torch.device, ...] = ()
+    count: int | None = None
+
+    @classmethod
+    def of(cls, options: TensorPipeRpcBackendOptions) -> DeviceUse:
+        """Without the count."""
+        maps = {name: dict(map_) for name, map_ in options.device_maps.items() if map_}
+        return cls(maps, tuple(options.devices))
+
+    def encode(self) -> str:
+        """As published; nothing where the options say nothing."""
+        if not self.maps and not self.devices:
+            return ""
+        maps = {
+            name: [[str(source), str(target)] for source, target in map_.items()]
+            for name, map_ in self.maps.items()
+        }
+        return json.dumps([maps, [str(device) for device in self.devices]])
+
+    @classmethod
+    def decode(cls, text: str, count: int | None = None) -> DeviceUse:
+        """The reverse. Raises `RemoteProtocolError` for what is none."""
+        if not text:
+            return cls(count=count)
+        try:
+            maps, listed = json.loads(text)
+            return cls(
+                {
+                    str(name): {torch.device(a): torch.device(b) for a, b in pairs}
+                    for name, pairs in maps.items()
+                },
+                tuple(map(torch.device, listed)),
+                count,
+            )
+        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise RemoteProtocolError(f"this is no worker's device map: {text!r}") from error
+
+
+def count_devices() -> int:
+    """How many CUDA devices this worker has. This does not initialise CUDA."""
+    return devices.count("cuda")
+
+
+def agree(store: Store, roster: StaticRoster, timeout_seconds: float) -> None:
+    """All workers of a static group check all maps, if there are any, and CUDA is initialised where
+    they say that it will be used. Raises what `check` raises, and `RuntimeError` for workers that
+    do not come."""
+    members = roster.members()
+    if not any(member.devices for member in members):
+        return
+    counts = exchange(store, roster, "devices", str(count_devices()), timeout_seconds)
+    uses = {
+        member.info.name: DeviceUse.decode(member.devices, int(count))
+        for member, count in zip(members, counts, strict=True)
+    }
+    check(uses)
+    initialise(roster.me.name, uses)
+
+
+def check_alone(name: str, use: DeviceUse) -> None:
+    """Likewise where workers come and go, of this one alone."""
+    if use.encode():
+        uses = {name: dataclasses.replace(use, count=count_devices())}
+        check(uses, is_static=False)
+        initialise(name, uses)
+
+
+def check(uses: Mapping[str, DeviceUse], *, is_static: bool = True) -> None:
+    """Raises `ValueError` for maps and devices that cannot be as they are. `uses`: of all workers,
+    by name; where they come and go, of those that are there."""
+    for node, use in uses.items():
+        if len(set(use.devices)) != len(use.devices):
+            raise ValueError(f"Node {node} has duplicated devices\ndevices = {[*use.devices]}")
+        if not _are_there(use.devices, use.count):
+            raise ValueError(
+                f"Node {node} has devices with invalid indices\ndevices = {[*use.devices]}\n"
+                f"device count = {use.count}"
+            )
+    for node, use in uses.items():
+        if is_static and not use.maps.keys() <= uses.keys():
+            raise ValueError(
+                f"Node {node} has invalid target node names in its device maps\n"
+                f"device maps = {[*use.maps]}\nnode names = {[*uses]}"
+            )
+        for target in use.maps:
+            _check_map(node, use, target, uses.get(target, DeviceUse()))
+
+
+def _check_map(node: str, use: DeviceUse, target: str, other: DeviceUse) -> None:
+    map_ = use.maps[target]
+    shown = f"in its device map for {target}\ndevice map = {map_}\n"
+    if len(set(map_.values())) != len(map_):
+        raise ValueError(f"Node {node} has duplicated target devices {shown}")
+    sides = (("source", map_.keys(), use), ("target", map_.values(), other))
+    for side, named, owner in sides:
+        if owner.devices:
+            if not {each for each in named if each.type != "cpu"} <= {*owner.devices}:
+                raise ValueError(
+                    f"Node {node} has unexpected {side} devices {shown}devices = {[*owner.devices]}"
+                )
+        elif not _are_there(named, owner.count):
+            raise ValueError(
+                f"Node {node} has {side} devices with invalid indices {shown}"
+                f"device count = {owner.count}"
+            )
+
+
+def _are_there(named: Iterable[torch.device], count: int | None) -> bool:
+    return all(
+        each.type == "cpu"
+        or (each.type == "cuda" and (count is None or 0 <= (each.index or 0) < count))
+        for each in named
+    )
+
+
+def initialise(name: str, uses: Mapping[str, DeviceUse]) -> None:
+    """Initialises CUDA where a map or a list says that this worker will use it: the first call
+    shall not have to wait for that."""
+    mine = uses[name]
+    named = {*mine.devices, *(source for map_ in mine.maps.values() for source in map_)}
+    for use in uses.values():
+        named.update(use.maps.get(name, {}).values())
+    if any(device.type == "cuda" for device in named) and torch.cuda.is_available():
+        torch.cuda.init()  # type: ignore[no-untyped-call]

@@ -1,0 +1,132 @@
+"""Tensors of other devices on the wire, as far as they can be told apart without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstitch import devices
+from lockstitch.devices import HOST, Placement
+from lockstitch.errors import RpcError
+from lockstitch.wire import tensors
+from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.messages import Payload, Reply, Stitch
+from lockstitch.wire.pickling import ONE_TENSOR
+from lockstitch.wire.staging import StagedPayload, arrive, settled
+
+FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
+
+
+def cross(tensor: torch.Tensor, placement: Placement | None = None, stitch=None) -> Payload:
+    decoder = FrameDecoder()
+    for buffer in encode(
+        Reply(1, stitch, Payload(ONE_TENSOR, b"", (tensor,))), placement=placement
+    ):
+        decoder.feed(buffer)
+    return decoder.messages.popleft().body  # type: ignore[attr-defined]
+
+
+@pytest.fixture(name="moves")
+def _moves(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Where tensors would be moved to: nothing is."""
+    moves: list[torch.device] = []
+
+    def note(items, targets):
+        moves.extend(targets)
+        return list(items)
+
+    monkeypatch.setattr(devices, "move_all", note)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    return moves
+
+
+@pytest.mark.parametrize("shape", [(3,), (100, 100), (4, 5), ()])
+def test_a_tensor_of_another_device_crosses_with_its_values_and_flags(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    tensor = torch.nn.Parameter(torch.randn(shape))
+    # Only this one pretends to live elsewhere; its staged copy does not.
+    monkeypatch.setattr(tensors, "is_on_host", lambda each: each is not tensor)
+    monkeypatch.setattr(torch.Tensor, "device", property(lambda _: torch.device("meta")))
+    body = cross(tensor)
+    monkeypatch.undo()
+    assert type(body) is StagedPayload
+    (arrived,) = settled(body).items
+    assert type(arrived) is torch.nn.Parameter
+    assert torch.equal(arrived, tensor)
+
+
+def test_a_tensor_of_the_host_stays_there_where_the_map_does_not_name_the_host() -> None:
+    body = cross(torch.ones(3), Placement("w", {FIRST: SECOND}))
+    assert type(body) is Payload
+    assert type(cross(torch.ones(3), Placement("w", {HOST: HOST}))) is Payload
+
+
+@pytest.mark.parametrize("size", [3, 10_000])
+def test_a_request_names_the_device_that_its_map_does(moves, size: int) -> None:
+    body = cross(torch.ones(size), Placement("w", {HOST: FIRST}))
+    assert type(body) is StagedPayload
+    assert moves == []  # the decoder moves nothing
+    opened = settled(body)
+    assert moves == [FIRST]
+    assert type(opened) is Payload
+    assert opened.items[0].sum() == size
+    assert body.landed[0] is opened.items[0]
+
+
+def test_a_leaf_becomes_one_again_unless_a_stitch_follows(moves) -> None:
+    placement = Placement("w", {HOST: FIRST})
+    leaf = torch.ones(3, requires_grad=True)
+    (arrived,) = settled(cross(leaf, placement)).items
+    assert arrived.requires_grad
+    assert arrived.is_leaf
+    (arrived,) = settled(cross(leaf, placement, Stitch(1, None, (0,), ()))).items
+    assert not arrived.requires_grad
+
+
+def test_a_device_that_a_map_names_and_that_is_not_here_is_an_error(moves) -> None:
+    body = cross(torch.ones(3), Placement("w", {HOST: SECOND}))
+    with pytest.raises(RpcError, match="sends a tensor to cuda:1, but this worker has only 1 dev"):
+        settled(body)
+
+
+def staged(device: str) -> StagedPayload:
+    body = StagedPayload(ONE_TENSOR, b"", [torch.ones(3)])
+    body.staged = {0: ((tensors.STAGED, (0, (3,)), device, False), True)}
+    return body
+
+
+@pytest.mark.parametrize(
+    ("device", "target"),
+    [("cuda:0", FIRST), ("cuda:1", HOST), ("nonsense:0", HOST), ("meta", HOST), ("os:1", HOST)],
+)
+def test_without_a_map_it_goes_to_the_device_of_that_name_or_the_host(
+    moves, device: str, target: torch.device
+) -> None:
+    settled(staged(device))
+    assert moves == [target]
+
+
+def test_an_answer_comes_back_by_the_inverse_of_the_askers_map(moves) -> None:
+    placement = Placement("w", {FIRST: SECOND, SECOND: HOST})
+    settled(staged("cuda:1"), placement)
+    assert moves == [FIRST]
+    plain = Payload(ONE_TENSOR, b"", (torch.ones(3),))
+    settled(plain, placement)
+    assert moves == [FIRST, SECOND]
+    with pytest.raises(RuntimeError, match="Response device mapping is not available"):
+        settled(staged("cuda:0"), placement)
+
+
+def test_buffers_and_tensors_that_stay_are_left_alone(moves) -> None:
+    tensor, buffer = torch.ones(3), memoryview(b"x")
+    opened = settled(Payload(ONE_TENSOR, b"", (tensor, buffer, None)), Placement("w", {HOST: HOST}))
+    assert opened.items[0] is tensor
+    assert opened.items[1:] == [buffer, None]
+    assert moves == []
+
+
+def test_gradients_arrive_where_the_tensors_are_whose_they_are(moves) -> None:
+    some = torch.ones(2)
+    assert arrive([None, some], [SECOND, FIRST]) == [None, some]
+    assert moves == [FIRST]
