@@ -16,6 +16,7 @@
     groups.py            gathering by calls: _all_gather, _barrier, _wait_all_workers
     waiting.py           wait_all, which Ctrl-C can end
     options.py           what init_rpc can be told
+    device_maps.py       what it is told of devices, checked by all
     backend_registry.py  backends by name
     functions.py         async_execution
     profiling.py         calls as ranges of a profiler

@@ -12,4 +12,5 @@ checking.py   whether fields are of the types that they should be
 layouts.py    the fields of each message class ⇄ plain values
 arrivals.py   tensors arriving: into memory allocated from their headers
 windows.py    tensors arriving: in memory that the sender has filled
+staging.py    tensors of other devices, on their way through the host
 """
