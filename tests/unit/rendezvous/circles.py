@@ -223,7 +223,8 @@ class Groups:
             elif isinstance(each, Ask):
                 self._send(process, each.to, Asked(me, each.digest))
             elif isinstance(each, (Admit, Redirect, Refuse)):
-                self.parcels.append(Parcel(self._tickets[each.ticket], each, sender=process))
+                if not process.is_cut_off:
+                    self.parcels.append(Parcel(self._tickets[each.ticket], each, sender=process))
             elif isinstance(each, Changed):
                 known = process.seen.setdefault((each.life.id, each.life.mark), [])
                 known.append(each.life.is_in)
