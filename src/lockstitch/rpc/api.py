@@ -183,7 +183,8 @@ def rpc_async(
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
-    """Like `rpc_sync`, but returns a future of the value at once.
+    """Like `rpc_sync`, but returns a future of the value at once. (The first call to a worker
+    connects to it; and where too much is under way already, it waits within its timeout.)
 
     The future is a `torch.futures.Future` that can also be awaited (`await future`). Arguments that
     cannot be sent raise here; everything else is raised by the future's `wait`.

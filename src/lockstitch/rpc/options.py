@@ -115,7 +115,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
 
     `max_bytes_in_flight`: how much the tensors in calls to one worker may hold that it has not
     answered (1 GiB); one more call waits, within its timeout, until there is room. The largest of
-    all can still be sent alone. `max_calls_in_flight`: how many calls to one worker may be
+    all can still be sent alone. So much is kept, too, of what asynchronous calls have to say to a
+    worker that takes nothing in. `max_calls_in_flight`: how many calls to one worker may be
     unanswered, of whatever size (65,536); one more waits likewise, unless a function makes it that
     another worker has called: it might be what the others wait for.
 

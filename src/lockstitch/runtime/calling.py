@@ -62,8 +62,8 @@ class Calling(Packing):
         timeout: float = UNSET_TIMEOUT,
     ) -> T:
         """Runs `function(*args, **kwargs)` on a worker and returns its value; see `rpc_sync`."""
-        channel = self.peers.channel(to)
         pending = self._pending(timeout, None)
+        channel = self.peers.channel(to, pending)
         number = self._send_call(channel, pending, function, args, kwargs)
         value: T = self._await(channel, pending, number)
         return value
@@ -105,8 +105,8 @@ class Calling(Packing):
         timeout: float = UNSET_TIMEOUT,
     ) -> Any:
         """`request`, and waits for the answer."""
-        channel = self.peers.channel(to)
         pending = self._pending(timeout, None)
+        channel = self.peers.channel(to, pending)
         if channel.is_behind:
             channel.wait_for_turn(pending)
         number = channel.request(pending, build)
@@ -149,7 +149,7 @@ class Calling(Packing):
         """Sends a request whose answer completes `completion`. What cannot be packed raises here;
         what cannot be sent fails it, as if it had been lost a moment later."""
         try:
-            channel = self.peers.channel(to)
+            channel = self.peers.channel(to, pending)
             completion.attach(channel, pending)
             send(channel)
             channel.expect_answers()

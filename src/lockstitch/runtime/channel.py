@@ -4,6 +4,7 @@ connection (`runtime.stream_channel`), or not at all (`runtime.loopback`)."""
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import deque
 from functools import partial
@@ -29,9 +30,19 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.1
 _FEWER_SECONDS = 0.01
 _NO_ANSWER = "did not answer in time"
+_STANDS_STILL = "takes in nothing"
 
 NOT_BLOCKING = (False,)
 """For taking a lock and knowing of it in one call: `held.extend(map(acquire, NOT_BLOCKING))`."""
+
+
+def timeout_of(pending: Pending, peer: WorkerInfo, what: str) -> RpcTimeoutError:
+    """The time of a request is over, because `peer` has done `what`."""
+    milliseconds = round((pending.timeout or 0.0) * 1000)
+    return RpcTimeoutError(
+        f"RPC ran for more than set timeout ({milliseconds} ms) and will now be marked "
+        f"with an error: worker {peer.name!r} {what}"
+    )
 
 
 class Channel:
@@ -97,13 +108,14 @@ class Channel:
         try:
             if self.error is not None:
                 raise copy_of(self.error)  # what is raised keeps the frames that it passes
-            if deadline is None:
+            if deadline is None and pending.future is None:
                 self.post(build(number, pending.travels))
             else:
-                self.post(build(number, pending.travels), partial(self._seconds_until, deadline))
+                self.post(build(number, pending.travels), partial(self._seconds_to_send, pending))
         except SendTimeoutError as error:  # it will leave later, and may be answered
-            self._give_up(number, pending)
-            raise self._timeout(pending, "takes in nothing") from error
+            if pending.future is None:
+                self._give_up(number, pending)
+                raise self._timeout(pending, _STANDS_STILL) from error
         except BaseException:
             self._take_out(number)
             raise
@@ -111,8 +123,22 @@ class Channel:
             deadlines.announce(deadline)
         return number
 
-    def _seconds_until(self, deadline: float) -> float:
-        return deadline - self.agent.clock.now()
+    def _seconds_to_send(self, pending: Pending) -> float:
+        """How long the sender of a request still waits for room: until its deadline, or, where
+        nobody waits for the answer now, no longer than the peer seems to take it in."""
+        if pending.deadline is None:
+            return self._seconds_to_still(pending)
+        seconds = pending.deadline - self.agent.clock.now()
+        return seconds if pending.future is None else min(seconds, self._seconds_to_still(pending))
+
+    def _seconds_to_still(self, pending: Pending) -> float:
+        """In how many seconds the peer passes for one that takes in nothing."""
+        del pending
+        return math.inf
+
+    def _may_add(self) -> bool:
+        """Whether a request may be added to what the peer has not taken in yet."""
+        return False
 
     @property
     def is_behind(self) -> bool:
@@ -137,11 +163,12 @@ class Channel:
             pause.wait(_FEWER_SECONDS)
 
     def wait_for_turn(self, pending: Pending) -> None:
-        """Waits while the peer is behind, before a request is made for it. Raises
-        `RpcTimeoutError`, or why the channel has ended."""
+        """Waits while the peer is behind, before a request is made for it; where nobody waits for
+        the answer now, not for one that stands still. Raises `RpcTimeoutError`, or why the channel
+        has ended."""
         with self.agent.crew.blocked():
-            while self.is_behind:
-                self._look(pending, "takes in nothing")
+            while self.is_behind and not (pending.future is not None and self._may_add()):
+                self._look(pending, _STANDS_STILL)
                 self._wait_until_clear(_LOOK_SECONDS)
 
     def _look(self, pending: Pending, what: str) -> None:
@@ -250,7 +277,8 @@ class Channel:
     def expire(self, number: int, pending: Pending) -> None:
         """The time of this request is over."""
         if number in self._pending:
-            self.agent.fail_pending(pending, self._timeout(pending))
+            what = _STANDS_STILL if self.is_behind else _NO_ANSWER
+            self.agent.fail_pending(pending, self._timeout(pending, what))
             self._give_up(number, pending)
 
     def _give_up(self, number: int, pending: Pending) -> None:
@@ -261,12 +289,8 @@ class Channel:
             if not self._cancelling.locked():
                 self.agent.spawn(self._cancel)
 
-    def _timeout(self, pending: Pending, what: str = _NO_ANSWER) -> RpcTimeoutError:
-        milliseconds = round((pending.timeout or 0.0) * 1000)
-        return RpcTimeoutError(
-            f"RPC ran for more than set timeout ({milliseconds} ms) and will now be marked "
-            f"with an error: worker {self.peer.name!r} {what}"
-        )
+    def _timeout(self, pending: Pending, what: str) -> RpcTimeoutError:
+        return timeout_of(pending, self.peer, what)
 
     def _cancel(self) -> None:
         """The callee need not begin what nobody waits for any more. One thread tells it so."""

@@ -22,9 +22,11 @@ from lockstitch.errors import (
     PeerDiedError,
     PeerLeftError,
     RpcError,
+    copy_of,
 )
 from lockstitch.ids import ANYBODY, WorkerId, WorkerInfo
 from lockstitch.runtime.breakages import Breakages
+from lockstitch.runtime.channel import timeout_of
 from lockstitch.runtime.stream_channel import StreamChannel
 from lockstitch.transport.greetings import GreetingReader
 from lockstitch.transport.handshake import CallerHandshake
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.agent import Agent
     from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.incoming import IncomingConnection
+    from lockstitch.runtime.pending import Pending
     from lockstitch.transport.base import Connection
     from lockstitch.transport.greetings import Hello
     from lockstitch.wire.frames import FrameDecoder
@@ -45,6 +48,8 @@ GIVEN_UP: Final = "it has given this worker up as dead"
 _CONNECT_SECONDS: Final = 30.0
 _MANY: Final = 1000
 _GREETINGS: Final = 3
+_CONTACT_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 0.1
 _PYTHON: Final = platform.python_version()
 _TORCH: Final = str(torch.__version__)
 
@@ -65,6 +70,14 @@ class Directory(Protocol):
         ...
 
 
+class _Contact:
+    """A thread connects, and others wait for it; `error` is why it could not."""
+
+    def __init__(self) -> None:
+        self.is_over = threading.Event()
+        self.error: LockstitchError | None = None
+
+
 class Peers:
     """The peers of one agent; see the module."""
 
@@ -75,6 +88,7 @@ class Peers:
         self._callers: dict[WorkerId, IncomingConnection] = {}
         self._incoming: set[IncomingConnection] = set()
         self._connecting: dict[WorkerId, threading.Lock] = {}
+        self._contacts: dict[WorkerId, _Contact] = {}
         self._breaking = threading.Lock()
         self._greeting: dict[Connection, WorkerInfo] = {}
         self.refused = 0
@@ -121,16 +135,45 @@ class Peers:
         """A channel that needs no connecting: the one to oneself."""
         self._channels[worker] = channel
 
-    def channel(self, to: WorkerId) -> Channel:
-        """The channel to a worker; connects on first use. Raises `PeerDiedError`."""
+    def channel(self, to: WorkerId, pending: Pending | None = None) -> Channel:
+        """The channel to a worker; connects on first use. Raises `PeerDiedError`; with a `pending`
+        that has a deadline, `RpcTimeoutError` then, or after half a second: connecting goes on."""
         channel = self._channels.get(to)
         if channel is not None:
             return channel
+        if pending is not None and pending.deadline is not None and to not in self._lost:
+            self._await_contact(to, pending, pending.deadline)
         with self._connecting.setdefault(to, threading.Lock()):
             channel = self._channels.get(to)
             if channel is None:
                 channel = self._channels[to] = self._connect(self.info_of(to))
         return channel
+
+    def _await_contact(self, to: WorkerId, pending: Pending, deadline: float) -> None:
+        """Has a thread of the crew connect, one for all who want to, and waits for it: at least as
+        long as that may take where all is well, so that a request leaves however short its time."""
+        deadline = max(deadline, self._agent.clock.now() + _CONTACT_SECONDS)
+        mine = _Contact()
+        contact = self._contacts.setdefault(to, mine)
+        if contact is mine:
+            self._agent.spawn(partial(self._make_contact, to, contact))
+        with self._agent.blocked():
+            while not contact.is_over.is_set():
+                seconds = deadline - self._agent.clock.now()
+                if seconds <= 0:
+                    raise timeout_of(pending, self.info_of(to), "has not taken up the connection")
+                contact.is_over.wait(min(seconds, _LOOK_SECONDS))
+        if contact.error is not None:
+            raise copy_of(contact.error)
+
+    def _make_contact(self, to: WorkerId, contact: _Contact) -> None:
+        try:
+            self.channel(to)
+        except LockstitchError as error:
+            contact.error = error.with_traceback(None)
+        finally:
+            self._contacts.pop(to, None)
+            contact.is_over.set()
 
     def _connect(self, peer: WorkerInfo) -> Channel:
         if self._closed:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from lockstitch.runtime.channel import Channel
+    from lockstitch.runtime.sending import Stillness
     from lockstitch.transport.spin import Habit
     from lockstitch.transport.waker import Waker
     from lockstitch.wire.messages import Message
@@ -63,6 +64,8 @@ class Pending:
     """How long such requests usually wait for their answer."""
     nbytes = 0
     """The size of the tensors that the request holds, as long as it counts (`runtime.pressure`)."""
+    stillness: Stillness | None = None
+    """While its request cannot leave: for how long the peer has taken in nothing."""
     kept: list[object] | None = None
     """What the callee relies on until it has answered."""
     is_shared = False

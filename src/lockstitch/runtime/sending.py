@@ -5,16 +5,19 @@ it, or what the connection keeps of it. What was left behind leaves before anyth
 later, by a thread of the crew or by the next who sends. So no frame is torn, and none is lost: what
 the making of it has begun (references on their way, numbers of functions) comes to an end.
 
-Hence whoever is about to make a request looks first whether something is left behind
-(`is_behind`), and waits: a peer that takes in nothing costs one frame for each thread that was
-about to send, not one for each request.
+Hence whoever is about to make a request and will wait for its answer looks first whether something
+is left behind (`is_behind`), and waits: a peer that takes in nothing costs one frame for each
+thread that was about to send, not one for each request. Who has better things to do than to wait
+may add to what is left behind, once the peer has stood still for a moment and while there is room
+(`may_add`); for one that is slow but takes in, everybody waits.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lockstitch.runtime.channel import NOT_BLOCKING
 from lockstitch.transport.base import SendTimeoutError
@@ -25,17 +28,36 @@ if TYPE_CHECKING:
     from lockstitch.transport.base import Buffer, Connection, Patience
 
 _LOOK_SECONDS = 0.1
+STILL_SECONDS: Final = 0.1
+"""A peer that has taken in nothing for so long passes for one that will not soon."""
+
+
+class Stillness:
+    """For how long the peer has taken in nothing, as far as those have seen who looked."""
+
+    def __init__(self, sending: Sending) -> None:
+        self._sending = sending
+        self._progress = sending.progress
+        self._since = time.monotonic()
+
+    def seconds(self) -> float:
+        """Looks; 0 if it has taken in something since the last look."""
+        now, progress = time.monotonic(), self._sending.progress
+        if progress != self._progress:
+            self._progress, self._since = progress, now
+        return now - self._since
 
 
 class Sending:
     """See the module. `spawn` runs a task on another thread; `lost` hears of a connection that
-    ends while nobody waits for it."""
+    ends while nobody waits for it; `most_bytes` may be left behind by those who will not wait."""
 
     def __init__(
         self,
         connection: Connection,
         spawn: Callable[[Callable[[], None]], None],
         lost: Callable[[BaseException], None],
+        most_bytes: int,
     ) -> None:
         self._connection = connection
         self._spawn = spawn
@@ -43,6 +65,11 @@ class Sending:
         self._lock = threading.Lock()
         self._clearing = threading.Lock()
         self._left_behind: deque[bytes] = deque()
+        self._added_bytes = 0
+        self._removed_bytes = 0
+        self._most_bytes = most_bytes
+        self._caught_up = 0
+        self._stillness = Stillness(self)
         self._times = 0
         self._clear = threading.Event()
         self._clear.set()
@@ -68,6 +95,20 @@ class Sending:
         finally:
             if True in held:
                 self._lock.release()
+
+    @property
+    def progress(self) -> int:
+        """Another number whenever the peer has taken in some of what waits for it."""
+        return self._connection.progress + self._caught_up
+
+    def stillness(self) -> Stillness:
+        """For whoever waits for room from now on."""
+        return self._stillness if self.is_behind else Stillness(self)
+
+    def may_add(self) -> bool:
+        """Whether one who does not wait for an answer may add to what is left behind."""
+        is_still = self._stillness.seconds() >= STILL_SECONDS
+        return is_still and self._added_bytes - self._removed_bytes < self._most_bytes
 
     def wait_until_clear(self, seconds: float) -> None:
         """Returns when nothing is left behind, and after that time in any case."""
@@ -100,7 +141,9 @@ class Sending:
             try:
                 self._connection.send([frame], patience=patience)
             except SendTimeoutError as error:
-                if not error.is_begun:
+                if error.is_begun:
+                    self._removed_bytes += len(frame)
+                else:
                     self._left_behind.appendleft(frame)
                 raise SendTimeoutError(self._connection.peer) from error
             except ConnectionError:
@@ -108,6 +151,8 @@ class Sending:
             except BaseException:  # an interrupt: nobody can tell whether the frame has left
                 self._connection.close()
                 raise
+            self._removed_bytes += len(frame)
+            self._caught_up += 1
 
     def _leave_behind(self, frame: bytes | None) -> None:
         """None: the connection keeps what is left of it."""
@@ -115,8 +160,10 @@ class Sending:
             self._times += 1
             if frame is not None:
                 self._left_behind.append(frame)
+                self._added_bytes += len(frame)
             if self.is_behind:
                 return
+            self._stillness = Stillness(self)
             self.is_behind = True
             self._clear.clear()
         self._spawn(self._clear_up)

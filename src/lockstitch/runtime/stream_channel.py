@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from lockstitch.errors import copy_of
 from lockstitch.runtime.channel import NOT_BLOCKING, Channel
 from lockstitch.runtime.pending import Pending
-from lockstitch.runtime.sending import Sending
+from lockstitch.runtime.sending import STILL_SECONDS, Sending
 from lockstitch.runtime.way_back import WayBack
 from lockstitch.transport.spin import Habit, Spinner
 from lockstitch.transport.stream import StreamConnection
@@ -55,7 +55,7 @@ class StreamChannel(Channel):
         self.decoder = decoder
         self._lend = connection.lend
         self._is_sealed = decoder.is_sealed
-        self._sending = Sending(connection, agent.spawn, self._lost)
+        self._sending = Sending(connection, agent.spawn, self._lost, agent.options.bytes_in_flight)
         self._reading = threading.Lock()
         self._followers: deque[Pending] = deque()
         self._arming = threading.Lock()
@@ -100,6 +100,14 @@ class StreamChannel(Channel):
     @property
     def is_behind(self) -> bool:
         return self._sending.is_behind
+
+    def _seconds_to_still(self, pending: Pending) -> float:
+        if pending.stillness is None:
+            pending.stillness = self._sending.stillness()
+        return STILL_SECONDS - pending.stillness.seconds()
+
+    def _may_add(self) -> bool:
+        return self._sending.may_add()
 
     def _wait_until_clear(self, seconds: float) -> None:
         self._sending.wait_until_clear(seconds)

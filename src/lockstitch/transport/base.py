@@ -80,6 +80,12 @@ class Connection(Pollable, Protocol):
         """The other end's address, for messages to people."""
         ...
 
+    @property
+    def progress(self) -> int:
+        """Another number whenever a part of a message has left for which there was no room at
+        first."""
+        ...
+
     def send(self, buffers: Sequence[Buffer], *, patience: Patience | None = None) -> None:
         """Sends all of `buffers`, blocking while the peer is slow.
 

@@ -190,6 +190,8 @@ class MemoryConnection:
     """
 
     is_exposed = False
+    progress = 0
+    """A message leaves as a whole, or not at all."""
 
     def __init__(
         self,

@@ -111,7 +111,7 @@ class StreamConnection(SocketEnd):
         self.peer = peer
         self.is_own_process = is_own_process
         self.progress = 0
-        """Another number whenever a part of a long message has left."""
+        """See `Connection.progress`."""
         self._left_over: tuple[bytes, list[int]] | None = None
         """The rest of a message whose sender had no patience left, and what of it has left."""
         self._receiving = False

@@ -120,7 +120,7 @@ def test_caller_that_does_not_fit_is_refused_with_the_reason(
         RpcError, match=r"'worker1' refused the connection: it runs Python 2\.7\.18"
     ):
         call(cluster[0], 1, here)
-    assert cluster[0].agent.is_at_rest()
+    wait_until(cluster[0].agent.is_at_rest)
     assert cluster[1].agent.statistics().strangers == {"refused": 1}
 
 

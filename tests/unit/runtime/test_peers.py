@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
-from lockstitch.errors import NotInitializedError, PeerDiedError, RemoteProtocolError, RpcError
+from lockstitch.errors import (
+    NotInitializedError,
+    PeerDiedError,
+    RemoteProtocolError,
+    RpcError,
+    RpcTimeoutError,
+)
 from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.testing.clock import ManualClock
 from lockstitch.transport.greetings import Challenge, Welcome, encode
 from lockstitch.wire.messages import Leave
 from tests.unit.runtime.stage import Background, Stage, wait_until
+
+if TYPE_CHECKING:
+    from lockstitch.transport.base import Connection
 
 PEER = WorkerId(1, 0)
 
@@ -87,6 +99,46 @@ def test_connection_that_is_not_welcomed_is_closed(
         with pytest.raises(error, match=reason):
             stage.agent.peers.channel(PEER)
         assert connection.is_closed
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_call_ends_at_its_timeout_while_its_peer_is_being_connected_to(is_async: bool) -> None:
+    clock = ManualClock()
+    with Stage(clock=clock) as stage:
+        connect, may_connect, times = stage.connect, threading.Event(), []
+
+        def connect_late(peer: WorkerInfo, timeout_seconds: float) -> Connection:
+            times.append(timeout_seconds)
+            assert may_connect.wait(60)
+            return connect(peer, timeout_seconds)
+
+        stage.connect = connect_late  # type: ignore[method-assign]
+        call = (
+            (lambda: stage.call_async(timeout=5).wait())
+            if is_async
+            else partial(stage.call, timeout=5)
+        )
+        callers = [Background(call) for _ in range(3)]
+        wait_until(lambda: times)
+        clock.advance(5)
+        for caller in callers:
+            with pytest.raises(RpcTimeoutError, match="'peer1' has not taken up the connection"):
+                caller.result()
+        assert not stage.agent.peers.is_lost(PEER)
+        assert len(times) == 1
+        again = Background(lambda: stage.call("again", timeout=5))
+        may_connect.set()
+        stage.peer.reply(stage.peer.receive_call(), "fine")
+        assert again.result() == "fine"
+        assert len(times) == 1
+
+
+def test_a_call_with_a_timeout_hears_why_its_peer_cannot_be_reached() -> None:
+    with Stage() as stage:
+        stage.peer.end()
+        for _ in range(2):
+            with pytest.raises(PeerDiedError, match="cannot be reached"):
+                stage.call(timeout=5)
 
 
 def test_unreachable_peer_is_lost() -> None:

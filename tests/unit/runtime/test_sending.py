@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lockstitch.runtime import sending
 from lockstitch.runtime.sending import Sending
 from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.stream import StreamConnection
@@ -28,7 +29,7 @@ class Line:
         self.near, self.far = StreamConnection(left, "far"), StreamConnection(right, "near")
         self.tasks: list[Callable[[], None]] = []
         self.lost: list[BaseException] = []
-        self.sending = Sending(self.near, self.tasks.append, self.lost.append)
+        self.sending = Sending(self.near, self.tasks.append, self.lost.append, most_bytes=1000)
 
     def fill(self) -> None:
         """Leaves the rest of a frame behind."""
@@ -80,6 +81,32 @@ def test_nobody_waits_for_another_sender_beyond_its_own_patience(line: Line) -> 
     assert receive_all(line.far, BIG + 5) == bytes(BIG) + b"hasty"
     patient.result()
     clearing.result()
+
+
+def test_what_stands_still_may_be_added_to_while_there_is_room(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.fill()
+    assert not line.sending.may_add()  # it may take something in at any moment
+    monkeypatch.setattr(sending, "STILL_SECONDS", 0.0)
+    assert line.sending.may_add()
+    with pytest.raises(SendTimeoutError):
+        line.sending.send([bytes(1000)], lambda: 0.0)
+    assert not line.sending.may_add()
+    clearing = Background(line.tasks.pop())
+    receive_all(line.far, BIG + 1000)
+    clearing.result()
+    assert line.sending.may_add()
+
+
+def test_a_peer_that_takes_something_in_does_not_stand_still(line: Line) -> None:
+    sender = Background(line.sending.send, [bytes(BIG)])
+    wait_until(line.sending._lock.locked)
+    stillness = line.sending.stillness()
+    wait_until(lambda: stillness.seconds() > 0)
+    receive_all(line.far, BIG)
+    sender.result()
+    assert stillness.seconds() == 0
 
 
 def test_a_connection_that_ends_with_something_left_behind_is_lost(line: Line) -> None:

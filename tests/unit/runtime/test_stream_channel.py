@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from lockstitch.errors import ConnectionLostError, PeerDiedError, RpcTimeoutError
+from lockstitch.runtime import sending, stream_channel
+from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.clock import ManualClock
 from lockstitch.wire.messages import Cancel, ContextReleased, Reply
 from lockstitch.wire.pickling import PicklingRegistry, pack
@@ -105,6 +107,50 @@ def test_a_callers_time_ends_while_the_peer_takes_nothing_in() -> None:
         stage.peer.reply(call, "fine")
         assert again.result() == "fine"
         assert not filling.done()
+
+
+def test_an_asynchronous_call_does_not_wait_for_a_peer_that_takes_nothing_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "STILL_SECONDS", 0.0)
+    monkeypatch.setattr(stream_channel, "STILL_SECONDS", 0.0)
+    clock = ManualClock()
+    with Stage(clock=clock) as stage:
+        stage.call_async(torch.zeros(FULL // 4))
+        impatient = Background(lambda: stage.call_async("a", timeout=5)).result()
+        patient = [
+            Background(lambda n=n: stage.call_async(n)).result()  # type: ignore[misc]
+            for n in range(3)
+        ]
+        clock.wait_until_waiting()
+        clock.advance(5)
+        with pytest.raises(RpcTimeoutError, match=r"\(5000 ms\).*'peer1' takes in nothing"):
+            Background(impatient.wait).result()
+        # From now on it takes in, all of it, in order.
+        calls = [stage.peer.receive_call() for _ in range(5)]
+        assert [call.request for call in calls] == [1, 2, 3, 4, 5]
+        for call in calls[2:]:
+            stage.peer.reply(call, call.request)
+        assert [Background(future.wait).result() for future in patient] == [3, 4, 5]
+
+
+def test_an_asynchronous_call_waits_where_too_much_waits_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "STILL_SECONDS", 0.0)
+    monkeypatch.setattr(stream_channel, "STILL_SECONDS", 0.0)
+    clock = ManualClock()
+    with Stage(clock=clock, options=AgentOptions(bytes_in_flight=1000)) as stage:
+        stage.call_async(torch.zeros(FULL // 4))
+        Background(lambda: stage.call_async("a" * 2000)).result()
+        waiting = Background(lambda: stage.call_async("b", timeout=5))
+        wait_until(
+            lambda: any(each.name.startswith("background") for each in threading.enumerate())
+        )
+        assert waiting.is_running
+        clock.advance(5)
+        with pytest.raises(RpcTimeoutError, match="takes in nothing"):
+            waiting.result().wait()
 
 
 def test_waiting_for_a_future_of_the_reader_does_not_wait_for_the_next_message() -> None:
