@@ -267,3 +267,22 @@ def time_when_death_of_caller_is_seen() -> float:
     except PeerDiedError:
         return time.time()
     raise AssertionError("it answered")
+
+
+def test_device_maps_of_the_host_are_agreed_upon_and_change_nothing():
+    maps = {"worker0": {"cpu": "cpu"}}
+    with ProcessCluster(2, start_method="fork", rpc_timeout=30, device_maps=maps) as running:
+        assert (
+            running.run("worker1", rpc.rpc_sync, "worker0", torch.add, (torch.ones(2), 1))
+            .eq(2)
+            .all()
+        )
+
+
+def test_a_device_map_for_nobody_is_refused_by_all():
+    maps = {"nobody": {"cpu": "cpu"}}
+    with (
+        pytest.raises(ValueError, match="Node worker0 has invalid target node names"),
+        ProcessCluster(2, start_method="fork", rpc_timeout=30, device_maps=maps),
+    ):
+        pass

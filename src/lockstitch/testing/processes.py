@@ -32,9 +32,11 @@ from lockstitch.errors import PeerDiedError
 from lockstitch.runtime import remote_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
+
+    from lockstitch.rpc.options import DeviceMap
 
 T = TypeVar("T")
 
@@ -52,6 +54,7 @@ class _Seat:
     num_worker_threads: int
     rpc_timeout: float
     heartbeat_timeout: float | None
+    device_maps: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -101,7 +104,8 @@ class ProcessCluster:
 
     `size`: how many, or their names. `start_method`: "spawn" begins each process afresh (seconds);
     "fork" copies this one (quick, but only sound while no other threads run here, and before CUDA
-    is used). `num_worker_threads`, `rpc_timeout`, `heartbeat_timeout` (seconds): as for `init_rpc`.
+    is used). `num_worker_threads`, `rpc_timeout`, `heartbeat_timeout` (seconds) and `device_maps`:
+    as for `init_rpc`, the same for all.
     `prepare`: called first in each process, with its rank, while it has a single thread.
     `timeout_seconds`: how long to wait for the start, and for each function by default.
 
@@ -117,6 +121,7 @@ class ProcessCluster:
         num_worker_threads: int = 16,
         rpc_timeout: float = 60.0,
         heartbeat_timeout: float | None = None,
+        device_maps: Mapping[str, DeviceMap] | None = None,
         timeout_seconds: float = 60.0,
         prepare: Callable[[int], None] | None = None,
     ) -> None:
@@ -124,6 +129,7 @@ class ProcessCluster:
         self._context = multiprocessing.get_context(start_method)
         self._num_worker_threads = num_worker_threads
         self._timeouts = rpc_timeout, heartbeat_timeout
+        self._device_maps = {to: dict(map_) for to, map_ in (device_maps or {}).items()}
         self._timeout_seconds = timeout_seconds
         self._prepare = prepare
         self._members: dict[str, _Member] = {}
@@ -157,9 +163,8 @@ class ProcessCluster:
     def _launch(self, name: str, rank: int) -> _Member:
         assert self._folder is not None
         init_method = (Path(self._folder.name) / "store").as_uri()
-        seat = _Seat(
-            name, rank, len(self.names), init_method, self._num_worker_threads, *self._timeouts
-        )
+        options = self._num_worker_threads, *self._timeouts, self._device_maps
+        seat = _Seat(name, rank, len(self.names), init_method, *options)
         near, far = self._context.Pipe()
         # A forked process inherits our ends: as long as it held them, others would not see us go.
         ours = [near, *(member.pipe for member in self._members.values())]
@@ -341,6 +346,7 @@ def _join(seat: _Seat, prepare: Callable[[int], None] | None) -> None:
         rpc_timeout=seat.rpc_timeout,
         heartbeat_timeout=seat.heartbeat_timeout,
         init_method=seat.init_method,
+        device_maps=seat.device_maps,
     )
     rpc.init_rpc(seat.name, rank=seat.rank, world_size=seat.size, rpc_backend_options=options)
 
