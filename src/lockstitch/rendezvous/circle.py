@@ -24,7 +24,8 @@ only when all members know it. And nobody in a ring is dead, for who asks it fin
 
 Assumed: a worker that cannot be reached is dead. One that lives all the same, cut off, learns from
 whom it reaches later that it is out (`Excluded`); it does not come back under that generation. One
-that is left alone asks the dead now and then whether it is (`cut_off_from`).
+that is left alone asks the dead now and then whether it is (`cut_off_from`). Where several are left
+on both sides, the eldest of each asks too, and says so; which side is the group is not decided.
 """
 
 from __future__ import annotations
@@ -190,9 +191,9 @@ class Circle:
             self._learn([self.me.ended(Standing.DIED, event.cause)], None)
 
     def cut_off_from(self) -> list[Life]:
-        """Those who, were they alive, might hold this member for dead: the last to have died, where
-        no other is left."""
-        if self._is_out or self.is_leaving or len(self.lives.living()) > 1:
+        """Those who, were they alive, might hold this member for dead, and all who are left with
+        it: the last to have died. For the eldest to ask, who may be alone."""
+        if self._is_out or self.is_leaving or not self._is_eldest():
             return []
         dead = [life for life in self.lives.all() if life.standing is Standing.DIED]
         return sorted(dead, key=lambda life: life.age)[-_MOST_ASKED:]

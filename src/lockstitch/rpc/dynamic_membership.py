@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections import deque
+from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 _BUSY_SECONDS: Final = 0.5
 _QUIET_SECONDS: Final = 3.0
 _ASKING_SECONDS: Final = 2.0
+_MOST_QUESTIONS: Final = 100
+"""So often is one that passes for dead asked whether it lives, where others are left."""
 
 
 def gone(life: Life) -> PeerDiedError:
@@ -152,6 +154,7 @@ class DynamicMembership(Membership):
         self._confirmed: tuple[Life, ...] = ()
         self._living = circle.lives.living()
         self._asks_the_dead = threading.Lock()
+        self._asked: Counter[WorkerId] = Counter()
         agent = worker.agent
         agent.handle(Tidings, self._heard)
         agent.handle(TidingsNoted, lambda sender, it: self._take(Noted(sender, it.number)))
@@ -233,28 +236,51 @@ class DynamicMembership(Membership):
         if not self._closed:
             self._take(Ticked())
             self.worker.agent.call_later(_QUIET_SECONDS, self._tick)
-            if len(self._living) == 1 and self._asks_the_dead.acquire(blocking=False):
+            if self._dead_to_ask() and self._asks_the_dead.acquire(blocking=False):
                 self.worker.agent.spawn(self._ask_the_dead)
 
+    def _dead_to_ask(self) -> list[Life]:
+        with self._deciding:
+            dead, is_alone = self._circle.cut_off_from(), len(self._living) == 1
+        return [life for life in dead if is_alone or self._asked[life.id] < _MOST_QUESTIONS]
+
     def _ask_the_dead(self) -> None:
-        """Alone, after others have died: were they not, and this worker cut off? The living say so.
-        Of two, both of which have given the other up, the elder stays."""
+        """The eldest, after others have died: were they not, but cut off? Or is it this worker, if
+        it is alone? The living say so. Of two, both of which have given the other up, the elder
+        stays; of two groups, people have to say which."""
         try:
-            with self._deciding:
-                dead, mine = self._circle.cut_off_from(), self._circle.me.age
-            refusals: list[str] = []
-            for life in dead:
-                try:
-                    connection = self._directory.reach(life.member, _ASKING_SECONDS)
-                except (OSError, RpcError):
-                    continue
-                word = self.worker.agent.peers.refusal(life.member.info, connection)
-                if word:
-                    refusals += [word] if life.age > mine else [word, word]
-            if len(refusals) > 1:
-                self._take(Struck(refusals[0]))
+            words = {life: word for life in self._dead_to_ask() if (word := self._refusal(life))}
+            if len(self._living) == 1:
+                mine = self._circle.me.age
+                votes = sum(1 if life.age > mine else 2 for life in words)
+                if votes > 1:
+                    self._take(Struck(next(iter(words.values()))))
+            elif len(words) > 1:
+                self._asked.update(dict.fromkeys((life.id for life in words), _MOST_QUESTIONS))
+                self._report_parting(sorted(life.name for life in words))
         finally:
             self._asks_the_dead.release()
+
+    def _refusal(self, life: Life) -> str:
+        """The words with which one that passes for dead says that it holds this worker for dead."""
+        self._asked[life.id] += 1
+        try:
+            connection = self._directory.reach(life.member, _ASKING_SECONDS)
+        except (OSError, RpcError) as error:
+            if isinstance(error.__cause__ or error, (FileNotFoundError, ConnectionRefusedError)):
+                self._asked[life.id] += _MOST_QUESTIONS  # its process has ended
+            return ""
+        return self.worker.agent.peers.refusal(life.member.info, connection)
+
+    def _report_parting(self, names: list[str]) -> None:
+        agent = self.worker.agent
+        agent.report(
+            RpcError(
+                f"workers {', '.join(names)} were cut off and pass for dead here, yet live and "
+                f"hold worker {agent.info.name} for dead: the group goes on as two, unless they "
+                "have noticed. Shut down those of one of the two, and let them join the other anew"
+            )
+        )
 
     def _hurry(self) -> None:
         """Soon, and again, while something is unanswered."""

@@ -318,6 +318,41 @@ def test_who_came_by_invitation_is_found_by_the_store_too():
         assert sorted(names(d)) == ["c", "d"]
 
 
+def test_two_groups_that_a_cut_has_parted_say_so_when_it_is_over(monkeypatch):
+    printed = []
+    monkeypatch.setattr("sys.excepthook", lambda _kind, error, _trace: printed.append(str(error)))
+    with LocalGroup("a", "b", "c", "d") as group:
+        sides = ("ab", "cd")
+        for one, other in (sides, reversed(sides)):
+            for here in one:
+                for there in other:
+                    membership(group[here])._take(Lost(group[there].id, "it was silent"))
+        wait_until(lambda: [names(group[each]) for each in "ac"] == [["a", "b"], ["c", "d"]])
+        patience = Patience(60)
+        while len(printed) < 2 and not patience.is_over():
+            for each in "abcd":
+                if membership(group[each])._asks_the_dead.acquire(blocking=False):
+                    membership(group[each])._ask_the_dead()
+            threading.Event().wait(0.01)
+        assert sorted(line.partition(" were")[0] for line in printed) == [
+            "workers a, b",
+            "workers c, d",
+        ]
+        assert all("for dead: the group goes on as two" in line for line in printed)
+        assert [names(group[each]) for each in "abcd"] == [["a", "b"]] * 2 + [["c", "d"]] * 2
+        assert not membership(group["a"])._dead_to_ask()  # it says so once
+
+
+def test_those_whose_process_has_ended_are_asked_once():
+    with LocalGroup("a", "b", "c") as group:
+        group.kill("c")
+        wait_until_all_see(group, "a", "b")
+        a = membership(group["a"])
+        assert a._asks_the_dead.acquire(timeout=60)
+        a._ask_the_dead()
+        assert not a._dead_to_ask()
+
+
 def test_of_two_that_were_cut_off_from_each_other_the_elder_stays(monkeypatch):
     printed = []
     monkeypatch.setattr("sys.excepthook", lambda _kind, error, _trace: printed.append(str(error)))

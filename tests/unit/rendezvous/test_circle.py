@@ -250,7 +250,7 @@ def test_a_late_word_of_a_dead_eldest_brings_nobody_in():
     groups.check_agreement()
 
 
-def test_one_that_is_left_alone_knows_whom_to_ask_and_what_to_make_of_the_answer() -> None:
+def test_the_eldest_knows_whom_to_ask_whether_it_is_cut_off_and_one_alone_what_that_means() -> None:
     lives = [
         Life(Member(WorkerInfo(name, rank, 0), (f"memory:{name}",), "here"), rank, name)
         for rank, name in enumerate("abc")
@@ -258,7 +258,10 @@ def test_one_that_is_left_alone_knows_whom_to_ask_and_what_to_make_of_the_answer
     circle = Circle(lives[0], lives[1:])
     circle.begin()
     circle.handle(Lost(lives[1].id, "it was silent", False))
-    assert circle.cut_off_from() == []  # not alone
+    assert [life.name for life in circle.cut_off_from()] == ["b"]
+    younger = Circle(lives[2], lives[:2])
+    younger.handle(Lost(lives[1].id, "it was silent", False))
+    assert younger.cut_off_from() == []
     circle.handle(Lost(lives[2].id, "it was silent", False))
     assert [life.name for life in circle.cut_off_from()] == ["b", "c"]
     out = circle.handle(Struck("they say so"))
