@@ -130,6 +130,7 @@ def _current(device: torch.device, stream: torch.Stream | None) -> Iterator[None
         return
     with torch.accelerator.device_index(device.index):
         before = torch.accelerator.current_stream(device)
+        before.query()  # binds a new thread to the device: cuBLAS does not, and warns
         if stream is None or stream == before:
             yield
             return

@@ -53,9 +53,10 @@ def check_devices(module: nn.Module, device: torch.device) -> None:
 
 
 def are_different_gpus(devices: Iterable[torch.device]) -> bool:
-    """Whether these are CUDA devices and none comes twice: what torch's own functions are for."""
+    """Whether these are several CUDA devices and none comes twice: what torch's own functions, and
+    NCCL behind them, are for."""
     listed = list(devices)
-    return len(set(listed)) == len(listed) and all(device.type == "cuda" for device in listed)
+    return len(set(listed)) == len(listed) > 1 and all(device.type == "cuda" for device in listed)
 
 
 def _current(device: torch.device) -> torch.device:

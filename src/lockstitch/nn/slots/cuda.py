@@ -4,6 +4,7 @@ It computes with a replica on the device. Parameters that live there already are
 another device the replica has copies, brought up to date before a pass if they have changed. Each
 request waits, on the slot's stream, for all that the caller has queued before it; the caller's
 stream waits for all that the slot has queued when it takes the answer. The CPU waits for neither.
+A backward pass on another stream than its forward pass is right too, but torch may warn of it.
 
     DataParallel(model, device_ids=["cuda:0", on_stream("cuda:1")])
     DataParallel(model, device_ids=["cuda:0", on_stream("cuda:0")])      # two streams, one device

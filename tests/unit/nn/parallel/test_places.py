@@ -40,5 +40,6 @@ def test_an_unknown_name_is_refused() -> None:
 def test_what_torchs_own_functions_can_do() -> None:
     gpus = [torch.device("cuda:0"), torch.device("cuda:1")]
     assert are_different_gpus(gpus)
+    assert not are_different_gpus(gpus[:1])
     assert not are_different_gpus([gpus[0], gpus[0]])
     assert not are_different_gpus([gpus[0], torch.device("cpu")])
