@@ -24,10 +24,8 @@ _LINGER_SECONDS: Final = 10.0
 class Sleeper(Pending):
     """Something to wait for in a backward pass: whoever changes anything finishes it."""
 
-    what = "answers of a backward pass"
     is_shared = True
     deadline = None
-    since = 0.0
 
     def __init__(self) -> None:
         self.locks = []

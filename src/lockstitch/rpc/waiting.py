@@ -40,7 +40,6 @@ class _Countdown:
         self.over = threading.Event()
         self.sleeper = Pending(None, None, None)
         """What the thread that waits reads for, where it reads itself."""
-        self.sleeper.what = "several answers"
         self.sleeper.is_shared = True
 
     def note(self, future: Future[Any]) -> None:

@@ -57,6 +57,7 @@ def look(worker: Worker) -> WorkerWaits:
         (channel.peer.name, _name(pending.what), round(now - pending.since, 3))
         for channel in agent.peers.channels()
         for pending in channel.pending()
+        if not pending.is_shared  # a thread that listens for what its service tells of below
     )
     frames = sys._current_frames()
     serving = tuple(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 
 from lockstitch.ids import WorkerId
+from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.waits import WorkerWaits, look
 from lockstitch.testing.clock import ManualClock
-from tests.unit.runtime.stage import Stage, wait_until
+from tests.unit.runtime.stage import Background, Stage, wait_until
 
 gate = threading.Lock()
 
@@ -37,6 +38,19 @@ def test_calls_without_an_answer_and_lines_of_services() -> None:
         assert waits.calls == (("peer1", "builtins:abs", 5.0),)
         assert waits.others == ("for better days",)
         assert waits
+
+
+def test_a_thread_that_listens_passes_for_no_call() -> None:
+    with Stage() as stage:
+        stage.agent.call_async(WorkerId(1, 0), abs, (-1,), None, 0)
+        channel = stage.agent.peers.channel(WorkerId(1, 0))
+        sleeper = Pending(None, None, None)
+        sleeper.is_shared = True
+        listening = Background(channel.listen, sleeper)
+        wait_until(lambda: channel.outstanding == 2)
+        assert [what for _to, what, _seconds in look(stage.worker).calls] == ["builtins:abs"]
+        sleeper.finish(None, None)
+        listening.result()
 
 
 def test_requests_being_served_and_the_line_they_are_at() -> None:
