@@ -116,8 +116,10 @@ class Channel:
             if pending.future is None:
                 self._give_up(number, pending)
                 raise self._timeout(pending, _STANDS_STILL) from error
-        except BaseException:
+        except BaseException as error:
             self._take_out(number)
+            if pending.kept:
+                pending.take_back(error)
             raise
         if deadline is not None and deadline < deadlines.next:
             deadlines.announce(deadline)

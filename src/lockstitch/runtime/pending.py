@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from lockstitch.devices import use_here
-from lockstitch.errors import copy_of
+from lockstitch.errors import RpcError, copy_of
+from lockstitch.wire.pickling import TakeBack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -97,6 +98,14 @@ class Pending:
         self.done = True
         if self.locks:
             self.wake()
+
+    def take_back(self, error: BaseException) -> None:
+        """The request was not sent because of `error`: if that was for its own sake, what its
+        making has begun is taken back. (Where the peer is lost, that has been seen to.)"""
+        if isinstance(error, Exception) and not isinstance(error, (RpcError, ConnectionError)):
+            for each in self.kept or ():
+                if isinstance(each, TakeBack):
+                    each()
 
     def wake(self) -> None:
         """Wakes the threads that wait."""

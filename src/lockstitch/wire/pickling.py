@@ -97,6 +97,22 @@ class PickleSession:
         for undo in self.undo:
             undo()
 
+    def keep_undo(self) -> None:
+        """The pickling is done, but the message may still turn out to be none that can be sent."""
+        if self.undo and self.kept is not None:
+            self.kept.append(TakeBack(self.undo))
+
+
+class TakeBack:
+    """Kept with what a request keeps: takes back what its making has begun, if it never leaves."""
+
+    def __init__(self, undo: list[Callable[[], None]]) -> None:
+        self._undo = undo
+
+    def __call__(self) -> None:
+        for undo in self._undo:
+            undo()
+
 
 class UnpickleSession:
     """One value being unpickled; `received` collects what must be confirmed before it is used."""
@@ -237,6 +253,7 @@ def pack_flat_with_own(
         if isinstance(error, ValueError):
             return None
         raise
+    session.keep_undo()
     return Payload(FLAT_WITH_OWN, stream, payload.items)
 
 
@@ -299,6 +316,7 @@ def _run_pickler(
     for buffer in buffers:
         tensor = lifted.get(id(buffer))
         session.items.append(tensor if tensor is not None else buffer.raw())
+    session.keep_undo()
     stream = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     return Payload(PICKLE, stream, session.items), session.sealed
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
+import torch
 
-from lockstitch.errors import RpcTimeoutError, SerializationError
+from lockstitch.errors import LocalProtocolError, RpcTimeoutError, SerializationError
+from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
+from lockstitch.wire.frames import DEFAULT_LIMITS
 from tests.cluster.rref.programs import (
     Gate,
     add,
@@ -55,6 +59,19 @@ def test_in_arguments_that_cannot_be_unpickled(cluster):
     assert eventually(lambda: nothing_is_under_way(cluster))
     del rref
     assert eventually(lambda: nothing_is_held(cluster))
+
+
+@pytest.mark.parametrize("wrap", [lambda *all_: all_, lambda *all_: ({"all": all_},)])
+def test_in_arguments_that_are_too_long_for_a_frame(wrap):
+    limits = dataclasses.replace(DEFAULT_LIMITS, bulk_bytes=100_000)
+    with LocalCluster(3, options=AgentOptions(limits=limits)) as cluster, cluster[0].active():
+        rref = remote(cluster[1], add, 1, 2)
+        for kind in ("call", "call_async"):
+            with pytest.raises(LocalProtocolError):
+                getattr(cluster[0].agent, kind)(cluster[2].id, add, wrap(rref, torch.ones(50_000)))
+        assert eventually(lambda: nothing_is_under_way(cluster))
+        del rref
+        assert eventually(lambda: nothing_is_held(cluster))
 
 
 def test_a_value_is_made_although_its_user_has_given_up(cluster):
