@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 HOST: Final = torch.device("cpu")
+_SMALL_BYTES: Final = 64 * 1024
+_MOST_PINNED: Final = 64 << 20
 
 is_on_host: Final[Callable[[torch.Tensor], bool]] = attrgetter("is_cpu")
 """Whether the CPU can read the tensor's memory."""
@@ -97,20 +99,39 @@ def move_all(
     used: set[torch.device] = set()
     with torch.inference_mode(False), torch.no_grad():
         for tensor, device in zip(tensors, devices, strict=True):
-            if tensor.device != device:
-                if device.type == "cuda":
-                    used.add(device)
-                # To the host it is not asynchronous: nobody would wait for it.
-                tensor = tensor.to(device, non_blocking=device.type == "cuda")
-            moved.append(tensor)
+            if tensor.device == device:
+                moved.append(tensor)
+            elif device.type == "cuda":
+                used.add(device)
+                moved.append(_from_pinned(tensor).to(device, non_blocking=True))
+            else:
+                moved.append(tensor.to(device))
     wait_for(used)
     return moved
+
+
+def _from_pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """A small tensor in pinned memory: CUDA takes longer over other memory than copying it takes.
+    Torch keeps the copy until the device has read it."""
+    is_small = tensor.layout is torch.strided and tensor.nbytes <= _SMALL_BYTES
+    return tensor.pin_memory() if is_small and is_on_host(tensor) else tensor
 
 
 def wait_for(devices: Iterable[torch.device]) -> None:
     """Returns when what the current streams of these CUDA devices have to do by now is done."""
     for device in devices:
         torch.cuda.current_stream(device).record_event().synchronize()
+
+
+def side_streams() -> list[torch.cuda.Event]:
+    """Events on the streams that this thread has made current instead of the default ones, for
+    another thread to wait for. CUDA is in use."""
+    streams = map(torch.cuda.current_stream, range(torch.cuda.device_count()))
+    return [
+        stream.record_event()
+        for stream in streams
+        if stream != torch.cuda.default_stream(stream.device)
+    ]
 
 
 def use_here(tensors: Iterable[torch.Tensor]) -> None:
@@ -126,9 +147,10 @@ def begin_fetch(flat: torch.Tensor, address: int) -> None:
     torch.frombuffer(window, dtype=torch.uint8).copy_(flat, non_blocking=True)
 
 
-def pinned_bytes(size: int) -> torch.Tensor:
-    """Host memory that a device copies to without a detour. CUDA is in use."""
-    return torch.empty(size, dtype=torch.uint8, device=HOST, pin_memory=True)
+def staging_bytes(size: int) -> torch.Tensor:
+    """Host memory for what a device copies out, pinned where torch may keep it for the next time:
+    it never gives that back. CUDA is in use."""
+    return torch.empty(size, dtype=torch.uint8, device=HOST, pin_memory=size <= _MOST_PINNED)
 
 
 def pin(owner: Any, address: int, size: int) -> None:

@@ -12,6 +12,8 @@ from lockstitch.testing.cluster import LocalCluster
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # What torch says where the first thing that a thread does on a device is a product of matrices.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ from lockstitch.testing.cluster import LocalCluster
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # What torch says where the first thing that a thread does on a device is a product of matrices.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
 ]
 
 HOST, FIRST = torch.device("cpu"), torch.device("cuda:0")
@@ -149,3 +153,44 @@ def test_answers_hold_what_the_function_has_its_stream_compute() -> None:
         ]
         for number, future in enumerate(futures):
             assert torch.equal(future.wait(), torch.full((50, 50), 2.0 * number, device=FIRST))
+
+
+@rpc.functions.async_execution
+def slow_on_another_thread(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+    def compute() -> None:
+        stream = torch.cuda.Stream(tensor.device)
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(100_000_000)
+            future.set_result(tensor + tensor)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    return future
+
+
+def test_a_future_that_is_completed_on_a_stream_of_its_own() -> None:
+    with cluster({FIRST: FIRST}) as workers, workers["worker0"].active():
+        for number in range(5):
+            tensor = torch.full((500, 50), float(number), device=FIRST)
+            doubled = rpc.rpc_sync("worker1", slow_on_another_thread, (tensor,))
+            assert torch.equal(doubled, tensor * 2)
+
+
+def fetch(reference: rpc.RRef[torch.Tensor]) -> torch.Tensor:
+    return reference.to_here()
+
+
+def test_the_value_of_a_reference_that_was_made_on_a_stream_of_its_own() -> None:
+    with cluster({FIRST: FIRST}, "worker0", "worker1") as workers, workers["worker0"].active():
+        for number in range(5):
+            with torch.cuda.stream(torch.cuda.Stream(FIRST)):
+                tensor = torch.zeros((500, 50), device=FIRST)
+                torch.cuda._sleep(100_000_000)
+                tensor += number
+                reference = rpc.RRef(tensor)
+            there = rpc.rpc_sync("worker1", fetch, (reference,))
+            assert there.eq(number).all()

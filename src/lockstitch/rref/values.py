@@ -10,6 +10,9 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from lockstitch.devices import side_streams
 from lockstitch.errors import RpcTimeoutError, copy_of
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ class OwnedValue:
 
     __slots__ = (
         "__weakref__",
+        "_begun",
         "_error",
         "_forbidden",
         "_lock",
@@ -41,6 +45,8 @@ class OwnedValue:
         self.reference = reference
         self.is_done = False
         self._value: Any = None
+        self._begun: list[torch.cuda.Event] = []
+        """What is to be waited for where the value was made on streams of the maker's own."""
         self._error: BaseException | None = None
         self._forbidden: BaseException | None = None
         self._lock = threading.Lock()
@@ -62,6 +68,8 @@ class OwnedValue:
             if self.is_done:
                 return
             self._value = value
+            if torch.cuda._initialized and error is None:
+                self._begun = side_streams()
             self._error = error
             self.is_done = True
             waiters, self._waiters = self._waiters, []
@@ -106,4 +114,8 @@ class OwnedValue:
                     )
         if self._error is not None:
             raise copy_of(self._error)
+        if self._begun:
+            for event in self._begun:
+                event.synchronize()
+            self._begun = []
         return self._value

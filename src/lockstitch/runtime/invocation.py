@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
+from lockstitch.devices import side_streams
 from lockstitch.errors import LocalProtocolError, LockstitchError
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
@@ -227,7 +228,14 @@ class Invocation:
             value, error = None, raised
         if isinstance(value, BaseException):
             value, error = None, value
-        self.agent.crew.spawn(lambda: self.conclude(then, value, error))
+        begun = side_streams() if torch.cuda._initialized else []
+
+        def conclude() -> None:
+            for event in begun:
+                event.synchronize()
+            self.conclude(then, value, error)
+
+        self.agent.crew.spawn(conclude)
 
     def conclude(
         self,

@@ -47,7 +47,7 @@ class Fetching:
         """Begins to fetch those that travel inside the frame, into memory of their own."""
         small = [each for each in self._memories if 0 < each.nbytes <= INLINE_BYTES]
         if small:
-            scratch = devices.pinned_bytes(sum([each.nbytes for each in small]))
+            scratch = devices.staging_bytes(sum([each.nbytes for each in small]))
             address = scratch.data_ptr()
             for each in small:
                 each.copy_to(address)
@@ -58,7 +58,7 @@ class Fetching:
         """Likewise for the large ones, where nobody lends memory for them."""
         for each in self._memories:
             if each.nbytes > INLINE_BYTES:
-                host = torch.empty(each.nbytes, dtype=torch.uint8, device=HOST)
+                host = devices.staging_bytes(each.nbytes)
                 each.copy_to(host.data_ptr())
                 each.settle(host.data_ptr(), host)
 
