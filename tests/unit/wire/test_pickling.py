@@ -403,12 +403,15 @@ def registry_of_tickets(undone: list[int]) -> PicklingRegistry:
 
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_flat_values_with_registered_types_cross_without_a_pickle(kind: type) -> None:
-    registry, tensor = registry_of_tickets([]), torch.ones(2)
-    kept: list[object] = []
+    registry, tensor = registry_of_tickets(undone := []), torch.ones(2)
+    kept: list[Any] = []
     sent = kind([Ticket(5), "name", tensor, 1.5, tensor, None, Ticket(6)])
     payload, _ = pack(sent, registry, None, kept)
     assert payload.encoding == FLAT_WITH_OWN
-    assert kept == [sent[0], sent[-1]]
+    *held, take_back = kept
+    assert held == [sent[0], sent[-1]]
+    take_back()  # as if the request never left
+    assert undone == [5, 6]
     session = UnpickleSession(WorkerId(0, 0))
     first, name, one, number, other, nothing, last = arrived = unpack(payload, registry, session)
     assert type(arrived) is kind
