@@ -1,4 +1,4 @@
-"""What each rank of `test_cuda_hvd.py` runs: `hvd_program.py DEVICE FOLDER`.
+"""What each rank of `test_cuda_hvd.py` runs: `hvd_program.py DEVICE FOLDER [CHECK …]`.
 
 Every check compares results on the device with what the CPU says; what came of each goes to the
 file `RANK.json` in the folder. All ranks use the same device.
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from lockstitch import hvd
+from lockstitch.hvd.job import current_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -330,11 +331,21 @@ def state_of_an_elastic_job_goes_to_all(device: torch.device) -> None:
     assert all(each["exp_avg"].device == device for each in optimizer.state.values())
 
 
-def main(device_name: str, folder: str) -> None:
+def road() -> str:
+    """By which tensors of the device have gone."""
+    ways = current_session()._devices._ways
+    if not ways:
+        return "device"
+    return "host" if ways[0].backend is None else ways[0].backend.name
+
+
+def main(device_name: str, folder: str, *names: str) -> None:
     hvd.init()
     device = torch.device(device_name)
     outcomes: dict[str, str] = {}
     for name, function in CHECKS.items():
+        if names and name not in names:
+            continue
         if device.type != "cuda" and "streams" in name:
             continue
         try:
@@ -343,6 +354,7 @@ def main(device_name: str, folder: str) -> None:
             outcomes[name] = traceback.format_exc(limit=-8)
         else:
             outcomes[name] = "ok"
+    outcomes["road"] = road()
     Path(folder, f"{hvd.rank()}.json").write_text(json.dumps(outcomes))
     hvd.shutdown()
 

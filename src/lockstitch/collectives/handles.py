@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from lockstitch.errors import copy_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockstitch.collectives.forms import Form
     from lockstitch.collectives.requests import Request
 
@@ -27,6 +29,14 @@ class Landing(Protocol):
         ...
 
 
+class Road(Protocol):
+    """Where an operation is under way."""
+
+    def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
+        """See `Backend.wait`. May return earlier, when the operation has another road."""
+        ...
+
+
 class Handle(Generic[T]):
     """One operation of this rank. `Session.wait(handle)` gives its result, as often as asked."""
 
@@ -39,6 +49,7 @@ class Handle(Generic[T]):
         "key",
         "landing",
         "request",
+        "road",
         "rows",
         "submitted_at",
     )
@@ -54,6 +65,8 @@ class Handle(Generic[T]):
         """Whether there is a result or an error."""
         self.landing: Landing | None = None
         """For tensors of a device."""
+        self.road: Road | None = None
+        """By which it goes, if not by the session's backend."""
         self._value: object = None
         self._error: BaseException | None = None
         self._signal: threading.Event | None = None

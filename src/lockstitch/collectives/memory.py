@@ -40,6 +40,7 @@ from lockstitch.errors import RankLostError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from lockstitch.collectives.devices import Doors
     from lockstitch.collectives.handles import Handle
 
 T = TypeVar("T")
@@ -50,7 +51,9 @@ _LOOK_SECONDS = 0.1
 class LocalSessions:
     """`size` sessions, one for each rank, that belong together.
 
-    `hosts` names each rank's host, for programs that ask for local and cross ranks.
+    `hosts` names each rank's host, for programs that ask for local and cross ranks. `doors`, called
+    for each rank, make operations between devices possible; without them a single rank works on the
+    device itself, and several go through host memory.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class LocalSessions:
         clock: Clock = SYSTEM_CLOCK,
         stall_warning_seconds: float = 60.0,
         stall_failure_seconds: float = 0.0,
+        doors: Callable[[Topology, ProcessSets, Outstanding], Doors] | None = None,
     ) -> None:
         self._meeting = _Meeting(size)
         self._sessions: list[Session] = []
@@ -73,8 +77,10 @@ class LocalSessions:
             )
             self._meeting.outstanding.append(outstanding)
             topology = Topology.of(rank, hosts or ["host"] * size)
-            backend = MemoryBackend(rank, self._meeting)
-            self._sessions.append(Session(topology, backend, outstanding, ProcessSets(size)))
+            backend = MemoryBackend(rank, self._meeting, takes_devices=size == 1 and not doors)
+            sets = ProcessSets(size)
+            way_out = doors and doors(topology, sets, outstanding)
+            self._sessions.append(Session(topology, backend, outstanding, sets, way_out))
 
     def __enter__(self) -> LocalSessions:
         return self
@@ -131,10 +137,10 @@ class MemoryBackend:
     name = "memory"
     negotiation_bytes = 0
 
-    def __init__(self, rank: int, meeting: _Meeting) -> None:
+    def __init__(self, rank: int, meeting: _Meeting, *, takes_devices: bool) -> None:
         self._rank = rank
         self._meeting = meeting
-        self.takes_devices = meeting.size == 1
+        self.takes_devices = takes_devices
         self._deferred: deque[tuple[Handle[Any], Streams | None]] = deque()
         """Of a single rank, with the streams of who has submitted them. Among several, whoever
         submits last does everything for all."""

@@ -16,6 +16,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
@@ -24,6 +25,7 @@ from lockstitch.collectives.c10d.hierarchical import HierarchicalPlane
 from lockstitch.collectives.c10d.hub import Hub
 from lockstitch.collectives.c10d.plane import GroupPlane, Plane
 from lockstitch.collectives.c10d.star import Centre, Password, Spoke, call_hub
+from lockstitch.collectives.doors import NcclDoors
 from lockstitch.collectives.memory import LocalSessions
 from lockstitch.collectives.options import SessionOptions
 from lockstitch.collectives.outstanding import Outstanding
@@ -85,6 +87,7 @@ def open_session(
             clock=clock,
             stall_warning_seconds=chosen.stall_warning_seconds,
             stall_failure_seconds=chosen.stall_failure_seconds,
+            doors=_doors_alone(chosen) if chosen.device_operations == "nccl" else None,
         )[0]
     outstanding = Outstanding(
         rank,
@@ -145,6 +148,7 @@ class _Opening:
             topology = Topology.of(self._rank, _published(roster, _HOST))
             name = _chosen_backend(topology, options)
             backend: Backend
+            doors = self._doors(roster, topology)
             if name == "shared_memory":
                 backend = self._share_memory(roster, topology, door, self._outstanding)
             else:
@@ -154,7 +158,15 @@ class _Opening:
             door.close()
             if listener is not None:
                 listener.close()
-        return Session(topology, backend, self._outstanding, self._sets)
+        return Session(topology, backend, self._outstanding, self._sets, doors)
+
+    def _doors(self, roster: StaticRoster, topology: Topology) -> NcclDoors | None:
+        """For operations between devices; None where none are wanted."""
+        options = self._options
+        if options.device != "cpu" or options.device_operations == "host":
+            return None
+        store = PrefixStore(f"devices/{roster.me.generation}", self._store)
+        return NcclDoors(topology, store, options, self._secret, self._sets, self._outstanding)
 
     def _listen(self) -> Listener | None:
         if self._options.backend == "shared_memory":
@@ -214,7 +226,7 @@ class _Opening:
                 self._local_session(roster, topology, door),
                 options.timeout_seconds,
             )
-        return C10dBackend(rank, plane, self._sets, self._outstanding, connect, name)
+        return C10dBackend(plane, self._sets, self._outstanding, connect, name)
 
     def _local_session(self, roster: StaticRoster, topology: Topology, door: Doorway) -> Session:
         """A session of the ranks of this host among themselves."""
@@ -224,6 +236,15 @@ class _Opening:
         outstanding = Outstanding(topology.local_rank, self._outstanding.clock)
         backend = self._share_memory(roster, topology, door, outstanding)
         return Session(local, backend, outstanding, ProcessSets(local.size))
+
+
+def _doors_alone(
+    options: SessionOptions,
+) -> Callable[[Topology, ProcessSets, Outstanding], NcclDoors]:
+    """For a single rank, whose tensors on devices go by NCCL only where that is demanded."""
+    return lambda topology, sets, outstanding: NcclDoors(
+        topology, HashStore(), options, None, sets, outstanding
+    )
 
 
 def _chosen_backend(topology: Topology, options: SessionOptions) -> BackendName:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from lockstitch.collectives.placement import DeviceOperations
 
 BackendName = Literal["auto", "shared_memory", "c10d", "hierarchical"]
 
@@ -16,7 +19,11 @@ class SessionOptions:
     """`auto` takes shared memory where all ranks are on one host, `hierarchical` where several
     hosts have several ranks, else `c10d`; and always `c10d` for a device that is not the CPU."""
     device: str = "cpu"
-    """Where most tensors live: chooses what `c10d` reduces with (Gloo or NCCL)."""
+    """Where all tensors live: chooses what `c10d` reduces with (Gloo or NCCL)."""
+    device_operations: DeviceOperations = "auto"
+    """How tensors on GPUs are reduced where `device` is the CPU. `auto`: by NCCL, in those process
+    sets of which each rank has a GPU of its own, else through host memory; `nccl`: by NCCL, or an
+    error; `host`: through host memory."""
     timeout_seconds: float = 60.0
     """How long the ranks may take to find each other, and those of a process set to connect."""
     stall_warning_seconds: float = 60.0

@@ -7,6 +7,7 @@ A name is in flight from `begin` until its result is where it belongs. When the 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.collectives.events import Observers, Progress, Stall, Step
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from lockstitch.clock import Clock
     from lockstitch.collectives.forms import Form
+    from lockstitch.collectives.handles import Road
     from lockstitch.collectives.requests import Request
 
 
@@ -49,7 +51,8 @@ class Outstanding:
         self._stall_warning_seconds = stall_warning_seconds
         self._stall_failure_seconds = stall_failure_seconds
         self._warned: set[Handle[Any]] = set()
-        self._next_look = clock.now() + 1.0
+        first_look = clock.now() + 1.0
+        self._next_look: defaultdict[Road | None, float] = defaultdict(lambda: first_look)
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -125,20 +128,25 @@ class Outstanding:
             at = self.clock.now()
             observer(Progress(request.name, request.kind, step, at, request.process_set))
 
-    def look_for_stalls(self, missing: Callable[[Handle[Any]], tuple[int, ...] | None]) -> None:
-        """Reports what has waited too long, each once; to be called now and then by who waits.
+    def look_for_stalls(
+        self,
+        missing: Callable[[Handle[Any]], tuple[int, ...] | None],
+        road: Road | None = None,
+    ) -> None:
+        """Reports what has waited too long on a road (None: the session's backend), each once; to
+        be called now and then by who waits.
 
         `missing` says for whom an operation waits, or None where that has to be asked first. What
         has waited longer than the failure time breaks the session.
         """
         now = self.clock.now()
-        if now < self._next_look:
+        if now < self._next_look[road]:
             return
-        self._next_look = now + 1.0
+        self._next_look[road] = now + 1.0
         for handle in self.all():
             waited = now - handle.submitted_at
             # A rank may wait in a join for as long as the others have data.
-            if handle.request.kind is Kind.JOIN or handle.is_done:
+            if handle.request.kind is Kind.JOIN or handle.is_done or handle.road is not road:
                 continue
             is_late = 0 < self._stall_warning_seconds < waited and handle not in self._warned
             is_hopeless = 0 < self._stall_failure_seconds < waited

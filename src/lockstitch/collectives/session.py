@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from lockstitch.collectives import checks
+from lockstitch.collectives.devices import Devices
 from lockstitch.collectives.events import Observers, Statistics
 from lockstitch.collectives.forms import Forms
 from lockstitch.collectives.operations import Deferred, Operations
@@ -35,9 +37,10 @@ from lockstitch.collectives.staging import Staging, is_on_host
 from lockstitch.errors import CollectiveError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from lockstitch.collectives.backend import Backend
+    from lockstitch.collectives.devices import Doors
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.outstanding import Outstanding
     from lockstitch.collectives.process_sets import ProcessSets
@@ -56,14 +59,22 @@ class Session(Operations):
     _is_on_host = staticmethod(is_on_host)
 
     def __init__(
-        self, topology: Topology, backend: Backend, outstanding: Outstanding, sets: ProcessSets
+        self,
+        topology: Topology,
+        backend: Backend,
+        outstanding: Outstanding,
+        sets: ProcessSets,
+        doors: Doors | None = None,
     ) -> None:
+        """`doors`: for operations between devices; without them all goes by the backend."""
         self.topology = topology
         self._backend = backend
         self._outstanding = outstanding
         self._sets = sets
         self._forms = Forms(topology.rank)
-        self._staging = Staging(topology.rank, self._host_memory)
+        self._staging = Staging(topology.rank, lambda size: backend.resident((size,), torch.uint8))
+        # Without a cycle the memory that ranks share is unmapped as soon as it may be.
+        self._devices = Devices(weakref.proxy(self), doors, self._staging, outstanding)
         self._counts: dict[tuple[int, Kind], itertools.count[int]] = {}
         self._set_changes = threading.Lock()
         self._submitting = threading.Lock()
@@ -140,13 +151,10 @@ class Session(Operations):
             if request.outputs is not None and request.outputs is not request.tensors:
                 checks.check_outputs(request)
             handle = outstanding.begin(request, form)
-        if not self._is_on_host(request) and not self._backend.takes_devices:
-            try:
-                self._staging.stage(handle)
-            except BaseException as error:
-                outstanding.fail(handle, error)
-                raise
-        self._backend.submit(handle)
+        if self._is_on_host(request) or self._backend.takes_devices:
+            self._backend.submit(handle)
+        else:
+            self._devices.submit(handle, process_set)
         return handle
 
     def poll(self, handle: Handle[Any]) -> bool:
@@ -158,7 +166,7 @@ class Session(Operations):
     def wait(self, handle: Handle[T]) -> T:
         """The operation's result, or raises its error."""
         if not handle.is_done:
-            self._backend.wait(handle)
+            self._wait(handle)
         return handle.result()
 
     def wait_unless_wanted(self, handle: Handle[Any]) -> bool:
@@ -170,14 +178,14 @@ class Session(Operations):
 
         def gives_up() -> bool:
             nonlocal wanted_since
-            if not self._backend.is_wanted():
+            if not self._backend.is_wanted() and not self._devices.is_wanted():
                 wanted_since = None
                 return False
             wanted_since = wanted_since or now()
             return now() - wanted_since >= _PATIENCE_SECONDS
 
         if not handle.is_done:
-            self._backend.wait(handle, gives_up)
+            self._wait(handle, gives_up)
         return handle.is_done
 
     # ------------------------------------------------------------ memory
@@ -231,12 +239,15 @@ class Session(Operations):
             for handle in self._outstanding.all():
                 if handle.request.process_set == set_id:
                     self._outstanding.fail(handle, gone)
+            self._devices.close_set(set_id)
             self._backend.close_set(removed)
 
     def join(self) -> int:
         """See `Operations.join`. All ranks number their unnamed operations anew afterwards: until
         then those with more data may have submitted more of them."""
+        self._devices.before_join(self._sets[GLOBAL_SET])
         last = super().join()
+        self._devices.after_join()
         for process_set, kind in list(self._counts):
             if process_set == GLOBAL_SET and kind not in (Kind.ADD_SET, Kind.REMOVE_SET):
                 self._counts.pop((process_set, kind), None)
@@ -251,9 +262,40 @@ class Session(Operations):
             CollectiveError(f"the session of rank {self.rank} was shut down")
         )
         self._backend.close()
+        self._devices.close()
         self._staging.close()
 
+    # ------------------------------------------------------------ for operations on devices
+
+    def tell_all(self, content: bytes, process_set: ProcessSet) -> Handle[torch.Tensor]:
+        """Begins to tell the other ranks of a set where this one's tensors are."""
+        told = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        return self.allgather(told, name="where CUDA tensors are", process_set=process_set.id)
+
+    def hear_all(self, handle: Handle[torch.Tensor]) -> list[bytes]:
+        """Waits for what all have told."""
+        whole = self.wait(handle).numpy().tobytes()
+        ends = list(itertools.accumulate(handle.rows[0], initial=0))
+        return [whole[begin:end] for begin, end in itertools.pairwise(ends)]
+
+    def submit_on_host(self, handle: Handle[Any]) -> None:
+        """Begins an operation whose tensors have come into host memory."""
+        self._backend.submit(handle)
+
     # ------------------------------------------------------------ inside
+
+    def _wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
+        """By whichever road it goes; another one may be found while it waits."""
+        has_given_up = False
+
+        def asked() -> bool:
+            nonlocal has_given_up
+            has_given_up = gives_up is not None and gives_up()
+            return has_given_up
+
+        while not handle.is_done and not has_given_up:
+            road = handle.road or self._backend
+            road.wait(handle, gives_up and asked)
 
     def _name(self, kind: Kind, process_set: int) -> str:
         """An automatic name, for who gives none."""
@@ -261,11 +303,8 @@ class Session(Operations):
         automatic = f"{kind.value}.noname.{number}"
         earlier = self._outstanding.find(process_set, automatic)
         if earlier is not None:
-            self._backend.wait(earlier)
+            self._wait(earlier)
         return automatic
-
-    def _host_memory(self, size: int) -> torch.Tensor:
-        return self._backend.resident((size,), torch.uint8)
 
     def _count(self, process_set: int, kind: Kind) -> int:
         key = (process_set, kind)

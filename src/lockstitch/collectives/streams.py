@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class Streams:
@@ -30,7 +30,7 @@ class Streams:
             stack.enter_context(torch.cuda.stream(stream))
         return stack
 
-    def let_wait(self, tensors: Iterable[object]) -> None:
+    def let_wait(self, tensors: Sequence[object]) -> None:
         """What is given from now on to the streams that are current here comes after what has been
         given to these; so the tensors may be used there."""
         for stream in self._streams:
@@ -38,9 +38,18 @@ class Streams:
             if current == stream:
                 continue
             current.wait_stream(stream)
-            for tensor in tensors:
-                if isinstance(tensor, torch.Tensor) and tensor.device == stream.device:
-                    tensor.record_stream(current)
+            is_used_on(current, tensors)
+
+    def record(self) -> list[torch.cuda.Event]:
+        """Events that say when all that was given to them is done."""
+        return [stream.record_event() for stream in self._streams]
+
+
+def is_used_on(stream: torch.cuda.Stream, tensors: Iterable[object]) -> None:
+    """Tells torch that a stream uses those of the tensors that are on its device."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.device == stream.device:
+            tensor.record_stream(stream)
 
 
 class Arrival:

@@ -16,7 +16,15 @@ from lockstitch.hvd import batch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from lockstitch.collectives.placement import DeviceOperations
+
 _FUSION_BYTES: Final = 128 << 20
+_GPU_OPERATIONS: Final[Mapping[str, DeviceOperations]] = {
+    "": "auto",
+    "NCCL": "nccl",
+    "HOST": "host",
+    "MPI": "host",
+}
 _RANK_AND_SIZE: Final = (("HOROVOD_RANK", "HOROVOD_SIZE"), ("RANK", "WORLD_SIZE"))
 
 
@@ -81,7 +89,19 @@ def options_of(environment: Mapping[str, str]) -> SessionOptions:
         stall_failure_seconds=stall_failure,
         fusion_bytes=_number(environment, "HOROVOD_FUSION_THRESHOLD", _FUSION_BYTES),
         host=_host(environment),
+        device_operations=_device_operations(environment),
     )
+
+
+def _device_operations(environment: Mapping[str, str]) -> DeviceOperations:
+    """How tensors on GPUs are reduced. The original is told so when it is built, and the variable
+    often stays in an image."""
+    name = "HOROVOD_GPU_OPERATIONS"
+    wish = _GPU_OPERATIONS.get(environment.get(name, "").upper())
+    if wish is None:
+        known = ", ".join(filter(None, _GPU_OPERATIONS))
+        raise ValueError(f"{name}={environment[name]!r} must be one of {known}, or not be set")
+    return wish
 
 
 def _host(environment: Mapping[str, str]) -> str | None:

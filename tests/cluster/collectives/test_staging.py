@@ -38,7 +38,8 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def ranks(request: Any) -> Iterator[Ranks]:
-    with Ranks(3, request.param) as opened:
+    options = {} if request.param == "memory" else {"device_operations": "host"}
+    with Ranks(3, request.param, **options) as opened:
         yield opened
 
 

@@ -55,3 +55,16 @@ def test_stall_check_is_tuned_and_switched_off():
 def test_fusion_threshold_and_host_name_are_passed_on():
     options = Place.read({"HOROVOD_FUSION_THRESHOLD": "1024", "HOROVOD_HOSTNAME": "h1"}).options
     assert (options.fusion_bytes, options.host) == (1024, "h1")
+
+
+@pytest.mark.parametrize(
+    ("word", "wish"), [("", "auto"), ("NCCL", "nccl"), ("host", "host"), ("MPI", "host")]
+)
+def test_operations_on_gpus_are_chosen_by_a_word(word, wish):
+    options = Place.read({"HOROVOD_GPU_OPERATIONS": word}).options
+    assert options.device_operations == wish
+
+
+def test_other_words_for_operations_on_gpus_are_refused():
+    with pytest.raises(ValueError, match="HOROVOD_GPU_OPERATIONS='DDL' must be one of NCCL, HOST"):
+        Place.read({"HOROVOD_GPU_OPERATIONS": "DDL"})

@@ -10,5 +10,6 @@ is ready for it. Operations that are ready together are fused.
 - `star`: the connections between them
 - `performing`: carrying out orders, one after the other
 - `plane`: the operations of a process group
+- `device_stream`: the stream of a GPU on which it works
 - `hierarchical`: the same, with the ranks of each host going through shared memory
 """

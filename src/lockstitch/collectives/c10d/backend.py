@@ -8,6 +8,7 @@ all.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from queue import SimpleQueue
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from lockstitch.collectives.arithmetic import rows_gathered
+from lockstitch.collectives.c10d.device_stream import DeviceStream
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     Ask,
@@ -48,7 +50,9 @@ from lockstitch.transport.forks import abandon_in_child
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lockstitch.collectives.c10d.device_stream import Passage
     from lockstitch.collectives.c10d.plane import Plane
+    from lockstitch.collectives.forms import Form
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.outstanding import Outstanding
     from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
@@ -68,22 +72,34 @@ class Ear(Protocol):
 
 
 class C10dBackend:
-    """See the module. `connect` makes the end of the star that calls back with what rank 0 says."""
+    """See the module. `connect` makes the end of the star that calls back with what rank 0 says.
+
+    For one process set only (`only_for`) it is one of several roads of a session: its first rank
+    stands where rank 0 does otherwise, and joins are decided elsewhere.
+    """
 
     def __init__(
         self,
-        rank: int,
         plane: Plane,
         sets: ProcessSets,
         outstanding: Outstanding,
         connect: Callable[[Callable[[Message], None]], Ear],
         name: str = "c10d",
+        only_for: ProcessSet | None = None,
     ) -> None:
         self.name = name
-        self._rank = rank
+        self._only_for = only_for
+        self._road = None if only_for is None else self
+        self._stream = DeviceStream(plane.device) if plane.device.type == "cuda" else None
+        self._passages: dict[int, Passage] = {}
+        self._end: CollectiveError | None = None
+        """Why it takes nothing any more, though the session goes on."""
+        self._rank = outstanding.rank
         self._plane = plane
         self._sets = sets
         self._outstanding = outstanding
+        self._told: dict[int, Form] = {}
+        """What each number stands for, as rank 0 knows it."""
         self._under_way: dict[int, Handle[Any]] = {}
         self._joining: Handle[Any] | None = None
         self._missing: dict[int, tuple[int, ...]] = {}
@@ -91,9 +107,9 @@ class C10dBackend:
         self._submitting = threading.Lock()
         self._is_closed = False
         self._is_abandoned = False
-        self.open_set(sets[GLOBAL_SET])
+        self.open_set(only_for or sets[GLOBAL_SET])
         self._performer = threading.Thread(
-            target=self._run, name=f"rank {rank} reductions", daemon=True
+            target=self._run, name=f"rank {self._rank} reductions", daemon=True
         )
         self._performer.start()
         self._ear = connect(self._hear)
@@ -117,17 +133,23 @@ class C10dBackend:
             self._ear.tell(Join(time.time_ns()))
             return
         form = handle.form
-        if handle.request.tensors and handle.request.tensors[0].is_cuda:
-            # What computes the tensors must be over before another thread reads them.
-            torch.cuda.current_stream(handle.request.tensors[0].device).synchronize()
+        if self._stream is not None:
+            handle.landing = self._passages[form.number] = self._stream.passage(handle.request)
         with self._submitting:
+            if self._end is not None:
+                self._outstanding.fail(handle, self._end)
+                return
             self._under_way[form.number] = handle
-            if form.note is None:
+            if self._told.get(form.number) is not form:
                 process_set = self._sets[handle.request.process_set]
                 content = form.description.encode().decode()
                 self._ear.tell(Define(form.number, process_set.id, process_set.ranks, content))
-                form.note = True
+                self._told[form.number] = form
             self._ear.tell(Submit(form.number))
+
+    def join(self) -> None:
+        """This rank has joined, as the session's backend is told; that says, too, when all have."""
+        self._ear.tell(Join(time.time_ns()))
 
     def advance(self) -> None:
         """Nothing: threads of its own do the work."""
@@ -138,7 +160,7 @@ class C10dBackend:
         if self._is_abandoned:
             self._refuse_child()
         while not handle.wait(_LOOK_SECONDS):
-            self._outstanding.look_for_stalls(self._whom_it_waits_for)
+            self._outstanding.look_for_stalls(self._whom_it_waits_for, self._road)
             if gives_up is not None and gives_up():
                 return
 
@@ -202,13 +224,16 @@ class C10dBackend:
     # ------------------------------------------------------------ performing
 
     def _run(self) -> None:
-        while (message := self._orders.get()) is not None:
-            if self._outstanding.is_broken:
-                continue
-            try:
-                self._obey(message)
-            except Exception as error:  # noqa: BLE001 - the session ends with it, everywhere
-                self._fail(error)
+        with contextlib.nullcontext() if self._stream is None else self._stream.current():
+            while (message := self._orders.get()) is not None:
+                if self._outstanding.is_broken:
+                    continue
+                try:
+                    self._obey(message)
+                except Exception as error:  # noqa: BLE001 - the session ends with it, everywhere
+                    self._fail(error)
+        if self._stream is not None:
+            self._stream.finish()
 
     def _fail(self, error: Exception) -> None:
         """Others wait in the operation that failed here, so nobody can go on."""
@@ -224,14 +249,29 @@ class C10dBackend:
             self._perform_detailed(message)
         elif isinstance(message, Refused):
             handle = self._under_way.pop(message.number)
+            self._passages.pop(message.number, None)
             refusal = Refuse(handle.name, {}, message.objection, message.text)
             self._outstanding.fail(handle, error_of(refusal))
         elif isinstance(message, Leave):
-            text = f"rank 0, from which all orders come, shut down (heard by rank {self._rank})"
-            self._break(RankLostError(text))
+            centre = 0 if self._only_for is None else self._only_for.ranks[0]
+            text = (
+                f"rank {centre}, from which all orders come, shut down (heard by rank {self._rank})"
+            )
+            self._lose_centre(RankLostError(text))
         elif isinstance(message, Joined) and self._joining is not None:
             joining, self._joining = self._joining, None
             self._outstanding.complete(joining, message.last)
+
+    def _lose_centre(self, error: CollectiveError) -> None:
+        """No orders come any more. Where there are other roads, the session goes on by them."""
+        if self._only_for is None:
+            self._break(error)
+            return
+        with self._submitting:
+            self._end = error
+            left, self._under_way = list(self._under_way.values()), {}
+        for handle in left:
+            self._outstanding.fail(handle, error)
 
     def _perform_together(self, handles: list[Handle[Any]]) -> None:
         for handle in handles:
@@ -240,8 +280,9 @@ class C10dBackend:
         process_set = self._sets[request.process_set]
         if is_reducible(handles[0].form.description, self._plane):
             requests = [handle.request for handle in handles]
+            self._let_begin(handles)
             results = perform_bucket(requests, self._plane, process_set)
-            self._synchronize()
+            self._let_end(handles)
             for handle, tensors in zip(handles, results, strict=True):
                 self._outstanding.complete(handle, value_of(handle.request, tensors))
             return
@@ -264,8 +305,9 @@ class C10dBackend:
         handle = self._under_way.pop(message.number)
         self._outstanding.tell(handle, Step.READY)
         if is_reducible(present, self._plane):
+            self._let_begin([handle])
             (results,) = perform_bucket([handle.request], self._plane, process_set)
-            self._synchronize()
+            self._let_end([handle])
             self._outstanding.complete(handle, value_of(handle.request, results))
         else:
             self._perform_one(handle, described)
@@ -273,15 +315,22 @@ class C10dBackend:
     def _perform_one(self, handle: Handle[Any], described: list[Description | None]) -> None:
         process_set = self._sets[handle.request.process_set]
         me = process_set.position(self._rank)
+        self._let_begin([handle])
         results = perform(handle.request, described, self._plane, me, process_set)
-        self._synchronize()
+        self._let_end([handle])
         if handle.request.kind is Kind.ALLGATHER:
             handle.rows = rows_gathered(described)
         self._outstanding.complete(handle, value_of(handle.request, results))
 
-    def _synchronize(self) -> None:
-        if self._plane.device.type == "cuda":
-            torch.cuda.current_stream(self._plane.device).synchronize()
+    def _let_begin(self, handles: list[Handle[Any]]) -> None:
+        if self._stream is not None:
+            for handle in handles:
+                self._passages[handle.form.number].begin()
+
+    def _let_end(self, handles: list[Handle[Any]]) -> None:
+        if self._stream is not None:
+            for handle in handles:
+                self._passages.pop(handle.form.number).end()
 
     def _refuse_child(self) -> None:
         raise CollectiveError(

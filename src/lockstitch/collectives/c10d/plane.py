@@ -99,6 +99,8 @@ class GroupPlane:
     def __init__(self, rank: int, store: Store, device: str, connect_seconds: float = 60.0) -> None:
         self._connect_seconds = connect_seconds
         self.device = torch.device(device)
+        if self.device == torch.device("cuda"):
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self._rank = rank
         self._store = store
         self._groups: dict[int, Any] = {}  # torch's own stubs do not agree about them
@@ -109,11 +111,15 @@ class GroupPlane:
 
     def close_set(self, process_set: ProcessSet) -> None:
         group = self._groups.pop(process_set.id, None)
-        if group is not None:
+        if group is None:
+            return
+        if self.device.type == "cuda":
+            group.abort()  # `shutdown` would wait for the other ranks
+        else:
             group.shutdown()
 
     def can_reduce(self, dtype: torch.dtype) -> bool:
-        return dtype in _DTYPES
+        return dtype in _DTYPES or (dtype is torch.bfloat16 and self.device.type == "cuda")
 
     def reduce(self, flat: torch.Tensor, op: ReduceOp, process_set: ProcessSet) -> None:
         options = distributed.AllreduceOptions()
@@ -156,7 +162,10 @@ class GroupPlane:
             group.abort()
 
     def close(self) -> None:
-        self._groups.clear()
+        groups, self._groups = self._groups, {}
+        if self.device.type == "cuda":
+            for group in groups.values():
+                group.abort()  # `shutdown` would wait for the other ranks
 
     def _new_group(self, process_set: ProcessSet) -> Any:
         store = PrefixStore(f"set{process_set.id}", self._store)

@@ -1,4 +1,5 @@
-"""The connections between rank 0 and the others: whole messages both ways.
+"""The connections between rank 0 and the others: whole messages both ways. (Where a process set has
+a star of its own, its first rank stands where rank 0 stands here.)
 
 On rank 0 one thread reads all connections and asks the hub; elsewhere one thread reads the one.
 Whoever submits sends for himself. Rank 0 talks to its own hub without a connection.
@@ -135,9 +136,15 @@ class Spoke:
     """The end of every rank but 0."""
 
     def __init__(
-        self, rank: int, line: Line, hear: Callable[[Message], None], password: Password
+        self,
+        rank: int,
+        line: Line,
+        hear: Callable[[Message], None],
+        password: Password,
+        centre: int = 0,
     ) -> None:
         self._rank = rank
+        self._centre = centre
         self._line = line
         self._hear = hear
         self._is_closed = False
@@ -170,7 +177,7 @@ class Spoke:
                     self._hear(message)
         except (ConnectionError, ProtocolError):
             if not self._is_closed:
-                self._hear(Lost(0))
+                self._hear(Lost(self._centre))
 
 
 class Centre:
@@ -183,7 +190,9 @@ class Centre:
         listener: Listener,
         hear: Callable[[Message], None],
         password: Password,
+        rank: int = 0,
     ) -> None:
+        self._rank = rank
         self._hub = hub
         self._hear = hear
         self._password = password
@@ -198,7 +207,7 @@ class Centre:
         self._is_full = False
         self._is_closed = False
         self.bytes_sent = 0
-        self._thread = threading.Thread(target=self._run, name="rank 0 orders", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"rank {rank} orders", daemon=True)
         self._thread.start()
 
     def tell(self, message: Message) -> None:
@@ -226,7 +235,7 @@ class Centre:
             if self._is_full:
                 self._poller.arm(self._listener)
             while not self._own.empty():
-                told.append((0, self._own.get()))
+                told.append((self._rank, self._own.get()))
             self._send(self._hub.hear(told))
             if self._is_closed and self._own.empty():
                 break
@@ -296,7 +305,7 @@ class Centre:
 
     def _send(self, notes: list[Note]) -> None:
         for to, message in notes:
-            if to == 0:
+            if to == self._rank:
                 self._hear(message)
                 continue
             line = self._lines.get(to)

@@ -333,7 +333,10 @@ class SharedMemoryBackend:
     @property
     def is_busy(self) -> bool:
         """Whether anything is under way that nobody may wait for soon."""
-        return any(not handle.request.is_awaited for handle in self._outstanding.all())
+        return any(
+            not handle.request.is_awaited and handle.road is None
+            for handle in self._outstanding.all()
+        )
 
     # ------------------------------------------------------------ ends
 

@@ -1,0 +1,312 @@
+"""The ways of tensors that are not in host memory, one for each process set.
+
+With the first of them the ranks of a set tell each other where their tensors are (`placement`), by
+an allgather in host memory. From then on such tensors go by NCCL, through a c10d backend of the
+set's own, or through host memory (`staging`). What is submitted before that is known waits here;
+the calls that submit it do not.
+
+A rank that joins tells it too, if it has used a device. If it has not, nobody can know: until all
+have joined tensors go through host memory, and then the ranks tell each other anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from lockstitch.collectives.placement import Placement, is_for_nccl
+from lockstitch.collectives.requests import GLOBAL_SET
+from lockstitch.collectives.streams import Streams
+from lockstitch.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.collectives.c10d.backend import C10dBackend
+    from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.process_sets import ProcessSet
+    from lockstitch.collectives.staging import Staging
+
+_LOOK_SECONDS = 1.0
+
+
+class Doors(Protocol):
+    """How the ranks of a set find each other for operations between devices."""
+
+    def place(self, process_set: ProcessSet, device: torch.device | None) -> Placement:
+        """What to tell the others: this rank's tensors are there. Opens a door for them if this
+        rank is the set's first."""
+        ...
+
+    def connect(
+        self, process_set: ProcessSet, device: torch.device | None, first: Placement
+    ) -> C10dBackend:
+        """A backend for tensors on devices; all ranks of the set call this."""
+        ...
+
+    def shut(self, process_set: ProcessSet) -> None:
+        """The door is not needed (any more); harmless when repeated."""
+        ...
+
+
+class House(Protocol):
+    """What a way needs of its session."""
+
+    def tell_all(self, content: bytes, process_set: ProcessSet) -> Handle[torch.Tensor]:
+        """Begins to tell the other ranks of a set some bytes, and to hear theirs."""
+        ...
+
+    def hear_all(self, handle: Handle[torch.Tensor]) -> list[bytes]:
+        """Waits for what all have told."""
+        ...
+
+    def submit_on_host(self, handle: Handle[Any]) -> None:
+        """Begins an operation whose tensors are in host memory now."""
+        ...
+
+
+class Devices:
+    """Of one session. Without `doors` everything goes through host memory."""
+
+    def __init__(
+        self, house: House, doors: Doors | None, staging: Staging, outstanding: Outstanding
+    ) -> None:
+        self._house = house
+        self._doors = doors
+        self._staging = staging
+        self._outstanding = outstanding
+        self._ways: dict[int, _Way] = {}
+        self._lock = threading.Lock()
+
+    def submit(self, handle: Handle[Any], process_set: ProcessSet) -> None:
+        """Begins an operation with tensors on devices; raises what goes wrong at once."""
+        if self._doors is None:
+            self.submit_through_host(handle)
+        else:
+            self._way(process_set, self._doors).submit(handle)
+
+    def submit_through_host(self, handle: Handle[Any]) -> None:
+        """The same, with copies in host memory."""
+        try:
+            self._staging.stage(handle)
+        except BaseException as error:
+            self._outstanding.fail(handle, error)
+            raise
+        self._house.submit_on_host(handle)
+
+    def is_wanted(self) -> bool:
+        """Whether others wait on a device for what this rank has not submitted."""
+        return any(way.backend.is_wanted() for way in self._all() if way.backend is not None)
+
+    def before_join(self, everybody: ProcessSet) -> None:
+        """This rank is about to join: the devices of the others are told."""
+        if self._doors is None:
+            return
+        way = self._ways.get(GLOBAL_SET)
+        if way is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            way = self._way(everybody, self._doors)
+        if way is not None:
+            way.join()
+
+    def after_join(self) -> None:
+        """All have joined."""
+        way = self._ways.get(GLOBAL_SET)
+        if way is not None:
+            way.begin_anew()
+
+    def close_set(self, set_id: int) -> None:
+        """A process set is no longer used."""
+        way = self._ways.pop(set_id, None)
+        if way is not None:
+            way.close()
+
+    def close(self) -> None:
+        """Ends all; the session is over already."""
+        for way in self._all():
+            way.close()
+
+    def _all(self) -> list[_Way]:
+        with self._lock:
+            return list(self._ways.values())
+
+    def _way(self, process_set: ProcessSet, doors: Doors) -> _Way:
+        way = self._ways.get(process_set.id)
+        if way is None:
+            with self._lock:
+                way = self._ways.get(process_set.id)
+                if way is None:
+                    made = _Way(process_set, self._house, doors, self, self._outstanding)
+                    way = self._ways[process_set.id] = made
+        return way
+
+
+_JOIN = None
+"""Stands among what waits where this rank has joined."""
+
+
+class _Way:
+    """Of one process set. It is itself where operations wait until the way is known."""
+
+    def __init__(
+        self,
+        process_set: ProcessSet,
+        house: House,
+        doors: Doors,
+        devices: Devices,
+        outstanding: Outstanding,
+    ) -> None:
+        self._process_set = process_set
+        self._house = house
+        self._doors = doors
+        self._devices = devices
+        self._outstanding = outstanding
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Handle[Any], Streams] | None] = []
+        self._thread: threading.Thread | None = None
+        self._is_known = False
+        self._is_for_now = False
+        """Known only until all have joined."""
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self.backend: C10dBackend | None = None
+        """Where it goes by NCCL."""
+
+    def submit(self, handle: Handle[Any]) -> None:
+        with self._lock:
+            is_known = self._is_known
+            if not is_known:
+                handle.road = self
+                tensors = (*handle.request.tensors, *(handle.request.outputs or ()))
+                self._waiting.append((handle, Streams(tensors)))
+                if self._thread is None:
+                    self._ask(_first_device(tensors))
+        if is_known:
+            self._go(handle)
+
+    def join(self) -> None:
+        thread = self._thread
+        if thread is not None and self._waiting:
+            thread.join()  # they belong before the join
+        with self._lock:
+            if not self._is_known:
+                self._waiting.append(_JOIN)
+                if self._thread is None:
+                    self._ask(torch.device("cuda", torch.cuda.current_device()))
+                return
+        if self.backend is not None:
+            self.backend.join()
+
+    def begin_anew(self) -> None:
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        with self._lock:
+            if self._is_for_now:
+                self._is_known = self._is_for_now = False
+
+    def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
+        """Until the handle is done or on its way."""
+        while not handle.is_done and handle.road is self:
+            handle.wait(_LOOK_SECONDS)
+            handle.rearm()
+            self._outstanding.look_for_stalls(lambda _: (), self)
+            if gives_up is not None and gives_up():
+                return
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        if self.backend is not None:
+            self.backend.close()
+        self._doors.shut(self._process_set)
+
+    # ------------------------------------------------------------ inside
+
+    def _ask(self, device: torch.device | None) -> None:
+        """Tells the others where this rank's tensors are; holds the lock."""
+        if self._is_closed:
+            self._outstanding.check()
+        mine = self._doors.place(self._process_set, device)
+        asked = self._house.tell_all(mine.encode(), self._process_set)
+        self._thread = threading.Thread(
+            target=self._settle, args=(asked, device), name="where tensors are", daemon=True
+        )
+        self._thread.start()
+
+    def _settle(self, asked: Handle[torch.Tensor], device: torch.device | None) -> None:
+        backend: C10dBackend | None = None
+        error: BaseException | None = None
+        is_for_now = False
+        try:
+            placements = self._heard(asked)
+            if placements is None:
+                is_for_now = True
+            elif is_for_nccl(placements, self._process_set.ranks):
+                backend = self._doors.connect(self._process_set, device, placements[0])
+        except BaseException as raised:  # noqa: BLE001 - everybody who waits gets it
+            error = raised
+        if backend is None:
+            self._doors.shut(self._process_set)
+        while True:
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+                if not waiting:
+                    self.backend, self._error, self._is_for_now = backend, error, is_for_now
+                    self._is_known = True
+                    self._thread = None
+                    return
+            for each in waiting:
+                self._let_go(each, backend, error)
+
+    def _heard(self, asked: Handle[torch.Tensor]) -> list[Placement] | None:
+        """What all ranks have told; None where one has joined and will not."""
+        try:
+            return [Placement.decode(each) for each in self._house.hear_all(asked)]
+        except CollectiveError:
+            if self._outstanding.is_broken or self._process_set.id != GLOBAL_SET:
+                raise
+            return None
+
+    def _let_go(
+        self,
+        each: tuple[Handle[Any], Streams] | None,
+        backend: C10dBackend | None,
+        error: BaseException | None,
+    ) -> None:
+        if each is _JOIN:
+            if backend is not None:
+                backend.join()
+            return
+        handle, streams = each
+        with streams.current():
+            try:
+                self._send(handle, backend, error)
+            except BaseException as raised:  # noqa: BLE001 - whoever waits gets it
+                self._outstanding.fail(handle, raised)
+        handle.nudge()
+
+    def _go(self, handle: Handle[Any]) -> None:
+        self._send(handle, self.backend, self._error)
+
+    def _send(
+        self, handle: Handle[Any], backend: C10dBackend | None, error: BaseException | None
+    ) -> None:
+        if error is not None:
+            handle.road = None
+            self._outstanding.fail(handle, error)
+        elif backend is not None:
+            handle.road = backend
+            backend.submit(handle)
+        else:
+            handle.road = None
+            self._devices.submit_through_host(handle)
+
+
+def _first_device(tensors: tuple[torch.Tensor, ...]) -> torch.device | None:
+    return next((tensor.device for tensor in tensors if not tensor.is_cpu), None)

@@ -1,0 +1,127 @@
+"""How the ranks of a process set find each other for operations between their devices: the first of
+them awaits the others at a door of its own, whose address all are told with the placements. The
+process groups meet in the session's store.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from lockstitch.collectives.c10d.backend import C10dBackend
+from lockstitch.collectives.c10d.hub import Hub
+from lockstitch.collectives.c10d.plane import GroupPlane, Plane
+from lockstitch.collectives.c10d.star import Centre, Password, Spoke, call_hub
+from lockstitch.collectives.placement import Placement, placed
+from lockstitch.rendezvous import host_identity
+from lockstitch.transport import TcpTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from lockstitch.collectives.c10d.messages import Message
+    from lockstitch.collectives.options import SessionOptions
+    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
+    from lockstitch.collectives.topology import Topology
+    from lockstitch.transport import Listener
+    from lockstitch.trust import Secret
+
+_LOOPBACK = "127.0.0.1"
+
+
+class NcclDoors:
+    """Of one rank's session. `store`: the session's own part of it."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        store: Store,
+        options: SessionOptions,
+        secret: Secret | None,
+        sets: ProcessSets,
+        outstanding: Outstanding,
+    ) -> None:
+        self._topology = topology
+        self._rank = topology.rank
+        self._store = store
+        self._host = options.host or host_identity()
+        self._options = options
+        self._secret = secret
+        self._sets = sets
+        self._outstanding = outstanding
+        self._open: dict[int, tuple[TcpTransport, Listener]] = {}
+        self._lock = threading.Lock()
+
+    def place(self, process_set: ProcessSet, device: torch.device | None) -> Placement:
+        """See `Doors`."""
+        mine = self._placed(device)
+        if self._rank != process_set.ranks[0]:
+            return mine
+        with self._lock:
+            if process_set.id not in self._open:
+                transport = TcpTransport(self._own_address())
+                self._open[process_set.id] = transport, transport.listen()
+            _, listener = self._open[process_set.id]
+        return replace(mine, door=listener.address, word=secrets.token_hex(16))
+
+    def connect(
+        self, process_set: ProcessSet, device: torch.device | None, first: Placement
+    ) -> C10dBackend:
+        """See `Doors`."""
+        rank, centre, seconds = self._rank, process_set.ranks[0], self._options.timeout_seconds
+        word = Password(first.word, self._secret)
+
+        def connect(hear: Callable[[Message], None]) -> Centre | Spoke:
+            if rank == centre:
+                with self._lock:
+                    transport, listener = self._open.pop(process_set.id)
+                hub = Hub(self._topology.size, self._options.fusion_bytes)
+                return Centre(hub, transport, listener, hear, word, rank)
+            line = call_hub(TcpTransport(_LOOPBACK), first.door, seconds)
+            return Spoke(rank, line, hear, word, centre)
+
+        store = PrefixStore(f"devices of {process_set.id}", self._store)
+        plane = self._plane(store, device)
+        return C10dBackend(
+            plane, self._sets, self._outstanding, connect, "nccl", only_for=process_set
+        )
+
+    def shut(self, process_set: ProcessSet) -> None:
+        """See `Doors`."""
+        with self._lock:
+            opened = self._open.pop(process_set.id, None)
+        if opened is not None:
+            transport, listener = opened
+            listener.close()
+            transport.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _placed(self, device: torch.device | None) -> Placement:
+        return placed(device, self._host, self._options.device_operations)
+
+    def _plane(self, store: Store, device: torch.device | None) -> Plane:
+        return GroupPlane(self._rank, store, str(device), self._options.timeout_seconds)
+
+    def _own_address(self) -> str:
+        """At which the ranks of other hosts reach this one."""
+        if self._options.address is not None:
+            return self._options.address
+        known = os.environ.get("MASTER_ADDR", _LOOPBACK)
+        hosts = self._topology.hosts
+        if hosts[self._rank] == hosts[0]:
+            return known
+        # Whichever leads to rank 0's host. Nothing is sent.
+        family, *_, address = socket.getaddrinfo(known, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])

@@ -1,0 +1,112 @@
+"""Where the ranks of a process set have their tensors, and what follows: are these reduced by NCCL,
+from device to device, or in host memory?
+
+All ranks are told the same, so all come to the same. Nothing here touches a device but `placed`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from lockstitch.errors import CollectiveError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DeviceOperations = Literal["auto", "nccl", "host"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What one rank tells the others of its set."""
+
+    device: str
+    """Which GPU, the same word for the same one whoever names it; empty: none."""
+    has_nccl: bool
+    """Whether this rank's torch knows NCCL."""
+    wish: DeviceOperations = "auto"
+    """What this rank's options say."""
+    door: str = ""
+    """Where the first rank awaits the others, and the word that lets them in."""
+    word: str = ""
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Placement:
+        """The inverse. Raises `ProtocolError` for anything else."""
+        try:
+            told = json.loads(content)
+            made = cls(**told)
+        except (ValueError, TypeError) as error:
+            raise ProtocolError(f"no rank describes its devices so: {content!r:.200}") from error
+        for field in fields(cls):
+            expected = bool if field.name == "has_nccl" else str
+            if type(getattr(made, field.name)) is not expected:
+                raise ProtocolError(f"no rank describes its devices so: {content!r:.200}")
+        return made
+
+
+def placed(device: torch.device | None, host: str, wish: DeviceOperations) -> Placement:
+    """This rank's own, with tensors on that device, on that host."""
+    has_nccl = torch.distributed.is_nccl_available()
+    return Placement("" if device is None else _word_for(device, host), has_nccl, wish)
+
+
+def _word_for(device: torch.device, host: str) -> str:
+    if device.type != "cuda":
+        return ""
+    properties = torch.cuda.get_device_properties(device)
+    # By the bus, as NCCL tells GPUs apart: parts of one (MIG) have names of their own.
+    places = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    if all(hasattr(properties, place) for place in places):
+        numbers = ":".join(f"{getattr(properties, place):x}" for place in places)
+        return f"{host} {numbers}"
+    return str(getattr(properties, "uuid", "")) or f"{host} {device.index}"
+
+
+def is_for_nccl(placements: Sequence[Placement], ranks: Sequence[int]) -> bool:
+    """Whether these ranks, in the order of their placements, reduce by NCCL.
+
+    Left to itself it is so where each has a GPU of its own and a torch with NCCL. Raises
+    `CollectiveError` where NCCL is demanded and cannot be, and where ranks demand different things.
+    """
+    wishes = {placement.wish for placement in placements}
+    if len(wishes) > 1:
+        told = ", ".join(
+            f"rank {rank}: {each.wish}" for rank, each in zip(ranks, placements, strict=True)
+        )
+        raise CollectiveError(
+            f"the ranks were told different things about operations on GPUs ({told}): set "
+            "HOROVOD_GPU_OPERATIONS, or SessionOptions.device_operations, alike on all of them"
+        )
+    (wish,) = wishes
+    if wish == "host":
+        return False
+    hindrance = _hindrance(placements, ranks)
+    if hindrance is not None and wish == "nccl":
+        raise CollectiveError(
+            f"NCCL was demanded for tensors on GPUs, but {hindrance}: give each rank a GPU of its "
+            "own (torch.cuda.set_device(hvd.local_rank())), or leave HOROVOD_GPU_OPERATIONS unset"
+        )
+    return hindrance is None
+
+
+def _hindrance(placements: Sequence[Placement], ranks: Sequence[int]) -> str | None:
+    """Why NCCL cannot be used; None if it can."""
+    users: dict[str, int] = {}
+    for rank, placement in zip(ranks, placements, strict=True):
+        if not placement.has_nccl:
+            return f"the torch of rank {rank} was built without it"
+        if not placement.device:
+            return f"rank {rank} uses no GPU"
+        other = users.setdefault(placement.device, rank)
+        if other != rank:
+            return f"ranks {other} and {rank} use the same GPU ({placement.device})"
+    return None
