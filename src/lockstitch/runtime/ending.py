@@ -7,13 +7,14 @@ exception"). So before, while all is still in order, every such thread gets a `S
 ends it wherever it runs Python code. One that does not run sleeps in a call of the system, most
 likely for longer than the process has to live; only one that computes is waited for, a little.
 On a busy machine that may not be enough; whoever is ended inside C++ all the same then stands still
-for the moments that the process still has.
+for the moments that the process still has, which are few even if the main thread is the one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import signal
 import threading
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _PATIENCE_SECONDS: Final = 2.0
+_MAIN_PATIENCE_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.005
 _STILL_LOOKS: Final = 8
 _LOOKS_BETWEEN: Final = 5
@@ -53,13 +55,19 @@ def end_threads(
         stand_still_instead_of_aborting()
 
 
-def stand_still_instead_of_aborting() -> None:
-    """From now on a thread that C++ would abort the process for only waits."""
+def stand_still_instead_of_aborting(patience_seconds: float = _MAIN_PATIENCE_SECONDS) -> None:
+    """From now on a thread that C++ would abort the process for only waits. So does the main
+    thread, but until `patience_seconds` from now at most: else the process would hang."""
     with contextlib.suppress(OSError, AttributeError):  # another system: it aborts, as before
         libc, libcxx = ctypes.CDLL(None), ctypes.CDLL("libstdc++.so.6")
         set_terminate = libcxx._ZSt13set_terminatePFvvE  # std::set_terminate(void (*)())
         set_terminate.argtypes, set_terminate.restype = [ctypes.c_void_p], ctypes.c_void_p
         set_terminate(ctypes.cast(libc.pause, ctypes.c_void_p))
+        if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+            # A signal ends a pause; this one goes to the main thread, and does nothing else.
+            libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
+            libc.signal(signal.SIGALRM, ctypes.cast(libc.getpid, ctypes.c_void_p))
+            signal.setitimer(signal.ITIMER_REAL, patience_seconds)
 
 
 def interrupt(thread: threading.Thread) -> None:
