@@ -4,8 +4,8 @@ Between workers a tensor travels through host memory. Where a *device map* says 
 two, it arrives on the device of the same name where the receiver has one, else on the CPU.
 
 Copies between host and device are begun one after the other and waited for once, on the streams
-that are current where they are begun: what was sent is what these streams had to compute, and what
-has arrived is ready for every stream and thread.
+that are current where they are begun: what is sent is what these streams had to compute, and what
+has arrived is ready for them, or for every stream where nobody knows which one is meant.
 """
 
 from __future__ import annotations
@@ -91,10 +91,11 @@ def stage_out(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def move_all(
-    tensors: Iterable[torch.Tensor], devices: Iterable[torch.device]
+    tensors: Iterable[torch.Tensor], devices: Iterable[torch.device], *, is_used_here: bool = False
 ) -> list[torch.Tensor]:
     """Each tensor on its device, as plain tensors that want no gradient; complete when this
-    returns."""
+    returns. Where the result `is_used_here`, on the current streams, small ones may be under way.
+    """
     moved: list[torch.Tensor] = []
     used: set[torch.device] = set()
     with torch.inference_mode(False), torch.no_grad():
@@ -102,8 +103,10 @@ def move_all(
             if tensor.device == device:
                 moved.append(tensor)
             elif device.type == "cuda":
-                used.add(device)
-                moved.append(_from_pinned(tensor).to(device, non_blocking=True))
+                source = _from_pinned(tensor)
+                if not is_used_here or source is tensor:
+                    used.add(device)
+                moved.append(source.to(device, non_blocking=True))
             else:
                 moved.append(tensor.to(device))
     wait_for(used)

@@ -232,16 +232,16 @@ class Calling(Packing):
             raise remote_errors.from_payload(answer.body, self.allowed)
         body = answer.body
         if self.placements or type(body) is StagedPayload:
-            body = self._settled(body, peer)
+            body = self._settled(body, peer, is_used_here=pending.future is None)
         return self.open(body, answer.stitch, peer)
 
-    def _settled(self, body: Payload, peer: WorkerId) -> Payload:
+    def _settled(self, body: Payload, peer: WorkerId, *, is_used_here: bool) -> Payload:
         """An answer with its tensors where the device map for `peer` says."""
         placement = self.placements.get(peer)
         if placement is None and type(body) is not StagedPayload:
             return body
         try:
-            return settled(body, placement)
+            return settled(body, placement, is_used_here=is_used_here)
         except BaseException:
             self.discard(body, peer)
             raise

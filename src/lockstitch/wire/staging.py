@@ -81,9 +81,12 @@ class StagedPayload(Payload):
     """The items once they were moved."""
 
 
-def settled(payload: Payload, placement: Placement | None = None) -> Payload:
-    """The payload with its items where they belong, ready for every stream: by the placement, which
-    is that of the asker where this is an answer, else as the sender says.
+def settled(
+    payload: Payload, placement: Placement | None = None, *, is_used_here: bool = True
+) -> Payload:
+    """The payload with its items where they belong: by the placement, which is that of the asker
+    where this is an answer, else as the sender says. They are ready for this thread's current
+    streams, or, unless the payload `is_used_here`, for every stream.
 
     Raises `RuntimeError` for a device that the placement does not name, and `RpcError` for one that
     a device map of the sender names and that is not here.
@@ -103,7 +106,7 @@ def settled(payload: Payload, placement: Placement | None = None) -> Payload:
         if payload.window is not None and any(each.type == "cuda" for each in targets):
             payload.window.pin()
         payload.window = None  # nobody but the tensors shall keep it
-    moved = devices.move_all([items[index] for index in places], targets)
+    moved = devices.move_all([items[index] for index in places], targets, is_used_here=is_used_here)
     for index, tensor in zip(places, moved, strict=True):
         code, as_leaf = _code(items[index]), True
         if index in staged:

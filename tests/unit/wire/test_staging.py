@@ -31,7 +31,7 @@ def _moves(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     """Where tensors would be moved to: nothing is."""
     moves: list[torch.device] = []
 
-    def note(items, targets):
+    def note(items, targets, *, is_used_here=False):
         moves.extend(targets)
         return list(items)
 
