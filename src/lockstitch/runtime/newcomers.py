@@ -4,6 +4,8 @@ The crew's leader reads what they say, as it comes, and never waits for any of t
 limit, beyond which the newest pushes the oldest out, since who has the secret is through within a
 few milliseconds. And their time is short. What goes wrong with one is counted and concerns nobody
 else: port scanners, garbage, those who connect and say nothing.
+
+Where this process itself was stopped for a while, all begin anew, as in `runtime.liveness`.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Newcomers:
         self._newcomers: dict[Newcomer, float] = {}  # the oldest first, with their time's end
         self._refused: Counter[str] = Counter()
         self._looks = False
+        self._due = 0.0
         self._closed = False
 
     def admit(self, connection: Connection) -> None:
@@ -94,12 +97,16 @@ class Newcomers:
             if self._looks or not self._newcomers:
                 return
             self._looks = True
+            self._due = self._agent.clock.now() + seconds
         self._agent.call_later(seconds, self._look)
 
     def _look(self) -> None:
         now = self._agent.clock.now()
         with self._lock:
             self._looks = False
+            if now - self._due > _USUAL_SECONDS:
+                end = now + self._agent.options.handshake_seconds
+                self._newcomers = dict.fromkeys(self._newcomers, end)
             late = [each for each, end in self._newcomers.items() if end <= now]
             first = next((end for end in self._newcomers.values() if end > now), now)
         for newcomer in late:

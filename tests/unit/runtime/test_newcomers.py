@@ -134,6 +134,20 @@ def test_who_says_nothing_in_time_is_turned_away() -> None:
         check_it_serves(stage)
 
 
+def test_a_newcomer_is_not_late_because_this_process_was_stopped() -> None:
+    clock = ManualClock()
+    with Stage(options=AgentOptions(secret=SECRET, handshake_seconds=10), clock=clock) as stage:
+        newcomer = connect(stage)
+        wait_until(lambda: len(stage.agent.newcomers) == 1)
+        clock.wait_until_waiting()
+        clock.advance(1000)
+        clock.wait_until_waiting()
+        assert len(stage.agent.newcomers) == 1
+        clock.advance(10.2)
+        assert is_closed(newcomer)
+        assert refused(stage) == {"too slow": 1}
+
+
 def test_the_oldest_gives_way_where_too_many_wait() -> None:
     options = AgentOptions(secret=SECRET, unproved_connections=4)
     with Stage(options=options) as stage:
