@@ -128,7 +128,10 @@ def wait_for(devices: Iterable[torch.device]) -> None:
 
 def side_streams() -> list[torch.cuda.Event]:
     """Events on the streams that this thread has made current instead of the default ones, for
-    another thread to wait for. CUDA is in use."""
+    another thread to wait for. CUDA is in use, here or in the process that this one was forked of.
+    """
+    if torch.cuda._is_in_bad_fork():
+        return []
     streams = map(torch.cuda.current_stream, range(torch.cuda.device_count()))
     return [
         stream.record_event()

@@ -4,6 +4,7 @@ again."""
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -121,3 +122,26 @@ def test_without_a_map_nobody_initialises_cuda() -> None:
     with ProcessCluster(2, timeout_seconds=100) as cluster:
         assert cluster.run("worker0", rpc.rpc_sync, "worker1", torch.add, (1, 2)) == 3
         assert cluster.run_all(is_cuda_in_use) == [False, False]
+
+
+def ask_in_a_forked_child() -> int:
+    """What a child of this process gets, which has CUDA in use, from a world of its own."""
+    torch.ones(1, device="cuda")
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            store = f"file:///tmp/lockstitch-{os.getpid()}"
+            options = rpc.TensorPipeRpcBackendOptions(init_method=store)
+            rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+            status = rpc.remote("alone", sum, ([1, 2],)).to_here() + 40
+            rpc.shutdown()
+        finally:
+            os._exit(int(status))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_of_a_process_that_uses_cuda_still_has_calls_on_the_host(
+    cluster: ProcessCluster,
+) -> None:
+    assert cluster.run("worker0", ask_in_a_forked_child) == 43

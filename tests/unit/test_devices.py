@@ -58,6 +58,15 @@ def test_a_device_that_the_map_does_not_name_is_an_error_that_says_what_to_do() 
         placement.source(FIRST)
 
 
+def test_a_forked_child_of_a_process_that_uses_cuda_asks_for_no_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "_initialized", True)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert devices.side_streams() == []
+
+
 def test_what_is_where_it_belongs_is_not_moved() -> None:
     tensor = torch.ones(2)
     (moved,) = devices.move_all([tensor], [HOST])
