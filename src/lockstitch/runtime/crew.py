@@ -3,8 +3,9 @@
 There is no queue between reading and running. The thread that has read a call runs it itself, and
 passes the lead on first, so that somebody goes on reading (leader/followers). Waking a follower is
 as dear as a quick function, so a function known to be quick is run *under* the lead. The lead then
-lies open as a token that can be taken away by one atomic pop: by a monitor when the function takes
-over a millisecond after all, or by the running thread itself before it waits for something.
+lies open as a token that can be taken away by one atomic pop: by a monitor (`runtime.monitor`) when
+the function takes milliseconds after all, or by the running thread itself before it waits for
+something.
 
 At most `limit` user functions run at once; further calls wait in a backlog. A thread that waits for
 another worker inside one of our own waits (`blocked`) does not count, so nested calls of any depth
@@ -19,13 +20,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from lockstitch.runtime.monitor import Monitor, Sight
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from lockstitch.transport.base import Connection, Pollable, Poller
 
-_MONITOR_TICK_SECONDS = 0.001
-_MONITOR_REST_TICKS = 20
 _IDLE_SECONDS = 10.0
 
 
@@ -94,14 +95,9 @@ class Crew:
         self._revisit: deque[Source] = deque()
         # Source, and whether who runs under the lead counts as running from when it is taken.
         self._token: list[tuple[Source, bool]] = []
-        self._serial = 0
+        self._serial = self._seen = 0
         self._checks: deque[Callable[[], bool]] = deque()
-        self._monitor_rests = True
-        self._monitor_wake = threading.Event()
-        # Released when the monitor is to stop. (A lock is awaited in half of an event's time.)
-        self._monitor_stop = threading.Lock()
-        self._monitor_stop.acquire()
-        self._monitor: threading.Thread | None = None
+        self._monitor = Monitor(f"{name}-monitor", self._look)
         self._closed = False
         self.callers: set[object] = set()
         """What threads of this process, asleep now, wait for."""
@@ -160,10 +156,15 @@ class Crew:
             self._take_lead(token)
 
     def look_after(self, check: Callable[[], bool]) -> None:
-        """Calls `check` every millisecond until it returns True; it must be short."""
+        """Calls `check` now and then until it returns True; it must be short. That may be every 16
+        ms only, unless `hasten` has said of late that it could not have waited."""
         self._checks.append(check)
-        if self._monitor_rests:
-            self._rouse_monitor()
+        if self._monitor.rests:
+            self._monitor.rouse()
+
+    def hasten(self) -> None:
+        """See `Monitor.hasten`."""
+        self._monitor.hasten()
 
     def has_more(self) -> bool:
         """Whether there is something to be read that nobody reads yet."""
@@ -201,7 +202,8 @@ class Crew:
 
     def living(self) -> list[threading.Thread]:
         """All threads that have not ended, the current one left out."""
-        threads = [*self._threads, *([] if self._monitor is None else [self._monitor])]
+        monitor = self._monitor.thread
+        threads = [*self._threads, *([] if monitor is None else [monitor])]
         here = threading.current_thread()
         return [each for each in threads if each.is_alive() and each is not here]
 
@@ -215,9 +217,7 @@ class Crew:
         of those that still run user code when the time is over."""
         self._closed = True
         self._poller.wake()
-        with contextlib.suppress(RuntimeError):  # closed before
-            self._monitor_stop.release()
-        self._monitor_wake.set()
+        self._monitor.close()
         with self._lock:
             idle, self._idle = self._idle, []
             self._backlog.clear()
@@ -226,8 +226,7 @@ class Crew:
         deadline = time.monotonic() + timeout_seconds
         threads = list(self._threads)
         self._join(threads, deadline)
-        with self._lock:  # after the threads that may have started it
-            monitor = self._monitor
+        monitor = self._monitor.thread
         if monitor is not None:
             self._join([monitor], deadline)
             threads.append(monitor)
@@ -307,8 +306,8 @@ class Crew:
         self._serial += 1
         member.counts_if_lost = counts_if_lost
         member.token = self._token = token
-        if self._monitor_rests:
-            self._rouse_monitor()
+        if self._monitor.rests:
+            self._monitor.rouse()
         try:
             task()
         except BaseException as error:  # noqa: BLE001 - a task that fails must not end the thread
@@ -456,37 +455,19 @@ class Crew:
 
     # ------------------------------------------------------------ the monitor
 
-    def _rouse_monitor(self) -> None:
-        self._monitor_rests = False
-        with self._lock:
-            if self._monitor is None and not self._closed:
-                self._monitor = threading.Thread(
-                    target=self._watch, name=f"{self._name}-monitor", daemon=True
-                )
-                self._monitor.start()
-        self._monitor_wake.set()
-
-    def _watch(self) -> None:
-        """Takes the lead from a thread that has run one function under it for a whole tick."""
-        seen, quiet = -1, 0
-        while not self._closed:
-            self._monitor_stop.acquire(timeout=_MONITOR_TICK_SECONDS)
-            if self._checks:
-                self._look_after_all()
-                quiet = 0
-            serial = self._serial
-            if serial != seen:
-                seen, quiet = serial, 0
-                continue
-            quiet += 1
-            if self._token:
-                self._take_lead(self._token)
-            elif quiet >= _MONITOR_REST_TICKS:
-                self._monitor_wake.clear()
-                self._monitor_rests = True
-                if self._serial == seen and not self._checks and not self._closed:
-                    self._monitor_wake.wait()
-                self._monitor_rests = False
+    def _look(self) -> Sight:
+        """Takes the lead from a thread that runs the same function under it as at the last look."""
+        had_checks = len(self._checks) > 0
+        if had_checks:
+            self._look_after_all()
+        serial = self._serial
+        if serial != self._seen:
+            self._seen = serial
+            return Sight.RUNNING if self._token else Sight.ACTIVE
+        if self._token:
+            self._take_lead(self._token)
+            return Sight.NEEDED
+        return Sight.ACTIVE if had_checks else Sight.QUIET
 
     def _look_after_all(self) -> None:
         for _ in range(len(self._checks)):

@@ -238,7 +238,7 @@ class StreamChannel(Channel):
         return bool(self._pending or self._given_up or self.listeners or self._is_asking)
 
     def _look_after(self) -> bool:
-        """The crew's monitor asks, every millisecond; True: it need not ask again."""
+        """The crew's monitor asks, now and then; True: it need not ask again."""
         self._expected = False  # first, for whoever sends a request just now
         if self._armed or self._reading.locked() or not self._expects_something():
             return True
@@ -248,6 +248,7 @@ class StreamChannel(Channel):
             self._expected = True
             return False
         self._arm()
+        self.agent.crew.hasten()
         return True
 
     def _arm(self) -> None:

@@ -165,7 +165,7 @@ def test_handler_that_blocks_loses_the_lead(scene: Scene) -> None:
 
 def test_monitor_rests_and_is_roused_again(scene: Scene) -> None:
     scene.runs(QUICK)
-    wait_until(lambda: scene.crew._monitor_rests)
+    wait_until(lambda: scene.crew._monitor.rests)
     scene.put(QUICK, scene.gate)
     scene.runs(QUICK)
 

@@ -42,6 +42,8 @@ class Crew:
     def look_after(self, check):
         self.checks.append(check)
 
+    def hasten(self): ...
+
     def has_more(self):
         return False
 
