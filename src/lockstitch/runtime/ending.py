@@ -16,7 +16,6 @@ import contextlib
 import ctypes
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -35,12 +34,12 @@ def end_threads(
     threads: Iterable[threading.Thread], patience_seconds: float = _PATIENCE_SECONDS
 ) -> None:
     """Ends threads, whatever they run, except those that sleep. Returns when all have ended or are
-    asleep, or when the time is over."""
-    deadline = time.monotonic() + patience_seconds
+    asleep, or when the time is over. Time in which this process did not run itself, or hardly, does
+    not count: the threads had no chance then either."""
     asked = [each for each in threads if each is not threading.current_thread()]
     left = {each: _Sleep() for each in asked}
     looks = 0
-    while left and time.monotonic() < deadline:
+    while left and looks * _LOOK_SECONDS < patience_seconds:
         looks += 1
         if looks % _LOOKS_BETWEEN == 0:  # not at once: most are about to end by themselves
             for thread in left:

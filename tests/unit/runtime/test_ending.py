@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+import time
+from typing import TYPE_CHECKING
 
 from lockstitch.runtime.ending import end_threads, interrupt
 from tests.unit.runtime.stage import wait_until
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def compute(is_running: threading.Event) -> None:
@@ -32,6 +38,18 @@ def test_one_that_computes_is_ended() -> None:
     is_running = threading.Event()
     thread = start(compute, is_running)
     assert is_running.wait(10)
+    end_threads([thread], 60)
+    assert not thread.is_alive()
+
+
+def test_time_that_leaps_because_the_process_was_stopped_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_running = threading.Event()
+    thread = start(compute, is_running)
+    assert is_running.wait(10)
+    leaps = itertools.count(0, 1000)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(leaps)))
     end_threads([thread], 60)
     assert not thread.is_alive()
 
