@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -131,11 +132,11 @@ def ask_in_a_forked_child() -> int:
     if not child:
         status = 1
         try:
-            store = f"file:///tmp/lockstitch-{os.getpid()}"
-            options = rpc.TensorPipeRpcBackendOptions(init_method=store)
-            rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
-            status = rpc.remote("alone", sum, ([1, 2],)).to_here() + 40
-            rpc.shutdown()
+            with tempfile.NamedTemporaryFile() as store:
+                options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store.name}")
+                rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+                status = rpc.remote("alone", sum, ([1, 2],)).to_here() + 40
+                rpc.shutdown()
         finally:
             os._exit(int(status))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
