@@ -604,6 +604,29 @@ def checkpointed_parts(wrap):
     return step(wrap(module), module, batch())
 
 
+@same
+def checkpointed_parts_of_the_older_kind(wrap):
+    def through(self, x):
+        return checkpoint(self.linear, x, use_reentrant=True).tanh() + self.linear.bias
+
+    module, x = Of(through), batch(requires_grad=True)
+    return step(wrap(module), module, x), x.grad
+
+
+@own
+def checkpointed_parts_that_draw_random_numbers_draw_the_same_again(wrap):
+    drop = nn.Dropout(0.5)
+    module = Of(lambda self, x: checkpoint(drop, x + 0 * self.linear.bias.sum(), **self.options))
+    for is_reentrant in (False, True):
+        module.options = {"use_reentrant": is_reentrant}
+        model = wrap(module)
+        for _ in range(3):
+            x = torch.ones(64, 4, requires_grad=True)
+            output = model(x)
+            output.sum().backward()
+            torch.testing.assert_close(x.grad, output.detach())
+
+
 class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -12,6 +12,7 @@ from torch import nn
 
 from lockstitch.errors import SlotDiedError
 from lockstitch.nn import DataParallel
+from lockstitch.nn.slots import thread
 from lockstitch.nn.slots.cuda import OnStream, on_stream
 from tests.parity.behaviours import OWN, SAME
 from tests.parity.test_data_parallel import Plain, Wrap, assert_equal
@@ -57,36 +58,26 @@ def test_it_does_what_is_said_of_it(wrap, behaviour):
     behaviour(wrap)
 
 
-class Where(nn.Linear):
-    """Notes which threads run it; takes `work` for granted."""
+THREADS = []
 
-    def __init__(self, work=lambda: None):
-        super().__init__(4, 4)
-        self.threads = []
-        self.work = work
+
+class Where(nn.Linear):
+    """Notes in `THREADS` which threads run it."""
 
     def forward(self, x):
-        self.threads.append(threading.current_thread())
-        self.work()
+        THREADS.append(threading.current_thread())
         return super().forward(x)
 
 
-def multiply():
-    for _ in range(20):
-        torch.ones(200, 200) @ torch.ones(200, 200)
-
-
-@pytest.mark.parametrize(("work", "is_elsewhere"), [(multiply, True), (lambda: None, False)])
-def test_a_pass_is_handed_over_only_where_that_pays(wrap, work, is_elsewhere):
-    module, x = Where(work), torch.ones(4, 4)
-    model = wrap(module)
-    for _ in range(5):
-        module.threads.clear()
+@pytest.mark.parametrize(("short_seconds", "is_elsewhere"), [(0.0, True), (1e9, False)])
+def test_a_pass_is_handed_over_only_where_that_pays(wrap, monkeypatch, short_seconds, is_elsewhere):
+    monkeypatch.setattr(thread, "SHORT_SECONDS", short_seconds)
+    model, x = wrap(Where(4, 4)), torch.ones(4, 4)
+    for _ in range(3):
+        THREADS.clear()
         model(x)
-    # The replica's list is its own.
-    (slot,) = model.slots
-    threads = slot._executor._module.threads
-    assert (threads[-1] is not threading.current_thread()) == is_elsewhere
+    assert len(THREADS) == 2
+    assert (len(set(THREADS)) == 2) == is_elsewhere
 
 
 def test_backward_needs_no_lock_that_somebody_else_may_hold(wrap):
@@ -100,10 +91,10 @@ def test_backward_needs_no_lock_that_somebody_else_may_hold(wrap):
         done.set()
 
     with team.lock:
-        thread = threading.Thread(target=go_back)
-        thread.start()
+        other = threading.Thread(target=go_back)
+        other.start()
         assert done.wait(60)
-    thread.join()
+    other.join()
 
 
 def test_a_slot_that_was_closed_takes_no_more_work(wrap):
@@ -128,7 +119,7 @@ def test_a_slot_that_nobody_wants_ends():
     model = DataParallel(nn.Linear(4, 4), ["cpu", STREAM])
     model(torch.ones(4, 4))
     (slot,) = model.slots
-    thread = slot._thread
+    worker = slot._thread
     del model, slot
-    thread.join(60)
-    assert not thread.is_alive()
+    worker.join(60)
+    assert not worker.is_alive()

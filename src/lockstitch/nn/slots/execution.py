@@ -1,8 +1,8 @@
 """What happens inside a slot, of whichever kind: forward and backward passes through its replica.
 
 The graph of a forward pass stays here until a backward pass has gone through it or the caller has
-dropped its half. Gradients are asked for with `torch.autograd.grad`: they are handed to the caller,
-whose own parameters gather them, and no `.grad` comes to be in the slot.
+dropped its half. Gradients are handed to the caller, whose own parameters gather them: between two
+passes there is no `.grad` in the slot.
 """
 
 from __future__ import annotations
@@ -112,18 +112,20 @@ class Executor:
                 roots.append(output)
                 gradients.append(gradient)
         sources = [*graph.inputs, *self.leaves]
-        found: Sequence[torch.Tensor | None] = [None] * len(sources)
         if roots and sources:
-            # As torch.autograd.grad does, which first checks what is right here by construction.
-            found = torch.autograd.Variable._execution_engine.run_backward(
+            # As torch.autograd.backward does, which first checks what is right here by
+            # construction. Gradients are gathered in `.grad` for a while: a checkpoint of the
+            # older kind goes back through a graph of its own, and asks for no others.
+            torch.autograd.Variable._execution_engine.run_backward(
                 tuple(roots),
                 tuple(gradients),
                 order.keeps_graph,
                 False,  # create_graph
-                tuple(sources),
+                (),
                 allow_unreachable=True,
-                accumulate_grad=False,
+                accumulate_grad=True,
             )
+        found = tuple([_taken(source) for source in sources])
         of_inputs, of_leaves = found[: len(graph.inputs)], found[len(graph.inputs) :]
         if order.keeps_gradients:
             self._add(of_leaves)
@@ -170,3 +172,9 @@ def _attach(request: Request) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     for i, tensor in zip(places, attached, strict=True):
         given[i] = tensor
     return leaves, given
+
+
+def _taken(leaf: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that has been gathered, which the leaf then forgets."""
+    gradient, leaf.grad = leaf.grad, None
+    return gradient

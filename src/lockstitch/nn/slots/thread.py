@@ -9,7 +9,8 @@ time is measured) is run by the caller, at the moment in which it would wait for
 torch has one generator of random numbers for all threads. So a module that draws any has to be run
 after the caller's own part, with the generator set for it and then set back. Whether it draws is
 seen in the first call, which is made in this way, and checked in each: only the forward pass of
-such a module gains nothing from this kind of slot.
+such a module gains nothing from this kind of slot. A backward pass that sets the generator is the
+caller's too (`recomputing.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from lockstitch.nn.slots.base import Slot, SlotStatistics
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
 from lockstitch.nn.slots.nesting import mark_inside
+from lockstitch.nn.slots.recomputing import Recomputing
 from lockstitch.nn.slots.replicas import matching, replicate_here
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class ThreadSlot(Slot):
         self._end = weakref.finalize(self, self._desk.work.put, None)
         self._draws: dict[tuple[bool, bool], bool] = {}
         self._habits = {kind: Habit() for kind in (FORWARD, BACKWARD, COLLECT)}
+        self._recomputing = Recomputing()
         self._own: deque[_Work] = deque()
         self._deferred: dict[int, Request] = {}
         self._passes: dict[int, tuple[tuple[bool, bool], int]] = {}
@@ -117,7 +120,11 @@ class ThreadSlot(Slot):
     def start_backward(self, order: BackwardOrder) -> None:
         key = (BACKWARD, order.number)
         self._answers.expect(key)
-        self._post(key, lambda: self._executor.backward(order))
+        work = partial(self._executor.backward, order)
+        if self._recomputing.must_be_alone():
+            self._post(key, partial(self._recomputing.watch, work), by_caller=True)
+        else:
+            self._post(key, work)
 
     def finish_backward(self, number: int) -> Gradients:
         return self._wait((BACKWARD, number))  # type: ignore[no-any-return]
@@ -128,13 +135,13 @@ class ThreadSlot(Slot):
         self._post(key, self._executor.collect)
         return self._wait(key)  # type: ignore[no-any-return]
 
-    def _post(self, key: Key, work: Callable[[], Any]) -> None:
+    def _post(self, key: Key, work: Callable[[], Any], *, by_caller: bool = False) -> None:
         if not self.is_alive:
             raise SlotDiedError(self.name, "its thread has ended")
         self._run_own()  # in their order
         habit = self._habits[key[0]]
         item = key, partial(habit.measure, work), contextvars.copy_context()
-        if habit.is_short:
+        if habit.is_short or by_caller:
             self._own.append(item)
         else:
             self._desk.hand_over(item)
@@ -147,8 +154,8 @@ class ThreadSlot(Slot):
         return answer
 
     def _run_own(self) -> None:
-        """Runs what is so short that the caller does it, when the thread has done what came
-        before."""
+        """Runs what the caller does itself, because it is short or has to be alone, when the thread
+        has done what came before."""
         while self._own:
             while self._desk.under_way:
                 self._answers.take_one()
