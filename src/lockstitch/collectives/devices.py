@@ -63,10 +63,6 @@ class House(Protocol):
         """Waits for what all have told."""
         ...
 
-    def submit_on_host(self, handle: Handle[Any]) -> None:
-        """Begins an operation whose tensors are in host memory now."""
-        ...
-
 
 class Devices:
     """Of one session. Without `doors` everything goes through host memory."""
@@ -91,25 +87,25 @@ class Devices:
     def submit_through_host(self, handle: Handle[Any]) -> None:
         """The same, with copies in host memory."""
         try:
-            self._staging.stage(handle)
+            self._staging.submit(handle)
         except BaseException as error:
             self._outstanding.fail(handle, error)
             raise
-        self._house.submit_on_host(handle)
 
     def is_wanted(self) -> bool:
         """Whether others wait on a device for what this rank has not submitted."""
         return any(way.backend.is_wanted() for way in self._all() if way.backend is not None)
 
     def before_join(self, everybody: ProcessSet) -> None:
-        """This rank is about to join: the devices of the others are told."""
-        if self._doors is None:
-            return
-        way = self._ways.get(GLOBAL_SET)
-        if way is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            way = self._way(everybody, self._doors)
-        if way is not None:
-            way.join()
+        """This rank is about to join: the devices of the others are told. What was submitted is on
+        its way when it returns."""
+        if self._doors is not None:
+            way = self._ways.get(GLOBAL_SET)
+            if way is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                way = self._way(everybody, self._doors)
+            if way is not None:
+                way.join()
+        self._staging.drive_unattended()
 
     def after_join(self) -> None:
         """All have joined."""
@@ -304,7 +300,6 @@ class _Way:
             handle.road = backend
             backend.submit(handle)
         else:
-            handle.road = None
             self._devices.submit_through_host(handle)
 
 

@@ -9,19 +9,26 @@ from __future__ import annotations
 import contextlib
 import threading
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
 from lockstitch.collectives.shared_memory.arena import rounded_up
+from lockstitch.collectives.streams import have_come, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 # CUDA registers whole pages, none of them twice.
 _PAGE: Final = 4096
 # Blocks are kept by size: few sizes, so that most are found again.
 _SMALLEST: Final = 1 << 16
+
+
+class _Free(NamedTuple):
+    block: torch.Tensor
+    events: Sequence[torch.cuda.Event]
+    """Until then a device still reads it."""
 
 
 class HostMemory:
@@ -30,7 +37,7 @@ class HostMemory:
     def __init__(self, allocate: Callable[[int], torch.Tensor]) -> None:
         self._allocate = allocate
         self._lock = threading.Lock()
-        self._free: dict[int, list[torch.Tensor]] = {}
+        self._free: dict[int, list[_Free]] = {}
         # Finalizers may run at any point, so they only leave a note.
         self._dropped: SimpleQueue[torch.Tensor] = SimpleQueue()
         self._registered: dict[int, torch.Tensor] = {}
@@ -47,8 +54,7 @@ class HostMemory:
         rounded = (rounded_up(max(size, _SMALLEST)) + _PAGE - 1) // _PAGE * _PAGE
         with self._lock:
             self._collect()
-            kept = self._free.get(rounded)
-            block = kept.pop() if kept else None
+            block = self._found(rounded)
         if block is None:
             memory = self._allocate(rounded + _PAGE)
             begin = -memory.data_ptr() % _PAGE
@@ -57,10 +63,10 @@ class HostMemory:
             self._register(block, device)
         return block
 
-    def give_back(self, block: torch.Tensor) -> None:
-        """Nobody reads or writes it any more."""
+    def give_back(self, block: torch.Tensor, events: Sequence[torch.cuda.Event] = ()) -> None:
+        """Nobody reads or writes it any more, once these have come."""
         with self._lock:
-            self._keep(block)
+            self._keep(_Free(block, events))
 
     def drop(self, block: torch.Tensor) -> None:
         """Gives back from a finalizer."""
@@ -71,8 +77,10 @@ class HostMemory:
         with self._lock:
             self._is_closed = True
             self._collect()
-            self._free.clear()
+            free, self._free = [each for kept in self._free.values() for each in kept], {}
             registered, self._registered = self._registered, {}
+        for each in free:
+            wait_for(each.events)
         for address in registered:
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
@@ -80,11 +88,23 @@ class HostMemory:
 
     def _collect(self) -> None:
         while not self._dropped.empty():
-            self._keep(self._dropped.get())
+            self._keep(_Free(self._dropped.get(), ()))
 
-    def _keep(self, block: torch.Tensor) -> None:
+    def _keep(self, free: _Free) -> None:
         if not self._is_closed:
-            self._free.setdefault(block.numel(), []).append(block)
+            self._free.setdefault(free.block.numel(), []).append(free)
+
+    def _found(self, size: int) -> torch.Tensor | None:
+        """The latest that is really free, for it is warm; or the one that will be first."""
+        kept = self._free.get(size)
+        if not kept:
+            return None
+        for index in range(len(kept) - 1, -1, -1):
+            if have_come(kept[index].events):
+                return kept.pop(index).block
+        first = kept.pop(0)
+        wait_for(first.events)
+        return first.block
 
     def _register(self, block: torch.Tensor, device: torch.device) -> None:
         address = block.data_ptr()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives.devices import Doors
     from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.requests import Request
 
 T = TypeVar("T")
 
@@ -302,13 +303,18 @@ class _Meeting:
                 self.outstanding[rank].complete(handle, value_of(handle.request, results))
 
 
+def _is_in_place(request: Request) -> bool:
+    return request.outputs is not None and all(
+        tensor is out for tensor, out in zip(request.tensors, request.outputs, strict=True)
+    )
+
+
 def _part(handle: Handle[Any], rank: int, *, is_alone: bool) -> list[torch.Tensor]:
     request = handle.request
     if request.kind is Kind.BROADCAST and request.root != rank:
         return []
     factor = request.reduction.prescale if request.reduction else 1.0
-    is_in_place = request.outputs is request.tensors
-    if is_alone and factor == 1.0 and (is_in_place or request.outputs is None):
+    if is_alone and factor == 1.0 and (request.outputs is None or _is_in_place(request)):
         return list(request.tensors)  # nobody else writes anything
     copies = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in request.tensors]
     for tensor, copy in zip(request.tensors, copies, strict=True):

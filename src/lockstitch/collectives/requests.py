@@ -92,6 +92,9 @@ class Request:
     is_awaited: bool = False
     """Whether whoever submits it goes on to submit or to wait soon, so that no thread has to look
     after it meanwhile."""
+    is_packed: bool = False
+    """Whether the tensors, contiguous, lie one behind the other as `fusion.Layout` has them, and
+    nobody needs what is between them."""
     is_deferred: bool = False
     """Whether the call that submits it only says that it is there: what is to be done for it is
     left to the calls that follow, or to a thread."""

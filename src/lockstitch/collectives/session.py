@@ -72,7 +72,7 @@ class Session(Operations):
         self._outstanding = outstanding
         self._sets = sets
         self._forms = Forms(topology.rank)
-        self._staging = Staging(topology.rank, lambda size: backend.resident((size,), torch.uint8))
+        self._staging = Staging(backend, outstanding)
         # Without a cycle the memory that ranks share is unmapped as soon as it may be.
         self._devices = Devices(weakref.proxy(self), doors, self._staging, outstanding)
         self._counts: dict[tuple[int, Kind], itertools.count[int]] = {}
@@ -160,6 +160,8 @@ class Session(Operations):
     def poll(self, handle: Handle[Any]) -> bool:
         """Whether the operation is done; never waits."""
         if not handle.is_done:
+            if self._staging.is_busy:
+                self._staging.advance()
             self._backend.advance()
         return handle.is_done
 
@@ -277,10 +279,6 @@ class Session(Operations):
         whole = self.wait(handle).numpy().tobytes()
         ends = list(itertools.accumulate(handle.rows[0], initial=0))
         return [whole[begin:end] for begin, end in itertools.pairwise(ends)]
-
-    def submit_on_host(self, handle: Handle[Any]) -> None:
-        """Begins an operation whose tensors have come into host memory."""
-        self._backend.submit(handle)
 
     # ------------------------------------------------------------ inside
 

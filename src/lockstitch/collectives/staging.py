@@ -1,33 +1,39 @@
 """Tensors that are not in host memory, for backends that work there: the one place where they are
 copied, once on the way in and once on the way out.
 
-The copy out of the device is made where the operation is submitted, on the stream that is current
-there; the copy back by whoever first asks for the result, on the stream that is current there. Both
-are over when the call returns. So no other thread touches a device, and no stream has to wait for
-another. A process that submits nothing from a device never touches one.
+The copy out of the device is given to the stream that is current where the operation is submitted,
+so a program goes on at once. The backend hears of it when the copy is over, which is seen by later
+submissions, by whoever waits, or by a thread. The copy back is given to the stream that is current
+where the result is asked for. A process that submits nothing from a device never touches one.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from lockstitch.collectives.fusion import Layout
 from lockstitch.collectives.host_memory import HostMemory
 from lockstitch.collectives.requests import Kind
+from lockstitch.collectives.shared_memory.helper import Helper
+from lockstitch.collectives.streams import Streams, have_come, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lockstitch.collectives.backend import Backend
     from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.outstanding import Outstanding
     from lockstitch.collectives.requests import Request
 
 # Their results have the shapes of the tensors, so they may go where these have been.
 _KEEP_SHAPES = (Kind.ALLREDUCE, Kind.BROADCAST)
+_LOOK_SECONDS = 1.0
 
 
 def is_on_host(request: Request) -> bool:
@@ -42,40 +48,124 @@ def is_on_host(request: Request) -> bool:
     return True
 
 
+class _Copied(NamedTuple):
+    """An operation whose tensors are on their way into host memory."""
+
+    handle: Handle[Any]
+    events: list[torch.cuda.Event]
+
+
 class Staging:
-    """Of one rank. `allocate` makes a tensor of so many bytes in the backend's best memory."""
+    """Of one rank, before `backend`."""
 
-    def __init__(self, rank: int, allocate: Callable[[int], torch.Tensor]) -> None:
-        self._rank = rank
-        self._memory = HostMemory(allocate)
+    def __init__(self, backend: Backend, outstanding: Outstanding) -> None:
+        self._backend = backend
+        self._outstanding = outstanding
+        self._memory = HostMemory(lambda size: backend.resident((size,), torch.uint8))
+        self._copied: deque[_Copied] = deque()
+        self._lock = threading.Lock()
+        self._helper = Helper(f"rank {outstanding.rank} copies", self)
+        self.turns = 0
+        """How often somebody has looked after the copies."""
 
-    def stage(self, handle: Handle[Any]) -> None:
-        """Lets the handle's request be one of host memory, and its result come back from there."""
+    def __repr__(self) -> str:
+        return f"<Staging · {len(self._copied)} on their way · {self._memory!r}>"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is on its way."""
+        return bool(self._copied)
+
+    def submit(self, handle: Handle[Any]) -> None:
+        """Begins an operation of any tensors."""
+        if self._copied:
+            self.advance()
+        events = self._stage(handle)
+        if have_come(events):
+            handle.road = None
+            self._backend.submit(handle)
+            return
+        handle.road = self
+        self._copied.append(_Copied(handle, events))
+        if not handle.request.is_awaited:
+            self._helper.look_after()
+
+    def advance(self) -> None:
+        """Tells the backend of what has been copied meanwhile; never waits."""
+        self.turns += 1
+        while (copied := self._next(only_if_done=True)) is not None:
+            self._hand_on(copied)
+
+    def drive_unattended(self) -> None:
+        """Waits for all copies, and tells the backend of them."""
+        self.turns += 1
+        while (copied := self._next()) is not None:
+            self._hand_on(copied)
+
+    def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
+        """Until the backend knows of the operation."""
+        while handle.road is self and not handle.is_done:
+            self.drive_unattended()
+            if handle.road is self:  # another thread has just taken it
+                handle.wait(_LOOK_SECONDS)
+                handle.rearm()
+                if gives_up is not None and gives_up():
+                    return
+
+    def close(self) -> None:
+        """Gives the memory back; the session is over."""
+        self._helper.close()
+        while (copied := self._next()) is not None:
+            wait_for(copied.events)
+        self._memory.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _next(self, *, only_if_done: bool = False) -> _Copied | None:
+        with self._lock:
+            if not self._copied:
+                return None
+            first = self._copied[0]
+            if only_if_done and not have_come(first.events):
+                return None
+            return self._copied.popleft()
+
+    def _hand_on(self, copied: _Copied) -> None:
+        handle = copied.handle
+        try:
+            wait_for(copied.events)
+            handle.road = None
+            if not handle.is_done:  # as when its process set is no more
+                self._backend.submit(handle)
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits for it
+            handle.road = None
+            self._outstanding.fail(handle, error)
+        handle.nudge()
+
+    def _stage(self, handle: Handle[Any]) -> list[torch.cuda.Event]:
+        """Lets the handle's request be one of host memory, and its result come back from there.
+        Returns when the tensors will be there."""
         request = handle.request
         layout = Layout.of(tensor.nbytes for tensor in request.tensors)
         device = _device_of(request.tensors)
         block = self._memory.take(layout.size, device)
         staged = _views(block, layout, request.tensors)
-        if request.kind is not Kind.BROADCAST or request.root == self._rank:
-            if device is not None and len(staged) > 1:
-                packed = torch.empty(layout.size, dtype=torch.uint8, device=device)
-                torch._foreach_copy_(_views(packed, layout, request.tensors), request.tensors)
-                block[: layout.size].copy_(packed)
-            else:
-                for view, tensor in zip(staged, request.tensors, strict=True):
-                    view.copy_(tensor)
-        else:
-            _finish_streams(request.outputs or request.tensors)
+        is_read = request.kind is not Kind.BROADCAST or request.root == self._outstanding.rank
+        if is_read and device is not None and len(staged) > 1:
+            packed = torch.empty(layout.size, dtype=torch.uint8, device=device)
+            torch._foreach_copy_(_views(packed, layout, request.tensors), request.tensors)
+            block[: layout.size].copy_(packed, non_blocking=True)
+        elif is_read:
+            for view, tensor in zip(staged, request.tensors, strict=True):
+                view.copy_(tensor, non_blocking=True)
+        handle.landing = Return(request, layout, block, self._memory)
         handle.request = replace(
             request,
             tensors=staged,
             outputs=staged if request.kind in _KEEP_SHAPES else None,
+            is_packed=True,
         )
-        handle.landing = Return(request, layout, block, self._memory)
-
-    def close(self) -> None:
-        """Gives the memory back."""
-        self._memory.close()
+        return Streams((*request.tensors, *(request.outputs or ()))).record()
 
 
 class Return:
@@ -89,21 +179,28 @@ class Return:
         self._block: torch.Tensor | None = block
         self._memory = memory
         self._lock = threading.Lock()
-        self._value: object = None
+        self._value: Any = None
+        self._streams = Streams(())
         # Who never asks for the result gives the block back, too.
         self._finalizer = weakref.finalize(self, memory.drop, block)
         self._finalizer.atexit = False
 
     def __call__(self, value: Any) -> object:
-        """The result where the tensors have been."""
+        """The result where the tensors have been; what the current streams are given from now on
+        comes after it."""
         with self._lock:
-            if self._block is not None:
-                results = list(value) if self._request.is_group else [value]
-                landed = self._land(results, self._block)
-                self._value = landed if self._request.is_group else landed[0]
-                self._finalizer.detach()
-                self._memory.give_back(self._block)
-                self._block = None
+            if self._block is None:
+                tensors = self._value if self._request.is_group else [self._value]
+                self._streams.let_wait(tensors)
+                return self._value
+            results = list(value) if self._request.is_group else [value]
+            landed = self._land(results, self._block)
+            self._value = landed if self._request.is_group else landed[0]
+            self._streams = Streams(landed)
+            self._finalizer.detach()
+            # What is not in the block is kept by whoever has it; CUDA reads it before it returns.
+            self._memory.give_back(self._block, self._streams.record())
+            self._block = None
             return self._value
 
     def abandon(self) -> None:
@@ -114,19 +211,26 @@ class Return:
         request = self._request
         device = _device_of(request.outputs or request.tensors)
         if request.kind in _KEEP_SHAPES and device is not None and len(results) > 1:
-            packed = block[: self._layout.size].to(device, copy=True)
+            packed = _moved(block[: self._layout.size], device)
             results = list(_views(packed, self._layout, request.tensors))
             if request.outputs is None:
                 return results
-        if request.outputs is not None:
             torch._foreach_copy_(request.outputs, results)
+            return list(request.outputs)
+        if request.outputs is not None:
+            for output, result in zip(request.outputs, results, strict=True):
+                output.copy_(result, non_blocking=True)
             return list(request.outputs)
         # What comes besides them (how many rows an alltoall has received) stays where it is.
         landed = [
-            result.to(tensor.device, copy=True)
+            _moved(result, tensor.device)
             for tensor, result in zip(request.tensors, results, strict=False)
         ]
         return landed + results[len(landed) :]
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.to(device, non_blocking=True, copy=True)
 
 
 def _views(
@@ -143,9 +247,3 @@ def _device_of(tensors: Sequence[torch.Tensor]) -> torch.device | None:
     """The one device of all; None where they have several."""
     device = tensors[0].device
     return device if all(tensor.device == device for tensor in tensors) else None
-
-
-def _finish_streams(tensors: Sequence[torch.Tensor]) -> None:
-    """What was to be done with the tensors before is over."""
-    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()

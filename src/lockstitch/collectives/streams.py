@@ -45,6 +45,17 @@ class Streams:
         return [stream.record_event() for stream in self._streams]
 
 
+def have_come(events: Iterable[torch.cuda.Event]) -> bool:
+    """Whether nobody would wait for these."""
+    return all(event.query() for event in events)  # type: ignore[no-untyped-call]
+
+
+def wait_for(events: Iterable[torch.cuda.Event]) -> None:
+    """Waits in this thread, which nobody else needs meanwhile."""
+    for event in events:
+        event.synchronize()
+
+
 def is_used_on(stream: torch.cuda.Stream, tensors: Iterable[object]) -> None:
     """Tells torch that a stream uses those of the tensors that are on its device."""
     for tensor in tensors:

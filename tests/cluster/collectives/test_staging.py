@@ -12,17 +12,19 @@ import torch
 from lockstitch.collectives import (
     AVERAGE,
     SUM,
+    Kind,
     ReduceOp,
     Reduction,
+    Request,
     Session,
+    staging,
 )
-from lockstitch.errors import MismatchError
+from lockstitch.collectives.streams import Streams
+from lockstitch.errors import CollectiveError, MismatchError
 from tests.cluster.collectives.ranks import BACKENDS, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from lockstitch.collectives.requests import Request
 
 SHAPES = ((), (0,), (3,), (40, 50), (700, 1000))
 """The last one is larger than what travels as a whole."""
@@ -194,3 +196,89 @@ def test_ranks_with_tensors_elsewhere_and_in_host_memory_meet(ranks, monkeypatch
             assert session.wait(session.allreduce(mine, SUM, output=mine))[-1] == 3.0
 
     ranks.run(program)
+
+
+# ---------------------------------------------------------------- copies that take their time
+
+
+class Event:
+    """Comes when somebody waits for it."""
+
+    waited = 0
+
+    def __init__(self) -> None:
+        self.has_come = False
+
+    def query(self) -> bool:
+        return self.has_come
+
+    def synchronize(self) -> None:
+        Event.waited += 1
+        self.has_come = True
+
+
+class SlowStreams(Streams):
+    """As if a device had still to do what it was told."""
+
+    def record(self) -> list[Any]:
+        return [Event()]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "Streams", SlowStreams)
+    monkeypatch.setattr(Event, "waited", 0)
+
+
+def test_who_waits_for_the_result_waits_for_the_copy(ranks, slow) -> None:
+    def program(session: Session) -> None:
+        for count in (10, 1 << 20):
+            group = [torch.ones(count), torch.ones(3)]
+            handles = [
+                session.submit(request_of(group, f"{number}", is_awaited=True))
+                for number in range(4)
+            ]
+            assert not any(handle.is_done for handle in handles)
+            for handle in reversed(handles):
+                assert [each[-1].item() for each in session.wait(handle)] == [3.0, 3.0]
+
+    ranks.run(program)
+    assert Event.waited >= 3 * 8
+
+
+def test_copies_that_nobody_waits_for_are_looked_after(ranks, slow) -> None:
+    def program(session: Session) -> None:
+        handle = session.allreduce(torch.ones(10), SUM, name="alone")
+        while not handle.is_done:  # by a thread; nobody asks
+            handle.signal().wait(0.01)
+        assert session.wait(handle)[0].item() == 3.0
+
+    ranks.run(program)
+
+
+def test_what_is_being_copied_comes_before_a_join(ranks, slow) -> None:
+    def program(session: Session) -> None:
+        handle = session.submit(request_of([torch.ones(3)], "last", is_awaited=True))
+        session.join()
+        assert session.wait(handle)[0].tolist() == [3.0] * 3
+
+    ranks.run(program)
+
+
+def test_session_that_ends_while_tensors_are_copied_fails_them(slow) -> None:
+    with Ranks(2, "shared_memory", device_operations="host") as opened:
+        handle = opened[0].submit(request_of([torch.ones(3)], "x", is_awaited=True))
+        opened[0].shutdown()
+        with pytest.raises(CollectiveError):
+            opened[0].wait(handle)
+
+
+def request_of(tensors: list[torch.Tensor], name: str, *, is_awaited: bool) -> Request:
+    return Request(
+        Kind.ALLREDUCE,
+        name,
+        tuple(tensors),
+        reduction=SUM,
+        is_group=True,
+        is_awaited=is_awaited,
+    )

@@ -177,7 +177,8 @@ class Channel:
     def _prepare(self, handle: Handle[Any], definition: Definition) -> tuple[Operation, int, int]:
         """The operation, where its tensors are, and flags for the log."""
         request = handle.request
-        if definition.has_single and definition.layout.size >= self._in_place_bytes:
+        is_one = definition.has_single or (request.is_packed and definition.is_uniform)
+        if is_one and definition.layout.size >= self._in_place_bytes:
             place = self._resident_place(request)
             if place != NOWHERE:
                 return InPlace(handle, definition), place, log.RESIDENT

@@ -112,14 +112,17 @@ class Definition:
     def blocks(
         self, segment: Segment, places: tuple[int, ...], index: int
     ) -> list[list[torch.Tensor]]:
-        """Of a single tensor that lies at each of these places, the index-th of equal slices, in
-        blocks: of each block, all ranks' parts."""
+        """Of what lies at each of these places, a single tensor or several of one dtype, the
+        index-th of equal slices, in blocks: of each block, all ranks' parts."""
         found = self._blocks.get(places)
         if found is None:
             if len(self._blocks) >= _KEPT_SLICES:
                 self._blocks.clear()
-            (dtype,), (shape,) = self.dtypes, self.description.shapes
-            count, item = math.prod(shape), dtype.itemsize
+            dtype, item = self.dtypes[0], self.dtypes[0].itemsize
+            # Several are one vector, with what is between them. Behind a single one may be others.
+            count = self.layout.size // item
+            if self.has_single:
+                count = math.prod(self.description.shapes[0])
             begin, end = slice_of(count, len(places), index, item)
             length = max(_CACHED_BYTES // len(places) // item, 1)
             found = self._blocks[places] = [
