@@ -157,7 +157,7 @@ def test_answers_hold_what_the_function_has_its_stream_compute() -> None:
 
 @rpc.functions.async_execution
 def slow_on_another_thread(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[tensor.device])
 
     def compute() -> None:
         stream = torch.cuda.Stream(tensor.device)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -130,3 +133,93 @@ def test_gradients_arrive_where_the_tensors_are_whose_they_are(moves) -> None:
     some = torch.ones(2)
     assert arrive([None, some], [SECOND, FIRST]) == [None, some]
     assert moves == [FIRST]
+
+
+# ---------------------------------------------------------------- what devices hold
+
+
+class Lent:
+    """Memory as a segment would be; `log` says what was done with it."""
+
+    number = 3
+
+    def __init__(self, size: int, log: list[str]) -> None:
+        self.buffer = ctypes.create_string_buffer(size)
+        self.address = ctypes.addressof(self.buffer)
+        self.log = log
+
+    def pin(self) -> None:
+        self.log.append("pin")
+
+    def cancel(self) -> None:
+        self.log.append("cancel")
+
+
+@pytest.fixture(name="log")
+def _log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All tensors pretend to be on a device; what is done with it is logged."""
+    log: list[str] = []
+    copy = devices.begin_fetch
+    monkeypatch.setattr(tensors, "is_on_host", lambda _: False)
+    monkeypatch.setattr(tensors, "begin_fetch", lambda *to: (log.append("fetch"), copy(*to)))
+    monkeypatch.setattr(torch.Tensor, "device", property(lambda _: FIRST))
+    monkeypatch.setattr(
+        devices, "staging_bytes", lambda size: torch.empty(size, dtype=torch.uint8, device="cpu")
+    )
+    monkeypatch.setattr(devices, "wait_for", lambda used: log.append(f"wait for {len(used)}"))
+    return log
+
+
+FORMS = {
+    "small": torch.arange(6).view(2, 3),
+    "scalar": torch.tensor(1.5, dtype=torch.float64),
+    "empty": torch.empty(0, 3),
+    "large": torch.arange(30_000),
+    "transposed": torch.arange(30_000).view(100, 300).t(),
+    "strided": torch.arange(60_000)[::2],
+    "conjugate": torch.randn(4, dtype=torch.complex64).conj(),
+    "negative": torch.randn(4, dtype=torch.complex64).conj().imag,
+}
+
+
+@pytest.mark.parametrize("lends", [False, True])
+@pytest.mark.parametrize("forms", [[each] for each in FORMS] + [[*FORMS]], ids="-".join)
+def test_the_bytes_that_devices_hold_are_fetched_at_once(
+    log: list[str], forms: list[str], lends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = [FORMS[form] for form in forms]
+    lent: list[Lent] = []
+
+    def lend(size: int) -> Lent:
+        lent.append(Lent(size, log))
+        return lent[-1]
+
+    body = Payload(ONE_TENSOR, b"", sent)
+    buffers = encode(Reply(1, None, body), lend=lend if lends else None)
+    monkeypatch.undo()
+    decoder = FrameDecoder(window=lambda _: (lent[0].buffer, SimpleNamespace(give_back=int)))
+    for buffer in buffers:
+        decoder.feed(buffer)
+    arrived = decoder.messages.popleft().body  # type: ignore[attr-defined]
+    assert {header[2] for header, _ in arrived.staged.values()} == {"cuda:0"}
+    for one, other in zip(arrived.items, sent, strict=True):
+        assert torch.equal(one, other.resolve_conj().resolve_neg())
+        if other.numel() == other.untyped_storage().nbytes() // other.itemsize:
+            assert one.stride() == other.stride()
+    if forms != ["empty"]:
+        assert log[-1].startswith("wait for")
+        assert sum(each.startswith("wait") for each in log) == 1
+    assert ("pin" in log) == bool(lent)
+
+
+def test_memory_is_given_back_when_it_could_not_be_filled_and_not_before_that_has_ended(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tensors, "begin_fetch", fail)
+    body = Payload(ONE_TENSOR, b"", [FORMS["large"]])
+    with pytest.raises(KeyboardInterrupt):
+        encode(Reply(1, None, body), lend=lambda size: Lent(size, log))
+    assert log == ["pin", "wait for 1", "cancel"]
