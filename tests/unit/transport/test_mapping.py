@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstitch import devices
 from lockstitch.transport import mapping
 from lockstitch.transport.mapping import Mapping, create
 
@@ -108,3 +109,21 @@ def test_copy_is_what_lay_there_and_memory_of_its_own():
 def test_copy_for_which_there_is_no_memory_is_an_error():
     with shared() as (_, descriptor), pytest.raises(OSError, match="there is no memory"):
         mapping.Copy(descriptor, 1 << 60)
+
+
+def test_memory_that_devices_copy_from_again_is_pinned_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pinned: list[int] = []
+    monkeypatch.setattr(devices, "pin", lambda owner, address, size: pinned.append(size))
+    memory, descriptor = mapping.create(4096)
+    copy = mapping.Copy(descriptor, 4096)
+    os.close(descriptor)
+    memory.pin()
+    assert pinned == []  # a single copy is as quick without
+    memory.pin()
+    memory.pin()
+    assert pinned == [4096]
+    copy.pin()
+    copy.pin()
+    assert pinned == [4096]
