@@ -267,9 +267,10 @@ class StreamChannel(Channel):
     def _read_until(self, pending: Pending) -> None:
         if pending.done or pending.delivered:
             return  # another reader had it already, before this one began to read
-        has_come = self._is_left_over() or self._spin(pending.habit)
-        if has_come and self._receive_and_take(pending, None):
-            return
+        # What comes first may be for somebody else; the next is worth the same.
+        while self._is_left_over() or self._spin(pending.habit):
+            if self._receive_and_take(pending, None):
+                return
         if pending.is_shared and isinstance(self.connection, StreamConnection):
             self._read_wakefully(pending, self.connection)
             return

@@ -37,6 +37,29 @@ def test_follower_goes_on_reading_when_the_reader_has_its_answer() -> None:
         assert second.result() == "two"
 
 
+def test_reader_spins_again_after_an_answer_that_was_for_somebody_else() -> None:
+    with Stage() as stage:
+        future = stage.call_async(1)
+        first_call = stage.peer.receive_call()
+        channel = _channel(stage)
+        spins: list[object] = []
+
+        def spin(habit: object) -> bool:
+            spins.append(habit)
+            channel.connection.receive_into(channel.decoder.space(), channel.decoder.counts, None)
+            return True
+
+        channel._spin = spin
+        call = Background(stage.call, 2)
+        second_call = stage.peer.receive_call()
+        wait_until(lambda: len(spins) == 1)
+        stage.peer.reply(first_call, "one")
+        wait_until(lambda: len(spins) == 2)
+        stage.peer.reply(second_call, "two")
+        assert call.result() == "two"
+        assert future.wait() == "one"
+
+
 def test_follower_goes_on_reading_when_the_readers_time_is_over() -> None:
     clock = ManualClock()
     with Stage(clock=clock) as stage:
