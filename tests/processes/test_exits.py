@@ -66,6 +66,54 @@ def test_a_thread_that_ends_inside_torch_does_not_abort_the_process() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+WAKES_TOO_LATE = """
+import sys
+import threading
+import time
+import torch
+from lockstitch.runtime import ending
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        started.set()
+        threading.Event().wait(0.7)
+        return gradient
+
+class Last:
+    def __del__(self, sleep=time.sleep):
+        sleep(1.5)
+
+def train():
+    Slow.apply(torch.ones(3, requires_grad=True)).sum().backward()
+
+started = threading.Event()
+thread = threading.Thread(target=train, daemon=True)
+thread.start()
+started.wait()
+ending.keep_asleep(ending.end_threads([thread]))
+sys.last = Last()  # deleted when the interpreter is taken down
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are kept asleep by a signal of Linux")
+def test_a_thread_that_would_wake_inside_torch_while_the_interpreter_ends_sleeps_on() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WAKES_TOO_LATE],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 ABORTED_IN_MAIN = """
 import ctypes
 from lockstitch.runtime import ending

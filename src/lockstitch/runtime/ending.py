@@ -4,8 +4,8 @@ A program may exit without `shutdown`, and a function that somebody called may r
 the interpreter is taken down, a thread that wants to go on in Python is ended below its frames, and
 where one of those is C++ of torch's, that aborts the process ("terminate called without an active
 exception"). So before, while all is still in order, every such thread gets a `SystemExit`, which
-ends it wherever it runs Python code. One that does not run sleeps in a call of the system, most
-likely for longer than the process has to live; only one that computes is waited for, a little.
+ends it wherever it runs Python code. One that does not run sleeps in a call of the system, and is
+kept asleep where that matters; only one that computes is waited for, a little.
 On a busy machine that may not be enough; whoever is ended inside C++ all the same then stands still
 for the moments that the process still has, which are few even if the main thread is the one.
 """
@@ -15,12 +15,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import FrameType
 
 _PATIENCE_SECONDS: Final = 2.0
 _MAIN_PATIENCE_SECONDS: Final = 5.0
@@ -28,14 +32,17 @@ _LOOK_SECONDS: Final = 0.005
 _STILL_LOOKS: Final = 8
 _LOOKS_BETWEEN: Final = 5
 _CLOCK_FIELDS: Final = slice(11, 13)
+_TORCH: Final = str(Path(torch.__file__).parent)
+_ENTRIES: Final = ("run_engine",)
+"""Functions of ours that call into torch's engine without any Python of torch's between."""
 
 
 def end_threads(
     threads: Iterable[threading.Thread], patience_seconds: float = _PATIENCE_SECONDS
-) -> None:
-    """Ends threads, whatever they run, except those that sleep. Returns when all have ended or are
-    asleep, or when the time is over. Time in which this process did not run itself, or hardly, does
-    not count: the threads had no chance then either."""
+) -> list[threading.Thread]:
+    """Ends threads, whatever they run, except those that sleep, which it returns: when all have
+    ended or are asleep, or when the time is over. Time in which this process itself was stopped
+    does not count: the threads had no chance then either."""
     asked = [each for each in threads if each is not threading.current_thread()]
     left = {each: _Sleep() for each in asked}
     looks = 0
@@ -50,8 +57,43 @@ def end_threads(
             for thread, sleep in left.items()
             if thread.is_alive() and not sleep.is_sound(thread)
         }
-    if any(thread.is_alive() for thread in asked):
+    remaining = [thread for thread in asked if thread.is_alive()]
+    if remaining:
         stand_still_instead_of_aborting()
+    return [thread for thread in remaining if thread not in left]
+
+
+def keep_asleep(threads: Iterable[threading.Thread]) -> None:
+    """Those of threads that sleep in a function which torch has called (in a backward pass, or as
+    a callback) go on sleeping until the process ends, whatever they sleep for.
+
+    One that woke while the interpreter is taken down would be ended below torch's C++, and what
+    that does on the way out takes the interpreter away from the main thread, which then crashes.
+    """
+    frames = sys._current_frames()
+    with contextlib.suppress(OSError, AttributeError):  # another system: they may wake, as before
+        number = signal.SIGRTMAX
+        if signal.getsignal(number) is signal.SIG_DFL:
+            _answer(number, "pause")
+            for thread in threads:
+                if thread.ident in frames and _is_below_torch(frames[thread.ident]):
+                    signal.pthread_kill(thread.ident, number)
+
+
+def _is_below_torch(innermost: FrameType) -> bool:
+    frame: FrameType | None = innermost
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_TORCH) or frame.f_code.co_name in _ENTRIES:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _answer(number: int, function: str) -> None:
+    """Has a signal answered by a function of the C library's, in which Python has no part."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
+    libc.signal(number, ctypes.cast(getattr(libc, function), ctypes.c_void_p))
 
 
 def stand_still_instead_of_aborting(patience_seconds: float = _MAIN_PATIENCE_SECONDS) -> None:
@@ -64,8 +106,7 @@ def stand_still_instead_of_aborting(patience_seconds: float = _MAIN_PATIENCE_SEC
         set_terminate(ctypes.cast(libc.pause, ctypes.c_void_p))
         if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
             # A signal ends a pause; this one goes to the main thread, and does nothing else.
-            libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
-            libc.signal(signal.SIGALRM, ctypes.cast(libc.getpid, ctypes.c_void_p))
+            _answer(signal.SIGALRM, "getpid")
             signal.setitimer(signal.ITIMER_REAL, patience_seconds)
 
 

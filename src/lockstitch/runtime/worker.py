@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.errors import NotInitializedError
 from lockstitch.runtime.agent import Agent, AgentOptions
-from lockstitch.runtime.ending import end_threads, stand_still_instead_of_aborting
+from lockstitch.runtime.ending import end_threads, keep_asleep, stand_still_instead_of_aborting
 from lockstitch.wire.pickling import PicklingRegistry
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Process:
         try:
             for worker in list(_alive):
                 worker.close(0)
-            end_threads(self._left_running)
+            keep_asleep(end_threads(self._left_running))
         except BaseException:  # Ctrl-C once more: nobody waits for those threads now
             stand_still_instead_of_aborting()
             raise

@@ -57,7 +57,7 @@ def test_time_that_leaps_because_the_process_was_stopped_does_not_count(
 def test_one_that_sleeps_is_left_alone() -> None:
     wake = threading.Event()
     thread = start(sleep, wake)
-    end_threads([thread], 60)
+    assert end_threads([thread], 60) == [thread]
     assert thread.is_alive()
     wake.set()
     wait_until(lambda: not thread.is_alive())
