@@ -9,14 +9,21 @@ import subprocess
 import sys
 
 import pytest
-
-PAGES = 3 * (2 << 20) // resource.getpagesize()
-PROGRAM = """
-import resource, threading
 import torch
-from lockstitch.runtime.freed_memory import keep_freed_memory
 
-keep_freed_memory()
+from lockstitch.nn import DataParallel
+from lockstitch.runtime import freed_memory
+
+BLOCK_BYTES = 2 << 20
+PROGRAM = """
+import importlib.util, resource, sys, threading
+import torch
+
+# The file alone: what the rest of the library imports may have freed large blocks before.
+spec = importlib.util.spec_from_file_location("freed_memory", sys.argv[1])
+freed_memory = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(freed_memory)
+exec(sys.argv[2])
 
 def faults():
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
@@ -24,7 +31,7 @@ def faults():
 def work(counts):
     for _ in range(20):
         before = faults()
-        blocks = [torch.ones(512 << 10) for _ in range(3)]  # 2 MiB each
+        blocks = [torch.ones(512 << 10) for _ in range(int(sys.argv[3]))]  # 2 MiB each
         del blocks
         counts.append(faults() - before)
 
@@ -36,17 +43,41 @@ print(sorted(counts)[len(counts) // 2])
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone learns so")
-def test_blocks_that_come_and_go_cost_no_page_faults():
+only_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone learns so")
+
+
+def is_kept(prepare, blocks):
+    """Whether so many blocks cost few page faults when a thread makes them again, after the
+    statement `prepare`."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")
     }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, freed_memory.__file__, prepare, str(blocks)],
         env=environment,
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    assert int(done.stdout) < PAGES / 4
+    return int(done.stdout) < blocks * BLOCK_BYTES / resource.getpagesize() / 20
+
+
+@only_glibc
+def test_blocks_that_come_and_go_cost_no_page_faults():
+    assert is_kept("freed_memory.keep_freed_memory()", 3)
+
+
+@only_glibc
+def test_the_most_that_can_be_kept_is_40_mib_and_more():
+    assert is_kept("freed_memory.keep_freed_memory(freed_memory.MOST_KEPT_BLOCK_BYTES)", 20)
+    assert not is_kept("pass", 20)
+
+
+@pytest.mark.parametrize(("device_ids", "sizes"), [(["thread"] * 2, [31 << 20]), (["cpu"], [])])
+def test_data_parallel_on_the_cpu_keeps_the_most(monkeypatch, device_ids, sizes):
+    kept = []
+    data_parallel = sys.modules[DataParallel.__module__]
+    monkeypatch.setattr(data_parallel, "keep_freed_memory", kept.append)
+    DataParallel(torch.nn.Tanh(), device_ids)
+    assert kept == sizes

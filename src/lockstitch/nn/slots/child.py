@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import threading
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,7 +59,7 @@ def _disarm(leaf: torch.Tensor) -> None:
     leaf.grad = None
     leaf._backward_hooks = None
     if getattr(leaf, "_post_accumulate_grad_hooks", None) is not None:
-        leaf._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+        leaf._post_accumulate_grad_hooks = OrderedDict()  # None would leave them where they are
 
 
 class _Server:

@@ -112,20 +112,23 @@ class Executor:
                 roots.append(output)
                 gradients.append(gradient)
         sources = [*graph.inputs, *self.leaves]
+        found: Sequence[torch.Tensor | None] = [None] * len(sources)
         if roots and sources:
-            # As torch.autograd.backward does, which first checks what is right here by
-            # construction. Gradients are gathered in `.grad` for a while: a checkpoint of the
-            # older kind goes back through a graph of its own, and asks for no others.
-            torch.autograd.Variable._execution_engine.run_backward(
+            # A re-entrant checkpoint gathers gradients in `.grad`, and refuses to go back else. All
+            # others do not: what the program has hooked to accumulation is the caller's affair.
+            gathers = self._strays.is_reentrant
+            # As torch.autograd.grad does, which first checks what is right here by construction.
+            found = torch.autograd.Variable._execution_engine.run_backward(
                 tuple(roots),
                 tuple(gradients),
                 order.keeps_graph,
                 False,  # create_graph
-                (),
+                () if gathers else tuple(sources),
                 allow_unreachable=True,
-                accumulate_grad=True,
+                accumulate_grad=gathers,
             )
-        found = tuple([_taken(source) for source in sources])
+            if gathers:
+                found = [_taken(source) for source in sources]
         of_inputs, of_leaves = found[: len(graph.inputs)], found[len(graph.inputs) :]
         if order.keeps_gradients:
             self._add(of_leaves)

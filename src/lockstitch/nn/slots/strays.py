@@ -19,12 +19,14 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.utils.checkpoint import CheckpointFunction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
 _MOST_GRAPHS: Final = 1000
+_CHECKPOINT: Final = f"{CheckpointFunction.__name__}Backward"
 
 
 class StrayWatch:
@@ -36,6 +38,8 @@ class StrayWatch:
         self._known: set[Any] = set()
         self._passes = 0
         self._start = 0
+        self.is_reentrant = False
+        """Whether a graph has been seen with a node that goes back through one of its own."""
 
     def begin_pass(self) -> None:
         """The module is about to be called, by this thread."""
@@ -56,19 +60,26 @@ class StrayWatch:
         graph = is_training, len(inputs), tuple(distances)
         self._passes += 1
         if graph not in self._known or not self._passes & (self._passes - 1):
-            check_for_strays(outputs, [*inputs, *leaves])
+            if check_for_strays(outputs, [*inputs, *leaves]):
+                self.is_reentrant = True
             if len(self._known) >= _MOST_GRAPHS:
                 self._known.clear()
             self._known.add(graph)
 
 
-def check_for_strays(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> None:
+def check_for_strays(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> bool:
     """Raises `RuntimeError` if the outputs depend on leaves that are not `known` and that somebody
-    keeps."""
+    keeps. Returns whether a node goes back through a graph of its own, as a re-entrant checkpoint
+    does."""
     expected = set(map(id, known))
-    strays = [each for each in _accumulators(outputs) if id(each.variable) not in expected]
+    strays, is_reentrant = [], False
+    for node in _nodes(outputs):
+        if not hasattr(node, "variable"):
+            is_reentrant = is_reentrant or type(node).__name__ == _CHECKPOINT
+        elif id(node.variable) not in expected:
+            strays.append(node)
     if not strays:
-        return
+        return is_reentrant
     of_nobody = _references(_accumulator_of_nobody())
     for accumulator in strays:
         if _references(accumulator) > of_nobody:
@@ -80,6 +91,7 @@ def check_for_strays(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tens
                 "belongs to, as an attribute of the module (lists as nn.ModuleList or "
                 "nn.ParameterList), or give it as an argument, Replicate(tensor)."
             )
+    return is_reentrant
 
 
 def _references(accumulator: Any) -> int:
@@ -96,16 +108,15 @@ def _accumulator_of_nobody() -> Any:
     return output.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
-def _accumulators(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """The ends of the graph where gradients are added to leaves."""
+def _nodes(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """Those of the graph; where gradients are added to leaves they have a `variable`."""
     nodes: list[Any] = [
         torch.autograd.graph.get_gradient_edge(each).node for each in outputs if each.requires_grad
     ]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
-        if hasattr(node, "variable"):
-            yield node
+        yield node
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)

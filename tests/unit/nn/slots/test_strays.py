@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lockstitch.nn.slots.strays import StrayWatch, check_for_strays
 
@@ -88,3 +90,13 @@ def test_a_search_that_found_one_is_made_again():
     for _ in range(2):
         with pytest.raises(RuntimeError, match="would be lost"):
             passes.run(kept)
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_a_checkpoint_that_goes_back_by_itself_is_seen(is_reentrant):
+    weight, x = nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)
+    watch = StrayWatch()
+    watch.begin_pass()
+    output = checkpoint(lambda y: y * weight, x * 2, use_reentrant=is_reentrant) + 1
+    watch.end_pass([output], [x], [weight], True)
+    assert watch.is_reentrant == is_reentrant
