@@ -68,7 +68,8 @@ def expect(actual: torch.Tensor, expected: torch.Tensor, device: torch.device) -
 @check
 def allreduce_of_all_dtypes_and_sizes(device: torch.device) -> None:
     for dtype in DTYPES:
-        for shape in ((), (100,), (300, 1000), (LARGE,)):
+        is_usual = dtype in (torch.float32, torch.float16, torch.int64)
+        for shape in ((), (100,), (300, 1000), (LARGE,) if is_usual else (LARGE // 4,)):
             mine = of_rank(hvd.rank(), shape, dtype).to(device)
             kept = mine.clone()
             expect(hvd.allreduce(mine, op=hvd.Sum), total_of(shape, dtype), device)

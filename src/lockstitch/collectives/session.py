@@ -168,7 +168,10 @@ class Session(Operations):
     def wait(self, handle: Handle[T]) -> T:
         """The operation's result, or raises its error."""
         if not handle.is_done:
-            self._wait(handle)
+            if handle.road is None:
+                self._backend.wait(handle)
+            else:
+                self._wait(handle)
         return handle.result()
 
     def wait_unless_wanted(self, handle: Handle[Any]) -> bool:
