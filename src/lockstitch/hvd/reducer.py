@@ -34,6 +34,7 @@ from lockstitch.hvd.compression import PowerSGD
 from lockstitch.hvd.exchange import Exchange, gradient_of
 from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.low_rank import LowRankExchange
+from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -92,6 +93,9 @@ class GradientReducer:
         passes: int,
     ) -> None:
         """Without `groups`, neighbours that are small are reduced together (`buckets_of`)."""
+        if any(parameter.is_cpu for parameter in names):
+            # Backward makes each gradient anew, and frees it when the bucket has it.
+            keep_freed_memory(MOST_KEPT_BLOCK_BYTES)
         session = current_session()
         # The process's own session may be another one after a new init; a test's stays.
         self._session = None if session is PROCESS.session else session

@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from lockstitch import hvd
-from lockstitch.collectives import SUM
+from lockstitch.collectives import SUM, LocalSessions
 from lockstitch.hvd.exchange import ReducerOptions
+from lockstitch.hvd.job import active
 from lockstitch.hvd.process_sets import global_process_set
 from lockstitch.hvd.reducer import GradientReducer
+from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES
 from tests.cluster.hvd.ranks import on_ranks
 
 OPTIONS = ReducerOptions(hvd.Compression.none, global_process_set)
@@ -171,3 +173,13 @@ def test_mismatch_is_raised_and_the_next_step_is_whole():
         return same.grad.item()
 
     assert on_ranks(2, program) == [0.5] * 2
+
+
+def test_memory_of_gradients_on_the_cpu_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr("lockstitch.hvd.reducer.keep_freed_memory", kept.append)
+    with LocalSessions(1) as sessions, active(sessions[0]):
+        for device in ("meta", "cpu"):
+            parameter = torch.zeros(1, device=device, requires_grad=True)
+            hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
+    assert kept == [MOST_KEPT_BLOCK_BYTES]
