@@ -158,21 +158,27 @@ class Staging:
         elif is_read:
             for view, tensor in zip(staged, request.tensors, strict=True):
                 view.copy_(tensor, non_blocking=True)
-        handle.landing = Return(request, layout, block, self._memory)
+        streams = Streams((*request.tensors, *(request.outputs or ())))
+        handle.landing = Return(request, layout, block, self._memory, streams)
         handle.request = replace(
             request,
             tensors=staged,
             outputs=staged if request.kind in _KEEP_SHAPES else None,
             is_packed=True,
         )
-        return Streams((*request.tensors, *(request.outputs or ()))).record()
+        return streams.record()
 
 
 class Return:
     """The way back to the devices, of one operation: once, however many ask for the result."""
 
     def __init__(
-        self, request: Request, layout: Layout, block: torch.Tensor, memory: HostMemory
+        self,
+        request: Request,
+        layout: Layout,
+        block: torch.Tensor,
+        memory: HostMemory,
+        streams: Streams,
     ) -> None:
         self._request = request
         self._layout = layout
@@ -180,7 +186,8 @@ class Return:
         self._memory = memory
         self._lock = threading.Lock()
         self._value: Any = None
-        self._streams = Streams(())
+        self._streams = streams
+        """Those of who submitted it, then of who has copied the result back."""
         # Who never asks for the result gives the block back, too.
         self._finalizer = weakref.finalize(self, memory.drop, block)
         self._finalizer.atexit = False
@@ -194,6 +201,7 @@ class Return:
                 self._streams.let_wait(tensors)
                 return self._value
             results = list(value) if self._request.is_group else [value]
+            self._streams.let_wait(self._request.outputs or ())
             landed = self._land(results, self._block)
             self._value = landed if self._request.is_group else landed[0]
             self._streams = Streams(landed)
