@@ -7,7 +7,7 @@ exception"). So before, while all is still in order, every such thread gets a `S
 ends it wherever it runs Python code. One that does not run sleeps in a call of the system, and is
 kept asleep where that matters; only one that computes is waited for, a little.
 On a busy machine that may not be enough; whoever is ended inside C++ all the same then stands still
-for the moments that the process still has, which are few even if the main thread is the one.
+for the moments that the process still has.
 """
 
 from __future__ import annotations
@@ -27,14 +27,25 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _PATIENCE_SECONDS: Final = 2.0
-_MAIN_PATIENCE_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.005
 _STILL_LOOKS: Final = 8
 _LOOKS_BETWEEN: Final = 5
 _CLOCK_FIELDS: Final = slice(11, 13)
 _TORCH: Final = str(Path(torch.__file__).parent)
+_ALL: Final = (2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1,) * 16
 _ENTRIES: Final = ("run_engine",)
 """Functions of ours that call into torch's engine without any Python of torch's between."""
+
+
+class _Action(ctypes.Structure):
+    """The C library's `struct sigaction`: the handler, and which signals it holds back."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ulong * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
 
 
 def end_threads(
@@ -74,7 +85,10 @@ def keep_asleep(threads: Iterable[threading.Thread]) -> None:
     with contextlib.suppress(OSError, AttributeError):  # another system: they may wake, as before
         number = signal.SIGRTMAX
         if signal.getsignal(number) is signal.SIG_DFL:
-            _answer(number, "pause")
+            libc = ctypes.CDLL(None)
+            # Every other signal is held back meanwhile: it would end the pause.
+            action = _Action(ctypes.cast(libc.pause, ctypes.c_void_p), (ctypes.c_ulong * 16)(*_ALL))
+            libc.sigaction(number, ctypes.byref(action), None)
             for thread in threads:
                 if thread.ident in frames and _is_below_torch(frames[thread.ident]):
                     signal.pthread_kill(thread.ident, number)
@@ -89,25 +103,13 @@ def _is_below_torch(innermost: FrameType) -> bool:
     return False
 
 
-def _answer(number: int, function: str) -> None:
-    """Has a signal answered by a function of the C library's, in which Python has no part."""
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
-    libc.signal(number, ctypes.cast(getattr(libc, function), ctypes.c_void_p))
-
-
-def stand_still_instead_of_aborting(patience_seconds: float = _MAIN_PATIENCE_SECONDS) -> None:
-    """From now on a thread that C++ would abort the process for only waits. So does the main
-    thread, but until `patience_seconds` from now at most: else the process would hang."""
+def stand_still_instead_of_aborting() -> None:
+    """From now on a thread that C++ would abort the process for only waits."""
     with contextlib.suppress(OSError, AttributeError):  # another system: it aborts, as before
         libc, libcxx = ctypes.CDLL(None), ctypes.CDLL("libstdc++.so.6")
         set_terminate = libcxx._ZSt13set_terminatePFvvE  # std::set_terminate(void (*)())
         set_terminate.argtypes, set_terminate.restype = [ctypes.c_void_p], ctypes.c_void_p
         set_terminate(ctypes.cast(libc.pause, ctypes.c_void_p))
-        if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
-            # A signal ends a pause; this one goes to the main thread, and does nothing else.
-            _answer(signal.SIGALRM, "getpid")
-            signal.setitimer(signal.ITIMER_REAL, patience_seconds)
 
 
 def interrupt(thread: threading.Thread) -> None:
