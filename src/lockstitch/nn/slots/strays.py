@@ -43,8 +43,16 @@ class StrayWatch:
 
     def begin_pass(self) -> None:
         """The module is about to be called, by this thread."""
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            self._start = self._next_number()
+            return
         with torch.inference_mode(False), torch.enable_grad():
-            self._start = self._leaf.view(()).grad_fn._sequence_nr()  # type: ignore[union-attr]
+            self._start = self._next_number()
+
+    def _next_number(self) -> int:
+        node = self._leaf.view(()).grad_fn
+        assert node is not None
+        return node._sequence_nr()
 
     def end_pass(
         self,
