@@ -107,6 +107,8 @@ class C10dBackend:
         self._submitting = threading.Lock()
         self._is_closed = False
         self._is_abandoned = False
+        self._knows_why = threading.Event()
+        """Set when a rank was lost, or this one ends: what fails then fails for that reason."""
         self.open_set(only_for or sets[GLOBAL_SET])
         self._performer = threading.Thread(
             target=self._run, name=f"rank {self._rank} reductions", daemon=True
@@ -185,6 +187,7 @@ class C10dBackend:
         if self._is_closed or self._is_abandoned:
             return
         self._is_closed = True
+        self._knows_why.set()
         self._ear.close()
         self._orders.put(None)
         # What is being performed is let go on for a moment: other ranks may be in it, too.
@@ -205,6 +208,7 @@ class C10dBackend:
         if isinstance(message, Lost):
             lost = f"rank {message.rank} died (heard by rank {self._rank})"
             self._break(RankLostError(lost))
+            self._knows_why.set()
             self._plane.abort()
         elif isinstance(message, Missing):
             self._missing[message.number] = message.ranks
@@ -236,7 +240,9 @@ class C10dBackend:
             self._stream.finish()
 
     def _fail(self, error: Exception) -> None:
-        """Others wait in the operation that failed here, so nobody can go on."""
+        """Others wait in the operation that failed here, so nobody can go on. The connection to a
+        rank that died may break before the news of its death, which say more, are here."""
+        self._knows_why.wait(_PATIENCE_SECONDS)
         broken = CollectiveError(f"an operation failed on rank {self._rank}: {error}")
         broken.__cause__ = error
         self._break(broken)

@@ -1,0 +1,49 @@
+"""What a rank makes of news that come in another order than usual."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from lockstitch.collectives import SUM
+from lockstitch.collectives.c10d.messages import Lost
+from lockstitch.errors import CollectiveError, RankLostError
+from tests.cluster.collectives.ranks import Ranks
+
+
+def test_connection_that_breaks_before_the_news_of_a_death_is_explained_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Ranks(2, "c10d") as two:
+        backend = two[1]._backend
+        is_broken = threading.Event()
+
+        def obey(_message: object) -> None:
+            is_broken.set()
+            raise RuntimeError("Connection reset by peer")
+
+        monkeypatch.setattr(two[0]._backend, "_obey", lambda _message: None)
+        monkeypatch.setattr(backend, "_obey", obey)
+        handles = [two[rank].allreduce(torch.ones(1), SUM, name="sum") for rank in range(2)]
+        assert is_broken.wait(30)
+        backend._hear(Lost(0))
+        with pytest.raises(RankLostError, match="rank 0 died"):
+            two[1].wait(handles[1])
+
+
+def test_operation_that_fails_while_all_ranks_live_ends_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Ranks(2, "c10d") as two:
+
+        def obey(_message: object) -> None:
+            raise RuntimeError("no memory")
+
+        for rank in range(2):
+            monkeypatch.setattr(two[rank]._backend, "_obey", obey)
+        handles = [two[rank].allreduce(torch.ones(1), SUM, name="sum") for rank in range(2)]
+        for rank in range(2):
+            with pytest.raises(CollectiveError, match=f"failed on rank {rank}: no memory"):
+                two[rank].wait(handles[rank])
