@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from lockstitch.hvd.exchange import ReducerOptions
 
 _BUCKET_BYTES: Final = 4 << 20
+_BUCKET_BYTES_OF_DEVICES: Final = 25 << 20  # each bucket there costs copies and waits of its own
 
 
 class _Place:
@@ -386,10 +387,11 @@ def _count(place: _Place, gradient: torch.Tensor | None) -> int:
 def buckets_of(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Parameters of one dtype and device that follow each other, put together up to a size beyond
     which a reduction does not get cheaper; from the last one, of which backward knows first."""
+    is_on_host = all(parameter.is_cpu for parameter in parameters)
     joined: list[list[torch.Tensor]] = buckets(
         reversed(parameters),
         lambda each: (each.dtype, each.device),
         lambda each: each.nbytes + ALIGNMENT,
-        _BUCKET_BYTES,
+        _BUCKET_BYTES if is_on_host else _BUCKET_BYTES_OF_DEVICES,
     )
     return joined
