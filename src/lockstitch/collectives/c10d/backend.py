@@ -194,8 +194,11 @@ class C10dBackend:
         self._performer.join(_PATIENCE_SECONDS)
         if self._performer.is_alive():
             self._plane.abort()
-            self._performer.join()
-        self._plane.close()
+            self._performer.join(_PATIENCE_SECONDS)
+        # Gloo waits all the same for a live rank that does not come, and its groups cannot end
+        # before it. Then the thread is left to it, with what it holds.
+        if not self._performer.is_alive():
+            self._plane.close()
 
     def abandon(self) -> None:
         """In a forked child, where there are no threads to perform anything."""

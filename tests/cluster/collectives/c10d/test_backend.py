@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -47,3 +48,26 @@ def test_operation_that_fails_while_all_ranks_live_ends_the_session(
         for rank in range(2):
             with pytest.raises(CollectiveError, match=f"failed on rank {rank}: no memory"):
                 two[rank].wait(handles[rank])
+
+
+def test_shutdown_does_not_wait_for_a_live_rank_that_does_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Ranks(2, "c10d") as two:
+        has_begun, backend = threading.Event(), two[0]._backend
+        obey = backend._obey
+
+        def begin(message: Any) -> None:
+            has_begun.set()
+            obey(message)
+
+        monkeypatch.setattr(two[1]._backend, "_obey", lambda _message: None)
+        monkeypatch.setattr(backend, "_obey", begin)
+        handles = [two[rank].allreduce(torch.ones(1), SUM, name="sum") for rank in range(2)]
+        assert has_begun.wait(30)
+        ending = threading.Thread(target=two[0].shutdown, daemon=True)
+        ending.start()
+        ending.join(20)
+        assert not ending.is_alive()
+        with pytest.raises(CollectiveError):
+            two[0].wait(handles[0])
