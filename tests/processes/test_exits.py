@@ -51,18 +51,23 @@ ending.stand_still_instead_of_aborting()
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the C++ library has another name elsewhere")
-def test_a_thread_that_ends_inside_torch_does_not_abort_the_process() -> None:
+def ends_well(program: str, timeout_seconds: float) -> None:
+    """A process that runs `program` ends, in time and without an error."""
     ended = subprocess.run(
-        [sys.executable, "-c", ENDED_IN_TORCH],
+        [sys.executable, "-c", program],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=timeout_seconds,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C++ library has another name elsewhere")
+def test_a_thread_that_ends_inside_torch_does_not_abort_the_process() -> None:
+    ends_well(ENDED_IN_TORCH, timeout_seconds=280)
 
 
 WAKES_TOO_LATE = """
@@ -104,13 +109,4 @@ sys.last = Last()  # deleted when the interpreter is taken down
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are kept asleep by a signal of Linux")
 def test_a_thread_that_would_wake_inside_torch_while_the_interpreter_ends_sleeps_on() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", WAKES_TOO_LATE],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    ends_well(WAKES_TOO_LATE, timeout_seconds=60)

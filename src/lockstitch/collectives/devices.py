@@ -180,7 +180,7 @@ class _Way:
                 if self._thread is None:
                     self._ask(_first_device(tensors))
         if is_known:
-            self._go(handle)
+            self._send(handle, self.backend, self._error)
 
     def join(self) -> None:
         thread = self._thread
@@ -286,9 +286,6 @@ class _Way:
             except BaseException as raised:  # noqa: BLE001 - whoever waits gets it
                 self._outstanding.fail(handle, raised)
         handle.nudge()
-
-    def _go(self, handle: Handle[Any]) -> None:
-        self._send(handle, self.backend, self._error)
 
     def _send(
         self, handle: Handle[Any], backend: C10dBackend | None, error: BaseException | None

@@ -132,11 +132,15 @@ def test_a_callers_time_ends_while_the_peer_takes_nothing_in() -> None:
         assert not filling.done()
 
 
-def test_an_asynchronous_call_does_not_wait_for_a_peer_that_takes_nothing_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def stands_still_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that takes nothing in passes for one that stands still without delay."""
     monkeypatch.setattr(sending, "STILL_SECONDS", 0.0)
     monkeypatch.setattr(stream_channel, "STILL_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("stands_still_at_once")
+def test_an_asynchronous_call_does_not_wait_for_a_peer_that_takes_nothing_in() -> None:
     clock = ManualClock()
     with Stage(clock=clock) as stage:
         stage.call_async(torch.zeros(FULL // 4))
@@ -157,11 +161,8 @@ def test_an_asynchronous_call_does_not_wait_for_a_peer_that_takes_nothing_in(
         assert [Background(future.wait).result() for future in patient] == [3, 4, 5]
 
 
-def test_an_asynchronous_call_waits_where_too_much_waits_already(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sending, "STILL_SECONDS", 0.0)
-    monkeypatch.setattr(stream_channel, "STILL_SECONDS", 0.0)
+@pytest.mark.usefixtures("stands_still_at_once")
+def test_an_asynchronous_call_waits_where_too_much_waits_already() -> None:
     clock = ManualClock()
     with Stage(clock=clock, options=AgentOptions(bytes_in_flight=1000)) as stage:
         stage.call_async(torch.zeros(FULL // 4))
