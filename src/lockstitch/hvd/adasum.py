@@ -19,7 +19,7 @@ from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from lockstitch.hvd.exchange import ReducerOptions
@@ -38,8 +38,9 @@ class Combined(torch.optim.Optimizer):
     process_set: ProcessSet
     """As they were given, to look at."""
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """This rank's own step, with this rank's gradients; then all ranks' changes together.
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """This rank's own step, with this rank's gradients; then all ranks' changes together. The
+        arguments are those of the optimizer's own class.
         Raises `NotImplementedError` unless the number of ranks is a power of two."""
         require_pairs(self._options.process_set)
         self._opt_called = True
@@ -50,7 +51,7 @@ class Combined(torch.optim.Optimizer):
             if parameter.requires_grad
         ]
         before = [parameter.detach().clone() for parameter in parameters]
-        result = super().step(closure)
+        result = super().step(*args, **kwargs)
         self._combine(parameters, before)
         return result
 

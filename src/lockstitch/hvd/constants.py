@@ -39,7 +39,7 @@ def reduction_of(
     if average is not None and op is not None:
         raise ValueError("give either average or op, not both; op is the newer one")
     if op is None:
-        op = Sum if average is False else Average
+        op = Average if average is None or average else Sum
     if not isinstance(op, ReduceOp):
         raise ValueError(f"op must be one of hvd's constants (hvd.Average, hvd.Sum, …), not {op!r}")
     if op is Adasum and process_set is not None:

@@ -3,7 +3,10 @@
 The optimizer stays the object that it is and keeps its state, its schedulers and its class's name;
 it becomes one of a class made for it, which derives from its own:
 
-    torch.optim.SGD ◀── SGD (made here) ──▶ step, zero_grad, synchronize, … of `_Distributed`
+    torch.optim.SGD ◀── SGD (made here) ──▶ step, zero_grad, synchronize, … of
+                                               `_DistributedOptimizer`
+
+Copies and pickles of it are optimizers of its own class: they belong to other parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from lockstitch.hvd.constants import Average
 from lockstitch.hvd.exchange import ReducerOptions
 from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set
-from lockstitch.hvd.reducer import GradientReducer
+from lockstitch.hvd.reducer import GradientReducer, buckets_of
 from lockstitch.hvd.synchronous import allreduce
 
 if TYPE_CHECKING:
@@ -35,10 +38,11 @@ _WITHOUT_SKIPPING: Final = (
     "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): "
     "Horovod would reduce all gradients a second time"
 )
+_OWN_CLASS: Final = "_own_class"
 
 
-class _Distributed(torch.optim.Optimizer):
-    """What an optimizer gains."""
+class _DistributedOptimizer(torch.optim.Optimizer):
+    """What an optimizer gains. Programs import it, under this name, to say what they take."""
 
     _reducer: GradientReducer
     _compression: type[Compressor] | Compressor
@@ -50,7 +54,7 @@ class _Distributed(torch.optim.Optimizer):
     process_set: ProcessSet
     """As they were given, to look at."""
 
-    def step(self, closure: Callable[[], Any] | int | None = None) -> Any:
+    def step(self, *args: Any, **kwargs: Any) -> Any:
         """Waits for the reduced gradients, then steps. After `synchronize` it does not reduce again
         what has not changed through a backward pass.
 
@@ -59,8 +63,12 @@ class _Distributed(torch.optim.Optimizer):
 
         With the id of a `lockstitch.autograd` context, its gradients on this rank are reduced, in
         the context, and taken; `.grad` is left alone.
+
+        The closure, or the id, is the first argument; all others are those of the optimizer's own
+        class.
         """
         self._opt_called = True
+        closure = args[0] if args else kwargs.get("closure")
         if isinstance(closure, int):
             return self._step_in(closure)
         if closure is None:
@@ -69,11 +77,15 @@ class _Distributed(torch.optim.Optimizer):
                     warnings.warn(_WITHOUT_SKIPPING, stacklevel=2)
                 if not self._reducer.is_finished(self._parameters()):
                     self._reducer.finish(self._parameters())
-            result = super().step()
+            result = super().step(*args, **kwargs)
         else:
             if self._reducer.is_under_way:
                 self._reducer.finish(self._parameters())
-            result = super().step(lambda: self._evaluate(closure))
+            if args:
+                args = (lambda: self._evaluate(closure), *args[1:])
+            else:
+                kwargs["closure"] = lambda: self._evaluate(closure)
+            result = super().step(*args, **kwargs)
         self._was_synchronized = False
         self._reducer.reset()
         return result
@@ -141,9 +153,9 @@ class _Distributed(torch.optim.Optimizer):
         finally:
             self._reducer.is_paused = before
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As ever. Raises `AssertionError` between `backward` and `step` or `synchronize`, while
-        gradients are being reduced."""
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As ever, with the arguments of the optimizer's own class. Raises `AssertionError` between
+        `backward` and `step` or `synchronize`, while gradients are being reduced."""
         if self._reducer.is_under_way:
             raise AssertionError(
                 "zero_grad() was called after backward() but before step() or synchronize(), while "
@@ -151,7 +163,7 @@ class _Distributed(torch.optim.Optimizer):
             )
         self._was_synchronized = False
         self._reducer.reset()
-        super().zero_grad(set_to_none)
+        super().zero_grad(*args, **kwargs)
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -168,17 +180,17 @@ class _Distributed(torch.optim.Optimizer):
         self._reducer.passes = _checked_passes(passes)
         self._reducer.reset()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """As ever; with what a compression keeps between steps, on this rank."""
-        state = super().state_dict()
+        state = super().state_dict(*args, **kwargs)
         if isinstance(self._compression, PowerSGD):
             state["compression"] = self._compression.state_dict(self._parameters())
         return state
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> None:
         """As ever; counting backward passes begins anew."""
         self._reducer.reset()
-        super().load_state_dict(state_dict)
+        super().load_state_dict(state_dict, *args, **kwargs)
         if isinstance(self._compression, PowerSGD) and "compression" in state_dict:
             self._compression.load_state_dict(self._parameters(), state_dict["compression"])
 
@@ -204,6 +216,8 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
     summed; the rest of the average comes after. `groups`: in how many groups parameters are
     reduced, or the groups themselves. `sparse_as_dense`: sparse gradients are reduced as dense
     ones, and are sparse again afterwards. All ranks must make their optimizers in the same order.
+
+    An optimizer that was made distributed before begins anew, with these arguments.
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
         raise ValueError(
@@ -234,11 +248,15 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
             backward_passes_per_step=passes,
             process_set=process_set,
         )
-    reducer = GradientReducer(options, names, _checked_groups(groups, parameters), passes)
+    chosen = _checked_groups(groups, parameters)
+    if chosen is None:
+        own = set(parameters)  # there may be names of others, which have an optimizer of their own
+        chosen = buckets_of([each for each in names if each in own])
+    reducer = GradientReducer(options, names, chosen, passes)
     reducer.watch(parameters)
     return _become(
         optimizer,
-        _Distributed,
+        _DistributedOptimizer,
         _reducer=reducer,
         _compression=compression,
         _skips=False,
@@ -252,12 +270,20 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
 
 def _become(optimizer: torch.optim.Optimizer, gain: type, **attributes: object) -> Any:
     """Gives the object a class that derives from its own and from `gain`."""
-    own_class = type(optimizer)
-    optimizer.__class__ = type(own_class.__name__, (gain, own_class), {})
+    own_class: type = vars(type(optimizer)).get(_OWN_CLASS, type(optimizer))
+    members = {_OWN_CLASS: own_class, "__reduce_ex__": _reduce_to_own_class}
+    optimizer.__class__ = type(own_class.__name__, (gain, own_class), members)
     # A scheduler that was there first has put a step of the old class into the instance.
     optimizer.__dict__.pop("step", None)
+    # Hooks of a former reducer notice nothing any more.
+    optimizer.__dict__.pop("_reducer", None)
     optimizer.__dict__.update(attributes)
     return optimizer
+
+
+def _reduce_to_own_class(optimizer: torch.optim.Optimizer, _protocol: int) -> tuple[Any, ...]:
+    own_class = vars(type(optimizer))[_OWN_CLASS]
+    return object.__new__, (own_class,), optimizer.__getstate__()
 
 
 def _checked_names(

@@ -127,6 +127,19 @@ def test_group_is_reduced_as_one_with_mixed_dtypes(ranks: Ranks, count: int) -> 
         assert torch.equal(second, sum(group[1] for group in groups))
 
 
+def test_results_of_a_group_are_tensors_of_their_own(ranks: Ranks) -> None:
+    def program(session: Session) -> list[float]:
+        first, second = session.wait(session.grouped_allreduce([torch.ones(3)] * 2, SUM))
+        weight = torch.ones(3, requires_grad=True)
+        product = (weight * first).sum()
+        second.detach_().add_(1)  # does not change what `product` has kept
+        product.backward()
+        assert weight.grad is not None
+        return weight.grad.tolist()
+
+    assert ranks.run(program) == [[SIZE] * 3] * SIZE
+
+
 def test_tensor_that_wants_gradients_is_reduced_without_them(ranks: Ranks) -> None:
     leaves = [torch.ones(3, requires_grad=True) for _ in range(SIZE)]
     ranks.run(lambda s: s.wait(s.allreduce(leaves[s.rank], SUM, output=leaves[s.rank])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from contextlib import nullcontext
 
@@ -13,6 +14,7 @@ from torch import nn
 from lockstitch import hvd
 from lockstitch.collectives import LocalSessions
 from lockstitch.hvd.job import in_job
+from lockstitch.hvd.optimizer import _DistributedOptimizer
 from tests.cluster.hvd.ranks import on_ranks
 
 STEPS = 4
@@ -516,3 +518,115 @@ def test_a_compiled_model():
         return values(net)
 
     assert_all_are(in_one_process(OPTIMIZERS["sgd"]), on_ranks(2, program))
+
+
+def test_names_may_be_those_of_the_whole_model_where_an_optimizer_has_a_part_of_it():
+    def program():
+        net = model()
+        parts = net[0], net[2]
+        optimizers = [
+            hvd.DistributedOptimizer(
+                torch.optim.SGD(part.parameters(), lr=0.1), net.named_parameters()
+            )
+            for part in parts
+        ]
+        loss_of(net[2], mine(torch.ones(4, 8).double()), mine(torch.arange(4) % 3)).backward()
+        optimizers[1].step()
+        untouched = [parameter.grad for parameter in parts[0].parameters()]
+        net.zero_grad()
+        inputs, labels = batch(0)
+        loss_of(net, mine(inputs), mine(labels)).backward()
+        optimizers[0].step()
+        return untouched, values(net)
+
+    net = model()
+    loss_of(net[2], torch.ones(4, 8).double(), torch.arange(4) % 3).backward()
+    with torch.no_grad():
+        for parameter in net[2].parameters():
+            parameter -= 0.1 * parameter.grad
+    loss_of(net, *batch(0)).backward()
+    with torch.no_grad():
+        for parameter in net[0].parameters():
+            parameter -= 0.1 * parameter.grad
+    results = on_ranks(2, program)
+    assert [untouched for untouched, _ in results] == [[None, None]] * 2
+    assert_all_are(values(net), [result for _, result in results])
+
+
+@pytest.mark.parametrize("first", [hvd.Average, hvd.Adasum])
+def test_an_optimizer_that_is_made_distributed_again_begins_anew(first):
+    def program():
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        once = hvd.DistributedOptimizer(optimizer, [("w", weight)], op=first)
+        again = hvd.DistributedOptimizer(once, [("w", weight)], op=hvd.Sum)
+        assert isinstance(again, _DistributedOptimizer)
+        for _ in range(2):
+            again.zero_grad()
+            (weight * (1 + hvd.rank())).sum().backward()
+            again.step()
+        return weight.item(), again.op
+
+    assert on_ranks(2, program) == [(-6.0, hvd.Sum)] * 2
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_copies_are_optimizers_of_the_own_class(op, copied):
+    def program():
+        net = model()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()), op=op)
+        loss_of(net, *batch(0)).backward()
+        optimizer.step()
+        other = copied(optimizer)
+        assert type(other) is torch.optim.SGD
+        other.zero_grad()
+        other.step()
+        return len(other.state_dict()["state"]), optimizer.state_dict().keys()
+
+    expected = (4, {"state": 0, "param_groups": 0}.keys())
+    assert on_ranks(2, program) == [expected] * 2
+
+
+class Demanding(torch.optim.SGD):
+    """With methods as programs write them."""
+
+    def step(self, closure, scale=1.0):
+        for group in self.param_groups:
+            group["lr"] = scale
+        return super().step(closure)
+
+    def zero_grad(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def state_dict(self, extra=None):
+        return {**super().state_dict(), "extra": extra}
+
+    def load_state_dict(self, state_dict, strict=True):
+        assert not strict
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_methods_take_what_those_of_the_own_class_take(op):
+    def program():
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(Demanding([weight], lr=1.0), op=op)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (weight * 2).sum()
+            loss.backward()
+            return loss
+
+        closure()
+        optimizer.step(None, 0.5)
+        found = [weight.item(), optimizer.step(closure, scale=2.0).item(), weight.item()]
+        optimizer.step(closure=closure)
+        state = optimizer.state_dict(extra=3)
+        optimizer.load_state_dict(state, strict=False)
+        return [*found, weight.item(), state["extra"]]
+
+    assert on_ranks(2, program) == [[-1.0, -2.0, -5.0, -7.0, 3]] * 2

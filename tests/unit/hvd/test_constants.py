@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy
 import pytest
 
 from lockstitch import hvd
@@ -13,6 +14,9 @@ from lockstitch.hvd.constants import reduction_of
         (None, None, ReduceOp.AVERAGE),
         (True, None, ReduceOp.AVERAGE),
         (False, None, ReduceOp.SUM),
+        (0, None, ReduceOp.SUM),
+        (numpy.bool_(False), None, ReduceOp.SUM),
+        ("a name, as some programs have it", None, ReduceOp.AVERAGE),
         (None, hvd.Max, ReduceOp.MAX),
     ],
 )

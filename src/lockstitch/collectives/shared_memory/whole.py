@@ -76,8 +76,8 @@ class Whole(Operation):
         flat = fold(definition.fold, vectors, torch.empty(count, dtype=dtype))
         result_scale(request.reduction, len(self.parts)).apply_(flat)
         begins = [offset // dtype.itemsize for offset in definition.layout.offsets]
-        results = [
-            flat[begin : begin + tensor.numel()].view(tensor.shape)
+        results = [  # by `data` each has a version of its own, and can be detached
+            flat[begin : begin + tensor.numel()].view(tensor.shape).data
             for begin, tensor in zip(begins, request.tensors, strict=True)
         ]
         if request.outputs is not None:

@@ -1,4 +1,4 @@
-"""How models, optimizers and samplers are kept, each by a handler of its own.
+"""How models, optimizers, schedulers and samplers are kept, each by a handler of its own.
 
 The registry says which handler is for which type; programs may add their own:
 
@@ -15,6 +15,7 @@ import torch
 from lockstitch.hvd.elastic.sampler import ElasticSampler
 from lockstitch.hvd.functions import (
     allgather_object,
+    broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
@@ -75,6 +76,15 @@ class OptimizerStateHandler(_WithStateDict):
         self.save()
 
 
+class SchedulerStateHandler(_WithStateDict):
+    """For schedulers of learning rates: all ranks get the state of rank 0. A copy would schedule a
+    copy of the optimizer."""
+
+    def sync(self) -> None:
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=0))
+        self.save()
+
+
 class SamplerStateHandler(_WithStateDict):
     """For elastic samplers: what any rank has processed is processed, in the epoch of rank 0."""
 
@@ -94,6 +104,7 @@ class _Registry:
             (ElasticSampler, SamplerStateHandler),
             (torch.optim.Optimizer, OptimizerStateHandler),
             (torch.nn.Module, ModelStateHandler),
+            (torch.optim.lr_scheduler.LRScheduler, SchedulerStateHandler),
         ]
 
 

@@ -9,6 +9,7 @@ from lockstitch.hvd.elastic.handlers import (
     ModelStateHandler,
     OptimizerStateHandler,
     SamplerStateHandler,
+    SchedulerStateHandler,
     StateHandler,
     get_handler_registry,
     handler_of,
@@ -26,6 +27,7 @@ __all__ = [
     "ModelStateHandler",
     "OptimizerStateHandler",
     "SamplerStateHandler",
+    "SchedulerStateHandler",
     "get_handler_registry",
     "set_handler_registry",
 ]
@@ -34,8 +36,9 @@ __all__ = [
 class TorchState(ObjectState):
     """`TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0)`: each is an attribute.
 
-    Modules, optimizers and elastic samplers are kept by what they consist of, everything else as a
-    copy. In a new world all get what rank 0 has; samplers, what no rank has processed.
+    Modules, optimizers, schedulers of learning rates and elastic samplers are kept by what they
+    consist of, everything else as a copy. In a new world all get what rank 0 has; samplers, what no
+    rank has processed.
     """
 
     _handlers: dict[str, StateHandler]

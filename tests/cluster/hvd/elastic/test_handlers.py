@@ -14,6 +14,7 @@ from lockstitch.hvd.elastic.handlers import (
     ModelStateHandler,
     OptimizerStateHandler,
     SamplerStateHandler,
+    SchedulerStateHandler,
     StateHandler,
     handler_of,
 )
@@ -29,6 +30,28 @@ def test_models_optimizers_and_samplers_have_handlers_other_values_none():
     assert on_ranks(1, program) == [
         [ModelStateHandler, OptimizerStateHandler, SamplerStateHandler, type(None)]
     ]
+
+
+def test_a_scheduler_goes_on_with_the_optimizer_that_it_has():
+    def program():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        if hvd.rank() == 0:
+            optimizer.step()
+            scheduler.step()
+        state = TorchState(optimizer=optimizer, scheduler=scheduler, epoch=0)
+        assert isinstance(handler_of(scheduler), SchedulerStateHandler)
+        state.sync()
+        assert state.scheduler is scheduler
+        rates = []
+        for _ in range(2):
+            optimizer.step()
+            state.scheduler.step()
+            rates.append((optimizer.param_groups[0]["lr"], scheduler.last_epoch))
+            state.restore()
+        return rates
+
+    assert on_ranks(2, program) == [[(0.25, 2)] * 2] * 2
 
 
 def test_buffers_of_a_model_are_kept_too():
