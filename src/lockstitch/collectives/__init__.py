@@ -11,7 +11,7 @@ A session's road: `session` → negotiation → a backend.
 - `process_sets`, `topology`: who takes part, and where everybody stands
 - `events`: what a session tells those who look on
 - `negotiation`: who is ready for what, as a table; no I/O
-- `arithmetic`: what an operation computes, in plain torch
+- `arithmetic`: what an operation computes, in plain torch; `copying`: how bytes are moved
 - `outcomes`: how an operation ends for a rank
 - `fusion`: how tensors are put together and cut apart; no I/O
 - `options`: what can be chosen

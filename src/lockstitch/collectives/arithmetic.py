@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from lockstitch.collectives.copying import copy
 from lockstitch.collectives.requests import Description, Kind, ReduceOp, Reduction
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def scale_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 def scaled_copy(source: torch.Tensor, factor: float, out: torch.Tensor) -> None:
     """`out = source * factor`, from any layout and device into `out`."""
     if factor == 1.0:
-        out.copy_(source)
+        copy(out, source)
     elif source.dtype.is_floating_point and source.device == out.device:
         torch.mul(source, factor, out=out)
     else:
@@ -210,7 +211,7 @@ def _allgather(
         out = tensor.new_empty((rows, *tensor.shape[1:]))
         begin = 0
         for piece in pieces:
-            out[begin : begin + len(piece)].copy_(piece)
+            copy(out[begin : begin + len(piece)], piece)
             begin += len(piece)
         outputs.append(out)
     return outputs
@@ -222,7 +223,7 @@ def _broadcast(
     (source,) = [part for part in parts if part]
     outputs = outputs_of(request)
     for out, part in zip(outputs, source, strict=True):
-        out.copy_(part)
+        copy(out, part)
     return outputs
 
 

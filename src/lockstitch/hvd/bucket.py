@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lockstitch.collectives import Kind, Request
+from lockstitch.collectives.copying import copy_all
 from lockstitch.collectives.fusion import Layout
 from lockstitch.hvd.compression import NoneCompressor
 from lockstitch.hvd.exchange import ONE_PHASE_BYTES, Exchange, gradient_of
@@ -70,7 +71,7 @@ class Bucket:
         ]
         if pairs:
             with torch.no_grad():
-                torch._foreach_copy_([view for *_, view in pairs], [each for _, each, _ in pairs])
+                copy_all([view for *_, view in pairs], [each for _, each, _ in pairs])
             for parameter, _, view in pairs:
                 parameter.grad = view
 

@@ -18,6 +18,7 @@ from lockstitch.collectives.arithmetic import (
     result_scale,
     scaled_copy,
 )
+from lockstitch.collectives.copying import copy
 from lockstitch.collectives.shared_memory.operations import Operation
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class InChunks(Operation):
             self.consumed += 1
         for gathered, out in zip(self._gathered, self._results, strict=True):
             if gathered.data_ptr() != out.data_ptr():
-                out.copy_(gathered.view(out.shape))
+                copy(out, gathered.view(out.shape))
         return True
 
     def owes(self, part: Part) -> bool:
@@ -106,7 +107,7 @@ class InChunks(Operation):
             views = self._views(room, self.ring, self.produced)
             for source, view in zip(self._sources[self.produced], views, strict=True):
                 if self._factor == 1.0:
-                    view.copy_(source)
+                    copy(view, source)
                 else:
                     scaled_copy(source, self._factor, view)
             self.produced += 1
@@ -137,7 +138,7 @@ class InChunks(Operation):
             for out, *tensors in zip(own, *rings, strict=True):
                 if self._index:
                     # In the order of ranks, and into memory that is one of those to be read.
-                    out.copy_(fold(self._fold, tensors, torch.empty_like(out)))
+                    copy(out, fold(self._fold, tensors, torch.empty_like(out)))
                 else:
                     fold(self._fold, tensors, out)
                 self._result_scale.apply_(out)
@@ -152,7 +153,7 @@ class InChunks(Operation):
             slices = self._slices(room, part.place, self.consumed, index)
             for piece, sink, each in zip(chunk, self._sinks[self.consumed], slices, strict=True):
                 begin, end = _share(piece.end - piece.begin, count, index)
-                sink[begin:end].copy_(each)
+                copy(sink[begin:end], each)
 
     def _slices(self, room: Room, ring: int, chunk: int, index: int) -> list[torch.Tensor]:
         """One slice of each piece of a chunk."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockstitch.collectives.arithmetic import outputs_of, result_scale
+from lockstitch.collectives.copying import copy
 from lockstitch.collectives.shared_memory.arena import ArenaFullError
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 
@@ -36,7 +37,7 @@ class InPlace(Operation):
         if not self._own.is_resident:
             views = self.definition.views(room.segment, self._own.whole_place)
             for out, view in zip(self._results, views, strict=True):
-                out.copy_(view)
+                copy(out, view)
         return True
 
     def _is_placed(self, room: Room) -> bool:
@@ -70,4 +71,4 @@ class InPlace(Operation):
                 combine_two(first, other, out=first)
             scale.apply_(first)
             for other in others:
-                other.copy_(first)
+                copy(other, first)

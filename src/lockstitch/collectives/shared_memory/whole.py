@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from lockstitch.collectives.arithmetic import combine, fold, outputs_of, result_scale
+from lockstitch.collectives.copying import copy, copy_all
 from lockstitch.collectives.requests import Kind
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 
@@ -31,11 +32,11 @@ class Whole(Operation):
         definition = self.definition
         place = room.take(self, definition.layout.size)
         if definition.has_single and request.reduction.prescale == 1.0:  # type: ignore[union-attr]
-            definition.view(room.segment, place).copy_(request.tensors[0])
+            copy(definition.view(room.segment, place), request.tensors[0])
             return place
         views = definition.views(room.segment, place)
         if request.reduction is None or request.reduction.prescale == 1.0:
-            torch._foreach_copy_(views, request.tensors)
+            copy_all(views, request.tensors)
         else:
             stage(request, views)
         return place
@@ -81,7 +82,7 @@ class Whole(Operation):
             for begin, tensor in zip(begins, request.tensors, strict=True)
         ]
         if request.outputs is not None:
-            torch._foreach_copy_(request.outputs, results)
+            copy_all(request.outputs, results)
             results = list(request.outputs)
         self._value = results
 

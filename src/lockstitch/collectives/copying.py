@@ -1,0 +1,74 @@
+"""Copies in host memory, the quick way.
+
+A copy of torch's writes as any arithmetic does: the processor fetches what it is about to
+overwrite, from the cache of another core where a reader has just been. The C library's `memmove`
+knows better, for copies that are neither small nor larger than a core's cache: half the time
+between two cores, two thirds on one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.autograd.graph import increment_version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# What is smaller takes no time worth mentioning; of what is larger, so much at once.
+_LEAST_BYTES: Final = 1 << 17
+_PIECE_BYTES: Final = 1 << 19
+
+_move = ctypes.memmove
+
+
+def copy(out: torch.Tensor, source: torch.Tensor) -> None:
+    """`out.copy_(source)`, for tensors of any kind that share no memory, or all of it."""
+    size = source.nbytes
+    if size >= _LEAST_BYTES and _is_plain(out, source):
+        move(out.data_ptr(), source.data_ptr(), size)
+        increment_version(out)
+    else:
+        out.copy_(source)
+
+
+def copy_all(outs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """`copy` for each pair, the small ones together."""
+    small: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for out, source in zip(outs, sources, strict=True):
+        size = source.nbytes
+        if size >= _LEAST_BYTES and _is_plain(out, source):
+            move(out.data_ptr(), source.data_ptr(), size)
+            increment_version(out)
+        else:
+            small[0].append(out)
+            small[1].append(source)
+    if small[0]:
+        torch._foreach_copy_(*small)
+
+
+def move(to: int, begin: int, size: int) -> None:
+    """Copies `size` bytes between addresses."""
+    while size > _PIECE_BYTES:
+        _move(to, begin, _PIECE_BYTES)
+        to += _PIECE_BYTES
+        begin += _PIECE_BYTES
+        size -= _PIECE_BYTES
+    _move(to, begin, size)
+
+
+def _is_plain(out: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether copying means moving bytes, and one thread shall do it."""
+    return (
+        out.dtype is source.dtype
+        and out.is_cpu
+        and source.is_cpu
+        and out.shape == source.shape
+        and out.is_contiguous()
+        and source.is_contiguous()
+        and not (source.is_conj() or source.is_neg() or out.is_conj() or out.is_neg())
+        and not out.requires_grad
+        and torch.get_num_threads() == 1
+    )
