@@ -24,6 +24,7 @@ from torch._C import _autograd
 from lockstitch.nn.slots.base import BackwardOrder
 from lockstitch.nn.slots.lifting import fill
 from lockstitch.nn.slots.streams import gpus_of, queued_here, wait_here
+from lockstitch.nn.slots.touch import Touch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,21 +189,6 @@ class Call:
         touched = Touch.apply(len(there), *[found[i] for i in there], *self.leaves)  # type: ignore[no-untyped-call]
         of = dict(zip(there, touched, strict=True))
         return tuple([of.get(i) for i in range(len(gradients_found))])
-
-
-class Touch(torch.autograd.Function):
-    """The first `count` tensors as they are; whoever goes back through them reaches the others too,
-    with zeros: as parameters do that are broadcast in the original, used or not."""
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.others = [(each.shape, each.dtype, each.device) for each in tensors[count:]]
-        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        zeros = [torch.zeros(s, dtype=dtype, device=d) for s, dtype, d in ctx.others]
-        return (None, *gradients, *zeros)
 
 
 class Begin(torch.autograd.Function):

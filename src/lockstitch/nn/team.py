@@ -28,10 +28,24 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from lockstitch.nn.slots.base import Slot, SlotFactory
+    from lockstitch.nn.slots.base import OwnPass, Slot, SlotFactory
 
 Part = tuple["tuple[Any, ...]", "dict[str, Any]"]
 """Positional and named arguments for one slot."""
+
+
+class OwnCall:
+    """A forward pass of a slot that the caller runs itself (`Slot.own_pass`)."""
+
+    def __init__(self, run: OwnPass, part: Part) -> None:
+        self._run = run
+        self._part = part
+        self.written: Sequence[int] = ()
+
+    def end(self) -> Any:
+        """What the module returned."""
+        output, self.written = self._run(*self._part)
+        return output
 
 
 class Team:
@@ -115,7 +129,7 @@ class Team:
             (call,) = self._post(watch, [part], first=number)
             return self._end(call, self._told[number - 1])
 
-    def _end(self, call: Call, told: Told) -> Any:
+    def _end(self, call: Call | OwnCall, told: Told) -> Any:
         output = call.end()
         for each in call.written:
             told.others.pop(each, None)  # to be told again
@@ -157,26 +171,41 @@ class Team:
         watch.refresh()
         self._told[i] = watch.new_told()
 
-    def _post(self, watch: Watch, parts: Sequence[Part], first: int = 1) -> list[Call]:
+    def _post(self, watch: Watch, parts: Sequence[Part], first: int = 1) -> list[Call | OwnCall]:
         """Begins the call on the slots from number `first` on."""
-        modes, dtype = Modes.of_this_thread(), torch.get_default_dtype()
-        builds_graph = modes.is_grad_enabled and not modes.is_inference
+        builds_graph = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         state = generators.fingerprint(self._device)
-        calls = []
+        may_be_own = (
+            builds_graph
+            and self.syncs_gradients
+            and watch.is_quiet
+            and not torch.is_autocast_enabled("cpu")  # whose cache the slots would share
+        )
+        modes: Modes | None = None
+        calls: list[Call | OwnCall] = []
         for i, part in enumerate(parts, start=first - 1):
             slot = self._slots[i]
             assert slot is not None
+            changes = watch.changes(self._told[i])
             skeleton, tensors = lift(part)
+            wants_gradient = [builds_graph and tensor.requires_grad for tensor in tensors]
+            data = [tensor.data for tensor in tensors]
+            if may_be_own and not changes and not any(wants_gradient):
+                run = slot.own_pass(state, watch.leaves, fills_unused=self.fills_unused)
+                if run is not None:
+                    calls.append(OwnCall(run, fill(skeleton, data)))
+                    continue
+            modes = modes or Modes.of_this_thread()
             request = Request(
                 next(self._numbers),
                 skeleton,
-                [tensor.data for tensor in tensors],
-                [builds_graph and tensor.requires_grad for tensor in tensors],
+                data,
+                wants_gradient,
                 modes,
-                dtype,
+                torch.get_default_dtype(),
                 generators.seed_for(state, i + 1),
                 state,
-                watch.changes(self._told[i]),
+                changes,
             )
             call = Call(self, slot, request, tensors, watch.leaves)
             call.begin(builds_graph=builds_graph)

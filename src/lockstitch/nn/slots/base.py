@@ -153,6 +153,19 @@ class Slot(ABC):
         """Waits for the outputs of a forward pass, and raises what the module raised in it, or
         `SlotDiedError`."""
 
+    def own_pass(
+        self,
+        state: int,  # noqa: ARG002 - for slots that do more
+        leaves: Sequence[torch.Tensor],  # noqa: ARG002
+        *,
+        fills_unused: bool,  # noqa: ARG002
+    ) -> OwnPass | None:
+        """The next forward pass on the caller's own graph, where that takes less than handing it
+        over; None where it is to be requested. The slot has nothing to be told. `state` as in a
+        request; `leaves` of the caller's module want gradients, of which those that the pass does
+        not use get zeros if `fills_unused`."""
+        return None
+
     @abstractmethod
     def start_backward(self, order: BackwardOrder) -> None:
         """Posts a backward pass; like `start`."""
@@ -180,6 +193,10 @@ class Slot(ABC):
         """Ends the slot and waits for its end; what is under way is given up. Harmless when
         repeated."""
 
+
+OwnPass: TypeAlias = "Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Sequence[int]]]"
+"""Calls the slot's replica, after the caller's own part: what it returned, and what it has written,
+as in an outcome."""
 
 SlotFactory: TypeAlias = "Callable[[int, Blueprint], Slot]"
 """Makes the slot of a number (1 is the first beside the caller's)."""

@@ -17,7 +17,7 @@ from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Gradients, Outcome
 from lockstitch.nn.slots.lifting import fill, lift
 from lockstitch.nn.slots.strays import StrayWatch
-from lockstitch.nn.slots.watch import apply_changes, places_of_others
+from lockstitch.nn.slots.watch import apply_changes, places_of_others, versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ class Executor:
         if torch.get_default_dtype() is not request.default_dtype:
             torch.set_default_dtype(request.default_dtype)
         inputs, given = _attach(request)
-        before = self._versions()
+        before = versions_of(self._others)
         if request.modes.is_grad_enabled:
             self._strays.begin_pass()
         with request.modes.active():
@@ -91,7 +91,7 @@ class Executor:
         if any(requires_grad):
             self._strays.end_pass(outputs, inputs, self.leaves, self._module.training)
             self._graphs[request.number] = _Graph(inputs, outputs)
-        pairs = zip(before, self._versions() if before else (), strict=True)
+        pairs = zip(before, versions_of(self._others) if before else (), strict=True)
         written = [i for i, (old, new) in enumerate(pairs) if old != new]
         return Outcome(skeleton, [each.detach() for each in outputs], requires_grad, written)
 
@@ -151,12 +151,6 @@ class Executor:
             if gradient is not None:
                 total = self._sums[i]
                 self._sums[i] = gradient if total is None else total + gradient
-
-    def _versions(self) -> list[int]:
-        tensors = (table[name] for table, name in self._others)
-        return [
-            -1 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors
-        ]
 
     def _drop_released(self) -> None:
         while self._released:

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 _OWN_TABLES = ("_parameters", "_buffers", "_modules")
 
 
-def replicate_here(module: nn.Module, device: torch.device | None = None) -> nn.Module:
+def replicate_here(
+    module: nn.Module, device: torch.device | None = None, *, shares_leaves: bool = False
+) -> nn.Module:
     """A replica of `module`; on `device`, where that is another than a tensor's, its parameters
-    are copies (see `refresh`). Raises `RuntimeError` for scripted modules."""
+    are copies (see `refresh`). `shares_leaves`: parameters, and buffers that require gradients, are
+    the module's own. Raises `RuntimeError` for scripted modules."""
     modules = list(module.modules())
     copy_of: dict[int, Any] = {}
     for each in modules:
@@ -34,9 +37,10 @@ def replicate_here(module: nn.Module, device: torch.device | None = None) -> nn.
             raise RuntimeError(f"cannot replicate a module that was scripted: {type(each)}")
         copy_of[id(each)] = each._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
     for parameter in module.parameters():
-        copy_of[id(parameter)] = _alias(parameter, device)
+        copy_of[id(parameter)] = parameter if shares_leaves else _alias(parameter, device)
     for buffer in module.buffers():
-        copy_of[id(buffer)] = _copy(buffer, device)
+        is_shared = shares_leaves and buffer.requires_grad
+        copy_of[id(buffer)] = buffer if is_shared else _copy(buffer, device)
     for each in modules:
         _fill(each, copy_of[id(each)], copy_of)
     replica: nn.Module = copy_of[id(module)]

@@ -4,7 +4,8 @@ It computes with a replica on the same memory (`replicas.py`); nothing is copied
 
 Handing work over to a thread and hearing of its end takes about as long as a hundred operations of
 Python, and these need the lock of the interpreter anyway. So a pass that is shorter than that (its
-time is measured) is run by the caller, at the moment in which it would wait for it.
+time is measured) is run by the caller, at the moment in which it would wait for it; with a module
+that has nothing to tell its slots, on the caller's own graph (`own_passes.py`).
 
 torch has one generator of random numbers for all threads. So a module that draws any has to be run
 after the caller's own part, with the generator set for it and then set back. Whether it draws is
@@ -33,6 +34,7 @@ from lockstitch.nn.slots.base import Slot, SlotStatistics
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
 from lockstitch.nn.slots.nesting import mark_inside
+from lockstitch.nn.slots.own_passes import OwnPasses
 from lockstitch.nn.slots.recomputing import Recomputing
 from lockstitch.nn.slots.replicas import matching, replicate_here
 
@@ -40,7 +42,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.nn.slots.answers import Key
-    from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Gradients, Outcome, Request
+    from lockstitch.nn.slots.base import (
+        BackwardOrder,
+        Blueprint,
+        Gradients,
+        Outcome,
+        OwnPass,
+        Request,
+    )
 
 _Work = tuple["Key", "Callable[[], Any]", contextvars.Context]
 SHORT_SECONDS: Final = 200e-6
@@ -52,6 +61,7 @@ class ThreadSlot(Slot):
     """Slot number `number`, in a thread of its own."""
 
     def __init__(self, number: int, blueprint: Blueprint) -> None:
+        self._number = number
         self.name = f"slot {number} (thread)"
         self.statistics = SlotStatistics()
         self._module = weakref.ref(blueprint.module)
@@ -69,6 +79,7 @@ class ThreadSlot(Slot):
         self._draws: dict[tuple[bool, bool], bool] = {}
         self._habits = {kind: Habit() for kind in (FORWARD, BACKWARD, COLLECT)}
         self._recomputing = Recomputing()
+        self._own_passes = OwnPasses(self.name)
         self._own: deque[_Work] = deque()
         self._deferred: dict[int, Request] = {}
         self._passes: dict[int, tuple[tuple[bool, bool], int]] = {}
@@ -85,7 +96,40 @@ class ThreadSlot(Slot):
         replica = replicate_here(blueprint.module)
         return Executor(replica, matching(blueprint.module, replica, blueprint.leaves))
 
+    def own_pass(
+        self, state: int, leaves: Sequence[torch.Tensor], *, fills_unused: bool
+    ) -> OwnPass | None:
+        if not self._own_passes.are_possible() or not self._is_at_rest:
+            return None
+        module = self._module()
+        if module is None or self._draws.get((module.training, True)) is not False:
+            return None
+        habit = self._habits[FORWARD]
+        if not habit.is_short or not self._habits[BACKWARD].is_short:
+            return None
+        self._own_passes.prepare(module, leaves, fills_unused=fills_unused)
+        self.statistics.passes += 1
+        key = module.training, True
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sequence[int]]:
+            work = partial(self._own_passes.run, args, kwargs)
+            if generators.fingerprint() == state:
+                return habit.measure(work)  # type: ignore[no-any-return]
+            self._draws[key] = True
+            with generators.kept():
+                generators.seed(generators.seed_for(state, self._number))
+                return work()
+
+        return run
+
+    @property
+    def _is_at_rest(self) -> bool:
+        """Whether nothing is under way that the caller's own pass could overtake."""
+        return not (self._own or self._deferred or self._desk.under_way) and self.is_alive
+
     def start(self, request: Request) -> None:
+        if request.changes:
+            self._own_passes.disturb()
         module = self._module()
         key = (module is not None and module.training, request.modes.is_grad_enabled)
         self._passes[request.number] = (key, request.generator_state)

@@ -61,6 +61,12 @@ def places_of_others(modules: Iterable[nn.Module]) -> list[Place]:
     return places
 
 
+def versions_of(places: Iterable[Place]) -> list[int]:
+    """How often each of these tensors has been written to, as far as torch counts."""
+    tensors = [table[name] for table, name in places]
+    return [-1 if each is None or each.is_inference() else each._version for each in tensors]
+
+
 def trainable(module: nn.Module) -> list[torch.Tensor]:
     """The parameters and buffers that require gradients."""
     return [
@@ -111,6 +117,11 @@ class Watch:
         self._log: list[tuple[int, str, Any]] = []
         self._own: set[tuple[int, str]] = set()
         self._take()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the module has not been seen to keep anything in its forward pass."""
+        return not self._own
 
     def refresh(self) -> None:
         """Making a slot may have moved parameters."""

@@ -1,0 +1,22 @@
+"""A node of the graph that brings zeros to parameters that nobody used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Touch(torch.autograd.Function):
+    """The first `count` tensors as they are; whoever goes back through them reaches the others too,
+    with zeros: as parameters do that are broadcast in the original, used or not."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.others = [(each.shape, each.dtype, each.device) for each in tensors[count:]]
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        zeros = [torch.zeros(s, dtype=dtype, device=d) for s, dtype, d in ctx.others]
+        return (None, *gradients, *zeros)

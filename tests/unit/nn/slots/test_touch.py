@@ -1,0 +1,16 @@
+"""Zeros for what nobody used."""
+
+from __future__ import annotations
+
+import torch
+
+from lockstitch.nn.slots.touch import Touch
+
+
+def test_who_goes_back_through_one_reaches_the_others_with_zeros():
+    used, unused = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+    first, second = Touch.apply(2, used * 2, used * 3, unused)
+    assert second.tolist() == [3, 3]
+    first.sum().backward()
+    assert used.grad.tolist() == [2, 2]
+    assert unused.grad.tolist() == [0, 0, 0]
