@@ -30,7 +30,10 @@ from lockstitch.transport.greetings import GreetingReader
 from lockstitch.transport.handshake import CallerHandshake, ListenerHandshake
 from lockstitch.trust import Secret
 from lockstitch.trust.registry import Registry
-from lockstitch.wire.frames import HEADER, FrameDecoder, FrameLimits, encode
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.encoding import encode
+from lockstitch.wire.encodings import PicklingRegistry
+from lockstitch.wire.frames import HEADER, FrameLimits
 from lockstitch.wire.messages import (
     KINDS,
     Call,
@@ -41,8 +44,9 @@ from lockstitch.wire.messages import (
     Reply,
     Stitch,
 )
-from lockstitch.wire.pickling import PicklingRegistry, pack, unpack
+from lockstitch.wire.pickling import pack
 from lockstitch.wire.seals import SealedFrameDecoder, Sealer
+from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

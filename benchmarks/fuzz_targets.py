@@ -32,7 +32,8 @@ from lockstitch.rendezvous.sealed_store import SealedStore
 from lockstitch.transport.greetings import GreetingReader
 from lockstitch.transport.handshake import CallerHandshake, ListenerHandshake
 from lockstitch.trust import Secret
-from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.encoding import encode
 from lockstitch.wire.messages import AskAdmission, AskTidings, Payload, Tidings, TidingsNoted
 from lockstitch.wire.pickling import pack
 from lockstitch.wire.seals import SealedFrameDecoder, Sealer

@@ -21,9 +21,9 @@ from lockstitch.testing.patience import Patience
 from lockstitch.transport.greetings import Hello, encode
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.trust import Secret
-from lockstitch.wire.frames import encode as encode_frame
+from lockstitch.wire.encoding import encode as encode_frame
+from lockstitch.wire.encodings import MARSHAL
 from lockstitch.wire.messages import Call, Payload
-from lockstitch.wire.pickling import MARSHAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -26,8 +26,8 @@ from lockstitch.autograd.progress import Phase, Progress
 from lockstitch.autograd.stitch import RECEIVE_NODE, received_message
 from lockstitch.autograd.termination import Standing
 from lockstitch.errors import DistAutogradError
+from lockstitch.wire.encodings import NOTHING
 from lockstitch.wire.messages import Gradient, Payload
-from lockstitch.wire.pickling import NOTHING
 
 if TYPE_CHECKING:
     from lockstitch.autograd.conductor import Conductor, Task, Terms

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from lockstitch.autograd.listening import Listening
 from lockstitch.errors import LockstitchError
 from lockstitch.runtime import remote_errors
+from lockstitch.wire.encodings import PICKLE
 from lockstitch.wire.messages import BackwardFailed, NeedParts, Payload, Report
-from lockstitch.wire.pickling import PICKLE
 
 if TYPE_CHECKING:
     from lockstitch.autograd.post import Participant

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lockstitch.rpc.functions import async_execution
 from lockstitch.rpc.profiling import RPCExecMode, profiling_key
 from lockstitch.rref.rref import RRef
+from lockstitch.wire.encodings import PicklingRegistry
 from lockstitch.wire.messages import Payload
-from lockstitch.wire.pickling import PicklingRegistry, pack, unpack
+from lockstitch.wire.pickling import pack
+from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.futures import Future
 
-    from lockstitch.wire.pickling import Item
+    from lockstitch.wire.encodings import Item
 
 __all__ = [
     "PythonUDF",

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lockstitch.rref.user_fork import UserFork
     from lockstitch.runtime.calling import MakeCall
     from lockstitch.runtime.worker import Worker
-    from lockstitch.wire.pickling import PickleSession, UnpickleSession
+    from lockstitch.wire.encodings import PickleSession, UnpickleSession
 
 T = TypeVar("T")
 

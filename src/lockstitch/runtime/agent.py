@@ -36,7 +36,8 @@ from lockstitch.runtime.served import Served
 from lockstitch.runtime.timer import Deadlines, Timer
 from lockstitch.transport.pools import default_capacity
 from lockstitch.transport.warm import WarmBuffers
-from lockstitch.wire.frames import DEFAULT_LIMITS, FrameDecoder, FrameLimits
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
 from lockstitch.wire.messages import (
     Cancel,
     Leave,

@@ -17,8 +17,8 @@ from lockstitch.runtime.channel import NOT_BLOCKING
 from lockstitch.runtime.inherited import remaining_deadline
 from lockstitch.runtime.packing import Packing
 from lockstitch.runtime.pending import Future, Pending
+from lockstitch.wire.encodings import CARRY_OWN
 from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply
-from lockstitch.wire.pickling import CARRY_OWN
 from lockstitch.wire.staging import StagedPayload, settled
 
 if TYPE_CHECKING:

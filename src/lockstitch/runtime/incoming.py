@@ -17,7 +17,7 @@ from lockstitch.runtime.functions import BY_VALUE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
 from lockstitch.runtime.numbering import Arrivals
 from lockstitch.transport.spin import Spinner
-from lockstitch.wire.frames import encode
+from lockstitch.wire.encoding import encode
 from lockstitch.wire.messages import Call, RemoteCall
 from lockstitch.wire.seals import Sealer
 

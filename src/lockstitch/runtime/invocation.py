@@ -20,8 +20,8 @@ from lockstitch.devices import side_streams
 from lockstitch.errors import LocalProtocolError, LockstitchError
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
+from lockstitch.wire.encodings import CARRY_OWN, PICKLE, UnpickleSession
 from lockstitch.wire.messages import Failure, Payload, RemoteCall, Reply
-from lockstitch.wire.pickling import CARRY_OWN, PICKLE, UnpickleSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from lockstitch.runtime.channel import Channel
-from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.encoding import encode
 from lockstitch.wire.messages import CALLS, Failure, Reply
 
 if TYPE_CHECKING:

@@ -6,17 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.runtime.functions import BY_VALUE
+from lockstitch.wire.encodings import CARRY_OWN, UnpickleSession
 from lockstitch.wire.messages import Payload
-from lockstitch.wire.pickling import (
-    CARRY_OWN,
-    UnpickleSession,
-    discard,
-    pack,
-    pack_arguments,
-    pack_flat_with_own,
-    unpack,
-)
+from lockstitch.wire.pickling import pack, pack_arguments, pack_flat_with_own
 from lockstitch.wire.staging import StagedPayload, settled
+from lockstitch.wire.unpickling import discard, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -24,8 +18,8 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.crew import Crew
     from lockstitch.runtime.interceptor import Interceptor
+    from lockstitch.wire.encodings import PicklingRegistry
     from lockstitch.wire.messages import Stitch
-    from lockstitch.wire.pickling import PicklingRegistry
 
     WhatToCall = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any] | None]
     """A function, its arguments and those given by name."""

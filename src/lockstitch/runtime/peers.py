@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.pending import Pending
     from lockstitch.transport.base import Connection
     from lockstitch.transport.greetings import Hello
-    from lockstitch.wire.frames import FrameDecoder
+    from lockstitch.wire.decoding import FrameDecoder
 
 GIVEN_UP: Final = "it has given this worker up as dead"
 _CONNECT_SECONDS: Final = 30.0

@@ -15,7 +15,7 @@ import torch
 
 from lockstitch.devices import use_here
 from lockstitch.errors import RpcError, copy_of
-from lockstitch.wire.pickling import TakeBack
+from lockstitch.wire.encodings import TakeBack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import cloudpickle
 
 from lockstitch.errors import RemoteError, RemoteProtocolError
-from lockstitch.wire.pickling import load_plain
+from lockstitch.wire.unpickling import load_plain
 
 if TYPE_CHECKING:
     from lockstitch.trust.registry import Registry

@@ -25,7 +25,7 @@ from lockstitch.runtime.way_back import WayBack
 from lockstitch.transport.spin import Habit, Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.waker import Waker
-from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.encoding import encode
 from lockstitch.wire.messages import CALLS
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.agent import Agent
     from lockstitch.transport.base import Connection, Patience
+    from lockstitch.wire.decoding import FrameDecoder
     from lockstitch.wire.messages import Heartbeat, Message
 
 # A reader blocks for at most this long before it looks at its deadline: always the same number,

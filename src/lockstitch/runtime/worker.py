@@ -19,7 +19,7 @@ from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.errors import NotInitializedError
 from lockstitch.runtime.agent import Agent, AgentOptions
 from lockstitch.runtime.ending import end_threads, keep_asleep, stand_still_instead_of_aborting
-from lockstitch.wire.pickling import PicklingRegistry
+from lockstitch.wire.encodings import PicklingRegistry
 
 if TYPE_CHECKING:
     import threading

@@ -1,11 +1,15 @@
 """Messages as bytes, and back; no sockets, no threads, no time.
 
 messages.py   the vocabulary: all that one worker can say to another
-pickling.py   values of programs ⇄ payloads; tensors are lifted out, never pickled
+encodings.py  the ways to write a value, and the types that higher floors teach the pickler
+pickling.py   values of programs → payloads; tensors are lifted out, never pickled
+unpickling.py payloads → values
 arrays.py     NumPy's arrays for that
 restricted.py what a peer has pickled, read where a registry says what it may name
 tensors.py    headers and memory of tensors
-frames.py     messages ⇄ frames: lengths and limits
+frames.py     what a frame is: lengths and limits
+encoding.py   messages → frames
+decoding.py   bytes → messages
 scanning.py   looking through fields before marshal reads them
 seals.py      frames that only the peer can have made
 checking.py   whether fields are of the types that they should be

@@ -54,7 +54,7 @@ class Payload(NamedTuple):
 
     `items` are tensors and out-of-band buffers (`memoryview`s) in the order in which they were met;
     the stream refers to them by that order. `encoding` says how the stream was made (see
-    `wire.pickling`).
+    `wire.encodings`).
     """
 
     encoding: int

@@ -1,23 +1,15 @@
-"""Python values ⇄ `Payload`s. Tensors and large buffers are lifted out and never pickled.
+"""Python values → `Payload`s (`wire.encodings`). Tensors and large buffers are lifted out and never
+pickled.
 
-Five encodings, the cheapest that fits: nothing at all for None, one lifted tensor alone, `marshal`
-for flat tuples and lists of exactly plain values and tensors, the same with instances of registered
-types among them, and pickle protocol 5 for the rest. In a pickle stream a lifted item stands as an
-out-of-band buffer, so the unpickler is simply handed the received tensors as its buffers. Closures,
-which pickle refuses, go by `cloudpickle`.
-
-Higher floors teach the pickler their own types through a `PicklingRegistry`.
+In a pickle stream a lifted item stands as an out-of-band buffer, so the unpickler is simply handed
+the received tensors as its buffers. Closures, which pickle refuses, go by `cloudpickle`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import marshal
 import pickle
-from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -25,28 +17,30 @@ import cloudpickle
 import numpy
 import torch
 
-from lockstitch.errors import LockstitchError, RemoteProtocolError, SerializationError
+from lockstitch.errors import LockstitchError, SerializationError
 from lockstitch.wire import arrays
+from lockstitch.wire.encodings import (
+    FLAT_WITH_OWN,
+    MARSHAL,
+    NOTHING,
+    ONE_ITEM,
+    ONE_ITEM_TWICE,
+    ONE_TENSOR,
+    PICKLE,
+    TWO_ITEMS,
+    PickleSession,
+    PicklingRegistry,
+    Reduce,
+)
 from lockstitch.wire.messages import Payload
-from lockstitch.wire.restricted import RestrictedUnpickler
-from lockstitch.wire.scanning import check_marshal
 from lockstitch.wire.tensors import is_liftable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from lockstitch.ids import WorkerId
-    from lockstitch.trust.registry import Registry
 
 T = TypeVar("T")
-Item = torch.Tensor | memoryview | None
-
-NOTHING: Final = 0
-ONE_TENSOR: Final = 1
-MARSHAL: Final = 2
-PICKLE: Final = 3
-FLAT_WITH_OWN: Final = 4
-
-CARRY_OWN: Final = (PICKLE, FLAT_WITH_OWN)
-"""The encodings in which instances of registered types may be."""
 
 _SCALARS: Final = frozenset({int, float, bool, type(None), complex})
 _STRINGS: Final = frozenset({str, bytes})
@@ -55,104 +49,17 @@ _PLAIN: Final = _SCALARS | _STRINGS
 _FLAT: Final = _PLAIN | _TENSORS
 _SEQUENCES: Final = frozenset({tuple, list})
 _LIFTED_TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+
 # Above this, `bytes` go out of band; it is also where the C pickler stops copying them.
 _LARGE_BYTES: Final = 64 * 1024
-# What goes by marshal is flat: a tuple or list of plain values, and places in tuples.
-_MOST_NESTING: Final = 4
 
-
-# Where a registry is: what has another way than its own, and what stands in a pickle stream for
-# arrays and scalars of NumPy.
+# Where a registry is: what has another way than its own.
 _BY_CONTENT: Final = (numpy.ndarray, numpy.generic, Enum)
-_ARRAYS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
-    (arrays.__name__, each.__name__): each for each in (arrays.array_of, arrays.scalar_of)
-}
 
 # For values whose types have been looked at.
 _dumps: Final = cast("Callable[[object], bytes]", marshal.dumps)
 
 _NO_VALUES: Final = Payload(MARSHAL, marshal.dumps(()), ())
-_ONE_ITEM: Final = marshal.dumps((...,))
-_TWO_ITEMS: Final = marshal.dumps((..., ...))
-_ONE_ITEM_TWICE: Final = marshal.dumps((..., (0,)))
-
-
-class PickleSession:
-    """One value being pickled: collects what is lifted out."""
-
-    __slots__ = ("items", "kept", "sealed", "to", "undo")
-
-    def __init__(self, to: WorkerId | None, kept: list[object] | None) -> None:
-        self.to = to
-        self.kept = kept
-        """Takes what the sender will keep until the value was answered; None: nothing is kept."""
-        self.items: list[Item] = []
-        self.sealed: set[int] = set()
-        """Ids of parameters that belong to a pickled module and so stay leaves."""
-        self.undo: list[Callable[[], None]] = []
-        """What takes back what reducers did, called if the pickling fails."""
-
-    def take_back(self) -> None:
-        """The pickling has failed."""
-        for undo in self.undo:
-            undo()
-
-    def keep_undo(self) -> None:
-        """The pickling is done, but the message may still turn out to be none that can be sent."""
-        if self.undo and self.kept is not None:
-            self.kept.append(TakeBack(self.undo))
-
-
-class TakeBack:
-    """Kept with what a request keeps: takes back what its making has begun, if it never leaves."""
-
-    def __init__(self, undo: list[Callable[[], None]]) -> None:
-        self._undo = undo
-
-    def __call__(self) -> None:
-        for undo in self._undo:
-            undo()
-
-
-class UnpickleSession:
-    """One value being unpickled; `received` collects what must be confirmed before it is used."""
-
-    __slots__ = ("received", "sender")
-
-    def __init__(self, sender: WorkerId | None) -> None:
-        self.sender = sender
-        self.received: list[Any] = []
-
-
-Reduce = Callable[[Any, PickleSession], tuple[Any, ...]]
-Rebuild = Callable[..., Any]
-
-
-class PicklingRegistry:
-    """How instances of certain types cross the wire, by exact type; one registry per worker."""
-
-    def __init__(self) -> None:
-        self.reducers: dict[type, tuple[str, Reduce]] = {}
-        self.rebuilders: dict[str, Rebuild] = {}
-        self.allowed: Registry | None = None
-        """What peers may name in what they send; None: anything."""
-
-    def register(
-        self,
-        cls: type[T],
-        reduce: Callable[[T, PickleSession], tuple[Any, ...]],
-        rebuild: Callable[..., T],
-    ) -> None:
-        """Instances of exactly `cls` cross as `reduce(instance, session)`, and arrive as
-        `rebuild(session, *state)`."""
-        tag = cls.__qualname__
-        if tag in self.rebuilders:
-            raise ValueError(f"a type named {tag!r} is registered already")
-        self.reducers[cls] = (tag, reduce)
-        self.rebuilders[tag] = rebuild
-
-
-# ---------------------------------------------------------------- packing
 
 
 def pack(
@@ -188,12 +95,12 @@ def pack_arguments(args: tuple[object, ...]) -> Payload | None:
     first = args[0]
     if type(first) is torch.Tensor and len(args) <= 2 and is_liftable(first):
         if len(args) == 1:
-            return Payload(MARSHAL, _ONE_ITEM, (first,))
+            return Payload(MARSHAL, ONE_ITEM, (first,))
         second = args[1]
         if second is first:
-            return Payload(MARSHAL, _ONE_ITEM_TWICE, (first,))
+            return Payload(MARSHAL, ONE_ITEM_TWICE, (first,))
         if type(second) is torch.Tensor and is_liftable(second):
-            return Payload(MARSHAL, _TWO_ITEMS, (first, second))
+            return Payload(MARSHAL, TWO_ITEMS, (first, second))
     return pack_flat(args)
 
 
@@ -413,209 +320,3 @@ def _shorten(value: object) -> str:
     except Exception:  # noqa: BLE001 - a user's __repr__ must not hide the reason
         text = f"a {type(value).__qualname__}"
     return text if len(text) <= 200 else text[:200] + " …"
-
-
-# ---------------------------------------------------------------- unpacking
-
-
-def unpack(
-    payload: Payload, registry: PicklingRegistry, session: UnpickleSession | None = None
-) -> Any:
-    """Decodes a payload.
-
-    Raises `SerializationError` where it names something that does not exist on this side.
-    """
-    encoding, stream, items = payload
-    if encoding == NOTHING:
-        return None
-    try:
-        if encoding == ONE_TENSOR:
-            return items[0]
-        if encoding == MARSHAL:
-            if registry.allowed is not None:
-                check_marshal(stream, _MOST_NESTING)
-            return _unpack_flat(stream, items)
-        if encoding == FLAT_WITH_OWN:
-            if registry.allowed is not None:
-                check_marshal(stream, _MOST_NESTING)
-            return _unpack_flat_with_own(payload, registry, session or UnpickleSession(None))
-    except (StopIteration, IndexError, TypeError, ValueError, EOFError) as error:
-        raise RemoteProtocolError(f"a payload does not fit its items: {error!r}") from error
-    if encoding != PICKLE:
-        raise RemoteProtocolError(f"unknown encoding {encoding} of a payload")
-    return _unpickle(payload, registry, session or UnpickleSession(None))
-
-
-def _unpickle(payload: Payload, registry: PicklingRegistry, session: UnpickleSession) -> Any:
-    _, stream, items = payload
-    if registry.allowed is not None:
-        rebuild_here = partial(_rebuild, session, registry.rebuilders)
-        own: dict[tuple[str, str], Callable[..., Any]] = {
-            (__name__, "rebuild"): rebuild_here,
-            (__name__, "take"): take,
-            **_ARRAYS,
-        }
-        return RestrictedUnpickler(_open(stream), registry.allowed, own, items).load()
-    unpickler = _Unpickler(_open(stream), buffers=items)
-    unpickler.prepare(session, registry)
-    try:
-        return unpickler.load()
-    except (ImportError, AttributeError) as error:
-        raise SerializationError(
-            f"{type(error).__name__}: {error}. The RPC pickler does not serialize the code of "
-            "functions and classes that a module holds: make sure that the same module defines "
-            "them on caller and callee"
-        ) from error
-
-
-def _unpack_flat(stream: bytes | memoryview, items: Sequence[Any]) -> Any:
-    if (stream == _ONE_ITEM and len(items) == 1) or (stream == _TWO_ITEMS and len(items) == 2):
-        return tuple(items)
-    if stream == _ONE_ITEM_TWICE and len(items) == 1:
-        return items[0], items[0]
-    value = marshal.loads(stream)
-    if not items:
-        return value
-    source = iter(items)
-    filled = [
-        next(source) if entry is ... else items[entry[0]] if type(entry) is tuple else entry
-        for entry in value
-    ]
-    return filled if type(value) is list else tuple(filled)
-
-
-def _unpack_flat_with_own(
-    payload: Payload, registry: PicklingRegistry, session: UnpickleSession
-) -> Any:
-    items = payload.items
-    value = marshal.loads(payload.stream)
-    source = iter(items)
-    filled: list[Any] = []
-    for entry in value:
-        if entry is ...:
-            filled.append(next(source))
-        elif type(entry) is not tuple:
-            filled.append(entry)
-        elif type(entry[0]) is str:
-            filled.append(_rebuild(session, registry.rebuilders, *entry))
-        else:
-            filled.append(items[entry[0]])
-    return filled if type(value) is list else tuple(filled)
-
-
-def load_plain(stream: bytes | memoryview, allowed: Registry | None) -> Any:
-    """Reads a pickle in which nothing was lifted out; names as in `PicklingRegistry.allowed`."""
-    if allowed is None:
-        return pickle.loads(stream)
-    return RestrictedUnpickler(io.BytesIO(stream), allowed, {}, ()).load()
-
-
-def discard(
-    payload: Payload, registry: PicklingRegistry, session: UnpickleSession | None = None
-) -> None:
-    """Receives only the registered types of a payload that nobody will read, so that whoever sent
-    them learns that they came and went; nothing else in it is imported or made."""
-    if payload.encoding == FLAT_WITH_OWN:
-        with contextlib.suppress(Exception):  # of what cannot be read, nothing can be given back
-            if registry.allowed is not None:
-                check_marshal(payload.stream, _MOST_NESTING)
-            own_ones = [each for each in marshal.loads(payload.stream) if type(each) is tuple]
-            for entry in own_ones:
-                if type(entry[0]) is str:
-                    _rebuild(session or UnpickleSession(None), registry.rebuilders, *entry)
-    elif payload.encoding == PICKLE and b"rebuild" in bytes(payload.stream):
-        session = session or UnpickleSession(None)
-        unpickler: Any
-        if registry.allowed is None:
-            unpickler = _Discarder(_open(payload.stream), buffers=payload.items)
-            unpickler.prepare(session, registry)
-        else:
-            own = _Discarded(partial(_rebuild, session, registry.rebuilders))
-            unpickler = RestrictedUnpickler(
-                _open(payload.stream), registry.allowed, own, payload.items
-            )
-        with contextlib.suppress(Exception):  # of what cannot be read, nothing can be given back
-            unpickler.load()
-
-
-class _Nothing:
-    """Takes the place of every class and function in a payload that is discarded."""
-
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> _Nothing:
-        return super().__new__(cls)
-
-    def _take(self, *_args: Any) -> None: ...
-
-    __setstate__ = __setitem__ = append = extend = add = update = _take
-
-
-class _Discarded(dict[tuple[str, str], "Callable[..., Any]"]):
-    """Every name means nothing, but that of the registered types."""
-
-    def __init__(self, rebuild_here: Callable[..., Any]) -> None:
-        super().__init__({(__name__, "rebuild"): rebuild_here})
-
-    def __missing__(self, _name: tuple[str, str]) -> Callable[..., Any]:
-        return _Nothing
-
-    def get(self, name: tuple[str, str], default: Any = None) -> Any:  # noqa: ARG002
-        """Never without something."""
-        return self[name]
-
-
-class _Unpickler(pickle.Unpickler):
-    def prepare(self, session: UnpickleSession, registry: PicklingRegistry) -> None:
-        # Not a method: the unpickler's memo keeps it, and would keep the unpickler with all values.
-        self._rebuild = partial(_rebuild, session, registry.rebuilders)
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "rebuild" and module == __name__:
-            return self._rebuild
-        return super().find_class(module, name)
-
-
-class _Discarder(_Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "rebuild" and module == __name__:
-            return self._rebuild
-        return _Nothing
-
-
-def _rebuild(
-    session: UnpickleSession, rebuilders: dict[str, Rebuild], tag: str, *state: object
-) -> Any:
-    rebuilder = rebuilders.get(tag)
-    if rebuilder is None:
-        raise SerializationError(f"nothing here knows how to receive a {tag}")
-    return rebuilder(session, *state)
-
-
-def _open(stream: bytes | memoryview) -> Any:
-    # BytesIO shares `bytes` with us, but would copy a memoryview.
-    return io.BytesIO(stream) if isinstance(stream, bytes) else _MemoryFile(stream)
-
-
-class _MemoryFile:
-    """A large stream as a file, of which the unpickler reads each value straight into its place."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self._memory = memory
-        self._position = 0
-
-    def read(self, size: int = -1) -> bytes:
-        end = len(self._memory) if size < 0 else self._position + size
-        data = bytes(self._memory[self._position : end])
-        self._position += len(data)
-        return data
-
-    def readinto(self, target: memoryview) -> int:
-        piece = self._memory[self._position : self._position + len(target)]
-        target[: len(piece)] = piece
-        self._position += len(piece)
-        return len(piece)
-
-    def readline(self) -> bytes:
-        rest = bytes(self._memory[self._position :])
-        line = rest[: rest.find(b"\n") + 1 or len(rest)]
-        self._position += len(line)
-        return line

@@ -18,7 +18,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.wire.frames import HEADER, IN_SEGMENT, FrameDecoder
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.frames import HEADER, IN_SEGMENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

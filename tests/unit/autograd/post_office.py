@@ -22,7 +22,8 @@ from lockstitch.autograd.service import AutogradService
 from lockstitch.errors import PeerDiedError
 from lockstitch.ids import WorkerId
 from lockstitch.testing.clock import ManualClock
-from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.encoding import encode
 
 JOIN_SECONDS = 60
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.fuzz import corpus, run
-from lockstitch.wire.frames import FrameDecoder
+from lockstitch.wire.decoding import FrameDecoder
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of sparse tensors
 

@@ -39,10 +39,10 @@ reveal_type(rpc.wait_all([rpc.rpc_async("w", length, args=("a",))]))
 
 REVEALED = [
     "int",
-    "torch.futures.Future[int]",
+    "lockstitch.runtime.pending.Future[int]",
     "lockstitch.rref.rref.RRef[int]",
     "float",
-    "torch.futures.Future[float]",
+    "lockstitch.runtime.pending.Future[float]",
     "lockstitch.rref.rref.RRef[program.Model]",
     "program.Model",
     "list[int]",

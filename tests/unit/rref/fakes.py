@@ -15,7 +15,9 @@ from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.agent import Agent
 from lockstitch.runtime.pending import Future
 from lockstitch.testing.clock import ManualClock
-from lockstitch.wire.pickling import PicklingRegistry, UnpickleSession, pack, unpack
+from lockstitch.wire.encodings import PicklingRegistry, UnpickleSession
+from lockstitch.wire.pickling import pack
+from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
     from lockstitch.wire.messages import Payload

@@ -19,9 +19,12 @@ from lockstitch.testing.patience import Patience
 from lockstitch.transport import greetings
 from lockstitch.transport.greetings import GreetingReader, Hello, Welcome
 from lockstitch.transport.memory import MemoryNetwork
-from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.encoding import encode
+from lockstitch.wire.encodings import PICKLE, PicklingRegistry
 from lockstitch.wire.messages import Call, Cancel, Failure, Message, Payload, Reply
-from lockstitch.wire.pickling import PICKLE, PicklingRegistry, pack, pack_flat, unpack
+from lockstitch.wire.pickling import pack, pack_flat
+from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,8 +11,9 @@ import pytest
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.runtime.functions import QUICK_STREAK, KnownFunction
+from lockstitch.wire.encodings import PicklingRegistry
 from lockstitch.wire.messages import ChildNoted, Reply
-from lockstitch.wire.pickling import PicklingRegistry, pack
+from lockstitch.wire.pickling import pack
 from tests.unit.runtime.stage import PATIENCE_SECONDS, Background, Caller, Stage, wait_until
 
 HERE = __name__

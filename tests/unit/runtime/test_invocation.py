@@ -18,7 +18,7 @@ from tests.unit.runtime.stage import Stage, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lockstitch.wire.pickling import UnpickleSession
+    from lockstitch.wire.encodings import UnpickleSession
 
 HERE = __name__
 

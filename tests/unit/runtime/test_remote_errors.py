@@ -12,8 +12,8 @@ import torch
 
 from lockstitch.errors import PeerDiedError, RemoteError, RemoteProtocolError, RpcTimeoutError
 from lockstitch.runtime.remote_errors import RemoteTraceback, describe, from_payload, rebuild
+from lockstitch.wire.encodings import PICKLE
 from lockstitch.wire.messages import Payload
-from lockstitch.wire.pickling import PICKLE
 
 
 def raised(error: BaseException) -> BaseException:

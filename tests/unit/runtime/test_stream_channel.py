@@ -11,8 +11,9 @@ from lockstitch.errors import ConnectionLostError, PeerDiedError, RpcTimeoutErro
 from lockstitch.runtime import sending, stream_channel
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.clock import ManualClock
+from lockstitch.wire.encodings import PicklingRegistry
 from lockstitch.wire.messages import Cancel, ContextReleased, Reply
-from lockstitch.wire.pickling import PicklingRegistry, pack
+from lockstitch.wire.pickling import pack
 from tests.unit.runtime.stage import Background, Stage, wait_until
 from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
 
@@ -239,7 +240,8 @@ READING = (
     "lockstitch.runtime.channel",
     "lockstitch.runtime.stream_channel",
     "lockstitch.runtime.pending",
-    "lockstitch.wire.frames",
+    "lockstitch.wire.encoding",
+    "lockstitch.wire.decoding",
 )
 
 

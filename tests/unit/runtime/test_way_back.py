@@ -17,7 +17,9 @@ from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.stream_channel import StreamChannel
 from lockstitch.transport.spin import Spinner
 from lockstitch.transport.stream import StreamConnection
-from lockstitch.wire.frames import DEFAULT_LIMITS, FrameDecoder, encode
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.encoding import encode
+from lockstitch.wire.frames import DEFAULT_LIMITS
 from lockstitch.wire.messages import ContextReleased
 from tests.unit.runtime.stage import Background, Stage, wait_until
 

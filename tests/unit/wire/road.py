@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.wire.frames import DEFAULT_LIMITS, FrameDecoder, FrameLimits, encode
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.encoding import encode
+from lockstitch.wire.encodings import PicklingRegistry
+from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
 from lockstitch.wire.messages import Message, Reply
-from lockstitch.wire.pickling import PicklingRegistry, pack, unpack
+from lockstitch.wire.pickling import pack
+from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

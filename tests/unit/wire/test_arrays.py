@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from lockstitch.errors import RemoteProtocolError, SerializationError
 from lockstitch.trust.registry import Registry
 from lockstitch.wire.arrays import array_of, described, scalar_of
+from lockstitch.wire.encodings import PicklingRegistry
 from lockstitch.wire.messages import Payload
-from lockstitch.wire.pickling import PicklingRegistry, discard, pack, unpack
+from lockstitch.wire.pickling import pack
+from lockstitch.wire.unpickling import discard, unpack
 
 
 def registry() -> PicklingRegistry:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.wire.arrivals import Arrivals, finish
-from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.encoding import encode
+from lockstitch.wire.encodings import ONE_TENSOR
 from lockstitch.wire.messages import Payload, Reply
-from lockstitch.wire.pickling import ONE_TENSOR
 from lockstitch.wire.tensors import (
     INLINE_BYTES,
     PARAMETER,

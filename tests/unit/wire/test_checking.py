@@ -13,7 +13,8 @@ from benchmarks.fuzz import corpus
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.wire.checking import check_of
-from lockstitch.wire.frames import HEADER, FrameDecoder
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.frames import HEADER
 from lockstitch.wire.layouts import strict_layout_of
 from lockstitch.wire.messages import KINDS, AskTidings, Stitch, Tidings
 

@@ -9,9 +9,9 @@ import pytest
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import GlobalId, WorkerId
+from lockstitch.wire.encodings import PICKLE
 from lockstitch.wire.layouts import layout_of
 from lockstitch.wire.messages import Call, ForkRequest, Leave, Payload, Stitch
-from lockstitch.wire.pickling import PICKLE
 
 FORK = ForkRequest(GlobalId(1, 0, 2), GlobalId(2, 0, 3), 7)
 CALL = Call(

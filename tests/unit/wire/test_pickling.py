@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 from lockstitch.errors import RemoteProtocolError, SerializationError
 from lockstitch.ids import WorkerId
-from lockstitch.wire.messages import Payload
-from lockstitch.wire.pickling import (
+from lockstitch.wire.encodings import (
     FLAT_WITH_OWN,
     MARSHAL,
     NOTHING,
@@ -32,11 +31,10 @@ from lockstitch.wire.pickling import (
     PickleSession,
     PicklingRegistry,
     UnpickleSession,
-    discard,
-    pack,
-    pack_flat,
-    unpack,
 )
+from lockstitch.wire.messages import Payload
+from lockstitch.wire.pickling import pack, pack_flat
+from lockstitch.wire.unpickling import discard, unpack
 from tests.unit.wire.road import REGISTRY, cross
 
 

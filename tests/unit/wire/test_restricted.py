@@ -21,9 +21,11 @@ from hypothesis import strategies as st
 from lockstitch.errors import PeerDiedError, RemoteProtocolError, SerializationError
 from lockstitch.ids import WorkerInfo
 from lockstitch.trust.registry import Registry
+from lockstitch.wire.encodings import PICKLE, PicklingRegistry
 from lockstitch.wire.messages import Payload
-from lockstitch.wire.pickling import PICKLE, PicklingRegistry, load_plain, pack, unpack
+from lockstitch.wire.pickling import pack
 from lockstitch.wire.restricted import RestrictedUnpickler
+from lockstitch.wire.unpickling import load_plain, unpack
 
 
 class Colour(Enum):

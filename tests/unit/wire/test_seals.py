@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.wire.frames import FrameDecoder, FrameLimits, encode
+from lockstitch.wire.encoding import encode
+from lockstitch.wire.encodings import PICKLE
+from lockstitch.wire.frames import FrameLimits
 from lockstitch.wire.messages import Call, ContextReleased, Message, Payload, Reply
-from lockstitch.wire.pickling import PICKLE
 from lockstitch.wire.seals import ONE_SEAL_BYTES, SealedFrameDecoder, Sealer
+
+if TYPE_CHECKING:
+    from lockstitch.wire.decoding import FrameDecoder
 
 KEY = bytes(range(32))
 

@@ -12,9 +12,10 @@ from lockstitch import devices
 from lockstitch.devices import HOST, Placement
 from lockstitch.errors import RpcError
 from lockstitch.wire import tensors
-from lockstitch.wire.frames import FrameDecoder, encode
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.encoding import encode
+from lockstitch.wire.encodings import ONE_TENSOR
 from lockstitch.wire.messages import Payload, Reply, Stitch
-from lockstitch.wire.pickling import ONE_TENSOR
 from lockstitch.wire.staging import StagedPayload, arrive, settled
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")

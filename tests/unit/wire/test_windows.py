@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.wire.frames import HEADER, IN_SEGMENT, FrameDecoder, encode
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.encoding import encode
+from lockstitch.wire.frames import HEADER, IN_SEGMENT
 from lockstitch.wire.messages import Reply
-from lockstitch.wire.pickling import pack, unpack
+from lockstitch.wire.pickling import pack
 from lockstitch.wire.tensors import DTYPES, INLINE_BYTES
+from lockstitch.wire.unpickling import unpack
 from lockstitch.wire.windows import ALIGNMENT, WindowArrivals, aligned
 from tests.unit.wire.road import REGISTRY
 

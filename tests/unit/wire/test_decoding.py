@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 
 from lockstitch.errors import LocalProtocolError, RemoteProtocolError
 from lockstitch.ids import GlobalId, WorkerId
-from lockstitch.wire.frames import HEADER, FrameDecoder, FrameLimits, encode
+from lockstitch.wire.decoding import FrameDecoder
+from lockstitch.wire.encoding import encode
+from lockstitch.wire.encodings import PICKLE, PicklingRegistry
+from lockstitch.wire.frames import HEADER, FrameLimits
 from lockstitch.wire.messages import (
     KINDS,
     Call,
@@ -29,8 +32,9 @@ from lockstitch.wire.messages import (
     Stitch,
     kind,
 )
-from lockstitch.wire.pickling import PICKLE, PicklingRegistry, pack, unpack
+from lockstitch.wire.pickling import pack
 from lockstitch.wire.tensors import INLINE_BYTES
+from lockstitch.wire.unpickling import unpack
 from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
 from tests.unit.wire.road import decode, frame_of
 
@@ -404,7 +408,7 @@ def test_no_interrupt_loses_a_byte_or_a_message() -> None:
             decoder.counts.append(count)
             rest = rest[count:]
 
-        with interrupted(number, "lockstitch.wire.frames", "lockstitch.wire.arrivals") as striker:
+        with interrupted(number, "lockstitch.wire.decoding", "lockstitch.wire.arrivals") as striker:
             while len(rest):
                 if not decoder.counts:
                     receive_once()

@@ -1,0 +1,198 @@
+"""Messages → frames (`wire.frames` says what those are)."""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import typing
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+
+from lockstitch.errors import LocalProtocolError
+from lockstitch.wire.frames import (
+    DEFAULT_LIMITS,
+    HEADER,
+    IN_SEGMENT,
+    FrameLimits,
+    Lend,
+    Loan,
+    digest_of,
+)
+from lockstitch.wire.layouts import layout_of
+from lockstitch.wire.staging import Fetching
+from lockstitch.wire.tensors import (
+    INLINE_BYTES,
+    Memories,
+    Memory,
+    copy_small,
+    describe,
+    find_shared,
+)
+from lockstitch.wire.windows import aligned
+
+if TYPE_CHECKING:
+    from lockstitch.devices import Placement
+    from lockstitch.wire.messages import Message, Payload
+
+
+def encode(
+    message: Message,
+    limits: FrameLimits = DEFAULT_LIMITS,
+    lend: Lend | None = None,
+    with_digests: bool = False,
+    placement: Placement | None = None,
+) -> list[Any]:
+    """The frame of `message` as buffers to be sent in order (one, where it is small).
+
+    What `lend` lends is used for large items. `with_digests`: see `wire.seals`. `placement`: see
+    `wire.tensors.describe`. Raises `LocalProtocolError` where the message exceeds `limits`.
+    """
+    cls = type(message)
+    layout = layout_of(cls)
+    values = layout.values(message)
+    if layout.has_body:
+        encoding, stream, items = message.body  # type: ignore[attr-defined]
+        if items or len(stream) > INLINE_BYTES:
+            small = copy_small(items) if placement is None else None
+            if small is None or len(stream) > INLINE_BYTES:
+                head = (cls.KIND, values, with_digests, placement)
+                return _encode_items(head, message.body, limits, lend)  # type: ignore[attr-defined]
+            headers, memory = small
+            inline = marshal.dumps((*values, encoding, stream, headers)) + memory
+            header = HEADER.pack(len(inline), cls.KIND, 0, 0, len(memory), 0)
+            if len(inline) > limits.inline_bytes:
+                raise _too_long(len(inline), limits)
+            return [header + inline]
+        values = (*values, encoding, stream, ())
+    inline = marshal.dumps(values)
+    if len(inline) > limits.inline_bytes:
+        raise _too_long(len(inline), limits)
+    return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0, 0) + inline]
+
+
+def _too_long(nbytes: int, limits: FrameLimits) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"a message of {nbytes:,} bytes exceeds what a frame may hold ({limits.inline_bytes:,} "
+        f"bytes inline, {limits.bulk_bytes:,} in bulk): send less at a time"
+    )
+
+
+def _encode_items(
+    head: tuple[int, tuple[Any, ...], bool, Placement | None],
+    body: Payload,
+    limits: FrameLimits,
+    lend: Lend | None,
+) -> list[Any]:
+    kind, values, with_digests, placement = head
+    encoding, stream, items = body
+    memories = Memories()
+    shared = find_shared(items) if len(items) > 1 else {}
+    headers = tuple(
+        _describe_item(item, memories, shared, index, placement) for index, item in enumerate(items)
+    )
+    large = [memory for memory in memories if memory.nbytes > INLINE_BYTES]
+    announced: Any = stream
+    if len(stream) > INLINE_BYTES:
+        large.insert(0, _BufferMemory(memoryview(stream)))
+        announced = (len(stream), digest_of(stream)) if with_digests else len(stream)
+    if memories.has_fetched:  # they cannot be read yet
+        small_length = sum([each.nbytes for each in memories if each.nbytes <= INLINE_BYTES])
+    else:
+        small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
+        small_length = len(small_bytes)
+    bulk_length = sum([memory.nbytes for memory in large])
+    fields = marshal.dumps((*values, encoding, announced, headers))
+    inline_length = len(fields) + small_length
+    if inline_length > limits.inline_bytes or bulk_length > limits.bulk_bytes:
+        raise _too_long(inline_length + bulk_length, limits)
+    if len(items) > limits.items:
+        raise LocalProtocolError(
+            f"a message of {len(items):,} tensors exceeds the limit of {limits.items:,}"
+        )
+    loan, bulk = None, bulk_length
+    if large and lend is not None:
+        bulk = sum([aligned(memory.nbytes) for memory in large])
+        loan = lend(bulk)
+    if memories.has_fetched:
+        _fetch(memories, large, loan)
+        small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
+    elif loan is not None:
+        _fill(loan, large)
+    inline = fields + small_bytes
+    if loan is not None:
+        return [
+            HEADER.pack(len(inline), kind, IN_SEGMENT, loan.number, small_length, bulk) + inline
+        ]
+    header = HEADER.pack(len(inline), kind, 0, 0, small_length, bulk_length)
+    return [header + inline, *[memory.view() for memory in large]]
+
+
+def _fill(loan: Loan, memories: list[Memory]) -> None:
+    """Copies memories to where the receiver will look for them."""
+    try:
+        address = loan.address
+        for memory in memories:
+            memory.copy_to(address)
+            address += aligned(memory.nbytes)
+    except BaseException:  # an interrupt: nothing has been sent yet
+        loan.cancel()
+        raise
+
+
+def _fetch(memories: Memories, large: list[Memory], loan: Loan | None) -> None:
+    """Brings what devices hold to the host, all of it at once, and fills the loan."""
+    fetching = Fetching(memories)
+    try:
+        fetching.begin_small()
+        if loan is None:
+            fetching.begin_large()
+        else:
+            loan.pin()
+            address = loan.address
+            for memory in large:
+                memory.copy_to(address)
+                address += aligned(memory.nbytes)
+        fetching.wait()
+    except BaseException:
+        fetching.wait()  # others may be lent the memory
+        if loan is not None:
+            loan.cancel()
+        raise
+
+
+def _describe_item(
+    item: Any,
+    memories: Memories,
+    shared: dict[int, tuple[int, int, int]],
+    index: int,
+    placement: Placement | None,
+) -> Any:
+    if item is None:
+        return None
+    if isinstance(item, torch.Tensor):
+        return describe(item, memories, shared, index, placement)
+    view = item.cast("B") if item.format != "B" or item.ndim != 1 else item
+    memories.append(_BufferMemory(view))
+    return view.nbytes
+
+
+class _BufferMemory(Memory):
+    """The memory of an out-of-band buffer, which Python's buffer protocol keeps in place."""
+
+    __slots__ = ()
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__(0, view.nbytes, view)
+
+    def copy(self) -> bytes:
+        return bytes(typing.cast("memoryview", self.keep))
+
+    def copy_to(self, address: int) -> None:
+        # As an array, because its address can be had even where it is read-only.
+        source = numpy.frombuffer(typing.cast("memoryview", self.keep), dtype=numpy.uint8)
+        ctypes.memmove(address, source.ctypes.data, self.nbytes)
+
+    def view(self) -> memoryview:
+        return typing.cast("memoryview", self.keep)

@@ -1,0 +1,113 @@
+"""How values may be encoded, and what the pickler of a worker knows.
+
+Five encodings, the cheapest that fits: nothing at all for None, one lifted tensor alone, `marshal`
+for flat tuples and lists of exactly plain values and tensors, the same with instances of registered
+types among them, and pickle protocol 5 for the rest.
+
+Higher floors teach the pickler their own types through a `PicklingRegistry`.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from lockstitch.ids import WorkerId
+    from lockstitch.trust.registry import Registry
+
+T = TypeVar("T")
+Item = torch.Tensor | memoryview | None
+"""What can be lifted out of a value."""
+
+NOTHING: Final = 0
+ONE_TENSOR: Final = 1
+MARSHAL: Final = 2
+PICKLE: Final = 3
+FLAT_WITH_OWN: Final = 4
+
+CARRY_OWN: Final = (PICKLE, FLAT_WITH_OWN)
+"""The encodings in which instances of registered types may be."""
+
+# What the most frequent tuples are in marshal: one tensor, two, and the same one twice.
+ONE_ITEM: Final = marshal.dumps((...,))
+TWO_ITEMS: Final = marshal.dumps((..., ...))
+ONE_ITEM_TWICE: Final = marshal.dumps((..., (0,)))
+
+
+class PickleSession:
+    """One value being pickled: collects what is lifted out."""
+
+    __slots__ = ("items", "kept", "sealed", "to", "undo")
+
+    def __init__(self, to: WorkerId | None, kept: list[object] | None) -> None:
+        self.to = to
+        self.kept = kept
+        """Takes what the sender will keep until the value was answered; None: nothing is kept."""
+        self.items: list[Item] = []
+        self.sealed: set[int] = set()
+        """Ids of parameters that belong to a pickled module and so stay leaves."""
+        self.undo: list[Callable[[], None]] = []
+        """What takes back what reducers did, called if the pickling fails."""
+
+    def take_back(self) -> None:
+        """The pickling has failed."""
+        for undo in self.undo:
+            undo()
+
+    def keep_undo(self) -> None:
+        """The pickling is done, but the message may still turn out to be none that can be sent."""
+        if self.undo and self.kept is not None:
+            self.kept.append(TakeBack(self.undo))
+
+
+class TakeBack:
+    """Kept with what a request keeps: takes back what its making has begun, if it never leaves."""
+
+    def __init__(self, undo: list[Callable[[], None]]) -> None:
+        self._undo = undo
+
+    def __call__(self) -> None:
+        for undo in self._undo:
+            undo()
+
+
+class UnpickleSession:
+    """One value being unpickled; `received` collects what must be confirmed before it is used."""
+
+    __slots__ = ("received", "sender")
+
+    def __init__(self, sender: WorkerId | None) -> None:
+        self.sender = sender
+        self.received: list[Any] = []
+
+
+Reduce = Callable[[Any, PickleSession], tuple[Any, ...]]
+Rebuild = Callable[..., Any]
+
+
+class PicklingRegistry:
+    """How instances of certain types cross the wire, by exact type; one registry per worker."""
+
+    def __init__(self) -> None:
+        self.reducers: dict[type, tuple[str, Reduce]] = {}
+        self.rebuilders: dict[str, Rebuild] = {}
+        self.allowed: Registry | None = None
+        """What peers may name in what they send; None: anything."""
+
+    def register(
+        self,
+        cls: type[T],
+        reduce: Callable[[T, PickleSession], tuple[Any, ...]],
+        rebuild: Callable[..., T],
+    ) -> None:
+        """Instances of exactly `cls` cross as `reduce(instance, session)`, and arrive as
+        `rebuild(session, *state)`."""
+        tag = cls.__qualname__
+        if tag in self.rebuilders:
+            raise ValueError(f"a type named {tag!r} is registered already")
+        self.reducers[cls] = (tag, reduce)
+        self.rebuilders[tag] = rebuild
