@@ -1,27 +1,20 @@
-"""Copies in host memory, the quick way.
-
-A copy of torch's writes as any arithmetic does: the processor fetches what it is about to
-overwrite, from the cache of another core where a reader has just been. The C library's `memmove`
-knows better, for copies that are neither small nor larger than a core's cache: half the time
-between two cores, two thirds on one.
-"""
+"""Copies of tensors, the quick way where that is possible (`lockstitch.copying`): half the time of
+torch's between two cores, two thirds on one."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.autograd.graph import increment_version
 
+from lockstitch.copying import move
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# What is smaller takes no time worth mentioning; of what is larger, so much at once.
+# What is smaller takes no time worth mentioning.
 _LEAST_BYTES: Final = 1 << 17
-_PIECE_BYTES: Final = 1 << 19
-
-_move = ctypes.memmove
 
 
 def copy(out: torch.Tensor, source: torch.Tensor) -> None:
@@ -47,16 +40,6 @@ def copy_all(outs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> N
             small[1].append(source)
     if small[0]:
         torch._foreach_copy_(*small)
-
-
-def move(to: int, begin: int, size: int) -> None:
-    """Copies `size` bytes between addresses."""
-    while size > _PIECE_BYTES:
-        _move(to, begin, _PIECE_BYTES)
-        to += _PIECE_BYTES
-        begin += _PIECE_BYTES
-        size -= _PIECE_BYTES
-    _move(to, begin, size)
 
 
 def _is_plain(out: torch.Tensor, source: torch.Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import marshal
 import typing
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
+from lockstitch.copying import move
 from lockstitch.errors import LocalProtocolError
 from lockstitch.wire.frames import (
     DEFAULT_LIMITS,
@@ -192,7 +192,7 @@ class _BufferMemory(Memory):
     def copy_to(self, address: int) -> None:
         # As an array, because its address can be had even where it is read-only.
         source = numpy.frombuffer(typing.cast("memoryview", self.keep), dtype=numpy.uint8)
-        ctypes.memmove(address, source.ctypes.data, self.nbytes)
+        move(address, source.ctypes.data, self.nbytes)
 
     def view(self) -> memoryview:
         return typing.cast("memoryview", self.keep)

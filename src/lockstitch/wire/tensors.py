@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lockstitch.copying import move
 from lockstitch.devices import begin_fetch, is_on_host, stage_out
 from lockstitch.errors import SerializationError
 
@@ -97,7 +98,7 @@ class Memory:
 
     def copy_to(self, address: int) -> None:
         """Copies the bytes to where the receiver will see them. Other threads run meanwhile."""
-        ctypes.memmove(address, self.address, self.nbytes)
+        move(address, self.address, self.nbytes)
 
     def view(self) -> memoryview:
         """The bytes in place, writable: for large tensors, sent from and received into memory."""

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstitch import copying
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.encoding import encode
@@ -180,7 +181,7 @@ def test_interrupted_filling_cancels_the_loan(monkeypatch: pytest.MonkeyPatch) -
     shared = Shared()
     payload = pack(torch.ones(BIG), REGISTRY)[0]
     with monkeypatch.context() as patch:
-        patch.setattr(ctypes, "memmove", interrupt)
+        patch.setattr(copying, "_move", interrupt)
         with pytest.raises(KeyboardInterrupt):
             encode(Reply(1, None, payload), lend=shared.lend)
     assert shared.cancelled == 1
