@@ -11,7 +11,8 @@ with their square, since everybody learns everybody's address: afterwards nobody
 which may go with rank 0.
 
 Who was given another world size than the first calls the meeting off: the two would never agree on
-when all are there.
+when all are there. So does who was given the rank of one that still waits in the meeting before:
+the two would wait for the others in different meetings.
 
 Meetings are numbered by each rank for itself: the nth initialisation of one rank meets the nth of
 all others, so entries of an earlier life are never mistaken for those of this one.
@@ -78,9 +79,10 @@ def meet(
     """Publishes this rank's entry, `me(generation)`; returns it and all when all are there.
 
     Raises RuntimeError when ranks are missing after the timeout, when two have the same name, and
-    at once when ranks were given different world sizes.
+    at once when two have the same rank, or ranks were given different world sizes.
     """
     meeting = store.add(f"meetings/{rank}", 1) - 1
+    _check_rank_is_free(store, meeting, rank)
     _check_world_size(store, meeting, rank, world_size)
     member = me(meeting & MAX_GENERATION)
     keys = [f"meeting/{meeting}/{each}" for each in range(world_size)]
@@ -131,6 +133,26 @@ def call_off(store: Store, world_size: int, meeting: int = 0, why: str = "") -> 
         if not store.check([key]):
             store.set(key, f"{_CALLED_OFF}{why}")
     return [Member.decode(entry) for entry in read_all(store, keys) if not _is_called_off(entry)]
+
+
+def _check_rank_is_free(store: Store, meeting: int, rank: int) -> None:
+    """Whoever has met the others and comes again has left a complete meeting behind."""
+    former = meeting - 1
+    if former < 0 or not store.check([_size_key(former)]):
+        return
+    size, _ = store.get(_size_key(former)).split()
+    keys = [f"meeting/{former}/{each}" for each in range(int(size))]
+    missing = [each for each, key in enumerate(keys) if not store.check([key])]
+    if not missing or rank in missing:
+        return
+    name = Member.decode(store.get(keys[rank])).info.name
+    taken = (
+        f"rank {rank} came twice: worker {name!r} has that rank, and waits for ranks {missing}. "
+        "Give each worker a rank of its own. If that worker was interrupted, or ended, start all "
+        "workers anew"
+    )
+    call_off(store, int(size), former, f" ({taken})")
+    raise RuntimeError(taken)
 
 
 def _check_world_size(store: Store, meeting: int, rank: int, world_size: int) -> None:

@@ -36,7 +36,7 @@ def open_store(
 
     `env://`, `tcp://host:port` and `file://path` go through `torch.distributed.rendezvous`, whose
     ValueErrors ("rank parameter missing", "environment variable RANK expected, but not set") pass
-    unchanged. With `tcp://` and `env://` rank 0 hosts the store for as long as it keeps it; under
+    unchanged; a file whose folder does not exist is a ValueError too. With `tcp://` and `env://` rank 0 hosts the store for as long as it keeps it; under
     `lockstitch run`, `env://` means a file of the launcher's, which outlives every worker.
     `world_size` None or 0 means a group that ranks join and leave; `rank` -1 means "not given".
     `timeout_seconds` is for reaching the store and for reading what should be there; torch's
@@ -49,6 +49,7 @@ def open_store(
         store = FileStore(path, _ANY)
         store.set_timeout(timeout)
     else:
+        _check_folder(init_method)
         url = _with_members(init_method, rank, world_size)
         try:
             store, _, _ = next(rendezvous(url, timeout=timeout))
@@ -103,6 +104,17 @@ def _launchers_file() -> str | None:
     path = os.environ.get("LOCKSTITCH_STORE")
     is_ours = path is not None and os.path.basename(path) == os.environ.get("MASTER_PORT")
     return path if is_ours else None
+
+
+def _check_folder(url: str) -> None:
+    """torch would try again and again to open the file until its time is over."""
+    parts = urlsplit(url)
+    folder = os.path.dirname(parts.path)
+    if parts.scheme == "file" and not parts.netloc and folder and not os.path.isdir(folder):
+        raise ValueError(
+            f"the workers cannot meet at {url}: there is no folder {folder!r}. The file is made by "
+            "the first of them, its folder has to exist"
+        )
 
 
 def _with_members(url: str, rank: int, world_size: int | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from torch.distributed import HashStore
 
@@ -132,3 +134,24 @@ def test_ranks_may_try_again_with_the_right_world_size():
     store = HashStore()
     meet(store, "a", "b", world_size=3, timeout_seconds=0.05)
     assert [roster.me.id for roster in meet(store, "a", "b")] == [0, 1]
+
+
+@each_kind_of_store
+def test_two_of_one_rank_hear_so_at_once(kind, tmp_path):
+    store = new_store(kind, tmp_path)
+
+    def joining(name):
+        return lambda: join(store.clone(), name, 0, 2, [f"unix:/{name}"], 50)
+
+    started = time.monotonic()
+    for error in all_at_once(joining("a"), joining("b")):
+        with pytest.raises(RuntimeError, match=r"rank 0 came twice: worker '[ab]' has that rank"):
+            raise error
+    assert time.monotonic() - started < 40
+
+
+def test_who_comes_as_a_rank_that_has_left_is_let_in():
+    store = HashStore()
+    for roster in meet(store, "a", "b"):
+        roster.leave()
+    assert [roster.me.name for roster in meet(store, "c", "d")] == ["c", "d"]

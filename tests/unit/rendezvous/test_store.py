@@ -138,3 +138,8 @@ def test_keys_that_do_not_come_are_named():
 
 def test_nothing_is_read_when_nothing_is_wanted():
     assert read_all(HashStore(), []) == []
+
+
+def test_a_file_in_a_folder_that_does_not_exist_is_named_at_once(tmp_path):
+    with pytest.raises(ValueError, match=f"no folder '{tmp_path}/none'"):
+        open_store(f"file://{tmp_path}/none/store", 0, 2, timeout_seconds=300)
