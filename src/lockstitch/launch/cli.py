@@ -38,7 +38,7 @@ app = typer.Typer(
     help="Remote calls, references and one backward pass over many PyTorch workers.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",  # fills paragraphs anew, whatever the width
+    rich_markup_mode=None,  # its tables cut long names of options off
     pretty_exceptions_enable=False,
 )
 
@@ -135,14 +135,17 @@ def run(
 
 def _run(given: Mapping[str, Any]) -> int:
     """The exit status. `given`: the parameters of `run`."""
-    command = _command(given["program"], given["arguments"] or [], given["module"])
+    own = given["arguments"] or []
+    command = _command(given["program"], own, given["module"])
     os.environ.update(variables_of(given))
     where = _where(given["hosts"], given["hostfile"])
     remote = _remote_shell(given)
     if not all(is_here(host) for host, _ in where) and not shutil.which(remote.program[0]):
         reason = f"there is no command {remote.program[0]!r} to reach other hosts by"
         raise typer.BadParameter(reason, param_hint="--remote-shell")
-    workers = _number(given["workers"], given["min_workers"], where)
+    workers = _number(given["workers"], given["min_workers"], where, own)
+    if given["script"] is not None:
+        _check_script(given["script"])
     job = _Job(command, workers, given["grace_seconds"], given["output_folder"], given["verbose"])
     if given["ignored_flags"] or given["ignored_values"]:
         job.note_ignored(sys.argv[1:])
@@ -158,6 +161,13 @@ def _run(given: Mapping[str, Any]) -> int:
 
 def _muster_options(given: Mapping[str, Any], workers: int) -> MusterOptions:
     min_workers, start_timeout = given["min_workers"], given["start_timeout"]
+    for hint, least, most in (
+        ("--min-np", min_workers, given["workers"]),
+        ("--min-np", min_workers, given["max_workers"]),
+        ("--max-np", given["workers"], given["max_workers"]),
+    ):
+        if least is not None and most is not None and least > most:
+            raise typer.BadParameter(f"{least} workers are more than {most}", param_hint=hint)
     elastic_timeout = given["elastic_timeout"]
     return MusterOptions(
         workers,
@@ -191,7 +201,7 @@ def secret(
         made.write(output)
     except OSError as error:
         raise typer.BadParameter(
-            f"cannot write {output}: {error}", param_hint="--output"
+            f"cannot write {output}: {error.strerror}", param_hint="--output"
         ) from error
 
 
@@ -245,6 +255,13 @@ class _Job:
     def _outputs(self, resources: ExitStack) -> Outputs | None:
         if self.output_folder is None:
             return None
+        try:
+            self.output_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(
+                f"cannot make the folder {self.output_folder}: {error.strerror}",
+                param_hint="--output-filename",
+            ) from error
         return resources.enter_context(Outputs(self.output_folder, self.workers))
 
 
@@ -257,7 +274,9 @@ def _command(program: str, arguments: list[str], is_module: bool) -> list[str]:
         return [sys.executable, program, *arguments]
     if shutil.which(program) is not None:
         return [program, *arguments]
-    raise typer.BadParameter(f"there is no file {program!r}", param_hint="PROGRAM")
+    is_folder = Path(program).is_dir()
+    reason = f"{program!r} is a folder" if is_folder else f"there is no file {program!r}"
+    raise typer.BadParameter(reason, param_hint="PROGRAM")
 
 
 def _where(hosts: str | None, hostfile: Path | None) -> Slots:
@@ -268,19 +287,39 @@ def _where(hosts: str | None, hostfile: Path | None) -> Slots:
         if hosts is not None:
             return parse_hosts(hosts)
         return () if hostfile is None else parse_hostfile(hostfile.read_text())
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise typer.BadParameter(
+            f"{hostfile}: {error.strerror}", param_hint="--hostfile"
+        ) from error
+    except ValueError as error:
         hint = "-H" if hosts is not None else "--hostfile"
         raise typer.BadParameter(str(error), param_hint=hint) from error
 
 
-def _number(workers: int | None, min_workers: int | None, where: Slots) -> int:
+def _check_script(script: str) -> None:
+    """One that cannot be found now would be looked for every second."""
+    words = [script] if Path(script).exists() else shlex.split(script)
+    if not words or shutil.which(words[0]) is None:
+        is_file = bool(words) and Path(words[0]).is_file()
+        reason = "may not be executed (chmod +x)" if is_file else "there is no such command"
+        raise typer.BadParameter(f"{script}: {reason}", param_hint="--host-discovery-script")
+
+
+def _number(
+    workers: int | None, min_workers: int | None, where: Slots, own_arguments: list[str]
+) -> int:
     if workers is not None:
         return workers
     if min_workers is not None:
         return min_workers
     if where:
         return sum(count for _, count in where)
-    raise typer.BadParameter("say how many workers", param_hint="-n")
+    is_late = not {"-n", "-np", "--workers", "--num-proc"}.isdisjoint(own_arguments)
+    raise typer.BadParameter(
+        "say how many workers"
+        + (": before PROGRAM, for what stands after it is the program's own" if is_late else ""),
+        param_hint="-n",
+    )
 
 
 def _remote_shell(given: Mapping[str, Any]) -> RemoteShell:

@@ -21,7 +21,8 @@ class Discovery:
 
     `watch(pipe, callback)` has the callback called when the pipe is readable, `forget(pipe)` ends
     that. `tell(slots)` is called when the answer is another one. A script that fails changes
-    nothing; `complain` is told why, once for each reason.
+    nothing; `complain` is told why, once for each reason. What the script writes to stderr is shown
+    until it has failed once, and again when it has answered.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Discovery:
                 shell=not os.path.exists(self._script),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL if self._complaint else None,
                 bufsize=0,
                 start_new_session=True,
             )
@@ -93,6 +95,7 @@ class Discovery:
         except ValueError as error:
             self._complain(f"{self._script}: {error}")
             return
+        self._complaint = ""
         if found != self._known:
             self._known = found
             self.tell(found)

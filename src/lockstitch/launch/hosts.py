@@ -10,7 +10,9 @@ Slots = tuple[tuple[str, int], ...]
 
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:]+\]"
 _WITH_COLON = re.compile(rf"({_HOST})(?::([0-9]+))?")
-_IN_FILE = re.compile(rf"({_HOST})(?:\s+slots\s*=\s*([0-9]+)|:([0-9]+))?(?:\s.*)?")
+_IN_FILE = re.compile(
+    rf"({_HOST})(?:\s+slots\s*=\s*([0-9]+)|:([0-9]+))?(?:\s+max[-_]slots\s*=\s*[0-9]+)?"
+)
 
 
 def parse_hosts(text: str) -> Slots:
@@ -19,9 +21,10 @@ def parse_hosts(text: str) -> Slots:
 
 
 def parse_hostfile(text: str) -> Slots:
-    """One host a line: `h1 slots=2`, `h1:2` or `h1`; `#` begins a comment."""
+    """One host a line: `h1 slots=2`, `h1:2` or `h1`; `#` begins a comment. `max_slots` has no
+    effect; `ValueError` for anything else."""
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    return _added_up([_matched(_IN_FILE, line) for line in lines if line])
+    return _added_up([_matched(_IN_FILE, line, form="host slots=2") for line in lines if line])
 
 
 def parse_discovered(text: str, default_slots: int) -> Slots:
@@ -48,10 +51,12 @@ def own_address() -> str:
     return socket.gethostname()
 
 
-def _matched(pattern: re.Pattern[str], text: str, default: int = 1) -> tuple[str, int]:
+def _matched(
+    pattern: re.Pattern[str], text: str, default: int = 1, form: str = "host:slots"
+) -> tuple[str, int]:
     match = pattern.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no host: write host or host:slots")
+        raise ValueError(f"{text!r} is no host: write host or {form}")
     count = next((group for group in match.groups()[1:] if group), None)
     return match[1], default if count is None else int(count)
 

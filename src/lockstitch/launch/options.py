@@ -37,7 +37,8 @@ def _take_from_file(context: typer.Context, path: Path | None) -> Path | None:
         try:
             given, ignored = read_config(path.read_text())
         except (OSError, ValueError) as error:
-            raise typer.BadParameter(f"{path}: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise typer.BadParameter(f"{path}: {reason}") from error
         context.default_map = {**(context.default_map or {}), **given}
         if ignored:
             typer.echo(f"without effect here, in {path}: {', '.join(ignored)}", err=True)
@@ -59,9 +60,15 @@ class Level(str, Enum):
 
 
 Program = Annotated[
-    str, typer.Argument(help="Script, or with -m a module, or a command, that each runs.")
+    str,
+    typer.Argument(
+        metavar="PROGRAM", help="Script, or with -m a module, or a command, that each runs."
+    ),
 ]
-Arguments = Annotated[list[str] | None, typer.Argument(help="What it gets as sys.argv.")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ARGUMENTS", help="What it gets as sys.argv."),
+]
 Workers = Annotated[
     int | None,
     typer.Option("-n", "--workers", "-np", "--num-proc", min=1, help="Number of processes."),
@@ -155,7 +162,7 @@ ElasticTimeout = Annotated[
 
 FusionMegabytes = Annotated[
     float | None,
-    _hvd("--fusion-threshold-mb", min=0, help="Up to how much is joined."),
+    _hvd("--fusion-threshold-mb", min=0, help="Up to how many MB are reduced at once."),
 ]
 Timeline = Annotated[
     str | None,

@@ -36,8 +36,9 @@ def open_store(
 
     `env://`, `tcp://host:port` and `file://path` go through `torch.distributed.rendezvous`, whose
     ValueErrors ("rank parameter missing", "environment variable RANK expected, but not set") pass
-    unchanged; a file whose folder does not exist is a ValueError too. With `tcp://` and `env://` rank 0 hosts the store for as long as it keeps it; under
-    `lockstitch run`, `env://` means a file of the launcher's, which outlives every worker.
+    unchanged; a file whose folder does not exist is a ValueError too. With `tcp://` and `env://`
+    rank 0 hosts the store for as long as it keeps it; under `lockstitch run`, `env://` means a file
+    of the launcher's, which outlives every worker.
     `world_size` None or 0 means a group that ranks join and leave; `rank` -1 means "not given".
     `timeout_seconds` is for reaching the store and for reading what should be there; torch's
     `DistError` tells that nobody was reached.
@@ -107,7 +108,7 @@ def _launchers_file() -> str | None:
 
 
 def _check_folder(url: str) -> None:
-    """torch would try again and again to open the file until its time is over."""
+    """PyTorch would try again and again to open the file until its time is over."""
     parts = urlsplit(url)
     folder = os.path.dirname(parts.path)
     if parts.scheme == "file" and not parts.netloc and folder and not os.path.isdir(folder):

@@ -35,3 +35,10 @@ def test_secret_is_written_to_a_new_file_and_then_not_shown(tmp_path: Path) -> N
 def test_the_command_does_without_torch_which_takes_seconds_to_import() -> None:
     program = "import sys, lockstitch.launch.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_help_shows_the_names_of_options_whole_on_a_narrow_terminal() -> None:
+    help_text = CliRunner().invoke(app, ["run", "--help"], terminal_width=80).output
+    assert "--stall-check-shutdown-time-seconds" in help_text
+    assert "--timeline-mark-cycles / --no-timeline-mark-cycles" in help_text
+    assert "PROGRAM" in help_text.partition("\n")[0]

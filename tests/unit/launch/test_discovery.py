@@ -86,3 +86,12 @@ def test_ends_of_other_children_are_none_of_its_business(tmp_path):
     loop.discovery.note_end(1, 0)
     loop.turn()
     assert len(loop.found) == 1
+
+
+def test_a_script_that_fails_again_and_again_is_heard_once(tmp_path, capfd):
+    loop = Loop(script(tmp_path, "echo I fail >&2; test -e works && echo h1"))
+    for _ in range(3):
+        loop.turn()
+        loop.clock.advance(1.0)
+    assert capfd.readouterr().err.count("I fail") == 1
+    assert len(loop.complaints) == 1

@@ -22,6 +22,12 @@ def test_hosts_in_a_file():
     assert parse_hostfile(text) == (("h1", 2), ("h2", 4), ("h3", 3), ("h4", 1))
 
 
+@pytest.mark.parametrize("line", ["h1 slts=2", "h1 2", "h1 slots=2 h2 slots=2", "h1 slots=two"])
+def test_a_slip_in_a_file_is_no_host_with_one_slot(line):
+    with pytest.raises(ValueError, match=f"'{line}' is no host: write host or host slots=2"):
+        parse_hostfile(f"h0\n{line}\n")
+
+
 def test_hosts_that_a_script_has_found():
     assert parse_discovered("h1:2\n\nh2\n", default_slots=4) == (("h1", 2), ("h2", 4))
     assert parse_discovered("", default_slots=4) == ()
