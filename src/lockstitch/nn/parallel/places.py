@@ -24,6 +24,8 @@ CPU = torch.device("cpu")
 def device_of(place: Place | None) -> torch.device:
     """The device of `place`: a number as above, -1 the CPU, None the current accelerator, else what
     `torch.device` takes. Raises what `torch.device` raises for a name that it does not know."""
+    if place is CPU:
+        return CPU
     if not isinstance(place, int) and place is not None:
         device = torch.device(place)
         accelerator = torch.accelerator.current_accelerator()

@@ -16,7 +16,7 @@ import torch
 
 from lockstitch.nn.parallel._functions import Broadcast, Gather, Scatter
 from lockstitch.nn.parallel.containers import open_container
-from lockstitch.nn.parallel.places import Place, device_of, devices_of
+from lockstitch.nn.parallel.places import CPU, Place, device_of, devices_of
 
 __all__ = ["scatter", "scatter_kwargs", "gather", "Replicate", "Shard"]
 
@@ -63,7 +63,10 @@ def scatter_kwargs(
     """`scatter` for the arguments of a call: positional and named ones, as many of one as of the
     other. Without any tensor among them each place gets them all."""
     if not kwargs and len(inputs) == 1 and isinstance(inputs[0], torch.Tensor):
-        pieces = _split(inputs[0], target_gpus, dim, "args[0]")  # the usual call, without detours
+        # The usual call, without detours.
+        pieces = _chunks(inputs[0], target_gpus, dim) or _split(
+            inputs[0], target_gpus, dim, "args[0]"
+        )
         return tuple((piece,) for piece in pieces), tuple({} for _ in pieces)
     parts = _split((inputs, dict(kwargs or {})), target_gpus, dim, "")
     if not inputs and not kwargs:
@@ -84,6 +87,20 @@ def gather(outputs: Sequence[Any], target_device: Place, dim: int = 0) -> Any:
 def _split(inputs: Any, places: Sequence[Place], dim: int, path: str) -> list[Any]:
     devices = devices_of(places)
     return _pieces(inputs, devices[: _count_pieces(inputs, len(devices), dim, path)], dim)
+
+
+def _chunks(tensor: torch.Tensor, places: Sequence[Place], dim: int) -> Sequence[Any]:
+    """What `_split` makes of a tensor of the CPU that is cut for places there, if that is plain."""
+    if (
+        not tensor.is_cpu
+        or tensor.requires_grad
+        or not all(place is CPU for place in places)
+        or not -tensor.dim() <= dim < tensor.dim()
+        or not tensor.shape[dim]
+    ):
+        return ()
+    pieces = tensor.chunk(len(places), dim)
+    return pieces if len(pieces) > 1 else (tensor,)
 
 
 def _count_pieces(inputs: Any, limit: int, dim: int, path: str) -> int:

@@ -47,7 +47,7 @@ class Changes:
 NO_CHANGES = Changes()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Request:
     """One forward pass of one slot."""
 
@@ -67,7 +67,7 @@ class Request:
     changes: Changes = NO_CHANGES
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Outcome:
     """What a forward pass returned."""
 
@@ -81,7 +81,7 @@ class Outcome:
     caller's module has."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class BackwardOrder:
     """A backward pass through the graph of the forward pass `number`."""
 
@@ -94,7 +94,7 @@ class BackwardOrder:
     """Whether the leaves' gradients stay in the slot, for `collect` (`no_sync`)."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Gradients:
     """What came out of a backward pass; None where nothing depends on it."""
 

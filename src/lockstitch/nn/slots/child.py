@@ -21,6 +21,7 @@ from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
 from lockstitch.nn.slots.base import BackwardOrder
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import describe
+from lockstitch.nn.slots.lifting import Hole
 from lockstitch.nn.slots.nesting import mark_inside
 from lockstitch.nn.slots.orders import Unpacker
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
@@ -106,7 +107,11 @@ class _Server:
             del request
             return self._postbox.encode(
                 key,
-                (outcome.skeleton, outcome.requires_grad, outcome.written),
+                (
+                    () if type(outcome.skeleton) is Hole else (outcome.skeleton,),
+                    outcome.requires_grad,
+                    outcome.written,
+                ),
                 outcome.tensors,
             )
         if what == BACKWARD:

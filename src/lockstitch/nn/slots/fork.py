@@ -27,6 +27,7 @@ from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
 from lockstitch.nn.slots.child import run_child
 from lockstitch.nn.slots.failures import Failure
 from lockstitch.nn.slots.forkable import obstacle
+from lockstitch.nn.slots.lifting import SINGLE
 from lockstitch.nn.slots.mailbox import Mailbox, create_memory, spin_seconds_for
 from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory, create_file
 from lockstitch.nn.slots.orders import Packer
@@ -91,7 +92,8 @@ class ForkSlot(Slot):
         self._send((FORWARD, request.number), order, tensors)
 
     def finish(self, number: int) -> Outcome:
-        (skeleton, requires_grad, written), tensors, _ = self._wait((FORWARD, number))
+        (skeletons, requires_grad, written), tensors, _ = self._wait((FORWARD, number))
+        skeleton = skeletons[0] if skeletons else SINGLE
         return Outcome(skeleton, tensors, requires_grad, written)
 
     def start_backward(self, order: BackwardOrder) -> None:

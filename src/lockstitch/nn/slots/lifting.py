@@ -7,7 +7,7 @@ them. What counts as a container is the same as for `scatter` (`parallel/contain
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -21,6 +21,19 @@ class Hole(NamedTuple):
     """Where the tensor of this number was."""
 
     number: int
+
+
+SINGLE: Final = Hole(0)
+"""The skeleton of a tensor."""
+SINGLE_ARGUMENT: Final = (SINGLE,), {}  # type: ignore[var-annotated]
+"""That of positional and named arguments where a tensor is all."""
+
+
+def is_single_argument(skeleton: Any) -> bool:
+    """Whether it is like `SINGLE_ARGUMENT`. (What programs put into a skeleton must not be
+    compared.)"""
+    args, kwargs = skeleton
+    return len(args) == 1 and type(args[0]) is Hole and not kwargs
 
 
 def lift(value: Any) -> tuple[Any, list[torch.Tensor]]:

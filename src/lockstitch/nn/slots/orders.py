@@ -1,7 +1,8 @@
 """Requests on their way to a forked slot: as few bytes and objects as possible, for they are made
 and read once for each step.
 
-The modes of the caller hardly ever change: they are pickled once, and unpickled once.
+The modes of the caller hardly ever change: they are pickled once, and unpickled once. Most calls
+have one argument, a tensor: their skeleton is left out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.nn.slots.base import NO_CHANGES, Changes, Request
+from lockstitch.nn.slots.lifting import SINGLE_ARGUMENT, is_single_argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +33,8 @@ class Packer:
     def pack(self, request: Request) -> tuple[Any, Sequence[torch.Tensor | None]]:
         """What is to be pickled of a request, and the tensors that go beside it."""
         modes = request.modes, request.default_dtype
-        if modes != self._modes:
+        before = self._modes
+        if before is None or modes[0] is not before[0] or modes[1] is not before[1]:
             self._packed, self._modes = pickle.dumps(modes, 5), modes
         changes = request.changes
         told = None
@@ -39,7 +42,8 @@ class Packer:
         if changes:
             told = changes.attributes, [i for i, _ in changes.others]
             tensors = [*tensors, *(tensor for _, tensor in changes.others)]
-        order = request.skeleton, request.wants_gradient, self._packed, request.seed, told
+        skeleton = None if is_single_argument(request.skeleton) else request.skeleton
+        order = skeleton, request.wants_gradient, self._packed, request.seed, told
         return order, tensors
 
 
@@ -52,6 +56,8 @@ class Unpacker:
     def unpack(self, number: int, order: Any, tensors: Sequence[Any]) -> Request:
         """The request of this number. Buffers and the like become the slot's own."""
         skeleton, wants_gradient, packed, seed, told = order
+        if skeleton is None:
+            skeleton = SINGLE_ARGUMENT
         modes = self._modes.get(packed)
         if modes is None:
             if len(self._modes) >= _MOST_MODES:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from lockstitch.nn.slots.base import Changes
+from lockstitch.nn.slots.base import NO_CHANGES, Changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -225,6 +225,8 @@ class Watch:
             for i, (table, name) in enumerate(self.others)
             if _is_other(told.others.get(i), _state(table, name))
         }
+        if not attributes and not stale:
+            return NO_CHANGES
         others = []
         for i, (table, name) in enumerate(self.others if stale else ()):
             if id(table) in stale:
