@@ -17,6 +17,7 @@ loopback.py       calls to oneself
 newcomers.py      who has connected and not yet proved who it is
 incoming.py       the connection that a peer calls us on: requests in, replies out
 crew.py           the threads: one leads (reads), the others run user functions
+threads.py        those threads, started and used again
 monitor.py        the crew's thread that looks now and then whether another needs help
 invocation.py     one request being served
 inherited.py      timeouts that nested calls inherit

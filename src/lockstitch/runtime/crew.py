@@ -21,13 +21,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from lockstitch.runtime.monitor import Monitor, Sight
+from lockstitch.runtime.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from lockstitch.transport.base import Connection, Pollable, Poller
-
-_IDLE_SECONDS = 10.0
 
 
 class Source(Protocol):
@@ -42,17 +41,6 @@ class Source(Protocol):
         """The leader goes: arm in the poller, or `Crew.revisit` if something is left to handle.
         What may block is returned, and done when somebody else leads."""
         ...
-
-
-class _Place:
-    """Where one idle thread sleeps until it is given a task."""
-
-    __slots__ = ("lock", "task")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.lock.acquire()
-        self.task: Callable[[], None] | None = None
 
 
 class _Member(threading.local):
@@ -80,7 +68,6 @@ class Crew:
         enter: Callable[[], None],
         report: Callable[[BaseException], None],
     ) -> None:
-        self._name = name
         self._limit = limit
         self._poller = poller
         self._sources: dict[Pollable, Source] = {}
@@ -88,9 +75,7 @@ class Crew:
         self._report = report
         self._lock = threading.Lock()
         self._running = 0
-        self._threads: set[threading.Thread] = set()
-        self._started = 0
-        self._idle: list[_Place] = []
+        self._threads = Threads(name, self._join_crew)
         self._backlog: deque[Callable[[], None]] = deque()
         self._revisit: deque[Source] = deque()
         # Source, and whether who runs under the lead counts as running from when it is taken.
@@ -106,7 +91,7 @@ class Crew:
 
     def start(self) -> None:
         """Begins to read."""
-        self._assign(self._lead)
+        self._threads.assign(self._lead)
 
     def submit(self, call: Callable[[], None]) -> None:
         """Runs a user's call on a thread of the crew, or puts it into the backlog."""
@@ -115,7 +100,7 @@ class Crew:
                 self._backlog.append(call)
                 return
             self._running += 1
-        self._assign(lambda: self._run_counted(call))
+        self._threads.assign(lambda: self._run_counted(call))
 
     def spawn(self, task: Callable[[], None]) -> None:
         """Runs `task` now on a thread of the crew, whatever else runs. The leader, when it handles
@@ -124,7 +109,7 @@ class Crew:
         if after is not None and _member.crew is self:
             after.append(task)
         else:
-            self._assign(lambda: self._guard(task))
+            self._threads.assign(lambda: self._guard(task))
 
     @contextlib.contextmanager
     def blocked(self) -> Iterator[None]:
@@ -192,8 +177,7 @@ class Crew:
     @property
     def is_resting(self) -> bool:
         """Whether nobody does anything: no thread but the one that reads is awake."""
-        with self._lock:
-            return len(self._threads) - len(self._idle) <= 1 and not self._backlog
+        return self._threads.busy <= 1 and not self._backlog
 
     @property
     def backlog(self) -> int:
@@ -203,7 +187,7 @@ class Crew:
     def living(self) -> list[threading.Thread]:
         """All threads that have not ended, the current one left out."""
         monitor = self._monitor.thread
-        threads = [*self._threads, *([] if monitor is None else [monitor])]
+        threads = [*self._threads.all(), *([] if monitor is None else [monitor])]
         here = threading.current_thread()
         return [each for each in threads if each.is_alive() and each is not here]
 
@@ -218,13 +202,10 @@ class Crew:
         self._closed = True
         self._poller.wake()
         self._monitor.close()
-        with self._lock:
-            idle, self._idle = self._idle, []
-            self._backlog.clear()
-        for place in idle:
-            place.lock.release()
+        self._threads.close()
+        self.drop_backlog()
         deadline = time.monotonic() + timeout_seconds
-        threads = list(self._threads)
+        threads = self._threads.all()
         self._join(threads, deadline)
         monitor = self._monitor.thread
         if monitor is not None:
@@ -334,7 +315,7 @@ class Crew:
     def _assign_all(self, tasks: list[Callable[[], None]]) -> None:
         while tasks:
             task = tasks.pop()
-            self._assign(lambda task=task: self._guard(task))  # type: ignore[misc]
+            self._threads.assign(lambda task=task: self._guard(task))  # type: ignore[misc]
 
     def run_apart(self, source: Source, call: Callable[[], None]) -> bool:
         """Runs a user's call in the leading thread after passing the lead on (False), or puts it
@@ -351,48 +332,9 @@ class Crew:
 
     # ------------------------------------------------------------ threads
 
-    def _assign(self, task: Callable[[], None]) -> None:
-        with self._lock:
-            if not self._idle:
-                self._start_thread(task)
-                return
-            place = self._idle.pop()
-        place.task = task
-        place.lock.release()
-
-    def _start_thread(self, task: Callable[[], None]) -> None:
-        """Under the lock, so that `close` meets no thread that has not started yet."""
-        place = _Place()
-        place.task = task
-        self._started += 1
-        thread = threading.Thread(
-            target=self._work, args=(place,), name=f"{self._name}-{self._started}", daemon=True
-        )
-        self._threads.add(thread)
-        thread.start()
-
-    def _work(self, place: _Place) -> None:
+    def _join_crew(self) -> None:
         self._enter()
         _member.crew = self
-        while place.task is not None:
-            task, place.task = place.task, None
-            task()
-            del task  # an idle thread keeps nothing alive of what it ran
-            with self._lock:
-                if self._closed:
-                    break
-                self._idle.append(place)
-            self._await_task(place)
-        with self._lock:
-            self._threads.discard(threading.current_thread())
-
-    def _await_task(self, place: _Place) -> None:
-        if not place.lock.acquire(timeout=_IDLE_SECONDS):
-            with self._lock:
-                if place in self._idle:
-                    self._idle.remove(place)
-                    return  # nobody needs this thread
-            place.lock.acquire()
 
     def _guard(self, task: Callable[[], None]) -> None:
         try:
@@ -414,7 +356,7 @@ class Crew:
         """The current thread begins to wait: lets the next call of the backlog begin."""
         following = self._stop_running()
         if following is not None:
-            self._assign(lambda: self._run_counted(following))
+            self._threads.assign(lambda: self._run_counted(following))
 
     def _stop_running(self) -> Callable[[], None] | None:
         """One less runs; or the call of the backlog that runs in its place, counted already."""
@@ -445,13 +387,13 @@ class Crew:
 
     def _pass_on(self, source: Source) -> None:
         last = source.leave()
-        self._assign(self._lead)
+        self._threads.assign(self._lead)
         if last is None:
             return
         if self.is_member():
             last()
         else:  # the monitor must not wait for a slow peer
-            self._assign(lambda: self._guard(last))
+            self._threads.assign(lambda: self._guard(last))
 
     # ------------------------------------------------------------ the monitor
 

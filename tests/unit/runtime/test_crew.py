@@ -410,7 +410,7 @@ def test_crew_can_be_closed_by_one_of_its_own_threads() -> None:
 def test_threads_beyond_need_go_after_a_while(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstitch.runtime.crew._IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("lockstitch.runtime.threads._IDLE_SECONDS", 0.01)
     for _ in range(8):
         scene.crew.spawn(scene.gate)
     wait_until(lambda: scene.gate.inside == 8)

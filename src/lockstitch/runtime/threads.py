@@ -1,0 +1,100 @@
+"""The threads that a crew is made of: as many as there are tasks at once, idle ones used again."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_IDLE_SECONDS = 10.0
+
+
+class _Place:
+    """Where one idle thread sleeps until it is given a task."""
+
+    __slots__ = ("lock", "task")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.task: Callable[[], None] | None = None
+
+
+class Threads:
+    """Runs each task at once on a thread of its own. They are called `name`-1, `name`-2 …; `enter`
+    runs first on each; one that has been idle for ten seconds ends."""
+
+    def __init__(self, name: str, enter: Callable[[], None]) -> None:
+        self._name = name
+        self._enter = enter
+        self._lock = threading.Lock()
+        self._living: set[threading.Thread] = set()
+        self._idle: list[_Place] = []
+        self._started = 0
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._living)
+
+    @property
+    def busy(self) -> int:
+        """How many run a task now."""
+        with self._lock:
+            return len(self._living) - len(self._idle)
+
+    def all(self) -> list[threading.Thread]:
+        """All that have not ended."""
+        return list(self._living)
+
+    def assign(self, task: Callable[[], None]) -> None:
+        """Has `task` run, which must raise nothing."""
+        with self._lock:
+            if not self._idle:
+                self._start(task)
+                return
+            place = self._idle.pop()
+        place.task = task
+        place.lock.release()
+
+    def close(self) -> None:
+        """Idle threads end now, the others after their task."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for place in idle:
+            place.lock.release()
+
+    def _start(self, task: Callable[[], None]) -> None:
+        """Under the lock, so that `close` meets no thread that has not started yet."""
+        place = _Place()
+        place.task = task
+        self._started += 1
+        thread = threading.Thread(
+            target=self._work, args=(place,), name=f"{self._name}-{self._started}", daemon=True
+        )
+        self._living.add(thread)
+        thread.start()
+
+    def _work(self, place: _Place) -> None:
+        self._enter()
+        while place.task is not None:
+            task, place.task = place.task, None
+            task()
+            del task  # an idle thread keeps nothing alive of what it ran
+            with self._lock:
+                if self._closed:
+                    break
+                self._idle.append(place)
+            self._await_task(place)
+        with self._lock:
+            self._living.discard(threading.current_thread())
+
+    def _await_task(self, place: _Place) -> None:
+        if not place.lock.acquire(timeout=_IDLE_SECONDS):
+            with self._lock:
+                if place in self._idle:
+                    self._idle.remove(place)
+                    return  # nobody needs this thread
+            place.lock.acquire()
