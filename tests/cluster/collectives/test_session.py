@@ -522,6 +522,23 @@ def test_two_ranks_reduce_large_tensors_of_all_kinds() -> None:
                 assert all(torch.equal(result, expected) for result in results)
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("reduction", [SUM, AVERAGE, Reduction(ReduceOp.PRODUCT, prescale=0.3)])
+def test_large_tensors_are_folded_in_the_order_of_ranks(size: int, reduction: Reduction) -> None:
+    # A small arena means short chunks, so that each place of the ring is used again.
+    generator = torch.Generator().manual_seed(size)
+    tensors = [torch.randn(3_000_001, generator=generator) for _ in range(size)]
+    parts = [tensor * reduction.prescale for tensor in tensors]
+    expected = parts[0]
+    for part in parts[1:]:
+        expected = expected * part if reduction.op is ReduceOp.PRODUCT else expected + part
+    if reduction is AVERAGE:
+        expected = expected / size
+    with Ranks(size, "shared_memory", arena_bytes=1 << 22) as few:
+        results = few.run(lambda s: s.wait(s.allreduce(tensors[s.rank], reduction)))
+    assert all(torch.equal(result, expected) for result in results)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rank_that_shuts_down_fails_what_others_still_want(backend: str) -> None:
     with Ranks(3, backend) as three:

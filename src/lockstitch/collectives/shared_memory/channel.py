@@ -70,7 +70,7 @@ class Channel:
         self.process_set = process_set
         self.rank = rank
         self.segment = segment
-        self.chunk_bytes = chunk_bytes_for(process_set.size)
+        self.chunk_bytes = chunk_bytes_for(process_set.size, segment.geometry.arena_bytes)
         self._in_place_bytes = in_place_bytes_for(process_set.size)
         self.table = Negotiation(process_set.ranks)
         self._arena = arena

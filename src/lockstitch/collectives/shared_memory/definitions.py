@@ -28,11 +28,15 @@ _IN_PLACE_BYTES_OF_TWO = 1 << 19
 _IN_PLACE_BYTES_OF_MORE = 1 << 17
 # Two ranks keep their rings in the cache. More of them mostly share processors, and each turn that
 # they have to wait for costs more than the cache saves.
-_CHUNK_BYTES_OF_TWO = 1 << 18
-_CHUNK_BYTES_OF_MORE = 1 << 22
+_CHUNK_BYTES_OF_TWO = 1 << 19
+_CHUNK_BYTES_OF_MORE = 1 << 24
+_LEAST_CHUNK_BYTES = 1 << 18
+_ARENA_CHUNKS = 16
 
-# Blocks of a slice, those of all ranks together, stay in the cache between reading and writing.
-_CACHED_BYTES = 1 << 19
+# Blocks of a slice stay in the cache between reading and writing. More ranks make more calls for
+# each, so longer ones pay, though those of all ranks together may be in the outer cache only.
+_BLOCK_BYTES_OF_TWO = 1 << 18
+_BLOCK_BYTES_OF_MORE = 1 << 19
 
 _KEPT_VIEWS = 64
 _KEPT_SLICES = 8
@@ -124,7 +128,7 @@ class Definition:
             if self.has_single:
                 count = math.prod(self.description.shapes[0])
             begin, end = slice_of(count, len(places), index, item)
-            length = max(_CACHED_BYTES // len(places) // item, 1)
+            length = block_bytes_for(len(places)) // item
             found = self._blocks[places] = [
                 [
                     segment.tensor(place + at * item, dtype, (min(length, end - at),))
@@ -148,9 +152,18 @@ def in_place_bytes_for(set_size: int) -> int:
     return _IN_PLACE_BYTES_OF_TWO if set_size <= 2 else _IN_PLACE_BYTES_OF_MORE
 
 
-def chunk_bytes_for(set_size: int) -> int:
-    """How long the chunks are in a process set of that many ranks."""
-    return _CHUNK_BYTES_OF_TWO if set_size <= 2 else _CHUNK_BYTES_OF_MORE
+def block_bytes_for(ranks: int) -> int:
+    """How much of each rank's part is reduced at once."""
+    return _BLOCK_BYTES_OF_TWO if ranks <= 2 else _BLOCK_BYTES_OF_MORE
+
+
+def chunk_bytes_for(set_size: int, arena_bytes: int) -> int:
+    """How long the chunks are in a process set of that many ranks, of which each has an arena of
+    that size: several tensors at once must fit."""
+    size = _CHUNK_BYTES_OF_TWO if set_size <= 2 else _CHUNK_BYTES_OF_MORE
+    while size > _LEAST_CHUNK_BYTES and _ARENA_CHUNKS * size > arena_bytes:
+        size //= 2
+    return size
 
 
 class Definitions:

@@ -19,6 +19,7 @@ from lockstitch.collectives.arithmetic import (
     scaled_copy,
 )
 from lockstitch.collectives.copying import copy
+from lockstitch.collectives.shared_memory.definitions import block_bytes_for
 from lockstitch.collectives.shared_memory.operations import Operation
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ class InChunks(Operation):
         flat = [tensor.contiguous().view(-1) for tensor in self.request.tensors]
         self._sources = self._cut(flat)
         self._factor = self.request.reduction.prescale
-        self.ring = room.take(self, 2 * DEPTH * self._chunk_bytes)
+        slots = min(2 * DEPTH, len(self._chunks))
+        self.ring = room.take(
+            self, slots * self._chunk_bytes if slots > 1 else self.definition.layout.size
+        )
         self.produced = self.told = self.consumed = 0
         self._produce(room)
         return self.ring
@@ -60,6 +64,9 @@ class InChunks(Operation):
         self._has_slices = len(present) > 2
         self._index = present.index(parts[position])  # type: ignore[arg-type]  # it is present
         self.reduced = 0
+        if self._has_slices:
+            self._block_bytes = block_bytes_for(len(present))
+            self._scratch = torch.empty(self._block_bytes, dtype=torch.uint8)
         # Of two, this rank's own part is read from the tensor itself where it is still there.
         is_own_intact = self._factor == 1.0 and len(present) == 2
         self._peer = (
@@ -134,17 +141,26 @@ class InChunks(Operation):
             rings = [
                 self._slices(room, part.place, self.reduced, self._index) for part in self.present
             ]
-            own = rings[self._index]
-            for out, *tensors in zip(own, *rings, strict=True):
-                if self._index:
-                    # In the order of ranks, and into memory that is one of those to be read.
-                    copy(out, fold(self._fold, tensors, torch.empty_like(out)))
-                else:
-                    fold(self._fold, tensors, out)
-                self._result_scale.apply_(out)
+            for tensors in zip(*rings, strict=True):
+                self._reduce_slice(tensors)
             self.reduced += 1
         if self.reduced > before:
             room.tell_reduced(self, self.reduced)
+
+    def _reduce_slice(self, tensors: Sequence[torch.Tensor]) -> None:
+        """All ranks' parts of it into this rank's, in blocks."""
+        out, combine_two = tensors[self._index], self._fold
+        length = self._block_bytes // out.dtype.itemsize
+        space = self._scratch.view(out.dtype)
+        for begin in range(0, len(out), length):
+            sink = out[begin : begin + length]
+            first, second, *others = [each[begin : begin + length] for each in tensors]
+            # The sink is one of those to be read, so it is written last.
+            for other in others:
+                first = combine_two(first, second, out=space[: len(sink)])
+                second = other
+            combine_two(first, second, out=sink)
+            self._result_scale.apply_(sink)
 
     def _collect_slices(self, room: Room) -> None:
         chunk = self._chunks[self.consumed]

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from lockstitch.collectives.requests import SUM, Kind, ReduceOp, Reduction, Request, describe
-from lockstitch.collectives.shared_memory.definitions import ONE_PHASE_BYTES, Definitions
+from lockstitch.collectives.shared_memory.definitions import (
+    ONE_PHASE_BYTES,
+    Definitions,
+    chunk_bytes_for,
+)
 from lockstitch.collectives.shared_memory.segment import Geometry, Segment, create
 
 
@@ -67,9 +71,15 @@ def test_blocks_of_all_slices_make_the_whole_tensor(ranks: int) -> None:
     for index in range(ranks):
         blocks = Definitions().intern(definition.content).blocks(segment, places, index)
         for parts in blocks:
-            assert sum(part.nbytes for part in parts) <= 1 << 20
+            assert max(part.nbytes for part in parts) <= 1 << 19
             for rank, part in enumerate(parts):
                 part += 1 + rank
     for rank, tensor in enumerate(tensors):
         assert tensor.eq(1 + rank).all()
     assert definition.blocks(segment, places, 0) is definition.blocks(segment, places, 0)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_chunks_of_several_tensors_fit_into_a_small_arena(ranks: int) -> None:
+    assert 16 * chunk_bytes_for(ranks, 1 << 26) <= 1 << 26
+    assert chunk_bytes_for(ranks, 1 << 36) > chunk_bytes_for(ranks, 1 << 20) > 0
