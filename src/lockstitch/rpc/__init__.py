@@ -28,6 +28,7 @@ _testing/ (the backend that loses and delays messages).
 """
 
 import sys
+from datetime import timedelta as timedelta  # programs of ProcessGroup days say rpc.timedelta
 
 from lockstitch.ids import WorkerInfo
 from lockstitch.rpc import (

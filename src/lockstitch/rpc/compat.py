@@ -43,7 +43,7 @@ _NOT_HERE = {
     "jit": _NO_TORCHSCRIPT,
     "profile": "nobody profiles a server process from elsewhere: run torch.profiler.profile() "
     "in each worker, calls are ranges in it",
-    "device": "there are no device maps: tensors on accelerators travel through host memory",
+    "device": "device maps are given to the backend's options, and checked when the workers meet",
     "invoke": "calls are made by rpc_sync, rpc_async and remote",
 }
 

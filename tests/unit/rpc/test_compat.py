@@ -99,6 +99,17 @@ def test_a_name_that_is_not_here_says_what_to_do_instead() -> None:
         _ = rpc.rpc_snyc  # type: ignore[attr-defined]
 
 
+def test_names_about_devices_lead_to_the_options_that_take_device_maps() -> None:
+    with pytest.raises(AttributeError, match="device maps are given to the backend's options"):
+        _ = rpc._validate_device_maps
+    rpc.TensorPipeRpcBackendOptions().set_device_map("worker1", {"cpu": "cpu"})
+
+
+def test_timedelta_is_found_where_programs_take_it_from() -> None:
+    options = rpc.ProcessGroupRpcBackendOptions(rpc_timeout=rpc.timedelta(seconds=2))
+    assert options.rpc_timeout == 2
+
+
 @pytest.mark.parametrize("name", ["AllGatherStates", "Future", "PyRRef", "RRef", "WorkerInfo"])
 def test_types_are_found_under_the_path_of_the_functions_too(name) -> None:
     assert getattr(api, name) is getattr(rpc, name)
