@@ -217,6 +217,8 @@ class Automatic:
 
 def call_plainly(module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls the module with all of its arguments, without `Replicate` and `Shard`."""
+    if not kwargs and len(inputs) == 1 and type(inputs[0]) is torch.Tensor:
+        return module(inputs[0])  # the usual call, in a third of the time
     return module(*_unmarked(inputs), **_unmarked(kwargs))
 
 

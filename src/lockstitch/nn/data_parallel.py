@@ -122,9 +122,7 @@ class DataParallel(nn.Module, Generic[M]):
         """Calls the module with its parts of `inputs` and `kwargs`, and joins what it returns."""
         if len(self.device_ids) < 2 or is_inside():
             automatic = self._automatic
-            if is_inside():
-                return call_plainly(self.module, inputs, kwargs)
-            if automatic is None:
+            if automatic is None or is_inside():
                 return self._run_on_one(inputs, kwargs)
             if automatic.is_plain:
                 self._automatic = None
@@ -138,12 +136,13 @@ class DataParallel(nn.Module, Generic[M]):
 
     def _run_on_one(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """On a single accelerator the arguments are brought there, as in the original."""
-        if self.src_device_obj.type == "cpu":
-            return call_plainly(self.module, inputs, kwargs)
+        module = self.module
+        if self.src_device_obj.type == "cpu" or is_inside():
+            return call_plainly(module, inputs, kwargs)
         parts, named_parts = self.scatter(inputs, kwargs, self.device_ids)
         if not parts and not named_parts:
-            return self.module()
-        return self.module(*parts[0], **named_parts[0])
+            return module()
+        return module(*parts[0], **named_parts[0])
 
     def _run(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parts, named_parts = self.scatter(inputs, kwargs, self.device_ids)
