@@ -21,11 +21,17 @@ def enter_at(roots: Sequence[torch.Tensor]) -> tuple[Entry, Gradients]:
         raise RuntimeError("No tensors provided for gradient computation.")
     for root in roots:
         if not root.requires_grad:
-            raise RuntimeError(f"requires_grad not set on root {_describe(root)}")
+            raise RuntimeError(
+                f"requires_grad not set on root, {_describe(root)}: nothing of which it was "
+                "computed wants a gradient, or that was done under no_grad"
+            )
         if root.numel() != 1:
             raise RuntimeError(f"{_describe(root)} is not a scalar, all roots need to be scalar")
         if root.grad_fn is None:
-            raise RuntimeError(f"{_describe(root)} does not have a valid gradient function.")
+            raise RuntimeError(
+                f"{_describe(root)} does not have a valid gradient function: it was not computed "
+                "of anything here."
+            )
     edges = tuple([get_gradient_edge(root) for root in roots])
     return Entry(None, edges), tuple([torch.ones_like(root) for root in roots])
 

@@ -119,7 +119,7 @@ def _check_kind(name: str, thing: object) -> None:
     has_state = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
     if not has_state and not isinstance(thing, (torch.Tensor, MutableMapping, MutableSequence)):
         raise TypeError(
-            f"{name!r} is a {type(thing).__name__}: register a tensor, a dict, a list, or "
+            f"{name!r} is of type {type(thing).__name__}: register a tensor, a dict, a list, or "
             "something with state_dict() and load_state_dict()"
         )
 

@@ -45,8 +45,8 @@ class Encoder:
             values = [self.encode(value, f"{path}.{index}") for index, value in enumerate(state)]
             return {"$tuple": values} if isinstance(state, tuple) else values
         raise TypeError(
-            f"{path} is a {type(state).__name__}, which a checkpoint cannot hold: only tensors, "
-            "numbers, strings, True, False, None, and lists, tuples and dicts of these"
+            f"{path} is of type {type(state).__name__}, which a checkpoint cannot hold: only "
+            "tensors, numbers, strings, True, False, None, and lists, tuples and dicts of these"
         )
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> str:

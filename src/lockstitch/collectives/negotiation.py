@@ -238,7 +238,10 @@ class Negotiation:
         """Every rank is accounted for: does it all fit?"""
         difference = disagreement({rank: part.description for rank, part in parts.items()})
         if difference is not None:
-            text = f"ranks disagree about {name!r}. {difference}. Nothing was done; go on."
+            text = (
+                f"ranks disagree about {name!r}. {difference}. All must give the same; nothing was "
+                "done, and other operations go on."
+            )
             return Refuse(name, parts, Objection.MISMATCH, text)
         ready = Perform(name, parts)
         if len(parts) < len(self.ranks) and ready.description.kind not in _WITHOUT_JOINED:

@@ -228,6 +228,11 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
     if num_groups:
         warnings.warn("num_groups is deprecated: say groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
+    if isinstance(optimizer, type):
+        raise TypeError(
+            "optimizer is one that was made already, as torch.optim.SGD(model.parameters(), "
+            f"lr=0.1), not the class {optimizer.__name__}"
+        )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = _checked_names(named_parameters, parameters)
     passes = _checked_passes(backward_passes_per_step)

@@ -261,12 +261,13 @@ def _overrides_steps(kind: type[DataParallel[Any]]) -> bool:
     return any(getattr(kind, name) is not getattr(DataParallel, name) for name in names)
 
 
-def _checked(device_ids: Sequence[SlotPlace]) -> Sequence[SlotPlace]:
+def _checked(device_ids: object) -> Any:
+    form = 'device_ids has one entry for each slot, as in [0, 1] or ["fork", "fork"]'
+    if isinstance(device_ids, str):
+        raise TypeError(f"{form}: {device_ids!r} is a text")
     if not isinstance(device_ids, Iterable):
-        raise TypeError(
-            'device_ids has one entry for each slot, as in [0, 1] or ["fork", "fork"]: '
-            f"{device_ids!r} of type {type(device_ids).__name__!r} is not iterable"
-        )
+        kind = type(device_ids).__name__
+        raise TypeError(f"{form}: {device_ids!r} of type {kind!r} is not iterable")
     return device_ids
 
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from torch import Tensor
 from torch.autograd.profiler import record_function
 
 from lockstitch.ids import WorkerInfo
@@ -253,7 +254,7 @@ def _prepare(
     function: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> Call:
     arguments = args if type(args) is tuple else _to_arguments(args)
-    keywords = dict(kwargs) if kwargs else None
+    keywords = _to_keywords(kwargs) if kwargs else None
     if _default_pickler is _internal_rpc_pickler:
         return function, arguments, keywords
     run = run_pickled_async if hasattr(function, "_wrapped_async_rpc_function") else run_pickled
@@ -261,12 +262,22 @@ def _prepare(
 
 
 def _to_arguments(args: Sequence[Any] | None) -> tuple[Any, ...]:
-    if args is not None and not hasattr(args, "__iter__"):
+    if args is None:
+        return ()
+    # Texts, tensors and dicts can be iterated over, and would fall into pieces.
+    is_one = isinstance(args, (str, bytes, Tensor, dict))
+    if is_one or not hasattr(args, "__iter__"):
         raise TypeError(
             f"args must be a tuple or list of arguments, not {args!r}: a single argument needs a "
             "comma, as in args=(x,)"
         )
-    return tuple(args or ())
+    return tuple(args)
+
+
+def _to_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    if not hasattr(kwargs, "keys"):
+        raise TypeError(f"kwargs must be a dict of arguments by their names, not {kwargs!r}")
+    return dict(kwargs)
 
 
 def _key(mode: RPCExecMode, function: Function, caller: Worker, callee: WorkerInfo) -> str:

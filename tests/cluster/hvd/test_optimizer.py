@@ -630,3 +630,15 @@ def test_methods_take_what_those_of_the_own_class_take(op):
         return [*found, weight.item(), state["extra"]]
 
     assert on_ranks(2, program) == [[-1.0, -2.0, -5.0, -7.0, 3]] * 2
+
+
+def test_a_class_in_place_of_an_optimizer_is_explained():
+    with LocalSessions(1) as sessions:
+        outcome = sessions.run(in_job(lambda: explanation_of_a_class()))
+    assert outcome == ["optimizer is one that was made already"]
+
+
+def explanation_of_a_class():
+    with pytest.raises(TypeError, match="not the class SGD") as caught:
+        hvd.DistributedOptimizer(torch.optim.SGD)
+    return str(caught.value).partition(",")[0]

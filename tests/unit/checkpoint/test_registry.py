@@ -42,7 +42,7 @@ def test_a_reference_stands_for_its_value(registered) -> None:
 
 
 def test_what_cannot_be_saved_is_refused_at_once(registered) -> None:
-    with pytest.raises(TypeError, match="'n' is a int: register a tensor, a dict"):
+    with pytest.raises(TypeError, match="'n' is of type int: register a tensor, a dict"):
         checkpoint.register("n", 3)
     with pytest.raises(ValueError, match="needs a name"):
         checkpoint.register("", {})

@@ -59,8 +59,8 @@ def test_what_is_written_is_a_copy_and_is_written_once() -> None:
 @pytest.mark.parametrize(
     ("state", "place"),
     [
-        ({"a": [1, {2}]}, "x.a.1 is a set"),
-        ({"f": len}, "x.f is a builtin"),
+        ({"a": [1, {2}]}, "x.a.1 is of type set"),
+        ({"f": len}, "x.f is of type builtin"),
         ({"z": torch.zeros(2, dtype=torch.complex64)}, "x.z is a torch.complex64"),
         ({"s": torch.zeros(2).to_sparse()}, "x.s is a"),
     ],

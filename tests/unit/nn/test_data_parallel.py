@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from lockstitch.errors import NotInitializedError
 from lockstitch.nn import DataParallel, data_parallel
+
+
+def test_a_slip_in_a_slots_name_says_what_there_is() -> None:
+    model = DataParallel(nn.Linear(3, 2), ["cpu", "frok"])
+    with pytest.raises(NotInitializedError, match="'frok' in device_ids is neither 'fork'"):
+        model(torch.ones(4, 3))
+    with pytest.raises(TypeError, match="'fork' is a text"):
+        DataParallel(nn.Tanh(), "fork")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("function", [DataParallel, lambda m, ids: data_parallel(m, None, ids)])

@@ -107,6 +107,11 @@ def test_who_is_unknown_cannot_be_called(cluster, to, error, words) -> None:
 def test_a_single_argument_without_its_comma_is_explained(cluster) -> None:
     with pytest.raises(TypeError, match=r"not 3: a single argument needs a comma"):
         rpc.rpc_sync("worker1", abs, args=(3))  # type: ignore[call-overload]
+    for single in ("text", b"bytes", torch.ones(2), torch.ones(1), {"x": 1}):
+        with pytest.raises(TypeError, match="a single argument needs a comma"):
+            rpc.rpc_sync("worker1", abs, args=single)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"kwargs must be a dict .*, not \[3\]"):
+        rpc.rpc_sync("worker1", abs, kwargs=[3])  # type: ignore[call-overload]
     assert rpc.rpc_sync("worker1", add, args=[1, 2]) == 3
 
 

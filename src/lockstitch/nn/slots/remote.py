@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.distributed.remote_device import _remote_device as RemoteDevice  # noqa: N812
 
-from lockstitch.errors import PeerDiedError, SerializationError, SlotDiedError
+from lockstitch.errors import NotInitializedError, PeerDiedError, SerializationError, SlotDiedError
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
 from lockstitch.nn.slots.execution import Executor
@@ -80,12 +80,18 @@ class RemoteSlot(Slot):
     """Slot number `number`, on the worker that `place` names: "worker1", "worker1/cuda:0",
     "rank:1".
 
-    Raises `RpcError` for an unknown worker, `SerializationError` for a module that cannot be sent,
-    or in a job with a registry, and `SlotDiedError` for a worker that is gone.
+    Raises `NotInitializedError` without `init_rpc`, `RpcError` for an unknown worker,
+    `SerializationError` for a module that cannot be sent, or in a job with a registry, and
+    `SlotDiedError` for a worker that is gone.
     """
 
     def __init__(self, place: str, number: int, blueprint: Blueprint) -> None:
         parsed = RemoteDevice(place)
+        if not has_current_worker():
+            raise NotInitializedError(
+                f"{place!r} in device_ids is neither 'fork', 'thread', 'cpu' nor a device, so it "
+                "names a worker: call lockstitch.rpc.init_rpc first"
+            )
         self._worker = current_worker()
         if self._worker.agent.allowed is not None:
             raise SerializationError(
