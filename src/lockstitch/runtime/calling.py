@@ -256,8 +256,8 @@ class Calling(Packing):
         is_cheap = (
             isinstance(answer, Reply)
             and answer.body.encoding not in CARRY_OWN
-            and answer.stitch is None
             and type(answer.body) is not StagedPayload
+            and (answer.stitch is None or _stitches_anywhere(answer.stitch))
         )
         if (is_cheap or is_waiting) and not future.has_callbacks:
             self._settle(pending, answer, peer)
@@ -294,6 +294,14 @@ class Calling(Packing):
             self.crew.spawn(fail)
         else:
             fail()
+
+
+def _stitches_anywhere(stitch: Stitch) -> bool:
+    """Whether a graph that begins with this message may do so in the current thread, whatever that
+    thread is about: a thread that records no graph would leave it out."""
+    if stitch.message is None:
+        return True
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 def _nbytes(item: torch.Tensor | memoryview | None) -> int:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
 import pytest
+import torch
 
 from lockstitch.errors import PeerDiedError, RpcTimeoutError
-from lockstitch.ids import WorkerId
+from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.testing.clock import ManualClock
+from lockstitch.wire.messages import Reply, Stitch
 from tests.unit.runtime.stage import Background, Stage, wait_until
+
+if TYPE_CHECKING:
+    from lockstitch.runtime.stream_channel import StreamChannel
 
 ME, PEER = WorkerId(0, 0), WorkerId(1, 0)
 
@@ -34,3 +42,43 @@ def test_timeouts_of_a_call() -> None:
         clock.advance(50)
         with pytest.raises(RpcTimeoutError, match=r"50000 ms.*'peer1' did not answer"):
             waiter.result()
+
+
+class Readers:
+    """An interceptor that notes which thread opened an answer, and whether it records graphs."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[threading.Thread, bool]] = []
+
+    def is_active(self) -> bool:
+        return False
+
+    def incoming(self, _sender: WorkerId, _stitch: Stitch, _items: list[Any]) -> None:
+        self.seen.append((threading.current_thread(), torch.is_grad_enabled()))
+
+
+@pytest.mark.parametrize("message", [None, GlobalId(1, 0, 5)], ids=["context alone", "tensors"])
+@pytest.mark.parametrize("records", [True, False])
+def test_who_reads_the_answer_of_another_opens_it_where_a_graph_may_begin(
+    message: GlobalId | None, records: bool
+) -> None:
+    def wait_for_the_second() -> threading.Thread:
+        with torch.set_grad_enabled(records):
+            second.wait()
+        return threading.current_thread()
+
+    with Stage() as stage:
+        stage.agent.interceptor = readers = cast("Any", Readers())
+        first, second = stage.call_async(), stage.call_async()
+        calls = [stage.peer.receive_call(), stage.peer.receive_call()]
+        waiter = Background(wait_for_the_second)
+        channel = cast("StreamChannel", stage.agent.peers.channel(PEER))
+        wait_until(channel._reading.locked)
+        stitch = Stitch(7, message, (0,) if message else (), ())
+        stage.peer.send(Reply(calls[0].request, stitch, stage.agent.pack(torch.ones(2))))
+        stage.peer.reply(calls[1], None)
+        reader = waiter.result()
+        first.wait()
+        ((thread, recorded),) = readers.seen
+        assert recorded or message is None
+        assert (thread is reader) == (records or message is None)
