@@ -283,3 +283,28 @@ def test_deleted_references_say_so_after_the_worker_is_closed():
         assert references(cluster[0]).delete_all_users(10)
     with pytest.raises(RRefError, match=r"Cannot call to_here\(\) on it after deletion\."):
         rref.to_here()
+
+
+class Lazy:
+    """Keeps its value here, and makes a reference to it when it is first sent."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __getstate__(self):
+        if not isinstance(self.value, PyRRef):
+            self.value = make_here(self.value)
+        return {"value": self.value}
+
+
+def owner_and_value(lazy):
+    return lazy.value.owner_name(), lazy.value.to_here()
+
+
+def test_a_reference_may_be_made_while_an_argument_is_pickled(cluster):
+    lazy = Lazy([1])
+    for _ in range(2):
+        assert cluster[0].agent.call(cluster[1].id, owner_and_value, (lazy,)) == ("worker0", [1])
+    assert lazy.value.local_value() == [1]
+    del lazy
+    assert eventually(lambda: nothing_is_held(cluster))
