@@ -59,7 +59,8 @@ PUBLIC_NAMES = {
         DataParallel data_parallel DataParallelCriterion RemoteModule Replicate Shard api parallel
     """,
     "lockstitch.nn.parallel": """
-        Replicate Shard comm gather parallel_apply replicate scatter scatter_kwargs
+        DataParallel data_parallel Replicate Shard comm gather parallel_apply replicate scatter
+        scatter_kwargs
     """,
     "lockstitch.hvd.elastic": """
         run run_fn State ObjectState TorchState ElasticSampler HorovodInternalError

@@ -18,6 +18,9 @@ from lockstitch.nn.criterion import DataParallelCriterion
 from lockstitch.nn.data_parallel import DataParallel, data_parallel
 from lockstitch.nn.parallel import Replicate, Shard
 
+# Where the original has them too. The package there is below, and cannot import them.
+vars(parallel).update(DataParallel=DataParallel, data_parallel=data_parallel)
+
 __all__ = [
     "DataParallel",
     "data_parallel",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -53,11 +53,18 @@ class Seat:
     def __repr__(self) -> str:
         return f"<Seat {self.number} of {self.team!r}>"
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the module in another slot can only be called, and has no {name!r} here. Replicas "
+            "with all that a module has come from lockstitch.nn.parallel.replicate, and from "
+            "DataParallel.replicate where a subclass overrides it"
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.team.run_on(self.number, (args, kwargs))
 
 
-class DataParallel(nn.Module, Generic[M]):
+class DataParallel(nn.DataParallel[M]):
     """Runs `module` on several slots at once, each with its part of the batch.
 
         model = DataParallel(model, device_ids=[0, 1])
@@ -99,15 +106,15 @@ class DataParallel(nn.Module, Generic[M]):
         output_device: int | str | torch.device | None = None,
         dim: int = 0,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # of the original's only the type, for who asks `isinstance`
         self.dim = dim
         self.module = module
-        self.device_ids: list[SlotPlace] = seen_from_here(
+        self.device_ids: list[SlotPlace] = seen_from_here(  # type: ignore[assignment]
             _default_ids() if device_ids is None else _checked(device_ids)
         )
         self._places = places_for(self.device_ids)
         self.src_device_obj = self._places[0] if self._places else torch.device("cpu")
-        self.output_device = self.src_device_obj if output_device is None else output_device
+        self.output_device: Any = self.src_device_obj if output_device is None else output_device
         if len(self.device_ids) == 1:
             self.module.to(self.src_device_obj)
         elif self.src_device_obj.type == "cpu":
@@ -162,9 +169,12 @@ class DataParallel(nn.Module, Generic[M]):
         return parallel.scatter_kwargs(inputs, kwargs, places_for(device_ids), self.dim)
 
     def replicate(self, module: M, device_ids: Sequence[SlotPlace]) -> list[Any]:
-        """`module` itself for the first slot, and a `Seat` for each other one."""
+        """`module` itself for the first slot, and a `Seat` for each other one. Replicas that are
+        modules on accelerators, and where this method is overridden or replaced: whoever does that
+        looks into them, or writes to them."""
         places = places_for(device_ids)
-        if module is not self.module or not are_slots(device_ids[1:]):
+        is_own = type(self).replicate is DataParallel.replicate and "replicate" not in vars(self)
+        if not is_own or module is not self.module or not are_slots(device_ids[1:]):
             return list(parallel.replicate(module, places))
         team = self._current_team()
         return [module, *(Seat(team, number) for number in range(1, len(device_ids)))]

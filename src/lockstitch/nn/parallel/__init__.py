@@ -8,7 +8,12 @@ _functions       the same with autograd
 containers       what a structure may be made of
 modes            what a slot's thread takes over from the caller's
 places           the device behind a number or a name
+
+`DataParallel` and `data_parallel`, made of these parts, are found here too; `lockstitch.nn` puts
+them here.
 """
+
+from typing import TYPE_CHECKING
 
 from lockstitch.nn.parallel import comm
 from lockstitch.nn.parallel.parallel_apply import parallel_apply
@@ -21,10 +26,15 @@ from lockstitch.nn.parallel.scatter_gather import (
     scatter_kwargs,
 )
 
+if TYPE_CHECKING:
+    from lockstitch.nn.data_parallel import DataParallel, data_parallel  # noqa: TC004
+
 __all__ = [
+    "DataParallel",
     "Replicate",
     "Shard",
     "comm",
+    "data_parallel",
     "gather",
     "parallel_apply",
     "replicate",

@@ -7,7 +7,7 @@ is none; so a program for two GPUs runs on two slots of a CPU.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 Place: TypeAlias = "int | str | torch.device"
 
 CPU = torch.device("cpu")
+SLOTS_OF_THE_CPU: Final = ("thread", "fork")
+"""Names that `DataParallel` takes for these."""
 
 
 def device_of(place: Place | None) -> torch.device:
-    """The device of `place`: a number as above, -1 the CPU, None the current accelerator, else what
-    `torch.device` takes. Raises what `torch.device` raises for a name that it does not know."""
-    if place is CPU:
+    """The device of `place`: a number as above, -1 the CPU, as are "thread" and "fork", None the
+    current accelerator, else what `torch.device` takes. Raises what `torch.device` raises for a
+    name that it does not know."""
+    if place is CPU or place in SLOTS_OF_THE_CPU:
         return CPU
     if not isinstance(place, int) and place is not None:
         device = torch.device(place)

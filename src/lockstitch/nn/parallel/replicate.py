@@ -41,7 +41,7 @@ def replicate(network: M, devices: Sequence[Place], detach: bool = False) -> lis
     for module in modules:
         if isinstance(module, torch.jit.ScriptModule):
             raise RuntimeError(f"cannot replicate a module that was scripted: {type(module)}")
-    replicas = [[module._replicate_for_data_parallel() for module in modules] for _ in places]
+    replicas = [[shallow_copy(module) for module in modules] for _ in places]
     tensors = _copies_of(network, places, detach)
     for copies, of_tensors in zip(replicas, tensors, strict=True):
         copy_of = dict(zip(modules, copies, strict=True))
@@ -49,9 +49,34 @@ def replicate(network: M, devices: Sequence[Place], detach: bool = False) -> lis
             for name, child in module._modules.items():
                 copy._modules[name] = None if child is None else copy_of[child]
             _fill(module, copy, of_tensors)
+        for copy in copies:
+            finish_copy(copy)
         for parameter in copies[0].parameters():
             parameter._is_param = True  # for isinstance(…, Parameter)
     return [cast("M", copies[0]) for copies in replicas]
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """A replica of `module` alone, which has no parameters yet, and refers to the same children."""
+    if not _is_compiled(module):
+        copy: nn.Module = module._replicate_for_data_parallel()
+        return copy
+    # What is set on it goes to the module within: torch's way would take the parameters from that.
+    copy = object.__new__(type(module))
+    tables = {name: dict(vars(module)[name]) for name in ("_buffers", "_modules")}
+    copy.__dict__.update(vars(module), **tables, _parameters={}, _is_replica=True)
+    return copy
+
+
+def finish_copy(copy: nn.Module) -> None:
+    """Is called when a replica has its children: one that is compiled calls its own from now on."""
+    if _is_compiled(copy):
+        copy._initialize()  # type: ignore[operator]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether it is one of `torch.compile`, whose type is not imported without need."""
+    return "_orig_mod" in module._modules and "dynamo_ctx" in vars(module)
 
 
 def _copies_of(

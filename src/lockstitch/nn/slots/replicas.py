@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lockstitch.nn.parallel.replicate import finish_copy, shallow_copy
 from lockstitch.nn.slots.attributes import refer
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def replicate_here(
     for each in modules:
         if isinstance(each, torch.jit.ScriptModule):
             raise RuntimeError(f"cannot replicate a module that was scripted: {type(each)}")
-        copy_of[id(each)] = each._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        copy_of[id(each)] = shallow_copy(each)
     for parameter in module.parameters():
         copy_of[id(parameter)] = parameter if shares_leaves else _alias(parameter, device)
     for buffer in module.buffers():
@@ -43,6 +44,8 @@ def replicate_here(
         copy_of[id(buffer)] = buffer if is_shared else _copy(buffer, device)
     for each in modules:
         _fill(each, copy_of[id(each)], copy_of)
+    for each in modules:
+        finish_copy(copy_of[id(each)])
     replica: nn.Module = copy_of[id(module)]
     return replica
 

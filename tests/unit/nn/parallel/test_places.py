@@ -14,7 +14,7 @@ def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_accelerator")
-@pytest.mark.parametrize("place", [0, 1, 17, -1, None, "cpu", torch.device("cpu")])
+@pytest.mark.parametrize("place", [0, 1, 17, -1, None, "cpu", "fork", torch.device("cpu")])
 def test_without_an_accelerator_all_numbers_are_slots_on_the_cpu(place: object) -> None:
     assert device_of(place) == torch.device("cpu")
 

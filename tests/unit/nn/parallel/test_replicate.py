@@ -153,3 +153,20 @@ def test_a_replica_can_be_saved() -> None:
 
 def test_no_places_no_replicas() -> None:
     assert replicate(nn.Linear(2, 2), []) == []
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at it
+def test_a_compiled_module_keeps_its_parameters_and_its_replicas_use_theirs() -> None:
+    module = nn.Linear(2, 2)
+    compiled: Any = torch.compile(module, backend="eager")
+    x = torch.randn(4, 2)
+    expected = module(x).detach()
+    outputs = parallel_apply(replicate(compiled, [0, 1]), [x, x])
+    outputs[1].sum().backward()
+    assert module.weight.grad is not None
+    assert len(list(compiled.parameters())) == 2
+    detached = parallel_apply(replicate(compiled, [0, 1], detach=True), [x, x])
+    for output in [*outputs, *detached]:
+        torch.testing.assert_close(output.detach(), expected)
+    # The module's own parameters would want gradients.
+    assert [each.requires_grad for each in detached] == [False, False]

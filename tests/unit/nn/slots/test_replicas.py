@@ -59,3 +59,17 @@ def test_leaves_are_found_again():
         replica.weight,
     ]
     assert replica.scale.data_ptr() == module.scale.data_ptr()
+
+
+def test_a_compiled_module_keeps_its_parameters_and_its_replica_uses_its_own():
+    module = nn.Linear(2, 2)
+    compiled = torch.compile(module, backend="eager")
+    replica = replicate_here(compiled)
+    assert len(list(compiled.parameters())) == 2
+    assert [name for name, _ in replica.named_parameters()] == [
+        "_orig_mod.weight",
+        "_orig_mod.bias",
+    ]
+    replica(torch.ones(1, 2)).sum().backward()
+    assert module.weight.grad is None
+    assert replica._orig_mod.weight.grad is not None
