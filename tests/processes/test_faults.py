@@ -86,7 +86,7 @@ def test_what_a_silent_user_held_is_free_again() -> None:
         try:
             assert cluster.run(0, wait_until_nothing_is_owned)
         finally:
-            cluster.go_on(1)
+            cluster.kill(1)  # the other has done with it, and would say so at the end
 
 
 def shut_down(timeout: float) -> tuple[str, float]:
