@@ -11,7 +11,6 @@ import pickle
 import sys
 import threading
 import time
-import traceback
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -325,6 +324,6 @@ def _deferred(value: Any) -> Deferred:
 
 def _print_error(error: BaseException, worker: str) -> None:
     """Also the callee's operator should see it: nobody may be waiting for the answer."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = remote_errors.traceback_of(error)
     with contextlib.suppress(OSError, ValueError):  # whoever read stderr is gone
         print(f"On worker {worker!r}:\n{text}", file=sys.stderr)

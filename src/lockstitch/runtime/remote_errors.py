@@ -7,9 +7,11 @@ traceback as `__cause__` and a note naming the worker. What cannot be rebuilt ar
 
 from __future__ import annotations
 
+import os
 import pickle
 import traceback
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import cloudpickle
 
@@ -36,11 +38,12 @@ Described = tuple[str, str, str, str, "bytes | None"]
 """What crosses: worker, type, text, traceback, the pickled exception."""
 
 _SHORT = 2000
+_OURS: Final = str(Path(__file__).parents[1]) + os.sep
 
 
 def describe(error: BaseException, worker: str) -> Described:
     """What `rebuild` needs."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = traceback_of(error)
     kind = type(error)
     pickled = None
     if isinstance(error, Exception):
@@ -53,6 +56,14 @@ def describe(error: BaseException, worker: str) -> Described:
     except Exception:  # noqa: BLE001 - a __str__ that fails must not keep the caller waiting
         message = "(its text cannot be shown)"
     return worker, kind.__qualname__, message, text, pickled
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback from where the user's function begins; all of it where there is no such."""
+    begin = error.__traceback__
+    while begin is not None and begin.tb_frame.f_code.co_filename.startswith(_OURS):
+        begin = begin.tb_next
+    return "".join(traceback.format_exception(type(error), error, begin or error.__traceback__))
 
 
 def shorten(described: Described) -> Described:

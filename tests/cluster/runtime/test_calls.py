@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 
 import pytest
@@ -219,8 +220,10 @@ def test_exception_of_the_function_keeps_its_type(
     with pytest.raises(type(error)) as caught:
         call(cluster[0], to, fail, error)
     assert str(caught.value) == str(error)
-    assert "in fail" in str(caught.value.__cause__)
-    assert f"On worker '{to}'" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f"On worker '{to}'" in shown
+    for text in (str(caught.value.__cause__), shown):  # they begin where the user's code does
+        assert re.search(r"most recent call last\):\n +File .*, in fail\n", text)
 
 
 def test_exception_keeps_its_type_over_two_hops(cluster: LocalCluster) -> None:
@@ -253,8 +256,11 @@ def test_function_that_cannot_be_found(
     assert definition is not None
     monkeypatch.delattr("tests.cluster.runtime.programs.absent")
     monkeypatch.setattr(channel.functions, "define", lambda _function: (number, definition))
-    with pytest.raises(SerializationError, match="RPC pickler does not serialize"):
+    with pytest.raises(SerializationError, match="RPC pickler does not serialize") as caught:
         call(cluster[0], to, absent)
+    assert "in resolve" in str(
+        caught.value.__cause__
+    )  # there is no code of the user's to begin with
 
 
 @pytest.mark.parametrize("to", SOMEBODY)
