@@ -67,13 +67,23 @@ class Operation(Generic[T]):
 
 def poll(handle: Operation[Any]) -> bool:
     """Whether the operation is done, so that `synchronize` would not wait. It is not when the call
-    that has begun it returns: another call, or a thread, goes on with it."""
-    return handle.is_done()
+    that has begun it returns: another call, or a thread, goes on with it. Raises `ValueError` for
+    what is no handle."""
+    return _checked(handle).is_done()
 
 
 def synchronize(handle: Operation[T]) -> T:
-    """Waits for the operation and returns its result, or raises `HorovodInternalError`."""
-    return handle.wait()
+    """Waits for the operation and returns its result, or raises `HorovodInternalError`. Raises
+    `ValueError` for what is no handle."""
+    return _checked(handle).wait()
+
+
+def _checked(handle: Operation[T]) -> Operation[T]:
+    if not isinstance(handle, Operation):
+        raise ValueError(
+            f"{handle!r} is not a handle: pass what allreduce_async_ and the like have returned"
+        )
+    return handle
 
 
 def join(device: int = -1) -> int:  # noqa: ARG001 - where its zeros would be; we need none

@@ -63,3 +63,10 @@ def test_join_contributes_zeros_and_names_the_last():
 
 def test_barrier_waits_for_all():
     assert on_ranks(3, hvd.barrier) == [None] * 3
+
+
+@pytest.mark.parametrize("use", [hvd.poll, hvd.synchronize])
+@pytest.mark.parametrize("what", [77, None, torch.ones(2)], ids=["number", "None", "tensor"])
+def test_what_is_no_handle_is_refused(use, what):
+    with pytest.raises(ValueError, match="is not a handle: pass what allreduce_async_"):
+        use(what)
