@@ -66,12 +66,20 @@ def init_rpc(
             )
     backend = backend or BackendType.TENSORPIPE
     options = rpc_backend_options or construct_rpc_backend_options(backend)
+    _check_rank(rank)
     if rank < 0 and options.init_method.startswith("env://"):
         rank = int(os.environ.get("RANK", rank))
     store: Store | Invitation | None = Invitation.read(options.init_method)
     if store is None:
         store = open_store(options.init_method, rank, world_size, join_seconds(options))
     _begin(backend, store, name, rank, world_size, options)
+
+
+def _check_rank(rank: object) -> None:
+    if not isinstance(rank, Integral):
+        raise TypeError(
+            f"rank must be an integer, not {rank!r}: what comes from the environment needs int(...)"
+        )
 
 
 def _init_rpc_backend(

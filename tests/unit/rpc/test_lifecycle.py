@@ -81,7 +81,7 @@ def test_a_dynamic_group_needs_no_size(options) -> None:
 @pytest.mark.parametrize(
     ("init_method", "words"),
     [
-        ("file:///nowhere/store", "rank parameter missing"),
+        ("file:///store", "rank parameter missing"),
         ("tcp://127.0.0.1:23456", "rank parameter missing"),
         ("env://", "environment variable RANK expected"),
     ],
@@ -172,3 +172,9 @@ def test_a_worker_may_shorten_the_turns_of_the_interpreter(tmp_path) -> None:
     finally:
         rpc.shutdown()
     assert sys.getswitchinterval() == pytest.approx(before)
+
+
+def test_a_rank_that_is_no_number_is_refused_by_name(options) -> None:
+    with pytest.raises(TypeError, match="rank must be an integer, not '0': .* needs int"):
+        rpc.init_rpc("a", rank="0", world_size=1, rpc_backend_options=options)  # type: ignore[arg-type]
+    assert not rpc._is_current_rpc_agent_set()
