@@ -219,7 +219,7 @@ def _private_mb() -> float:
 
 
 def soak(seconds: float, most_threads: int, most_growth_mb: float) -> None:
-    first, second = seconds / 3, 2 * seconds / 3
+    first = second = seconds / 2  # pools and heaps of four workers take a minute to be warm
     with ProcessCluster(WORKERS, timeout_seconds=seconds + 60) as cluster:
         cluster.run_all(run_work, first, 1, cluster.names)
         before = cluster.run_all(take_inventory, most_threads)

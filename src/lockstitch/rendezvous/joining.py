@@ -31,6 +31,11 @@ def check_name(name: str) -> None:
         raise RuntimeError(f"Worker name must match {_NAME.pattern}, but got {name!r}")
 
 
+def outside(rank: int, world_size: int) -> str:
+    """What is to be said of a rank that cannot be."""
+    return f"rank {rank} does not lie within world_size {world_size}: ranks count from 0"
+
+
 def join(  # noqa: PLR0913 - all that a member says of itself
     store: Store,
     name: str,
@@ -53,7 +58,7 @@ def join(  # noqa: PLR0913 - all that a member says of itself
     """
     check_name(name)
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} does not lie within world_size {world_size}")
+        raise ValueError(outside(rank, world_size))
 
     def me(generation: int) -> Member:
         info = WorkerInfo(name, rank, generation)

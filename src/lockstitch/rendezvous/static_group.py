@@ -4,6 +4,7 @@
 - `meeting/<n>/<rank>`: a member's entry for the nth meeting
 - `meeting/<n>/size`: the world size that the first of them was given, and its rank
 - `meeting/<n>/<what>/<rank>`: what else all tell each other, in worlds that need it
+- `meeting/<n>/refused/<rank>`: this rank has found what is wrong with the group
 
 Each rank publishes its entry and waits for those of the others, one request each: requests in
 proportion to the ranks, none of which waits behind a chain of others. The answers together grow
@@ -29,12 +30,13 @@ from lockstitch.rendezvous.roster import Member, Table, check_names_are_unique
 from lockstitch.rendezvous.store import missing_keys, read_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch.distributed.distributed_c10d import Store
 
 
 _CALLED_OFF = "called off"
+_FAREWELL_SECONDS = 5.0
 
 
 class StaticRoster:
@@ -105,8 +107,24 @@ def meet(
                 f"the meeting was {entry.decode()} while rank {rank} waited for others"
             )
     members = [Member.decode(entry) for entry in entries]
-    check_names_are_unique(members)
+    with failing_together(store, member.info, world_size):
+        check_names_are_unique(members)
     return member, Table(members)
+
+
+@contextlib.contextmanager
+def failing_together(store: Store, me: WorkerInfo, world_size: int) -> Iterator[None]:
+    """Around a check that fails on all ranks or on none: who fails waits a while until the others
+    have failed too. The store goes with the program of one of them, perhaps before others have read
+    what they are to check."""
+    try:
+        yield
+    except (RuntimeError, ValueError):
+        keys = [f"meeting/{me.generation}/refused/{rank}" for rank in range(world_size)]
+        with contextlib.suppress(RuntimeError):  # it has gone
+            store.set(keys[me.id], "")
+            missing_keys(store, keys, _FAREWELL_SECONDS)
+        raise
 
 
 def exchange(

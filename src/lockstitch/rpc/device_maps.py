@@ -17,7 +17,7 @@ import torch
 
 from lockstitch import devices
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.rendezvous.static_group import exchange
+from lockstitch.rendezvous.static_group import exchange, failing_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -91,7 +91,8 @@ def agree(store: Store, roster: StaticRoster, timeout_seconds: float) -> None:
         member.info.name: DeviceUse.decode(member.devices, int(count))
         for member, count in zip(members, counts, strict=True)
     }
-    check(uses)
+    with failing_together(store, roster.me, len(members)):
+        check(uses)
     initialise(roster.me.name, uses)
 
 

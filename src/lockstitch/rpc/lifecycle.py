@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.distributed_c10d import Store
 
 from lockstitch.rendezvous import open_store
+from lockstitch.rendezvous.joining import outside
 from lockstitch.rpc import api
 from lockstitch.rpc.admission import Invitation
 from lockstitch.rpc.backend_registry import (
@@ -69,6 +70,8 @@ def init_rpc(
     _check_rank(rank)
     if rank < 0 and options.init_method.startswith("env://"):
         rank = int(os.environ.get("RANK", rank))
+    if world_size and 0 < world_size <= rank:  # else it would first look for the others
+        raise ValueError(outside(rank, world_size))
     store: Store | Invitation | None = Invitation.read(options.init_method)
     if store is None:
         store = open_store(options.init_method, rank, world_size, join_seconds(options))

@@ -43,7 +43,8 @@ class RpcBackendOptions:
     `init_rpc` reads them.
 
     `rpc_timeout`: default timeout of a call in seconds, 0 for none. `init_method`: URL of the
-    rendezvous, as for `torch.distributed.init_process_group`. Raises `TypeError` for other types.
+    rendezvous, as for `torch.distributed.init_process_group`. Raises `TypeError` for other types,
+    `ValueError` for times below 0.
     """
 
     rpc_timeout: float
@@ -56,6 +57,8 @@ class RpcBackendOptions:
     ) -> None:
         self._check("rpc_timeout", rpc_timeout, Real)
         self._check("init_method", init_method, str)
+        if not rpc_timeout >= 0:
+            raise ValueError(f"rpc_timeout is a number of seconds, 0 for none, not {rpc_timeout!r}")
         self.rpc_timeout = float(rpc_timeout)
         self.init_method = init_method
 
@@ -178,7 +181,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     ) -> None:
         super().__init__(rpc_timeout, init_method)
         self._check("num_worker_threads", num_worker_threads, Integral)
-        self.num_worker_threads = num_worker_threads
+        self.num_worker_threads = int(_positive("num_worker_threads", num_worker_threads))
         self.device_maps = {
             to: _to_device_map(map_.items()) for to, map_ in (device_maps or {}).items()
         }

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from datetime import timedelta
 
 import pytest
 from torch.distributed import HashStore
 
-from lockstitch.ids import WorkerId
+from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.rendezvous import static_group
 from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rendezvous.joining import join
+from lockstitch.rendezvous.roster import Member
 from lockstitch.rendezvous.static_group import call_off
 from tests.unit.rendezvous.groups import all_at_once, each_kind_of_store, new_store
 
@@ -41,6 +45,21 @@ def test_a_name_given_twice_is_an_error_on_every_rank():
     for error in errors:
         with pytest.raises(RuntimeError, match="RPC worker name a is not unique"):
             raise error
+
+
+def test_who_finds_a_name_given_twice_stays_until_the_others_have_found_it(monkeypatch):
+    monkeypatch.setattr(static_group, "_FAREWELL_SECONDS", 60.0)
+    store, outcome = HashStore(), []
+    store.set("meeting/0/1", Member(WorkerInfo("a", 1, 0), ("unix:/a",), "", "").encode())
+    first = threading.Thread(
+        target=lambda: outcome.extend(all_at_once(lambda: join(store, "a", 0, 2, ["unix:/a"], 30)))
+    )
+    first.start()
+    store.wait(["meeting/0/refused/0"], timedelta(seconds=30))
+    assert not outcome
+    store.set("meeting/0/refused/1", "")
+    first.join(30)
+    assert "is not unique" in str(outcome[0])
 
 
 def test_ranks_that_do_not_come_are_named_by_those_that_wait():

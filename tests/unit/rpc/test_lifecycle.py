@@ -178,3 +178,9 @@ def test_a_rank_that_is_no_number_is_refused_by_name(options) -> None:
     with pytest.raises(TypeError, match="rank must be an integer, not '0': .* needs int"):
         rpc.init_rpc("a", rank="0", world_size=1, rpc_backend_options=options)  # type: ignore[arg-type]
     assert not rpc._is_current_rpc_agent_set()
+
+
+def test_a_rank_beyond_the_world_is_refused_before_anybody_is_looked_for(tmp_path) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/nowhere/meeting")
+    with pytest.raises(ValueError, match="rank 2 does not lie within world_size 2"):
+        rpc.init_rpc("w", rank=2, world_size=2, rpc_backend_options=options)

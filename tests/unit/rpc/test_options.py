@@ -68,6 +68,14 @@ def test_programs_may_derive_their_own_options() -> None:
     assert OwnOptions("file:///a").rpc_timeout == 60.0
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"num_worker_threads": 0}, {"rpc_timeout": -1.0}, {"rpc_timeout": float("nan")}]
+)
+def test_there_is_a_thread_and_no_time_below_zero(wrong) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TensorPipeRpcBackendOptions(**wrong)
+
+
 def test_device_maps_are_read_as_devices_and_grow() -> None:
     options = TensorPipeRpcBackendOptions(device_maps={"w1": {0: "cuda:1"}})
     options.set_device_map("w1", {"cuda:1": 0})
