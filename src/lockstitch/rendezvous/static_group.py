@@ -30,7 +30,7 @@ from lockstitch.rendezvous.roster import Member, Table, check_names_are_unique
 from lockstitch.rendezvous.store import missing_keys, read_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed.distributed_c10d import Store
 
@@ -89,6 +89,7 @@ def meet(
     member = me(meeting & MAX_GENERATION)
     keys = [f"meeting/{meeting}/{each}" for each in range(world_size)]
     store.set(keys[rank], member.encode())
+    _check_rank_is_still_free(store, meeting, member.info, keys)
     if missing := missing_keys(store, keys, timeout_seconds):
         # As if it had never come, so that the ranks can try again.
         store.delete_key(keys[rank])
@@ -164,13 +165,30 @@ def _check_rank_is_free(store: Store, meeting: int, rank: int) -> None:
     if not missing or rank in missing:
         return
     name = Member.decode(store.get(keys[rank])).info.name
-    taken = (
+    taken = _came_twice(rank, name, missing)
+    call_off(store, int(size), former, f" ({taken})")
+    raise RuntimeError(taken)
+
+
+def _check_rank_is_still_free(
+    store: Store, meeting: int, me: WorkerInfo, keys: Sequence[str]
+) -> None:
+    """Another of this rank may have come before it could know of this one."""
+    if store.add(f"meetings/{me.id}", 0) <= meeting + 1:
+        return
+    missing = [each for each, key in enumerate(keys) if not store.check([key])]
+    taken = _came_twice(me.id, me.name, missing)
+    for each in (meeting, meeting + 1):
+        call_off(store, len(keys), each, f" ({taken})")
+    raise RuntimeError(taken)
+
+
+def _came_twice(rank: int, name: str, missing: list[int]) -> str:
+    return (
         f"rank {rank} came twice: worker {name!r} has that rank, and waits for ranks {missing}. "
         "Give each worker a rank of its own. If that worker was interrupted, or ended, start all "
         "workers anew"
     )
-    call_off(store, int(size), former, f" ({taken})")
-    raise RuntimeError(taken)
 
 
 def _check_world_size(store: Store, meeting: int, rank: int, world_size: int) -> None:

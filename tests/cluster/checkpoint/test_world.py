@@ -68,7 +68,7 @@ def test_a_save_that_fails_leaves_the_former_checkpoint(group, tmp_path) -> None
     checkpoint.save(tmp_path)
     before = sorted(tmp_path.iterdir())
     training.steps["n"] = {1, 2}
-    with pytest.raises(TypeError, match="steps.n is a set"):
+    with pytest.raises(TypeError, match="steps.n is of type set"):
         checkpoint.save(tmp_path)
     assert sorted(tmp_path.iterdir()) == before
     training.steps["n"] = 5

@@ -318,16 +318,22 @@ def test_who_came_by_invitation_is_found_by_the_store_too():
         assert sorted(names(d)) == ["c", "d"]
 
 
+CUT = [("a", "c"), ("a", "d"), ("b", "c"), ("b", "d")]
+
+
 def test_two_groups_that_a_cut_has_parted_say_so_when_it_is_over(monkeypatch):
     printed = []
     monkeypatch.setattr("sys.excepthook", lambda _kind, error, _trace: printed.append(str(error)))
     with LocalGroup("a", "b", "c", "d") as group:
-        sides = ("ab", "cd")
-        for one, other in (sides, reversed(sides)):
-            for here in one:
-                for there in other:
-                    membership(group[here])._take(Lost(group[there].id, "it was silent"))
-        wait_until(lambda: [names(group[each]) for each in "ac"] == [["a", "b"], ["c", "d"]])
+        for here, there in CUT:
+            group.network.partition(here, there)
+        for here, there in CUT:
+            membership(group[here])._take(Lost(group[there].id, "it was silent"))
+            membership(group[there])._take(Lost(group[here].id, "it was silent"))
+        two = [["a", "b"], ["a", "b"], ["c", "d"], ["c", "d"]]
+        wait_until(lambda: [names(group[each]) for each in "abcd"] == two)
+        for here, there in CUT:
+            group.network.heal(here, there)
         patience = Patience(60)
         while len(printed) < 2 and not patience.is_over():
             for each in "abcd":
@@ -339,7 +345,7 @@ def test_two_groups_that_a_cut_has_parted_say_so_when_it_is_over(monkeypatch):
             "workers c, d",
         ]
         assert all("for dead: the group goes on as two" in line for line in printed)
-        assert [names(group[each]) for each in "abcd"] == [["a", "b"]] * 2 + [["c", "d"]] * 2
+        assert [names(group[each]) for each in "abcd"] == two
         assert not membership(group["a"])._dead_to_ask()  # it says so once
 
 

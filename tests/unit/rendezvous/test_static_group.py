@@ -169,6 +169,19 @@ def test_two_of_one_rank_hear_so_at_once(kind, tmp_path):
     assert time.monotonic() - started < 40
 
 
+def test_two_of_one_rank_that_come_in_the_same_instant_hear_so():
+    store = HashStore()
+
+    def me(generation):
+        store.add("meetings/0", 1)  # the other one, who looked for a meeting just before
+        return Member(WorkerInfo("a", 0, generation), ("unix:/a",), "", "")
+
+    with pytest.raises(RuntimeError, match="rank 0 came twice: worker 'a' has that rank"):
+        static_group.meet(store, me, 0, 2, 30)
+    for rank in range(2):
+        assert b"rank 0 came twice" in store.get(f"meeting/1/{rank}")  # where the other one waits
+
+
 def test_who_comes_as_a_rank_that_has_left_is_let_in():
     store = HashStore()
     for roster in meet(store, "a", "b"):
