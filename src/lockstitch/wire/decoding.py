@@ -1,4 +1,7 @@
-"""Bytes → messages: where a stream of frames (`wire.frames`) is cut up. Nothing here does I/O."""
+"""Bytes → messages: where a stream of frames (`wire.frames`) is cut up.
+
+Nothing here does I/O: the decoder is given bytes, or says where bytes are to be put.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages ⇄ frames.
+"""What a frame is: a message as bytes, made by `wire.encoding` and read by `wire.decoding`.
 
     ┌ header, 20 bytes ┬ fields (marshal) ┬ small tensors ┬ bulk: large stream, large tensors ┐
     │ u32 inline length│                  │               │                                   │
@@ -10,8 +10,6 @@ How fields are written: `wire.layouts`. Items of at most `INLINE_BYTES` travel i
 others behind it, straight from and into their own memory. Or, with flag `IN_SEGMENT`, they lie in
 memory that both sides share, each aligned, in the segment that the u16 names: then nothing follows
 the frame.
-
-Nothing here does I/O: the decoder is given bytes, or told where bytes are to be put.
 """
 
 from __future__ import annotations
