@@ -24,7 +24,7 @@ from lockstitch.errors import PeerDiedError, RemoteError
 from lockstitch.rpc import TensorPipeRpcBackendOptions
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing import ProcessCluster
-from lockstitch.transport import mapping, segments
+from lockstitch.transport import leases, mapping
 from lockstitch.transport.segments import SegmentPool
 from lockstitch.transport.warm import WarmBuffers
 
@@ -149,7 +149,7 @@ def map_nothing() -> None:
     def refused(_descriptor: int, _size: int) -> Any:
         raise OSError(errno.ENOMEM, "no room")
 
-    segments.Mapping = refused  # type: ignore[assignment, misc]
+    leases.Mapping = refused  # type: ignore[assignment, misc]
 
 
 def send_to_one_without_room(exhaust: Any) -> None:

@@ -7,7 +7,8 @@
   - `unix`: between the processes of one user on one machine
   - `tcp`: between machines
   - `tls`: likewise, so that nobody on the way can read or change anything
-- `segments`: shared memory beside a unix stream, made of
+- `segments`, `leases`: shared memory beside a unix stream, its sending and its receiving end, made
+  of
   - `mapping`: memory that two processes map
   - `handover`: how one gives it to the other
   - `tables`: who has which of it

@@ -1,4 +1,5 @@
 """Segments: memory that two processes of one host share, so that a large message is copied once.
+The sending end, and what both ends keep to; the receiving one is `transport.leases`.
 
     sender                        table, one byte per segment           receiver
     lend ─ copy into the segment ─────── LENT ──► frame ───────► window on it, used in place
@@ -23,22 +24,15 @@ at the end, when the number may get another segment.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import operator
 import os
 import struct
 import threading
-import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.transport import mapping
 from lockstitch.transport.blocks import Block, Ledger
-from lockstitch.transport.forks import abandon_in_child, tell_before_fork
-from lockstitch.transport.handover import descriptors_in
-from lockstitch.transport.mapping import Copy, Mapping
+from lockstitch.transport.forks import abandon_in_child
 from lockstitch.transport.pools import Pool
 from lockstitch.transport.reserve import Reserve
 from lockstitch.transport.tables import (
@@ -49,23 +43,24 @@ from lockstitch.transport.tables import (
     LENT,
     NEW,
     TABLE_BYTES,
-    FileTable,
     mapped_table,
-    setter,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
-    from lockstitch.transport.handover import Handover, Note
+    from lockstitch.transport.handover import Handover
+    from lockstitch.transport.mapping import Mapping
 
 LEAST_BYTES: Final = 16 * 1024
 """Less than this goes by the stream, which is quicker then."""
 
-_NOTE: Final = struct.Struct("<HQ")  # number, size
-_TABLE: Final = 0xFFFF  # stands for the table's number
-# Can be called, does nothing, and has no frame.
-_NOTHING: Final[Callable[[], object]] = int
+NOTE: Final = struct.Struct("<HQ")
+"""What is said of a segment that is handed over: its number and its size."""
+
+TABLE: Final = 0xFFFF
+"""The number under which the table itself is handed over."""
+
 # After a failure, the system is not asked for memory again for so long; nor is a peer that could
 # not map what it was lent, and each time twice as long, up to 64 times.
 _PAUSE_SECONDS: Final = 1.0
@@ -225,7 +220,7 @@ class LentSegments:
             with self._opening:
                 if not self.table:
                     try:
-                        self.table = mapped_table(self.hand_over(_TABLE, TABLE_BYTES))
+                        self.table = mapped_table(self.hand_over(TABLE, TABLE_BYTES))
                     except OSError:  # as with any other segment
                         self.pause(self._pool.now())
         return bool(self.table) and not self.is_closed
@@ -246,7 +241,7 @@ class LentSegments:
         """Makes memory and hands it to the peer as `number`. Raises `OSError`."""
         memory, descriptor = mapping.create(size)
         try:
-            self._handover.send(_NOTE.pack(number, size), descriptor)
+            self._handover.send(NOTE.pack(number, size), descriptor)
         finally:
             os.close(descriptor)
         return memory
@@ -260,151 +255,3 @@ class LentSegments:
     def mark_free(self, block: Block) -> None:
         if self.table[block.number] != NEW:
             self.table[block.number] = FREE
-
-
-class Lease:
-    """Goes with a window; its end says that the sender may use the segment again, once it is taken.
-
-    Nothing of its end is written in Python, since an interrupt that strikes a finalizer is dropped:
-    `__del__` is a property, hence looked up and called without a frame, and so is what it finds.
-    Whoever has received a message sets `end` to `give_back` in the same breath in which the message
-    becomes his; until then the end does nothing.
-    """
-
-    __slots__ = ("__weakref__", "_mapping", "end", "give_back")
-
-    def __init__(self, give_back: Callable[[], object], memory: Mapping | Copy) -> None:
-        self.end: Callable[[], object] = _NOTHING
-        self.give_back = give_back
-        self._mapping = memory
-
-    def pin(self) -> None:
-        """A device is about to copy from it."""
-        self._mapping.pin()
-
-    __del__ = property(operator.attrgetter("end"))
-
-
-class ReceivedSegments:
-    """The receiving end of one connection: what the peer has lent us."""
-
-    def __init__(self, handover: Handover, reserve: Reserve) -> None:
-        self._handover = handover
-        self._reserve = reserve
-        self._held = [reserve]
-        """The reserve, until it is let go."""
-        self._notes: list[Note] = []
-        self._taken: list[bytes] = []
-        self._mapped: dict[int, Mapping | Copy] = {}
-        self._leases: dict[int, weakref.ref[Lease]] = {}
-        """The latest of each segment: there is one at a time."""
-        self._table: Any = b""
-        reserve.hold()
-        abandon_in_child(self)
-        tell_before_fork(self)
-
-    def window(self, number: int) -> tuple[ctypes.Array[Any], Lease]:
-        """The segment that the peer has lent as `number`: an object whose memory is there, and the
-        lease that ends with it. Raises `ConnectionError` if there is none."""
-        if not self._table or self._table[number] == NEW:
-            self._receive()
-        memory = self._mapped.get(number)
-        if memory is None or self._table[number] not in (NEW, LENT, KEPT, COPIED):
-            raise ConnectionError(f"the peer names a segment, {number}, that it has not lent")
-        if isinstance(memory, Copy):
-            self._table[number] = COPIED
-            lease = Lease(partial(self._mapped.pop, number, None), memory)
-        else:
-            if self._table[number] == NEW:
-                self._table[number] = LENT
-            lease = Lease(setter(self._table, number, FREE), memory)
-            self._leases[number] = weakref.ref(lease)
-        array = (ctypes.c_char * memory.size).from_address(memory.address)
-        array.lease = lease  # type: ignore[attr-defined]
-        return array, lease
-
-    def close(self) -> None:
-        """The connection has ended: the peer has forgotten what it lent. Leases keep their memory
-        and tell nobody of their end; harmless when repeated."""
-        self._table = bytearray(TABLE_BYTES)
-        self._mapped = {}
-        with contextlib.suppress(IndexError):  # it was let go before
-            self._held.pop().let_go()
-
-    def before_fork(self) -> None:
-        """What is in use now, a child will have as well."""
-        for number, ref in self._leases.copy().items():
-            lease = ref()
-            if lease is not None and self._table[number] == LENT:
-                self._table[number] = KEPT
-                is_taken = lease.end is lease.give_back
-                lease.give_back = setter(self._table, number, GONE)
-                if is_taken:
-                    lease.end = lease.give_back
-
-    def abandon(self) -> None:
-        """In a forked child: what it lets go of is its own affair."""
-        self._table = bytearray(TABLE_BYTES)
-        for ref in list(self._leases.values()):
-            lease = ref()
-            if lease is not None:
-                lease.end = lease.give_back = _NOTHING
-
-    def _receive(self) -> None:
-        """Maps all that has been handed over. An interrupted one is finished by the next."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                if not self._notes:
-                    self._handover.look(self._notes)
-                if self._is_cut_short():
-                    with self._reserve.spent():
-                        del self._notes[:]
-                        self._handover.look(self._notes)
-                        self._open_note()
-                else:
-                    self._open_note()
-
-    def _is_cut_short(self) -> bool:
-        """Whether what is handed over has been seen without its descriptor."""
-        data, ancillary, _, _ = self._notes[0]
-        return len(data) == _NOTE.size and not descriptors_in(ancillary)
-
-    def _open_note(self) -> None:
-        data, ancillary, _, _ = self._notes[0]
-        if not data:
-            raise ConnectionResetError("the peer is gone, and what it has lent with it")
-        descriptors = descriptors_in(ancillary)
-        if len(data) != _NOTE.size or len(descriptors) != 1:
-            raise ConnectionError(
-                "a shared memory segment did not arrive: this process may have too many open "
-                "files (ulimit -n)"
-            )
-        if not self._taken:
-            try:
-                self._open_memory(descriptors[0], *_NOTE.unpack(data))
-            except OSError as error:
-                del self._notes[0]
-                os.close(descriptors[0])
-                raise ConnectionError(f"a shared memory segment cannot be used: {error}") from error
-            self._handover.take(self._taken)
-        del self._notes[0], self._taken[0]  # nothing is called between the two
-        os.close(descriptors[0])
-
-    def _open_memory(self, descriptor: int, number: int, size: int) -> None:
-        if number == _TABLE:
-            self._table = _table(descriptor, size)
-        else:
-            self._mapped[number] = self._memory(descriptor, size)
-
-    def _memory(self, descriptor: int, size: int) -> Mapping | Copy:
-        if not isinstance(self._table, FileTable):
-            with contextlib.suppress(OSError):
-                return Mapping(descriptor, size)
-        return Copy(descriptor, size)
-
-
-def _table(descriptor: int, size: int) -> Any:
-    try:
-        return mapped_table(Mapping(descriptor, size))
-    except OSError:
-        return FileTable(os.dup(descriptor))

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.transport import handover
+from lockstitch.transport.leases import ReceivedSegments
 from lockstitch.transport.polling import EpollPoller
-from lockstitch.transport.segments import LEAST_BYTES, LentSegments, ReceivedSegments
+from lockstitch.transport.segments import LEAST_BYTES, LentSegments
 from lockstitch.transport.stream import (
     StreamConnection,
     StreamListener,
