@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from lockstitch.collectives import AVERAGE, Kind, Reduction, Request
 from lockstitch.hvd.asynchronous import sparse_operation
 from lockstitch.hvd.handles import Operation
@@ -16,8 +18,6 @@ from lockstitch.hvd.process_sets import id_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from lockstitch.collectives import Session
     from lockstitch.hvd.compression import Compressor
@@ -129,3 +129,13 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     """The gradient of a parameter that has one."""
     assert parameter.grad is not None
     return parameter.grad
+
+
+def sparse_zeros(parameter: torch.Tensor, sparse_dim: int) -> torch.Tensor:
+    """A sparse gradient of the parameter, without entries."""
+    return torch.sparse_coo_tensor(
+        torch.empty(sparse_dim, 0, dtype=torch.int64, device=parameter.device),
+        parameter.new_empty(0, *parameter.shape[sparse_dim:]),
+        parameter.shape,
+        check_invariants=False,
+    )

@@ -31,7 +31,7 @@ from lockstitch.collectives import ReduceOp
 from lockstitch.collectives.fusion import ALIGNMENT, buckets
 from lockstitch.hvd.bucket import Bucket, BucketExchange, fits_into_bucket
 from lockstitch.hvd.compression import PowerSGD
-from lockstitch.hvd.exchange import Exchange, gradient_of
+from lockstitch.hvd.exchange import Exchange, gradient_of, sparse_zeros
 from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.low_rank import LowRankExchange
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
@@ -54,12 +54,12 @@ class _Place:
         "count",
         "counted",
         "group",
+        "is_complete",
         "is_filled",
         "is_hooked",
         "is_submitted",
         "name",
         "sparse_dim",
-        "was_sparse",
     )
 
     def __init__(self, name: str) -> None:
@@ -67,9 +67,8 @@ class _Place:
         self.group: int | None = None
         """Its number."""
         self.is_hooked = False
-        self.was_sparse = False
         self.sparse_dim: int | None = None
-        """Of gradients that are dense only on the way (`sparse_as_dense`)."""
+        """Of its gradients, if they have been sparse."""
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -78,6 +77,8 @@ class _Place:
         """How often it was added to."""
         self.counted: weakref.ref[torch.Tensor] | None = None
         """The gradient that was counted: another one begins anew."""
+        self.is_complete = False
+        """Whether its group counts it among those that have all that they get in this step."""
         self.is_submitted = False
         self.is_filled = False
         """Whether zeros were reduced in its place."""
@@ -176,6 +177,10 @@ class GradientReducer:
                 f"last step, with backward_passes_per_step={self.passes}. Raise that number to "
                 "accumulate gradients, or use no_sync() for all backward passes but the last"
             )
+        if count < self.passes and place.is_complete:  # of a gradient that this one replaces
+            assert place.group is not None
+            place.is_complete = False
+            self._complete[place.group] -= 1
         if count == self.passes and (self._is_needed or self.is_needed):
             if self._completes_its_group(place):
                 self._submit(self._unit(parameter))
@@ -200,6 +205,7 @@ class GradientReducer:
             self._under_way.clear()
             for place in self._places.values():
                 place.count = 0
+                place.is_complete = False
             self._complete.clear()
             self._is_needed = None
             self._is_at_end = False
@@ -227,6 +233,7 @@ class GradientReducer:
         self._wave += any(place.is_submitted for place in places)
         for place in places:
             place.is_submitted = False
+            place.is_complete = False
         self._complete.clear()
 
     def _place(self, parameter: torch.Tensor) -> _Place:
@@ -241,7 +248,7 @@ class GradientReducer:
             return
         self._is_at_end = False
         missing = self._missing(self._parameters)
-        has_begun = any(self._places[each].count for each in missing)
+        has_begun = any(0 < self._places[each].count < self.passes for each in missing)
         is_complete = not missing or self._wave or (self._fills_early and not has_begun)
         if not self._waits_early or not is_complete:
             return
@@ -263,7 +270,7 @@ class GradientReducer:
             del self._under_way[0]
             for parameter in exchange.parameters:  # it may be another tensor now
                 place = self._places[parameter]
-                if place.sparse_dim is not None:
+                if self._options.sparse_as_dense and place.sparse_dim is not None:
                     parameter.grad = gradient_of(parameter).to_sparse(place.sparse_dim)
                 place.counted = weakref.ref(gradient_of(parameter))
         return True
@@ -296,15 +303,24 @@ class GradientReducer:
         number = place.group
         if number is None:
             return True
-        done = self._complete[number] = self._complete.get(number, 0) + 1
-        group = self._groups[number]
+        if not place.is_complete:
+            place.is_complete = True
+            self._complete[number] = self._complete.get(number, 0) + 1
+        done, group = self._complete[number], self._groups[number]
         return done == len(group) or done == sum(each.requires_grad for each in group)
 
     def _unit(self, parameter: torch.Tensor) -> list[torch.Tensor]:
-        """What is reduced together with a parameter, itself included."""
+        """What is reduced together with a parameter, itself included: of its group those that want
+        gradients and were not submitted yet. One that was frozen, and has a gradient from before,
+        goes alone."""
         number = self._places[parameter].group
-        group = (parameter,) if number is None else self._groups[number]
-        return [each for each in group if each.requires_grad or each is parameter]
+        if number is None or not parameter.requires_grad:
+            return [parameter]
+        return [
+            each
+            for each in self._groups[number]
+            if each.requires_grad and not self._places[each].is_submitted
+        ]
 
     def _submit(self, unit: list[torch.Tensor]) -> None:
         session = self._session or current_session()
@@ -312,12 +328,14 @@ class GradientReducer:
         for parameter, place in zip(unit, places, strict=True):
             place.is_submitted = True
             self._fill(parameter, place)
-        compression = self._options.compression
-        alone = [each for each, place in zip(unit, places, strict=True) if place.was_sparse]
-        if isinstance(compression, PowerSGD):
-            alone += [each for each in unit if each not in alone and compression.compresses(each)]
-        together = [each for each in unit if each not in alone]
-        for parameters in (*([each] for each in alone), together):
+        alone: list[list[torch.Tensor]] = []
+        together: list[torch.Tensor] = []
+        for parameter, place in zip(unit, places, strict=True):
+            if self._travels_sparse(place) or self._becomes_narrow(parameter):
+                alone.append([parameter])
+            else:
+                together.append(parameter)
+        for parameters in (*alone, together):
             if parameters:
                 self._under_way.append(self._exchange(session, parameters))
 
@@ -327,30 +345,43 @@ class GradientReducer:
         name = f"{self._prefix}.{place.name}"
         if self._wave:
             name += f".again.{self._wave}"
-        is_matrix = isinstance(options.compression, PowerSGD) and options.compression.compresses(
-            parameters[0]
-        )
-        if is_matrix and not place.was_sparse:
+        if self._travels_sparse(place):
+            return Exchange(session, options, name, parameters)
+        if self._becomes_narrow(parameters[0]):
             return LowRankExchange(session, options, name, parameters[0])
-        if not place.was_sparse and fits_into_bucket(session, options, parameters):
-            key = parameters[0] if place.group is None else place.group
-            bucket = self._buckets.get(key)
-            if bucket is None or not bucket.suits(session, parameters):
-                bucket = self._buckets[key] = Bucket(session, parameters)
-            return BucketExchange(session, options, name, bucket, parameters)
+        if fits_into_bucket(session, options, parameters):
+            return self._bucket_exchange(session, name, parameters)
         return Exchange(session, options, name, parameters)
+
+    def _bucket_exchange(
+        self, session: Session, name: str, parameters: list[torch.Tensor]
+    ) -> BucketExchange:
+        number = self._places[parameters[0]].group
+        key = parameters[0] if number is None or len(parameters) == 1 else number
+        bucket = self._buckets.get(key)
+        if bucket is None or not bucket.suits(session, parameters):
+            bucket = self._buckets[key] = Bucket(session, parameters)
+        return BucketExchange(session, self._options, name, bucket, parameters)
+
+    def _becomes_narrow(self, parameter: torch.Tensor) -> bool:
+        """Whether its gradient travels as two narrow matrices."""
+        compression = self._options.compression
+        return isinstance(compression, PowerSGD) and compression.compresses(parameter)
+
+    def _travels_sparse(self, place: _Place) -> bool:
+        return place.sparse_dim is not None and not self._options.sparse_as_dense
 
     def _fill(self, parameter: torch.Tensor, place: _Place) -> None:
         """Gives the parameter a gradient if it has none, as sparse as it was last time."""
         if parameter.grad is None:
-            layout = torch.sparse_coo if place.was_sparse else torch.strided
-            parameter.grad = torch.zeros_like(parameter, layout=layout)
-        elif parameter.grad.is_sparse:
-            if self._options.sparse_as_dense:
-                place.sparse_dim = parameter.grad.sparse_dim()
-                parameter.grad = parameter.grad.to_dense()
+            if place.sparse_dim is None or self._options.sparse_as_dense:
+                parameter.grad = torch.zeros_like(parameter)
             else:
-                place.was_sparse = True
+                parameter.grad = sparse_zeros(parameter, place.sparse_dim)
+        elif parameter.grad.is_sparse:
+            place.sparse_dim = parameter.grad.sparse_dim()
+            if self._options.sparse_as_dense:
+                parameter.grad = parameter.grad.to_dense()
 
     def _why_disturbed(self, exchanges: Iterable[Exchange]) -> str:
         first = next(each for exchange in exchanges for each in exchange.parameters)
