@@ -84,7 +84,10 @@ class ConnectionLostError(RpcError, ConnectionError):
 
 
 class SerializationError(RpcError):
-    """An argument, a result or a function cannot cross the wire."""
+    """An argument, a result or a function cannot cross the wire; `reason` is what the pickler says,
+    where it was asked."""
+
+    reason = ""
 
 
 class OperatorArgumentsError(RpcError, TypeError):

@@ -7,10 +7,14 @@ counters start again at zero. Ids are values: hashable, ordered, printable, with
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # A context id is one integer, because programs keep it, print it and send it as such:
 #   rank · 2^48  +  generation · 2^36  +  counter
@@ -21,6 +25,7 @@ _COUNTER_MASK = (1 << _GENERATION_SHIFT) - 1
 
 _NAME = re.compile("[A-Za-z0-9_:-]*")
 _NAME_LIMIT = 128
+_MOST_NAMES = 16
 
 
 class WorkerId(NamedTuple):
@@ -124,3 +129,13 @@ class WorkerInfo:
 
     def __repr__(self) -> str:
         return f"WorkerInfo(id={self.id}, name={self.name})"
+
+
+def names_like(key: str | int, names: Sequence[str]) -> str:
+    """For who asked for a worker `key` that is not among `names`: the names, or the first of many,
+    and a guess."""
+    shown = ", ".join(map(repr, names[:_MOST_NAMES]))
+    more = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
+    alike = difflib.get_close_matches(key, names) if isinstance(key, str) else []
+    guess = f"; did you mean {' or '.join(map(repr, alike))}?" if alike else ""
+    return f"{shown}{more}{guess}"

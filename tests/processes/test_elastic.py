@@ -131,3 +131,14 @@ def test_ranks_on_hosts_that_stay_stand_and_fall_together(tmp_path, monkeypatch)
         "[w1] (1, 1, 0, 1) 3.0",
         "[w2] (2, 0, 1, 2) 3.0",
     ]
+
+
+def test_a_host_that_cannot_be_reached_is_named(tmp_path):
+    shell = tmp_path / "shell.sh"
+    shell.write_text("#!/bin/sh\necho 'no route' >&2\nexit 255\n")
+    shell.chmod(0o700)
+    hosts = ("-H", "far.invalid:1", "--remote-shell", str(shell))
+    done = run(tmp_path / "program.py", "", "-np", "1", *hosts)
+    assert done.returncode == 255
+    assert "worker 0 failed first: exit code 255 on host far.invalid" in done.stderr
+    assert "try `ssh -o BatchMode=yes far.invalid true`" in " ".join(done.stderr.split())

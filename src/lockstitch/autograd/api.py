@@ -78,9 +78,11 @@ def backward(
         or not isinstance(roots, (list, tuple))
         or not all(isinstance(root, torch.Tensor) for root in roots)
     ):
+        is_rref = isinstance(roots, (list, tuple)) and any(hasattr(it, "to_here") for it in roots)
+        advice = ". Take a reference's value: rref.to_here(), within the context" if is_rref else ""
         raise TypeError(
             "backward(): incompatible function arguments: wanted (context_id: int, roots: list of "
-            f"tensors, retain_graph: bool = False), got ({context_id!r}, {roots!r})"
+            f"tensors, retain_graph: bool = False), got ({context_id!r}, {roots!r}){advice}"
         )
     if mode not in ("smart", "fast"):
         raise ValueError(f"mode is 'smart' or 'fast', not {mode!r}")

@@ -30,7 +30,8 @@ def enter_at(roots: Sequence[torch.Tensor]) -> tuple[Entry, Gradients]:
         if root.grad_fn is None:
             raise RuntimeError(
                 f"{_describe(root)} does not have a valid gradient function: it was not computed "
-                "of anything here."
+                "of anything here. What comes from another worker has a history only if it was "
+                "called for within the context"
             )
     edges = tuple([get_gradient_edge(root) for root in roots])
     return Entry(None, edges), tuple([torch.ones_like(root) for root in roots])

@@ -35,7 +35,7 @@ from lockstitch.launch.discovery import Discovery
 from lockstitch.launch.handover import secret_for
 from lockstitch.launch.hosts import Slots, is_here, own_address
 from lockstitch.launch.job import Job, Member
-from lockstitch.launch.process import WorkerProcess, describe_exit, elastic_environment
+from lockstitch.launch.process import WorkerProcess, elastic_environment
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.trust import find_secret
 from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
@@ -139,7 +139,7 @@ class ElasticJob(Job):
         self._processes.pop(worker, None)
         if code != 0 and not self._muster.is_dismissed(worker):
             self.note_failure(member, code)
-            self.screen.note(f"worker {worker} has ended: {describe_exit(code)}")
+            self.screen.note(f"worker {worker} has ended: {member.process.describe_end()}")
         self._handle(Ended(worker, is_well=code == 0))
 
     def note_other_end(self, pid: int, code: int) -> None:
@@ -221,6 +221,6 @@ class ElasticJob(Job):
             environment[VARIABLE] = self._secret.text()
             environment.update({ADDRESS: self._far_address, REACHED_AT: slot.host})
             command, script = shell.command(slot.host, self._command, environment)
-            process = WorkerProcess(worker, command, dict(os.environ), script)
+            process = WorkerProcess(worker, command, dict(os.environ), script, slot.host)
         self._processes[worker] = process
         self.start(process)

@@ -25,7 +25,6 @@ from lockstitch.launch.process import (
     WorkerProcess,
     adopt_orphans,
     child_pids,
-    describe_exit,
     exit_status,
 )
 from lockstitch.launch.screen import LineBuffer
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from lockstitch.launch.screen import Screen
 
 _REMEMBERED_LINES = 60
+_OF_SSH = 255
 _TRACEBACK = b"Traceback (most recent call last):"
 _LINES_WITHOUT_TRACEBACK = 15
 
@@ -67,7 +67,9 @@ class Failure:
     a peer that fails because of it may be gone sooner. Silent failures count from their end."""
 
     worker: int
+    host: str
     code: int
+    how: str
     order: float
     last_words: Sequence[bytes]
 
@@ -220,7 +222,11 @@ class Job:
     def note_failure(self, member: Member, code: int) -> None:
         """Keeps what is told in the end."""
         order = member.spoke_last_at or SYSTEM_CLOCK.now()
-        self.failures.append(Failure(member.process.rank, code, order, member.last_words))
+        process = member.process
+        how = process.describe_end()
+        self.failures.append(
+            Failure(process.rank, process.host, code, how, order, member.last_words)
+        )
 
     def running(self) -> list[WorkerProcess]:
         """The workers that have not ended."""
@@ -263,9 +269,15 @@ class Job:
         if not self.failures:
             return 0 if self.stopped_by is None else 128 + self.stopped_by
         first, *others = sorted(self.failures, key=lambda failure: failure.order)
-        self.screen.failure(first.worker, describe_exit(first.code), _telling(first.last_words))
+        self.screen.failure(first.worker, first.how, _telling(first.last_words))
         for failure in others:
-            self.screen.note(f"worker {failure.worker} failed too: {describe_exit(failure.code)}")
+            self.screen.note(f"worker {failure.worker} failed too: {failure.how}")
+        for host in {each.host: None for each in self.failures if each.code == _OF_SSH}:
+            if host:
+                self.screen.note(
+                    f"{_OF_SSH} is also what ssh ends with where it cannot reach a host or log in "
+                    f"there without a password; try `ssh -o BatchMode=yes {host} true`"
+                )
         return exit_status(first.code)
 
 

@@ -56,7 +56,7 @@ class Seat:
 class WorkerProcess:
     """The process of worker `rank`, started at once; its output waits in two pipes. `script` is
     written to its standard input, which then stays open for signals to a worker elsewhere
-    (`remote`); without one that is empty."""
+    (`remote`), on `host`; without one that is empty."""
 
     def __init__(
         self,
@@ -64,8 +64,10 @@ class WorkerProcess:
         command: Sequence[str],
         environment: Mapping[str, str],
         script: bytes | None = None,
+        host: str = "",
     ) -> None:
         self.rank = rank
+        self.host = host
         launcher = os.getpid()
         self._popen = subprocess.Popen(
             command,
@@ -87,8 +89,13 @@ class WorkerProcess:
                 self._popen.stdin.write(script)
 
     def __repr__(self) -> str:
-        state = "runs" if self.exit_code is None else describe_exit(self.exit_code)
-        return f"<WorkerProcess {self.rank} · pid {self.pid} · {state}>"
+        return f"<WorkerProcess {self.rank} · pid {self.pid} · {self.describe_end()}>"
+
+    def describe_end(self) -> str:
+        """How it ended, and on which host if that is another one; `runs` while it does."""
+        if self.exit_code is None:
+            return "runs"
+        return describe_exit(self.exit_code) + (f" on host {self.host}" if self.host else "")
 
     @property
     def pid(self) -> int:

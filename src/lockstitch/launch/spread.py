@@ -66,7 +66,7 @@ class SpreadJob(LocalJob):
                 environment.pop(FILE_VARIABLE, None)
                 environment[VARIABLE] = text.text()
                 command, script = self._shell.command(seat.host, self._command, environment)
-                process = WorkerProcess(seat.rank, command, dict(os.environ), script)
+                process = WorkerProcess(seat.rank, command, dict(os.environ), script, seat.host)
             self.start(process)
 
 

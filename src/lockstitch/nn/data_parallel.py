@@ -106,6 +106,7 @@ class DataParallel(nn.DataParallel[M]):
         output_device: int | str | torch.device | None = None,
         dim: int = 0,
     ) -> None:
+        _check_module(module)
         nn.Module.__init__(self)  # of the original's only the type, for who asks `isinstance`
         self.dim = dim
         self.module = module
@@ -269,6 +270,12 @@ def data_parallel(
 def _overrides_steps(kind: type[DataParallel[Any]]) -> bool:
     names = ("scatter", "replicate", "parallel_apply", "gather")
     return any(getattr(kind, name) is not getattr(DataParallel, name) for name in names)
+
+
+def _check_module(module: object) -> None:
+    if not isinstance(module, nn.Module):
+        advice = ": make an instance of it first" if isinstance(module, type) else ""
+        raise TypeError(f"module is a torch.nn.Module, not {module!r}{advice}")
 
 
 def _checked(device_ids: object) -> Any:

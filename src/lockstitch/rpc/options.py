@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -23,7 +23,7 @@ from lockstitch.trust.secret import find_secret
 from lockstitch.wire.frames import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import ItemsView, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from lockstitch.trust.registry import Registry
@@ -34,8 +34,12 @@ if TYPE_CHECKING:
     DeviceMap = Mapping[Device, Device]
 
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 _HEARTBEAT_SECONDS = 10.0
 TRANSPORTS = ("segments", "unix", "tcp")
+_IN_WORDS: dict[type, str] = {Real: "a number", Integral: "an integer", str: "a text"}
 
 
 class RpcBackendOptions:
@@ -66,7 +70,7 @@ class RpcBackendOptions:
         if not isinstance(value, kind):
             raise TypeError(
                 f"{type(self).__name__}(): incompatible constructor arguments: {name} must be "
-                f"a {kind.__name__}, not {value!r}"
+                f"{_IN_WORDS[kind]}, not {value!r}"
             )
 
 
@@ -183,7 +187,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self._check("num_worker_threads", num_worker_threads, Integral)
         self.num_worker_threads = int(_positive("num_worker_threads", num_worker_threads))
         self.device_maps = {
-            to: _to_device_map(map_.items()) for to, map_ in (device_maps or {}).items()
+            to: _to_device_map(_pairs(map_)) for to, map_ in _pairs(device_maps or {})
         }
         self.devices = _to_cuda_devices(devices or ())
         self.address = os.environ.get("LOCKSTITCH_ADDRESS") if address is None else address
@@ -211,7 +215,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:
         """Adds to the device map for the callee named `to`. Raises `ValueError` where a device gets
         a second target; that two have the same target is found out by `init_rpc`."""
-        known, added = self.device_maps.get(to, {}), _to_device_map(device_map.items())
+        known, added = self.device_maps.get(to, {}), _to_device_map(_pairs(device_map))
         for source, target in added.items():
             if known.get(source, target) != target:
                 raise ValueError(
@@ -320,6 +324,16 @@ def _to_device(device: Device) -> torch.device:
     # A bare number means a CUDA device, whether or not this machine has one.
     found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return torch.device("cuda", 0) if found == torch.device("cuda") else found
+
+
+def _pairs(mapping: Mapping[K, V]) -> ItemsView[K, V]:
+    try:
+        return mapping.items()
+    except AttributeError:
+        raise TypeError(
+            "device_maps is {name of a callee: {device here: device there}}, a device map "
+            f"{{device here: device there}}, not {mapping!r}"
+        ) from None
 
 
 def _to_device_map(pairs: Iterable[tuple[Device, Device]]) -> dict[torch.device, torch.device]:

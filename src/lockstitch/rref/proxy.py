@@ -63,6 +63,10 @@ class RRefProxy:
         return rref._home.create_remote(owner, run_method, sent, kwargs, timeout)
 
 
+def _as_called(_rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
+    return f"the method {name}", args, kwargs
+
+
 @needed
 def run_method(rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
     """What the owner runs: the method `name` of the value, whose future it waits for where the
@@ -81,3 +85,6 @@ def run_method(rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
             f"object, but {name} returned {result!r} of type {type(result)}"
         )
     return Deferred(result)  # type: ignore[arg-type]
+
+
+run_method.as_called = _as_called  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
-from lockstitch.errors import RpcTimeoutError
+from lockstitch.errors import RpcTimeoutError, SerializationError
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.channel import NOT_BLOCKING
 from lockstitch.runtime.inherited import remaining_deadline
@@ -158,7 +158,10 @@ class Calling(Packing):
                 self.fail_pending(pending, error)
 
     def _pending(self, timeout: float, future: Completion | None) -> Pending:
-        given = timeout if timeout > 0 else None
+        try:
+            given = timeout if timeout > 0 else None
+        except TypeError:
+            raise TypeError(f"timeout is a number of seconds, not {timeout!r}") from None
         seconds = given if timeout >= 0 else (self.default_timeout or None)
         inherited = remaining_deadline()
         now = self.clock.now()
@@ -190,7 +193,10 @@ class Calling(Packing):
         pending.habit = functions.habits.get(number)
         kept: list[object] = []
         call = (function, args, kwargs)
-        body, sealed = self.pack_call(call, number, channel.peer.worker, kept)
+        try:
+            body, sealed = self.pack_call(call, number, channel.peer.worker, kept)
+        except SerializationError as error:
+            raise self.refusal_of_call(error, call, channel.peer.name) from error.__cause__
         if kept:
             pending.kept = kept
         if body.items:

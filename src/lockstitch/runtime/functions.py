@@ -17,6 +17,7 @@ import torch
 
 from lockstitch.errors import SerializationError
 from lockstitch.transport.spin import Habit
+from lockstitch.wire.unpickling import missing_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,19 @@ def qualified_name(function: Callable[..., Any]) -> str | None:
     return None
 
 
+def as_called(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> tuple[str, Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]:
+    """A call as the user wrote it, for messages: the function's name, what of it is the user's,
+    and the arguments. A function of ours that makes a call for the user has an `as_called`."""
+    ours = getattr(function, "as_called", None)
+    if ours is not None:
+        name, args, kwargs = ours(*args, **(kwargs or {}))
+        return name, None, args, kwargs or {}
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
+    return name if isinstance(name, str) else repr(function), function, args, kwargs or {}
+
+
 def _find(module: str, name: str) -> Any:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -85,11 +99,7 @@ def resolve(qualified: str) -> Callable[..., Any]:
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise SerializationError(
-            f"{type(error).__name__}: {error}. The RPC pickler does not serialize the code of "
-            "functions and classes that a module holds: make sure that the same module defines "
-            "them on caller and callee"
-        ) from error
+        raise missing_here(qualified, error) from error
     if not callable(found):
         raise SerializationError(f"{qualified} is no function on the callee")
     return found  # type: ignore[no-any-return]

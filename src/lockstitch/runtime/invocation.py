@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from lockstitch.devices import side_streams
-from lockstitch.errors import LocalProtocolError, LockstitchError
+from lockstitch.errors import LocalProtocolError, LockstitchError, SerializationError
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
 from lockstitch.wire.encodings import CARRY_OWN, PICKLE, UnpickleSession
-from lockstitch.wire.messages import Failure, Payload, RemoteCall, Reply
+from lockstitch.wire.messages import Failure, Fetch, Payload, RemoteCall, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -280,6 +280,12 @@ class Invocation:
         try:
             body, stitch = self.agent.close_up(value, self.caller)
             self._send(Reply(number, stitch, body))
+        except SerializationError as error:
+            is_fetch = type(self.message) is Fetch
+            what = "the value of a reference" if is_fetch else f"the result of {self.what}"
+            refusal = self.agent.refusal_of_value(error, value, what, self.caller_name)
+            refusal.__cause__ = error.__cause__
+            self.fail(refusal)
         except BaseException as error:  # noqa: BLE001 - whatever a user's __reduce__ raises
             self.fail(error)
 

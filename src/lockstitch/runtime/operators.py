@@ -29,7 +29,9 @@ def explain(
         operator(*args, **kwargs)
     except RuntimeError as explanation:
         if "failed to match any schema" in str(explanation):
-            explained = OperatorArgumentsError(f"{explanation}\n{error}")
+            lines = dict.fromkeys(str(explanation).splitlines())  # it names many schemas twice
+            text = "\n".join([*filter(None, lines), str(error)])
+            explained = OperatorArgumentsError(text)
             explained.__cause__ = error
             return explained
     return error

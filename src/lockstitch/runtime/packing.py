@@ -3,9 +3,12 @@ context wants that."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
 
-from lockstitch.runtime.functions import BY_VALUE
+from lockstitch.errors import SerializationError
+from lockstitch.runtime.functions import BY_VALUE, as_called
+from lockstitch.wire.culprits import describe_culprit
 from lockstitch.wire.encodings import CARRY_OWN, UnpickleSession
 from lockstitch.wire.messages import Payload
 from lockstitch.wire.pickling import pack, pack_arguments, pack_flat_with_own
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
 
     WhatToCall = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any] | None]
     """A function, its arguments and those given by name."""
+
+_ADVICE: Final = (
+    "What belongs to its process can stay there: pass an RRef to it, or have its class leave it "
+    "out in __getstate__"
+)
 
 
 class Packing:
@@ -97,3 +105,32 @@ class Packing:
             if flat is not None:
                 return flat, set()
         return pack((args, kwargs or {}), self._pickling, to, kept)
+
+    def refusal_of_call(
+        self, error: SerializationError, call: WhatToCall, to: str
+    ) -> SerializationError:
+        """What to raise where `pack_call` has raised `error`: it names the function, the callee and
+        what cannot be sent."""
+        name, function, args, kwargs = as_called(*call)
+        parts: list[tuple[str, object]] = [("the function", function)]
+        parts += [(f"args[{place}]", value) for place, value in enumerate(args)]
+        parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
+        return self._refusal(f"a call of {name}", error, parts, to)
+
+    def refusal_of_value(
+        self, error: SerializationError, value: object, what: str, to: str
+    ) -> SerializationError:
+        """The same for the answer to a call: `what` it is."""
+        return self._refusal(what, error, [("value", value)], to)
+
+    def _refusal(
+        self, what: str, error: SerializationError, parts: list[tuple[str, object]], to: str
+    ) -> SerializationError:
+        if not error.reason:  # not the pickler's: it says itself what it is about
+            return error
+        text, culprit = f"cannot send {what} to worker {to!r}: {error.reason}", ""
+        with contextlib.suppress(Exception):  # of the user's objects must not hide the reason
+            culprit = describe_culprit(parts, self._pickling)
+        refusal = SerializationError(f"{text}: {culprit}. {_ADVICE}" if culprit else text)
+        refusal.reason = error.reason
+        return refusal

@@ -24,7 +24,7 @@ from lockstitch.errors import (
     RpcError,
     copy_of,
 )
-from lockstitch.ids import ANYBODY, WorkerId, WorkerInfo
+from lockstitch.ids import ANYBODY, WorkerId, WorkerInfo, names_like
 from lockstitch.runtime.breakages import Breakages
 from lockstitch.runtime.channel import timeout_of
 from lockstitch.runtime.stream_channel import StreamChannel
@@ -108,8 +108,8 @@ class Peers:
             raise ValueError(f"a worker is named by str, int or WorkerInfo, not by {to!r}")
         found = self._directory.find(key)
         if found is None:
-            known = ", ".join(repr(member.name) for member in self._directory.members())
-            raise RpcError(f"could not find destination {key!r}: the workers are {known}")
+            there_are = names_like(key, [member.name for member in self._directory.members()])
+            raise RpcError(f"could not find destination {key!r}: the workers are {there_are}")
         return found
 
     def info_of(self, worker: WorkerId) -> WorkerInfo:
@@ -187,7 +187,8 @@ class Peers:
             # Nobody listens any more: most likely its program had nothing left to do.
             ended = isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError))
             advice = "; has its program ended without waiting in shutdown?" if ended else ""
-            raise self._unreachable(peer, f"it cannot be reached ({error}){advice}") from error
+            gone = self._unreachable(peer, f"it cannot be reached ({error}){advice}")
+            raise gone from None  # it says all that the errors below it do
         self._met.add(peer.worker)
         return StreamChannel(self._agent, peer, connection, decoder)
 

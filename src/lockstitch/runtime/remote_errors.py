@@ -38,6 +38,7 @@ Described = tuple[str, str, str, str, "bytes | None"]
 """What crosses: worker, type, text, traceback, the pickled exception."""
 
 _SHORT = 2000
+_FRAME: Final = "\n  File "
 _OURS: Final = str(Path(__file__).parents[1]) + os.sep
 
 
@@ -90,7 +91,8 @@ def rebuild(described: Described, allowed: Registry | None = None) -> BaseExcept
         except Exception as problem:  # noqa: BLE001 - constructors of exceptions raise anything
             reason = f"Exception was not rebuilt here ({type(problem).__name__}: {problem}). "
     if isinstance(error, Exception):
-        error.__cause__ = RemoteTraceback(text)
+        if _FRAME in text:  # else there is nothing in it but the error once more
+            error.__cause__ = RemoteTraceback(text)
         if hasattr(error, "add_note"):
             error.add_note(f"raised on worker {worker!r}")
         return error

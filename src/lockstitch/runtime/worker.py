@@ -43,6 +43,8 @@ class Process:
         """What is to be done with the process's next worker, asked for before there was one."""
         self.has_ended = False
         """Whether a worker of this process has been closed, and none was made since."""
+        self.parents: str | None = None
+        """The name of the worker that this process's parent had when it was forked."""
         self._left_running: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         os.register_at_fork(after_in_child=self.forget)
         atexit.register(self.end)
@@ -50,6 +52,7 @@ class Process:
     def forget(self) -> None:
         """A forked child begins without a worker: its parent's threads are not its own."""
         worker, self.worker = self.worker, None
+        self.parents = self.parents if worker is None else worker.name
         self.has_ended = False
         _active.set(None)
         for each in (worker, *list(_alive)):
@@ -162,11 +165,19 @@ def current_worker() -> Worker:
     """The worker that the calling code belongs to. Raises `NotInitializedError`."""
     worker = _active.get() or PROCESS.worker
     if worker is None:
-        raise NotInitializedError(
-            "RPC has not been initialized. Call init_rpc before anything else, and nothing after "
-            "shutdown."
-        )
+        raise NotInitializedError(f"RPC has not been initialized{_why_there_is_none()}")
     return worker
+
+
+def _why_there_is_none() -> str:
+    if PROCESS.has_ended:
+        return ": this process's worker has shut down. Call nothing after that."
+    if PROCESS.parents is not None:
+        return (
+            f" in this process, which was forked from worker {PROCESS.parents!r}: the connections "
+            "stay with that one. Let it make the call, or call init_rpc here, under another name."
+        )
+    return ". Call init_rpc before anything else, and nothing after shutdown."
 
 
 def living_workers() -> list[Worker]:

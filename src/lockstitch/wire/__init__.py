@@ -3,6 +3,7 @@
 messages.py   the vocabulary: all that one worker can say to another
 encodings.py  the ways to write a value, and the types that higher floors teach the pickler
 pickling.py   values of programs → payloads; tensors are lifted out, never pickled
+culprits.py   which part of a value could not be pickled
 unpickling.py payloads → values
 arrays.py     NumPy's arrays for that
 restricted.py what a peer has pickled, read where a registry says what it may name

@@ -59,6 +59,8 @@ _BY_CONTENT: Final = (numpy.ndarray, numpy.generic, Enum)
 # For values whose types have been looked at.
 _dumps: Final = cast("Callable[[object], bytes]", marshal.dumps)
 
+_OF_PICKLERS: Final = frozenset({__file__, cloudpickle.cloudpickle.__file__})
+
 _NO_VALUES: Final = Payload(MARSHAL, marshal.dumps(()), ())
 
 
@@ -188,10 +190,11 @@ def _pack_pickle(
         return _run_pickler(_Pickler, value, registry, session)
     except (pickle.PickleError, AttributeError, TypeError, ModuleNotFoundError) as first:
         if registry.allowed is not None:
-            raise SerializationError(
-                f"cannot send {_shorten(value)}: {first}. In a job with a registry code does not "
-                "travel: name a function or class that a module holds"
-            ) from first
+            raise _refusal(
+                value,
+                f"{first}. In a job with a registry code does not travel: name a function or class "
+                "that a module holds",
+            ) from _from_users_code(first)
         # Functions and classes that no module holds: cloudpickle sends them by value.
         try:
             again = PickleSession(session.to, session.kept)
@@ -199,9 +202,32 @@ def _pack_pickle(
         except LockstitchError:
             raise
         except (pickle.PickleError, AttributeError, TypeError) as second:
-            raise SerializationError(
-                f"cannot send {_shorten(value)}: {second}{_advice(str(second))}"
-            ) from first
+            raise _refusal(value, f"{second}{_advice(str(second))}") from _from_users_code(second)
+
+
+def can_pack(value: object, registry: PicklingRegistry) -> bool:
+    """Whether `value` can be pickled. Its reducers are run."""
+    try:
+        _pack_pickle(value, registry, PickleSession(None, None))
+    except Exception:  # noqa: BLE001 - whatever a __reduce__ may raise
+        return False
+    return True
+
+
+def _refusal(value: object, reason: str) -> SerializationError:
+    error = SerializationError(f"cannot send {shorten(value)}: {reason}")
+    error.reason = reason
+    return error
+
+
+def _from_users_code(error: BaseException) -> BaseException | None:
+    """The error, if it was raised in code that can be looked at (the traceback then says where), or
+    None if the pickler itself raised it, which has said all."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    own = last is not None and last.tb_frame.f_code.co_filename in _OF_PICKLERS
+    return None if own else error
 
 
 def _run_pickler(
@@ -314,7 +340,8 @@ def _advice(reason: str) -> str:
     return " (TorchScript is not carried: pass the Python function that was scripted)"
 
 
-def _shorten(value: object) -> str:
+def shorten(value: object) -> str:
+    """The beginning of its `repr`."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - a user's __repr__ must not hide the reason

@@ -90,11 +90,16 @@ def _unpickle(payload: Payload, registry: PicklingRegistry, session: UnpickleSes
     try:
         return unpickler.load()
     except (ImportError, AttributeError) as error:
-        raise SerializationError(
-            f"{type(error).__name__}: {error}. The RPC pickler does not serialize the code of "
-            "functions and classes that a module holds: make sure that the same module defines "
-            "them on caller and callee"
-        ) from error
+        raise missing_here("what was sent", error) from error
+
+
+def missing_here(what: str, error: ImportError | AttributeError) -> SerializationError:
+    """What to raise where `what`, a function or class that a message names, is not found."""
+    return SerializationError(
+        f"{what} cannot be found here: {type(error).__name__}: {error}. The RPC pickler does not "
+        "serialize the code of functions and classes that a module holds: make sure that the same "
+        "module defines them on caller and callee"
+    )
 
 
 def _unpack_flat(stream: bytes | memoryview, items: Sequence[Any]) -> Any:

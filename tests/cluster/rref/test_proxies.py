@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
-from lockstitch.errors import RpcTimeoutError
+from lockstitch.errors import RpcTimeoutError, SerializationError
 from lockstitch.rref.rref import RRef
 from lockstitch.testing.cluster import LocalCluster
 from tests.cluster.rref.programs import Counter, Gate, remote, wait_at_gate
@@ -172,3 +174,14 @@ def test_the_first_question_for_the_type_shows_in_a_profile(cluster):
         rref._get_type()
     names = [event.name for event in profile.function_events]
     assert "rpc_async#_rref_typeof_on_owner(worker0 -> worker1)" in names
+
+
+@WAYS
+@OWNERS
+def test_an_argument_that_cannot_be_sent_is_named_as_the_user_wrote_it(cluster, way, owner):
+    rref = remote(cluster[owner], Counter, 7)
+    with pytest.raises(
+        SerializationError, match=r"a call of the method add to .* args\[0\] is <unl"
+    ):
+        call(rref, way, "add", threading.Lock())
+    assert call(rref, way, "get") == 7

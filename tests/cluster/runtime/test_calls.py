@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import traceback
 
 import pytest
 import torch
@@ -340,3 +341,38 @@ def test_deferred_to_a_third_worker() -> None:
     with LocalCluster(3, options=AgentOptions(num_threads=1)) as cluster:
         assert call(cluster[0], 1, defer_to, "worker2") == 3
         assert call(cluster[0], 1, defer_to, "worker1") == 3
+
+
+class Keeper:
+    def __init__(self) -> None:
+        self.parts = {"lock": threading.Lock()}
+
+
+@pytest.mark.parametrize("to", SOMEBODY)
+def test_what_cannot_be_sent_is_named_with_the_function_and_the_worker(
+    cluster: LocalCluster, to: str
+) -> None:
+    for send in (call, call_async):
+        with pytest.raises(SerializationError) as caught:
+            send(cluster[0], to, add, Keeper())
+        text = str(caught.value)
+        assert f"cannot send a call of add to worker '{to}': cannot pickle" in text
+        assert re.search(r"args\[0\]\.parts\['lock'\] is <unlocked", text)
+        assert "RRef" in text
+        assert caught.value.__cause__ is None
+    with pytest.raises(SerializationError) as caught:
+        call(cluster[0], to, unsendable)
+    text = "".join(traceback.format_exception(caught.value))
+    assert ":unsendable to worker 'worker0': cannot pickle" in text
+    assert text.count("cannot pickle") == 1
+
+
+def test_an_error_in_a_users_getstate_shows_where(cluster: LocalCluster) -> None:
+    with pytest.raises(SerializationError, match="cannot send a call of add") as caught:
+        call(cluster[0], "worker1", add, unsendable_because_of(TypeError("not today")))
+    assert "in __reduce__" in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_timeout_that_is_no_number_is_refused(cluster: LocalCluster) -> None:
+    with pytest.raises(TypeError, match="timeout is a number of seconds, not '3'"):
+        call(cluster[0], "worker1", add, 1, timeout="3")

@@ -7,6 +7,7 @@ import torch
 
 from lockstitch import autograd
 from lockstitch.errors import NotInitializedError
+from lockstitch.rref.rref import RRef
 from lockstitch.testing.cluster import LocalCluster
 
 
@@ -73,3 +74,8 @@ def test_backward_adds_to_the_context(worker, mode):
             autograd.backward(context_id, [(x * 3).sum()], mode=mode)
         assert autograd.get_gradients(context_id)[x].tolist() == [6.0, 6.0]
         assert x.grad is None
+
+
+def test_a_reference_among_the_roots_is_told_to_be_fetched(worker):
+    with pytest.raises(TypeError, match=r"incompatible function arguments.*rref\.to_here\(\)"):
+        autograd.backward(0, [RRef(torch.ones(1))])

@@ -14,7 +14,7 @@ from lockstitch.autograd.roots import enter_at
         ([], "No tensors provided for gradient computation"),
         ([torch.ones(())], "requires_grad not set on"),
         ([torch.ones(2, requires_grad=True) * 2], "is not a scalar, all roots need to be scalar"),
-        ([torch.ones(1, requires_grad=True)], "does not have a valid gradient function"),
+        ([torch.ones(1, requires_grad=True)], "does not have a valid gradient function.*context$"),
     ],
 )
 def test_unfit_roots_are_refused_in_torchs_words(roots, words):

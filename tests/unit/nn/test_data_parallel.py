@@ -18,6 +18,13 @@ def test_a_slip_in_a_slots_name_says_what_there_is() -> None:
         DataParallel(nn.Tanh(), "fork")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("thing", "advice"), [(3, "not 3$"), (nn.Tanh, "an instance of it first")])
+@pytest.mark.parametrize("ids", [None, [], ["cpu", "cpu"]], ids=str)
+def test_what_is_no_module_is_refused(thing, advice, ids):
+    with pytest.raises(TypeError, match=f"module is a torch.nn.Module, .*{advice}"):
+        DataParallel(thing, ids)
+
+
 @pytest.mark.parametrize("function", [DataParallel, lambda m, ids: data_parallel(m, None, ids)])
 @pytest.mark.parametrize("ids", [2, torch.device("cpu")], ids=str)
 def test_slots_that_are_no_list_are_a_type_error_as_in_torch(function, ids):

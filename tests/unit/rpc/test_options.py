@@ -41,8 +41,16 @@ def test_attributes_may_be_changed() -> None:
     [{"rpc_timeout": timedelta()}, {"init_method": 3}, {"num_worker_threads": "many"}],
 )
 def test_wrong_types_are_refused(wrong) -> None:
-    with pytest.raises(TypeError, match="incompatible constructor arguments"):
+    with pytest.raises(TypeError, match=r"incompatible constructor arguments: .* must be an? "):
         TensorPipeRpcBackendOptions(**wrong)
+
+
+@pytest.mark.parametrize("maps", [3, {"worker1": 3}, [("worker1", 0)]])
+def test_a_device_map_that_is_none_says_what_one_is(maps) -> None:
+    with pytest.raises(TypeError, match="device map {device here: device there}, not "):
+        TensorPipeRpcBackendOptions(device_maps=maps)
+    with pytest.raises(TypeError, match="device map {device here: device there}, not "):
+        TensorPipeRpcBackendOptions().set_device_map("worker1", 3)  # type: ignore[arg-type]
 
 
 def test_what_the_incumbent_chooses_by_hand_is_accepted_and_ignored() -> None:

@@ -30,3 +30,10 @@ def test_errors_of_other_functions_stay_as_they_are() -> None:
 def test_an_error_although_a_schema_would_take_the_arguments_stays_as_it_is() -> None:
     original = TypeError("from within")
     assert explain(torch.add, (torch.ones(1), 1), {}, original) is original
+
+
+def test_each_schema_is_named_once() -> None:
+    lines = str(error_of(torch.add, 1, 2, 3, 4, 5)).splitlines()
+    assert len(lines) > 5
+    assert len(set(lines)) == len(lines)
+    assert all(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -226,3 +227,24 @@ def test_closing_says_goodbye_to_those_who_called_us() -> None:
         caller = stage.caller()
         stage.worker.close()
         assert [caller.receive(), caller.receive()] == [Leave(WorkerId(0, 0)), None]
+
+
+def test_a_name_that_is_almost_right_is_guessed_and_a_long_list_is_cut() -> None:
+    with Stage(peers=20) as stage:
+        with pytest.raises(RpcError, match=r"and 5 others; did you mean 'peer17' or ") as caught:
+            stage.agent.resolve("per17")
+        assert "'peer14'" in str(caught.value)
+        assert "'peer18'" not in str(caught.value).partition(";")[0]
+        with pytest.raises(RpcError) as caught:
+            stage.agent.resolve("quite different")
+        assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("timeout", [0, 5])
+def test_that_a_peer_is_gone_is_said_once_without_what_was_tried(timeout: float) -> None:
+    with Stage() as stage:
+        stage.peer.end()
+        with pytest.raises(PeerDiedError) as caught:
+            stage.call(timeout=timeout)
+        text = "".join(traceback.format_exception(caught.value))
+        assert text.count("Traceback (most recent call last)") == 1

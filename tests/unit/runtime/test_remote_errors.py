@@ -147,3 +147,9 @@ def test_body_of_a_failure_that_is_not_readable() -> None:
     for payload in (Payload(PICKLE, b"", ()), Payload(PICKLE, b"x", (torch.ones(1),))):
         with pytest.raises(RemoteProtocolError, match="not readable"):
             from_payload(payload)
+
+
+def test_an_error_that_passed_no_frame_there_is_shown_once() -> None:
+    error = rebuild(pickle.loads(pickle.dumps(describe(ValueError("made, not raised"), "w1"))))
+    assert error.__cause__ is None
+    assert "raised on worker 'w1'" in error.__notes__

@@ -102,3 +102,36 @@ def test_an_interrupt_while_the_program_ends_lets_no_thread_abort_it(monkeypatch
     with pytest.raises(KeyboardInterrupt):
         PROCESS.end()
     assert standing_still == [True]
+
+
+def error_without_a_worker() -> str:
+    with pytest.raises(NotInitializedError) as caught:
+        current_worker()
+    return str(caught.value)
+
+
+def test_why_there_is_no_worker_is_said() -> None:
+    try:
+        PROCESS.parents, PROCESS.has_ended = None, False
+        assert error_without_a_worker().startswith("RPC has not been initialized. Call init_rpc")
+        with Stage() as stage:
+            PROCESS.worker = stage.worker
+        assert "RPC has not been initialized: this process's worker has" in error_without_a_worker()
+    finally:
+        PROCESS.has_ended = False
+
+
+def test_a_forked_child_is_told_whose_it_is() -> None:
+    with Stage() as stage:
+        PROCESS.worker = stage.worker
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(writer, error_without_a_worker().encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        said = os.read(reader, 1000).decode()
+        os.close(reader)
+        os.close(writer)
+    assert said.startswith("RPC has not been initialized in this process, which was forked from ")
+    assert "'worker'" in said

@@ -79,6 +79,15 @@ def _remote_forward(
     return output if is_device_map_set else _moved(output, CPU)
 
 
+def _forward_as_called(
+    _module_rref: RRef[nn.Module], _device: str, _is_set: bool, args: Any, kwargs: Any
+) -> Any:
+    return "a remote module's forward", args, kwargs
+
+
+_remote_forward.as_called = _forward_as_called  # type: ignore[attr-defined]
+
+
 def _moved(thing: Any, device: torch.device) -> Any:
     if isinstance(thing, torch.Tensor):
         return thing.to(device)
@@ -199,7 +208,10 @@ class _RemoteModule(nn.Module):
     def _settle(self, remote_device: str) -> None:
         """Reads the place, in the order in which attributes cross the wire."""
         if not has_current_worker():
-            raise AssertionError("RemoteModule only works in RPC.")
+            raise AssertionError(
+                "RemoteModule only works in RPC. RPC has not been initialized: call init_rpc on "
+                f"this worker before it makes a module on {remote_device!r}"
+            )
         place = RemoteDevice(remote_device)
         name, rank = place.worker_name(), place.rank()
         if name is not None:

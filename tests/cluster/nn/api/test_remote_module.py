@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.distributed.nn.api.remote_module import RemoteModule as TorchModule
 
 import lockstitch.autograd as dist_autograd
 from lockstitch import rpc
-from lockstitch.errors import RpcError
+from lockstitch.errors import RpcError, SerializationError
 from lockstitch.nn import RemoteModule
 from lockstitch.nn.api.remote_module import _RemoteModule
 from lockstitch.optim import DistributedOptimizer
@@ -103,7 +104,7 @@ def test_a_place_that_is_none_is_refused(cluster, place, error, message):
 
 
 def test_it_needs_a_worker():
-    with pytest.raises(AssertionError, match="RemoteModule only works in RPC"):
+    with pytest.raises(AssertionError, match="RemoteModule only works in RPC.*call init_rpc.*'wo"):
         RemoteModule("worker1", Scale, (2.0,))
 
 
@@ -211,3 +212,11 @@ def test_it_has_all_that_torchs_has():
     assert {"remote_parameters", "init_from_module_rref", "train", "share_memory"} <= set(theirs)
     ours = {name for kind in RemoteModule.__mro__[:2] for name in vars(kind)}
     assert [name for name in theirs if name not in ours] == []
+
+
+def test_an_input_that_cannot_be_sent_is_named(cluster):
+    module = RemoteModule("worker1", Scale, (2.0,))
+    with pytest.raises(
+        SerializationError, match=r"a remote module's forward to .*args\[1\] is <unl"
+    ):
+        module(torch.ones(1), threading.Lock())
