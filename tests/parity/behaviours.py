@@ -856,6 +856,36 @@ def attributes_changed_by_the_module(wrap):
 
 
 @same
+def a_state_that_is_set_back_between_calls(wrap):
+    def remember(self, x):
+        self.steps += 1
+        self.state = self.state + self.linear(x)
+        self.table["state"] = self.table["state"] * 0.5 + self.linear(x)
+        self.seen.append(self.linear(x))
+        return self.state * self.steps + self.table["state"] + sum(self.seen)
+
+    module = Of(remember, state=0.0, table={"state": 0.0}, seen=[], steps=0)
+    model = wrap(module)
+    results = []
+    for _ in range(3):
+        results.append(step(model, module, batch()))
+        module.state, module.table["state"], module.steps = 0.0, 0.0, 0
+        module.seen.clear()
+    return results
+
+
+@same
+def a_state_that_is_carried_on(wrap):
+    def remember(self, x):
+        self.state = self.linear(x) if self.state is None else self.state + self.linear(x)
+        return self.state
+
+    model = wrap(Of(remember, state=None))
+    with torch.no_grad():
+        return [model(batch()) for _ in range(4)]
+
+
+@same
 def submodules_replaced_and_added(wrap):
     module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), batch()
     model = wrap(module)

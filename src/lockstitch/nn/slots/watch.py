@@ -1,16 +1,18 @@
 """What has changed in the caller's module since the slots were told.
 
-A replica is made once. Before each call the module is compared with what it was: 0.5 µs for each
-submodule. What differs is told to the slots, if that is possible, or they are made anew:
+A replica is made once. Before each call, and after the caller's own part of it, the module is
+compared with what it was: 0.5 µs for each submodule. What differs is told to the slots, if that is
+possible, or they are made anew:
 
-    an attribute of plain values (`training`, a dropout's `p`, a counter)      told
+    an attribute of plain values (`training`, a dropout's `p`, a list of them)  told
     a buffer, a frozen parameter: another tensor, or changed in place          told
     parameters: others, elsewhere in memory, frozen or unfrozen; submodules;
     hooks; attributes of other types                                           made anew
 
 A module may keep tensors or objects of its own as attributes in its forward pass, the last weights
-of an attention, say. Each replica keeps its own; the caller's are no reason to make slots anew
-(`settle`).
+of an attention, say, or a state for the next pass. Each replica keeps its own; the caller's are no
+reason to make slots anew (`settle`). What the program does with them between calls is: so a state
+that it sets back is set back in all slots.
 
 Batch statistics are written without a new version of the tensor, but a counter beside them is not:
 so all buffers of a submodule are told when one of them has changed.
@@ -23,6 +25,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lockstitch.nn.slots.base import NO_CHANGES, Changes
@@ -30,11 +33,9 @@ from lockstitch.nn.slots.base import NO_CHANGES, Changes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from torch import nn
-
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (dict, list, set)
-# What a module keeps for itself under these names has an eye of its own, below.
+_TABLES_OF_TORCH = frozenset(vars(nn.Module()))
 _DEEPEST = 4
 
 
@@ -82,7 +83,9 @@ def apply_changes(modules: Sequence[nn.Module], others: Sequence[Place], changes
         if value is Deleted:
             modules[number].__dict__.pop(name, None)
         else:
-            modules[number].__dict__[name] = value
+            # Another slot of this process may have been told the same.
+            own = copy.deepcopy(value) if isinstance(value, _CONTAINERS) else value
+            modules[number].__dict__[name] = own
     for number, tensor in changes.others:
         table, name = others[number]
         old = table[name]
@@ -114,14 +117,15 @@ class Watch:
         self.leaves = trainable(module)
         """What gradients are wanted of: parameters, and buffers that are treated like them."""
         self.others = places_of_others(self.modules)
-        self._log: list[tuple[int, str, Any]] = []
-        self._own: set[tuple[int, str]] = set()
+        self._news: dict[tuple[int, str], tuple[int, Any]] = {}
+        self._last_news = 0
+        self._keeps_own = False
         self._take()
 
     @property
     def is_quiet(self) -> bool:
         """Whether the module has not been seen to keep anything in its forward pass."""
-        return not self._own
+        return not self._keeps_own
 
     def refresh(self) -> None:
         """Making a slot may have moved parameters."""
@@ -129,6 +133,11 @@ class Watch:
 
     def _take(self) -> None:
         self._seen = [(module.__dict__, dict(module.__dict__)) for module in self.modules]
+        self._take_containers()
+        self._tables = [each._parameters for each in self.modules]
+        self._traits = self._current_traits()
+
+    def _take_containers(self) -> None:
         containers = [
             value
             for module in self.modules
@@ -137,8 +146,6 @@ class Watch:
         ]
         self._filled = [(each, each.copy()) for each in containers if each]
         self._empty = [each for each in containers if not each]
-        self._tables = [each._parameters for each in self.modules]
-        self._traits = self._current_traits()
 
     def _current_traits(self) -> list[Any]:
         """Of each parameter: which it is, where, and whether it wants gradients; of each buffer:
@@ -158,68 +165,71 @@ class Watch:
     def new_told(self) -> Told:
         """For a slot whose replica is being made now."""
         told = Told()
-        told.attributes = len(self._log)
+        told.attributes = self._last_news
         told.others = {i: _state(*place) for i, place in enumerate(self.others)}
         return told
 
     def look(self) -> bool:
         """Whether the slots can go on, with what `changes` tells them; else they have to be made
         anew, with a new watch."""
-        if self._traits != self._current_traits() or any(map(len, self._empty)):
-            return False
-        if any(_differs(now, before) for now, before in self._filled):
-            return self._look_at_containers()
-        return all(
-            not _differs(now, before) or self._look_at_attributes(number)
-            for number, (now, before) in enumerate(self._seen)
-        )
-
-    def _look_at_containers(self) -> bool:
-        """A list or table of plain values has changed within: told as a new attribute."""
-        changed = {id(now) for now, before in self._filled if _differs(now, before)}
-        for number, (now, before) in enumerate(self._seen):
-            for name, value in now.items():
-                if id(value) in changed and before.get(name) is value:
-                    if name.startswith("_") or not _is_plain(value):
-                        return False
-                    self._log.append((number, name, copy.copy(value)))
-        known = self._log
-        self._take()
-        self._log = known
-        return True
-
-    def _look_at_attributes(self, number: int) -> bool:
-        now, before = self._seen[number]
-        for name in now.keys() | before.keys():
-            new, old = now.get(name, Deleted), before.get(name, Deleted)
-            if new is old:
-                continue
-            if new is not Deleted and not _is_plain(new):
-                self._own.add((number, name))
-                return False
-            if isinstance(new, _CONTAINERS) or isinstance(old, _CONTAINERS):
-                return False
-            self._log.append((number, name, new))
-        self._seen[number] = (now, dict(now))
-        return True
+        return self._traits == self._current_traits() and self._compare(is_own=False)
 
     def settle(self) -> None:
-        """After the caller's own forward pass: what it keeps of it is its own affair."""
-        for number, name in self._own:
+        """After the caller's own forward pass: what it keeps of it, and cannot be told, is its own
+        affair."""
+        self._compare(is_own=True)
+
+    def _compare(self, *, is_own: bool) -> bool:
+        """Notes what has become of attributes. False where the slots cannot be told, unless
+        `is_own`."""
+        inside = {id(now) for now, before in self._filled if _differs(now, before)}
+        inside.update(id(each) for each in self._empty if each)
+        changed = [
+            number
+            for number, (now, before) in enumerate(self._seen)
+            if inside or _differs(now, before)
+        ]
+        has_containers = bool(inside)
+        for number in changed:
             now, before = self._seen[number]
-            if name in now:
-                before[name] = now[name]
+            for name in now.keys() | before.keys():
+                new, old = now.get(name, Deleted), before.get(name, Deleted)
+                if new is old and id(new) not in inside:
+                    continue
+                is_container = isinstance(new, _CONTAINERS) or isinstance(old, _CONTAINERS)
+                if is_container and name in _TABLES_OF_TORCH:
+                    return False
+                if new is Deleted or _is_plain(new):
+                    self._tell(number, name, copy.deepcopy(new) if is_container else new)
+                elif is_own:
+                    self._keeps_own = True
+                else:
+                    return False
+                has_containers |= is_container
+            self._seen[number] = (now, dict(now))
+        if has_containers:
+            self._take_containers()
+        return True
+
+    def _tell(self, number: int, name: str, value: Any) -> None:
+        """Of an attribute only the last news matter."""
+        self._last_news += 1
+        self._news[number, name] = (self._last_news, value)
 
     def succeed(self, other: Watch) -> None:
         """This watch follows `other`, on the same module: what that one learned of attributes that
         change in forward passes holds on."""
-        if len(self.modules) == len(other.modules):
-            self._own |= other._own
+        self._keeps_own |= other._keeps_own
 
     def changes(self, told: Told) -> Changes:
         """What to tell a slot, with copies of tensors; notes that it has been told."""
-        attributes = self._log[told.attributes :]
-        told.attributes = len(self._log)
+        attributes = []
+        if told.attributes != self._last_news:
+            news = self._news.items()
+            attributes = [
+                (*place, value) for place, (when, value) in news if when > told.attributes
+            ]
+            told.attributes = self._last_news
         stale = {
             id(table)
             for i, (table, name) in enumerate(self.others)

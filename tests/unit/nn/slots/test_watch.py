@@ -59,7 +59,7 @@ def test_each_slot_is_told_what_it_has_missed(net, watch):
     net.factor = 3
     assert watch.look()
     assert [value for *_, value in watch.changes(told[0]).attributes] == [3]
-    assert [value for *_, value in watch.changes(told[1]).attributes] == [2, 3]
+    assert [value for *_, value in watch.changes(told[1]).attributes] == [3]
 
 
 def test_lists_of_plain_values_are_told(net, watch):
@@ -138,12 +138,47 @@ def test_an_optimizers_step_is_no_change(net, watch):
 
 
 def test_what_a_module_keeps_of_each_pass_is_its_own_affair(net, watch):
-    keep_a_tensor(net)
-    assert not watch.look()
-    fresh = Watch(net)
-    fresh.succeed(watch)
+    assert watch.is_quiet
     keep_a_tensor(net)  # in the pass of slot 0
-    fresh.settle()
-    assert fresh.look()
+    watch.settle()
+    assert not watch.is_quiet
+    assert watch.look()
+    assert not watch.changes(watch.new_told())
     keep_a_tensor(net)  # by somebody else
-    assert not fresh.look()
+    assert not watch.look()
+
+
+def test_a_state_that_is_set_back_between_calls_is_told(net, watch):
+    told = watch.new_told()
+    net.state = {"h": None}
+    net.counts = []
+    assert watch.look()
+    watch.changes(told)
+    for _ in range(2):
+        keep_a_tensor(net)  # in the pass of slot 0
+        net.state["h"] = torch.zeros(2)
+        net.factor += 1
+        net.counts.append(torch.zeros(()))
+        watch.settle()
+        net.last, net.state["h"], net.factor = None, None, 1
+        net.counts.clear()
+        assert watch.look()
+        attributes = {name: value for _, name, value in watch.changes(told).attributes}
+        assert attributes == {"last": None, "state": {"h": None}, "factor": 1, "counts": []}
+
+
+def test_what_a_module_counts_is_told(net, watch):
+    told = watch.new_told()
+    net.factor += 1
+    net.names.append("b")
+    net.sizes = [3]
+    watch.settle()
+    assert watch.look()
+    attributes = {name: value for _, name, value in watch.changes(told).attributes}
+    assert attributes == {"factor": 2, "names": ["a", "b"], "sizes": [3]}
+
+
+def test_hooks_of_a_forward_pass_are_a_reason_to_make_slots_anew(net, watch):
+    add_hook(net)
+    watch.settle()
+    assert not watch.look()
