@@ -292,6 +292,28 @@ def test_workers_die_with_a_killed_launcher(launch: Launch, token: str) -> None:
     assert len(workers) == 2
 
 
+def test_nothing_is_left_among_temporary_files_when_workers_are_killed(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    script = """
+        import os, signal
+        from lockstitch import rpc
+
+        rank = int(os.environ["RANK"])
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+        if rank == 0:
+            rpc.rpc_sync("worker1", os.kill, (rpc.rpc_sync("worker1", os.getpid), signal.SIGKILL))
+        rpc.shutdown()
+    """
+    process = launch(script)
+    _out, err = process.communicate(timeout=60)
+    assert "worker 1 failed first: killed by SIGKILL" in err
+    assert list(place.iterdir()) == []
+
+
 def test_what_a_worker_started_and_left_behind_is_ended_too(launch: Launch, token: str) -> None:
     process = launch(
         """

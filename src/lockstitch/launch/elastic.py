@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstitch.board.client import ADDRESS, PURPOSE, REACHED_AT, WORKER
@@ -31,6 +29,7 @@ from lockstitch.board.muster import (
 )
 from lockstitch.board.server import BoardServer
 from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.folders import Folder
 from lockstitch.launch.discovery import Discovery
 from lockstitch.launch.handover import secret_for
 from lockstitch.launch.hosts import Slots, is_here, own_address
@@ -92,9 +91,9 @@ class ElasticJob(Job):
         assert secret is not None
         self._secret = secret
         # Only this user may enter: who reaches the store could mislead the ranks.
-        folder = self.resources.enter_context(tempfile.TemporaryDirectory(prefix="lockstitch-"))
+        folder = self.resources.enter_context(Folder())
         self._server = BoardServer(
-            self.selector, secret.derive(PURPOSE), self._hear, f"unix:{Path(folder) / 'board'}"
+            self.selector, secret.derive(PURPOSE), self._hear, f"unix:{folder / 'board'}"
         )
         self.resources.callback(self._server.close)
         self._folder = folder

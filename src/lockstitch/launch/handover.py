@@ -7,11 +7,10 @@ their environment.
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstitch.folders import Folder
 from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE, Secret
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ def secret_for(inherited: Mapping[str, str]) -> Iterator[dict[str, str]]:
     if inherited.get(VARIABLE) or inherited.get(FILE_VARIABLE):
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="lockstitch-") as directory:  # of mode 0700
-        path = Path(directory) / "secret"
+    with Folder() as folder:
+        path = folder / "secret"
         Secret.make().write(path)
         yield {FILE_VARIABLE: str(path)}
 

@@ -8,11 +8,10 @@ while rank 0, which asks for the address to be reusable as all servers do, can l
 
 from __future__ import annotations
 
-import shutil
 import socket
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from lockstitch.folders import Folder
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -26,7 +25,7 @@ class MeetingPlace:
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(("127.0.0.1", 0))
-            self._folder = Path(tempfile.mkdtemp(prefix="lockstitch-job-"))
+            self._folder = Folder()
         except BaseException:
             self._socket.close()
             raise
@@ -44,7 +43,7 @@ class MeetingPlace:
     def store(self) -> str:
         """The file in which Lockstitch's workers find each other. Its name is the port's number:
         so a worker sees whether its MASTER_PORT is still that of this job."""
-        return str(self._folder / str(self.port))
+        return str(self._folder.path / str(self.port))
 
     def __enter__(self) -> MeetingPlace:
         return self
@@ -56,4 +55,4 @@ class MeetingPlace:
         _traceback: TracebackType | None,
     ) -> None:
         self._socket.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()

@@ -17,11 +17,9 @@ import multiprocessing
 import os
 import pickle
 import signal
-import tempfile
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import cloudpickle
@@ -29,6 +27,7 @@ import torch
 
 from lockstitch import rpc
 from lockstitch.errors import PeerDiedError
+from lockstitch.folders import Folder
 from lockstitch.runtime import remote_errors
 
 if TYPE_CHECKING:
@@ -133,14 +132,14 @@ class ProcessCluster:
         self._timeout_seconds = timeout_seconds
         self._prepare = prepare
         self._members: dict[str, _Member] = {}
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Folder | None = None
 
     def __repr__(self) -> str:
         living = sum(member.process.is_alive() for member in self._members.values())
         return f"<ProcessCluster of {len(self.names)} · {living} alive>"
 
     def __enter__(self) -> ProcessCluster:
-        self._folder = tempfile.TemporaryDirectory(prefix="lockstitch-")
+        self._folder = Folder()
         try:
             for rank, name in enumerate(self.names):
                 self._members[name] = self._launch(name, rank)
@@ -162,7 +161,7 @@ class ProcessCluster:
 
     def _launch(self, name: str, rank: int) -> _Member:
         assert self._folder is not None
-        init_method = (Path(self._folder.name) / "store").as_uri()
+        init_method = (self._folder.path / "store").as_uri()
         options = self._num_worker_threads, *self._timeouts, self._device_maps
         seat = _Seat(name, rank, len(self.names), init_method, *options)
         near, far = self._context.Pipe()
@@ -292,7 +291,7 @@ class ProcessCluster:
             member.process.close()
         self._members.clear()
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.close()
 
 
 def _results(tasks: Sequence[Task[T]], deadline: float) -> list[T]:

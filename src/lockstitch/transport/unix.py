@@ -9,13 +9,12 @@ Beside the stream the two ends may share memory, for what is large; see `segment
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import struct
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstitch.folders import Folder
 from lockstitch.transport import handover
 from lockstitch.transport.leases import ReceivedSegments
 from lockstitch.transport.polling import EpollPoller
@@ -146,8 +145,7 @@ class UnixTransport:
 
     def __init__(self, segments: SegmentPool | None = None) -> None:
         self._segments = segments
-        self._directories: list[Path] = []
-        self._process = os.getpid()
+        self._folders: list[Folder] = []
 
     def listen(self, address: str | None = None) -> StreamListener:
         """Listens at `address`, or in a fresh directory (mode 0700); the socket has mode 0600.
@@ -196,10 +194,9 @@ class UnixTransport:
         return EpollPoller()
 
     def close(self) -> None:
-        """Removes the sockets' directories, unless this is a forked child."""
-        if self._process == os.getpid():
-            while self._directories:
-                shutil.rmtree(self._directories.pop(), ignore_errors=True)
+        """Removes the sockets' folders, unless this is a forked child."""
+        while self._folders:
+            self._folders.pop().close()
 
     def _accepted(self, sock: socket.socket) -> UnixConnection:
         process = _check_peer(sock)
@@ -208,12 +205,12 @@ class UnixTransport:
         return connection
 
     def _fresh_path(self) -> str:
-        directory = Path(tempfile.mkdtemp(prefix="lockstitch-"))
-        if len(os.fsencode(directory / "socket")) > _LONGEST_PATH:
-            directory.rmdir()
-            directory = Path(tempfile.mkdtemp(prefix="lockstitch-", dir="/tmp"))
-        self._directories.append(directory)
-        return str(directory / "socket")
+        folder = Folder()
+        if len(os.fsencode(folder.path / "socket")) > _LONGEST_PATH:
+            folder.close()
+            folder = Folder("/tmp")
+        self._folders.append(folder)
+        return str(folder.path / "socket")
 
 
 def _path_of(address: str) -> str:

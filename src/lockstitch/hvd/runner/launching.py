@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.errors import CollectiveError
+from lockstitch.folders import Folder
 from lockstitch.hvd.runner.desk import Desk
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def run(
     rank fails; its cause is what the rank that failed first raised, with its traceback.
     """
     words = _words(locals())
-    with tempfile.TemporaryDirectory(prefix="lockstitch-") as folder:  # of mode 0700
+    with Folder() as folder:
         desk = Desk(folder)
         desk.put_call(func, args, kwargs or {})
         return _launched(desk, words, executable)
