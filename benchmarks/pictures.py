@@ -13,7 +13,7 @@ import matplotlib as mpl
 mpl.use("svg")
 
 from matplotlib import pyplot as plt
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from benchmarks.sections import SECTIONS
 from benchmarks.table import show_value
@@ -108,12 +108,13 @@ def draw_ratios(rows: Sequence[Row]) -> Picture | None:
         assert row.ratio is not None
         times = advantage(row, row.ratio)
         axes.barh(place, times - 1, left=1, color=OURS if times >= 1 else THEIRS, height=0.7)
-        axes.annotate(f"{times:.3g} ×", (max(times, 1), place), (4, -3), textcoords="offset points")
+        mark = advantage(row, row.ratio_target) if row.ratio_target else 1
         if row.ratio_target:
-            mark = advantage(row, row.ratio_target)
             axes.plot([mark, mark], [place - 0.45, place + 0.45], color="black", linewidth=1.2)
+        right = (max(times, mark, 1), place)
+        axes.annotate(f"{times:.3g} ×", right, (4, -3), textcoords="offset points")
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_yticks(range(len(compared)), [_label(row) for row in compared])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
@@ -163,6 +164,10 @@ def _draw_curve(axes: Axes, curve: Curve, points: Sequence[Row]) -> None:
     axes.minorticks_off()
     if curve.is_logarithmic:
         axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        if high < 100 * low:  # powers of ten would be one or two
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.set_ylim(bottom=0)
     unit = points[0].unit

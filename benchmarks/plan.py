@@ -140,7 +140,7 @@ FULL = Pace(
     patience_seconds=20.0,
     total_seconds=540.0,
     greatest_world=32,
-    greatest_simulation=256,
+    greatest_simulation=512,
 )
 QUICK = Pace(
     rounds=3,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from benchmarks.plan import Pace
 
 PROCESSES = (2, 4, 8, 16, 32)
-SIMULATED = (2, 8, 32, 128, 256)
+SIMULATED = (2, 8, 32, 128, 256, 512)
 _GREATEST_INCUMBENT = 8
 """Beyond, its polling threads fill the two cores of a small machine."""
 
