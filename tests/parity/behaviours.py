@@ -160,6 +160,15 @@ def named_tuples(wrap):
 
 
 @same
+def outputs_of_a_class_made_in_a_function(wrap):
+    kind = namedtuple("Result", "logits hidden")
+    model = wrap(Of(lambda self, x: kind(self.linear(x), None)))
+    output = model(batch())
+    assert type(output) is kind
+    return output.logits
+
+
+@same
 def ordered_dicts(wrap):
     module = Of(lambda self, d: OrderedDict(b=self.linear(d["x"]), a=d["x"]))
     output, grads = step(wrap(module), module, OrderedDict(x=batch()))
