@@ -8,7 +8,7 @@ passes there is no `.grad` in the slot.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.nn.slots.base import BackwardOrder, Request
+
+
+_NOTE: Final = "lockstitch"
 
 
 class _Graph(NamedTuple):
@@ -62,6 +65,10 @@ class Executor:
         self._sums: list[torch.Tensor | None] = []
         self._released: deque[int] = deque()
         self._strays = StrayWatch()
+        # The engine looks up each node of the graph where it is told for which leaves to go back: a
+        # twentieth of the time of a pass over small operators. Gathering in `.grad` needs no such
+        # table; but it runs what a program has hooked to the accumulation, the caller's affair.
+        self._gathers = device.type == "cpu" and not any(map(_is_watched, self.leaves))
         self.draws_random_numbers = True
         """Whether passes are given random numbers of their own."""
 
@@ -114,21 +121,22 @@ class Executor:
         sources = [*graph.inputs, *self.leaves]
         found: Sequence[torch.Tensor | None] = [None] * len(sources)
         if roots and sources:
-            # A re-entrant checkpoint gathers gradients in `.grad`, and refuses to go back else. All
-            # others do not: what the program has hooked to accumulation is the caller's affair.
-            gathers = self._strays.is_reentrant
-            # As torch.autograd.grad does, which first checks what is right here by construction.
-            found = torch.autograd.Variable._execution_engine.run_backward(
-                tuple(roots),
-                tuple(gradients),
-                order.keeps_graph,
-                False,  # create_graph
-                () if gathers else tuple(sources),
-                allow_unreachable=True,
-                accumulate_grad=gathers,
-            )
-            if gathers:
-                found = [_taken(source) for source in sources]
+            # A re-entrant checkpoint gathers gradients in `.grad`, and refuses to go back else.
+            gathers = self._gathers or self._strays.is_reentrant
+            try:
+                # As torch.autograd.grad, which first checks what is right here by construction.
+                found = torch.autograd.Variable._execution_engine.run_backward(
+                    tuple(roots),
+                    tuple(gradients),
+                    order.keeps_graph,
+                    False,  # create_graph
+                    () if gathers else tuple(sources),
+                    allow_unreachable=True,
+                    accumulate_grad=gathers,
+                )
+            finally:
+                if gathers:  # also what a pass has gathered that failed
+                    found = tuple([_taken(source) for source in sources])
         of_inputs, of_leaves = found[: len(graph.inputs)], found[len(graph.inputs) :]
         if order.keeps_gradients:
             self._add(of_leaves)
@@ -169,6 +177,21 @@ def _attach(request: Request) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     for i, tensor in zip(places, attached, strict=True):
         given[i] = tensor
     return leaves, given
+
+
+def _is_watched(leaf: torch.Tensor) -> bool:
+    """Whether somebody keeps the node that adds to this leaf's `.grad`, as those do who have hooked
+    something to it: then it is the same node, with the same notes, when it is asked for again."""
+    if leaf.is_inference():
+        return True  # it has no such node
+    with torch.inference_mode(False), torch.enable_grad():
+        _notes_of(leaf)[_NOTE] = True
+        return _NOTE in _notes_of(leaf)
+
+
+def _notes_of(leaf: torch.Tensor) -> dict[str, Any]:
+    notes: Any = torch.autograd.graph.get_gradient_edge(leaf).node.metadata
+    return notes  # type: ignore[no-any-return]
 
 
 def _taken(leaf: torch.Tensor) -> torch.Tensor | None:

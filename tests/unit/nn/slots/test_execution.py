@@ -121,3 +121,44 @@ def test_random_numbers_follow_the_seed_of_the_request():
         )
     assert torch.equal(first, second)
     assert not torch.equal(first, third)
+
+
+def test_a_pass_that_failed_leaves_no_gradients_for_the_next(executor):
+    def fail(_):
+        raise ArithmeticError("on the way back")
+
+    x = X.clone().requires_grad_()
+    executor.forward(request(x))
+    executor.forward(request(X, 2))
+    handle = executor.leaves[0].register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        back(executor)
+    handle.remove()
+    assert back(executor, 2).leaves[0].tolist() == [4, 4]
+    assert executor.leaves[0].grad is None
+
+
+def test_what_is_hooked_to_the_accumulation_is_left_to_the_caller():
+    module, seen = Counting(), []
+    accumulator = torch.autograd.graph.get_gradient_edge(module.weight).node
+    accumulator.register_hook(lambda *_: seen.append("accumulated"))
+    executor = Executor(module, [module.weight, module.unused])
+    executor.forward(request(X))
+    assert back(executor).leaves[0].tolist() == [4, 4]
+    assert seen == []
+    assert module.weight.grad is None
+
+
+def test_the_engine_needs_no_table_of_leaves_where_nothing_is_hooked(executor, monkeypatch):
+    asked = []
+    engine = torch.autograd.Variable._execution_engine
+
+    class Engine:
+        def run_backward(self, roots, gradients, keeps, creates, inputs, **others):
+            asked.append(inputs)
+            return engine.run_backward(roots, gradients, keeps, creates, inputs, **others)
+
+    executor.forward(request(X))
+    monkeypatch.setattr(torch.autograd.Variable, "_execution_engine", Engine())
+    assert back(executor).leaves[0].tolist() == [4, 4]
+    assert asked == [()]
