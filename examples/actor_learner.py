@@ -126,6 +126,8 @@ def train(actors, rounds):
 
 
 def main():
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        sys.exit("start it so: lockstitch run -n 3 examples/actor_learner.py")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 30
     actors = [f"actor{number}" for number in range(1, world_size)]

@@ -65,6 +65,8 @@ def train(embedding, steps):
 
 
 def main():
+    if os.environ.get("WORLD_SIZE") != "3":
+        sys.exit("start it so: lockstitch run -n 3 examples/hvd_parameter_server.py")
     rank, steps = int(os.environ["RANK"]), int(sys.argv[1]) if len(sys.argv) > 1 else 80
     torch.set_num_threads(1)  # several processes share the cores
     rpc.init_rpc("server" if rank == 0 else f"trainer{rank}", rank=rank, world_size=3)

@@ -106,6 +106,8 @@ def compare(results, table, steps):
 
 
 def main():
+    if os.environ.get("WORLD_SIZE") != "3":
+        sys.exit("start it so: lockstitch run -n 3 examples/hybrid_ddp.py")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     names = [*(f"trainer{n}" for n in range(TRAINERS)), "server"]

@@ -78,6 +78,8 @@ def serve(trainers, epochs):
 
 
 def main():
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        sys.exit("start it so: lockstitch run -n 3 examples/parameter_server.py")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     names = ["server", *(f"trainer{part}" for part in range(1, world_size))]

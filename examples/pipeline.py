@@ -109,6 +109,8 @@ def train(workers, steps):
 
 
 def main():
+    if os.environ.get("WORLD_SIZE") != "3":
+        sys.exit("start it so: lockstitch run -n 3 examples/pipeline.py")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     workers = ["stage1", "stage2", "stage3"]

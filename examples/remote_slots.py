@@ -49,6 +49,8 @@ def accuracy(model):
 
 
 def main():
+    if os.environ.get("WORLD_SIZE") != "3":
+        sys.exit("start it so: lockstitch run -n 3 examples/remote_slots.py")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     torch.set_num_threads(1)  # several processes share the cores

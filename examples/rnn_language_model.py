@@ -109,6 +109,8 @@ def write(model, vocabulary, first="the", length=25):
 
 
 def main():
+    if os.environ.get("WORLD_SIZE") != "2":
+        sys.exit("start it so: lockstitch run -n 2 examples/rnn_language_model.py")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300
     torch.set_num_threads(1)  # several processes share the cores

@@ -8,6 +8,7 @@ optimizer update the tensors where they live.
 """
 
 import os
+import sys
 
 import torch
 from torch import optim
@@ -48,6 +49,8 @@ def train_remote_tensors(other):
 
 
 def main():
+    if "RANK" not in os.environ:
+        sys.exit("start it so: lockstitch run -n 2 examples/two_tensors.py")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size)
 

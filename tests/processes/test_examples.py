@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm import WarmInterpreter
 
 ROOT = Path(__file__).parents[2]
 LOCKSTITCH_RUN = ["lockstitch", "run", "-n"]
@@ -190,3 +193,19 @@ def test_a_model_with_dicts_batch_statistics_dropout_and_tied_weights_learns():
     assert "still tied: True" in output
     assert numbers("right:", output)[0] > 60  # per cent; guessing gives 8
     assert numbers("from the plain module", output)[0] < 1e-4
+
+
+def test_programs_of_several_workers_say_how_to_start_them(tmp_path):
+    """Plain `python` would give a KeyError, another number of workers silence or a hang."""
+    told = {}
+    with WarmInterpreter() as python:
+        for path in sorted((ROOT / "examples").glob("*.py")):
+            if "rpc.init_rpc" in path.read_text() and path.stem != "elastic_parameter_server":
+                done = python.run(Path(shutil.copy(path, tmp_path)))
+                assert (done.status, done.output) == (1, ""), path
+                told[path.stem] = done.errors
+    assert len(told) == 8
+    for name, text in told.items():
+        (workers,) = re.findall(rf"start it so: lockstitch run -n (\d) examples/{name}.py\n", text)
+        description = (ROOT / "examples" / f"{name}.py").read_text().split('"""')[1]
+        assert f"lockstitch run -n {workers} examples/{name}.py" in description
