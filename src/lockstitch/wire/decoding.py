@@ -32,6 +32,8 @@ from lockstitch.wire.windows import WindowArrivals
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+_read_header = HEADER.unpack_from
+
 
 class IncomingFrame:
     """A frame whose inline part has arrived; `targets` is where its bulk is to be put, in order."""
@@ -154,6 +156,7 @@ class FrameDecoder:
         self._layout_of: Callable[[type[Message]], Layout] = (
             strict_layout_of if is_strict else layout_of
         )
+        self._layouts: dict[int, Layout] = {}
         self.is_sealed = is_sealed
         self.is_open = False
         """Whether the frame at `start` may be read, where frames are sealed."""
@@ -200,15 +203,16 @@ class FrameDecoder:
         Raises `RemoteProtocolError` when the bytes are no frames; the stream is then lost.
         """
         self.is_torn = True
-        if self._frame is not None:
-            while self.counts:
-                self._filled += self.counts[0]
-                del self.counts[0]
+        counts = self.counts
+        if self._frame is None:
+            while counts:
+                self._end += counts[0]
+                del counts[0]
         else:
-            while self.counts:
-                self._end += self.counts[0]
-                del self.counts[0]
-        while self._take_bulk() if self._frame is not None else self._take_inline():
+            while counts:
+                self._filled += counts[0]
+                del counts[0]
+        while self._take_inline() if self._frame is None else self._take_bulk():
             pass
         self.is_torn = False
 
@@ -219,11 +223,10 @@ class FrameDecoder:
         if available < HEADER_BYTES:
             self._make_room(HEADER_BYTES)
             return False
-        inline_length, kind, flags, number, small, bulk_length = HEADER.unpack_from(
-            self._view, start
-        )
+        inline_length, kind, flags, number, small, bulk_length = _read_header(self._view, start)
         limits = self._limits
-        self._check_lengths(inline_length, flags, bulk_length)
+        if flags or bulk_length or inline_length > limits.inline_bytes:
+            self._check_lengths(inline_length, flags, bulk_length)
         whole = HEADER_BYTES + inline_length
         if available < whole:
             self._make_room(whole)
@@ -233,10 +236,8 @@ class FrameDecoder:
         inline = self._view[start + HEADER_BYTES : start + whole]
         if self._is_strict:
             check_marshal(inline[: inline_length - small], limits.nesting)
+        layout = self._layouts.get(kind) or self._layout(kind)
         address = self._address + start + whole - small
-        if kind not in KINDS:
-            raise RemoteProtocolError(f"unknown kind of message: {kind}")
-        layout = self._layout_of(KINDS[kind])
         if not bulk_length:
             simple = layout.read(inline, address, small, limits.items)
             if simple is not None:
@@ -254,6 +255,12 @@ class FrameDecoder:
             self.is_open = False
             return True
         return self._keep(frame.message(), start + whole, lease)
+
+    def _layout(self, kind: int) -> Layout:
+        if kind not in KINDS:
+            raise RemoteProtocolError(f"unknown kind of message: {kind}")
+        layout = self._layouts[kind] = self._layout_of(KINDS[kind])
+        return layout
 
     def _check_lengths(self, inline_length: int, flags: int, bulk_length: int) -> None:
         limits = self._limits

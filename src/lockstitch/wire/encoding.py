@@ -34,7 +34,7 @@ from lockstitch.wire.windows import aligned
 
 if TYPE_CHECKING:
     from lockstitch.devices import Placement
-    from lockstitch.wire.messages import Message, Payload
+    from lockstitch.wire.messages import Message
 
 
 def encode(
@@ -52,24 +52,25 @@ def encode(
     cls = type(message)
     layout = layout_of(cls)
     values = layout.values(message)
+    nbytes = 0
     if layout.has_body:
-        encoding, stream, items = message.body  # type: ignore[attr-defined]
-        if items or len(stream) > INLINE_BYTES:
+        items, stream = values[-1], values[-2]
+        if len(stream) > INLINE_BYTES:
+            return _encode_items(cls.KIND, values, limits, lend, with_digests, placement)
+        if items:
             small = copy_small(items) if placement is None else None
-            if small is None or len(stream) > INLINE_BYTES:
-                head = (cls.KIND, values, with_digests, placement)
-                return _encode_items(head, message.body, limits, lend)  # type: ignore[attr-defined]
+            if small is None:
+                return _encode_items(cls.KIND, values, limits, lend, with_digests, placement)
             headers, memory = small
-            inline = marshal.dumps((*values, encoding, stream, headers)) + memory
-            header = HEADER.pack(len(inline), cls.KIND, 0, 0, len(memory), 0)
-            if len(inline) > limits.inline_bytes:
-                raise _too_long(len(inline), limits)
-            return [header + inline]
-        values = (*values, encoding, stream, ())
-    inline = marshal.dumps(values)
+            nbytes = len(memory)
+            inline = marshal.dumps((*values[:-1], headers)) + memory
+        else:
+            inline = marshal.dumps(values if items == () else (*values[:-1], ()))
+    else:
+        inline = marshal.dumps(values)
     if len(inline) > limits.inline_bytes:
         raise _too_long(len(inline), limits)
-    return [HEADER.pack(len(inline), cls.KIND, 0, 0, 0, 0) + inline]
+    return [HEADER.pack(len(inline), cls.KIND, 0, 0, nbytes, 0) + inline]
 
 
 def _too_long(nbytes: int, limits: FrameLimits) -> LocalProtocolError:
@@ -80,13 +81,14 @@ def _too_long(nbytes: int, limits: FrameLimits) -> LocalProtocolError:
 
 
 def _encode_items(
-    head: tuple[int, tuple[Any, ...], bool, Placement | None],
-    body: Payload,
+    kind: int,
+    values: tuple[Any, ...],
     limits: FrameLimits,
     lend: Lend | None,
+    with_digests: bool,
+    placement: Placement | None,
 ) -> list[Any]:
-    kind, values, with_digests, placement = head
-    encoding, stream, items = body
+    *fields, encoding, stream, items = values
     memories = Memories()
     shared = find_shared(items) if len(items) > 1 else {}
     headers = tuple(
@@ -103,8 +105,8 @@ def _encode_items(
         small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
         small_length = len(small_bytes)
     bulk_length = sum([memory.nbytes for memory in large])
-    fields = marshal.dumps((*values, encoding, announced, headers))
-    inline_length = len(fields) + small_length
+    announcement = marshal.dumps((*fields, encoding, announced, headers))
+    inline_length = len(announcement) + small_length
     if inline_length > limits.inline_bytes or bulk_length > limits.bulk_bytes:
         raise _too_long(inline_length + bulk_length, limits)
     if len(items) > limits.items:
@@ -120,7 +122,7 @@ def _encode_items(
         small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
     elif loan is not None:
         _fill(loan, large)
-    inline = fields + small_bytes
+    inline = announcement + small_bytes
     if loan is not None:
         return [
             HEADER.pack(len(inline), kind, IN_SEGMENT, loan.number, small_length, bulk) + inline

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 _IDS: Final = (GlobalId, WorkerId)
+_PAYLOAD: Final = ("body.encoding", "body.stream", "body.items")
+_new_tuple: Final = tuple.__new__  # half of what it costs to call the class of a named tuple
 
 L = TypeVar("L", bound="Layout")
 
@@ -87,6 +89,13 @@ def _restore_stitch(value: tuple[Any, ...]) -> Stitch:
     )
 
 
+def _getter(names: Sequence[str]) -> Callable[[Message], tuple[Any, ...]]:
+    if not names:
+        return lambda _message: ()
+    get = attrgetter(*names)
+    return get if len(names) > 1 else lambda message: (get(message),)
+
+
 class Layout:
     """How the fields of one message class are written and read."""
 
@@ -98,8 +107,8 @@ class Layout:
         plain_names = names[:-1] if self.has_body else names
         self.stitch = plain_names.index("stitch") if "stitch" in plain_names else None
         self.count = len(plain_names)
-        self._get = attrgetter(*plain_names) if plain_names else lambda _message: ()
-        self._single = len(plain_names) == 1
+        self.fields_of = _getter([*plain_names, *_PAYLOAD * self.has_body])
+        """The fields of a message as they are, with the three of a payload in its place."""
         self._checks = [check_of(hints[name]) for name in plain_names]
         self._restorers = [
             (place, restore)
@@ -114,7 +123,8 @@ class Layout:
         """How many values a frame of this class holds."""
 
     def values(self, message: Message) -> tuple[Any, ...]:
-        values: tuple[Any, ...] = (self._get(message),) if self._single else self._get(message)
+        """The fields of a message as exact tuples, numbers and texts."""
+        values = self.fields_of(message)
         if self._flat and (self.stitch is None or values[self.stitch] is None):
             return values
         plain = list(values)
@@ -153,17 +163,18 @@ class Layout:
         `address`); None for others. (`IncomingFrame` reads any frame; this is the short way for
         most.)"""
         loaded = self.load(inline)
-        fields: Sequence[Any] = loaded[: self.count]
-        if not self._flat or (self.stitch is not None and loaded[self.stitch] is not None):
-            fields = list(fields)
-            self.restore(fields)
         if not self.has_body:
+            fields = list(loaded)
+            self.restore(fields)
             return self.cls(*fields) if not small else None
-        encoding, stream, headers = loaded[-3:]
+        *fields, encoding, stream, headers = loaded
+        if not self._flat or (self.stitch is not None and fields[self.stitch] is not None):
+            self.restore(fields)
         if type(stream) is not bytes or type(headers) is not tuple:
             return None
-        if headers == () and not small:
-            return self.cls(*fields, Payload(encoding, stream, ()))  # type: ignore[call-arg]
+        if not headers and not small:
+            body = _new_tuple(Payload, (encoding, stream, ()))
+            return self.cls(*fields, body)  # type: ignore[call-arg]
         if len(headers) > most_items or torch.is_inference_mode_enabled():
             return None
         items = take_small(headers, address, small)
@@ -174,7 +185,7 @@ class Layout:
             if header[0] > DTYPE_BITS:
                 as_leaf = stitch is None or index not in stitch.tensors
                 items[index] = finish(header, items[index], as_leaf=as_leaf)
-        return self.cls(*fields, Payload(encoding, stream, items))  # type: ignore[call-arg]
+        return self.cls(*fields, _new_tuple(Payload, (encoding, stream, items)))  # type: ignore[call-arg]
 
 
 class StrictLayout(Layout):

@@ -69,6 +69,8 @@ _COMPACT_FACTOR = 2
 # The size of the largest element.
 _ALIGNMENT = 16
 _MOST_SMALL_ITEMS: Final = 8
+_STRIDED: Final = torch.strided
+_string_at: Final = ctypes.string_at
 
 
 def is_liftable(tensor: torch.Tensor) -> bool:
@@ -206,30 +208,38 @@ def _describe_on_device(tensor: torch.Tensor, code: int, memories: list[Memory])
 def copy_small(items: Sequence[object]) -> tuple[tuple[Header, ...], bytes] | None:
     """Headers and bytes of all items, the short way: a few plain tensors, small and contiguous,
     that share no storage. None for all others."""
+    if len(items) == 1:
+        only = _copy_one(items[0])
+        return None if only is None else ((only[0],), only[1])
     if len(items) > _MOST_SMALL_ITEMS:
         return None
-    headers, memories, storages = [], [], set()
-    for tensor in items:
-        if (
-            type(tensor) is not torch.Tensor
-            or not is_on_host(tensor)
-            or tensor.layout is not torch.strided
-            or not tensor.is_contiguous()
-            or tensor.nbytes > INLINE_BYTES
-            or tensor.is_conj()
-            or tensor.is_neg()
-        ):
+    copies, storages = [], set()
+    for item in items:
+        copied = _copy_one(item)
+        if copied is None:
             return None
-        code = _CODE_OF[tensor.dtype]
-        if tensor.requires_grad:
-            code |= REQUIRES_GRAD
-        headers.append((code, tuple(tensor.shape)))
-        memories.append(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))
-        if len(items) > 1:
-            storages.add(tensor.untyped_storage().data_ptr())
-    if len(items) > 1 and len(storages) < len(items):
+        copies.append(copied)
+        storages.add(item.untyped_storage().data_ptr())  # type: ignore[attr-defined]
+    if len(storages) < len(items):
         return None
-    return tuple(headers), b"".join(memories)
+    return tuple([header for header, _ in copies]), b"".join([memory for _, memory in copies])
+
+
+def _copy_one(tensor: object) -> tuple[Header, bytes] | None:
+    if (
+        type(tensor) is not torch.Tensor
+        or not is_on_host(tensor)
+        or tensor.layout is not _STRIDED
+        or not tensor.is_contiguous()
+        or (nbytes := tensor.nbytes) > INLINE_BYTES
+        or tensor.is_conj()
+        or tensor.is_neg()
+    ):
+        return None
+    code = _CODE_OF[tensor.dtype]
+    if tensor.requires_grad:
+        code |= REQUIRES_GRAD
+    return (code, tuple(tensor.shape)), _string_at(tensor.data_ptr(), nbytes)
 
 
 def find_shared(tensors: Sequence[object]) -> dict[int, tuple[int, int, int]]:
