@@ -8,6 +8,7 @@ somebody wants to. When nothing was under way for a while it sleeps and takes no
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from typing import Protocol
@@ -68,6 +69,11 @@ class Helper:
             thread.join()
 
     def _run(self) -> None:
+        # A session that was dropped without a shutdown has nothing left to look after.
+        with contextlib.suppress(ReferenceError):
+            self._look()
+
+    def _look(self) -> None:
         idle_ticks = 0
         turns = -1
         while not self._is_closed:

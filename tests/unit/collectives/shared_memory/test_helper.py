@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 from lockstitch.collectives.shared_memory.helper import Helper
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Driven:
@@ -55,3 +59,19 @@ def test_it_leaves_alone_what_somebody_drives() -> None:
     assert driven.was_looked_at.wait(30)
     helper.close()
     assert not driven.was_driven.is_set()
+
+
+def test_it_ends_without_a_word_when_what_it_looks_after_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    driven = Driven()
+    helper = Helper("helper", driven)
+    helper.look_after()
+    assert driven.was_driven.wait(30)
+    (thread,) = (each for each in threading.enumerate() if each.name == "helper")
+    del driven
+    thread.join(30)
+    assert not thread.is_alive()
+    assert not failures
