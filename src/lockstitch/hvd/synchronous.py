@@ -90,8 +90,9 @@ def grouped_allreduce(
     """Like `allreduce` for several tensors as one operation: all of them or none."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     terms = _terms("grouped_allreduce", name, process_set, reduction)
-    sent, notes = zip(*map(compression.compress, tensors), strict=True)
-    reduced = AllReduce.apply(terms, True, *sent)  # type: ignore[no-untyped-call]
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    reduced = AllReduce.apply(terms, True, *(sent for sent, _ in pairs))  # type: ignore[no-untyped-call]
+    notes = [note for _, note in pairs]
     return [compression.decompress(*each) for each in zip(reduced, notes, strict=True)]
 
 
@@ -203,8 +204,9 @@ def grouped_reducescatter(
     """Like `reducescatter` for several tensors as one operation: all of them or none."""
     reduction = scattered_reduction_of(op, prescale_factor, postscale_factor)
     terms = _terms("grouped_reducescatter", name, process_set, reduction)
-    sent, notes = zip(*map(compression.compress, tensors), strict=True)
-    reduced = ReduceScatter.apply(terms, True, *sent)  # type: ignore[no-untyped-call]
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    reduced = ReduceScatter.apply(terms, True, *(sent for sent, _ in pairs))  # type: ignore[no-untyped-call]
+    notes = [note for _, note in pairs]
     return [compression.decompress(*each) for each in zip(reduced, notes, strict=True)]
 
 

@@ -81,3 +81,21 @@ def test_a_reducescatter_cannot_combine_by_adasum():
             hvd.grouped_reducescatter_async([torch.ones(4)], op=hvd.Adasum)
 
     assert on_ranks(2, program) == [None] * 2
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        hvd.grouped_allreduce,
+        hvd.grouped_allreduce_,
+        hvd.grouped_allgather,
+        hvd.grouped_reducescatter,
+        hvd.grouped_allreduce_async,
+    ],
+)
+def test_a_group_of_nothing_has_no_results(operation):
+    def program():
+        results = operation([])
+        return hvd.synchronize(results) if operation is hvd.grouped_allreduce_async else results
+
+    assert on_ranks(2, program) == [[], []]
