@@ -9,29 +9,34 @@ all operations of a case, on rank 0, in milliseconds. `private` tensors are ordi
 as a share of that of one rank that copies as much while the others sleep.
 
 *Negotiation* is what lies between the moment at which the last rank asks for a bucket and that at
-which the last one knows that all have: so much longer does a bucket take than if each rank knew by
-itself. Where ranks share processors the last one waits for a processor before it can look, with
-large buckets also for those who are already at work on them.
-A *killed rank* is timed until the last survivor has its error. Both come with every number of
-ranks, unless `--only` names something else.
+which the last one knows that all have. Where ranks share processors the last one waits for a
+processor before it can look, with large buckets also for those who are already at work on them.
+How long, the same processes show *by plain words*: each stores one when it asks, looks for those
+of the others, and does the same sums, without names, tables or checks.
+A *killed rank* dies in the midst of allreduces of 32 MB and is timed until the last survivor has
+its error. The kernel says that the process has *ended* when its memory has been given back.
+Both come with every number of ranks, unless `--only` names something else.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
+import select
 import signal
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import distributed as dist
 
+from benchmarks.plain_words import PlainWords
 from lockstitch.collectives import SUM, SessionOptions, Step, open_session
 from lockstitch.errors import RankLostError
 
@@ -67,6 +72,9 @@ CASES = [
     Case("64 x 64 KB at once", 64 * KB, count=64, turns=30),
 ]
 _NEGOTIATION, _KILL = "negotiation", "a rank killed"
+_BUCKETS = 4
+_ROUNDS = 10
+_Times = tuple[list[float], list[float]]
 
 
 def main() -> None:
@@ -87,14 +95,20 @@ def main() -> None:
         if arguments.only in _NEGOTIATION:
             turns = 200 if arguments.quick else 1000
             for size, what in ((4 * MB, "4 MB"), (MB, "1 MB"), (4096, "4 KB")):
-                bytes_, median, late = negotiation(ranks, turns, size=size)
+                found = negotiation(ranks, turns, size=size)
                 print(
-                    f"{f'{_NEGOTIATION}, {what}':22}{ranks:6}{bytes_:10.0f} bytes from each rank, "
-                    f"{median:.0f} µs (one in ten: {late:.0f})",
+                    f"{f'{_NEGOTIATION}, {what}':22}{ranks:6}{found.told_bytes:10.0f} bytes from "
+                    f"each rank, {found.median:.0f} µs (one in ten: {found.late:.0f}); "
+                    f"by plain words {found.plain:.0f}",
                     flush=True,
                 )
         if arguments.only in _KILL:
-            print(f"{_KILL:22}{ranks:6}{_time_to_notice(ranks):10.1f} ms until the last raises")
+            kills = [_time_to_notice(ranks) for _ in range(1 if arguments.quick else 5)]
+            raised, ended = map(statistics.median, zip(*kills, strict=True))
+            print(
+                f"{_KILL:22}{ranks:6}{raised:10.1f} ms until the last raises; "
+                f"the process has ended after {ended:.1f}"
+            )
 
 
 # ---------------------------------------------------------------- processes
@@ -106,35 +120,64 @@ def _measure(ranks: int, cases: list[Case], is_quick: bool) -> Iterator[tuple[fl
             yield pipes[0].recv()
 
 
+class Negotiated(NamedTuple):
+    """What the negotiation of a bucket takes."""
+
+    told_bytes: float
+    """What each rank says."""
+    median: float
+    """Microseconds until all know of all."""
+    late: float
+    """The 90th percentile of them."""
+    plain: float
+    """Their median where each rank knows by a plain word of every other."""
+
+
 def negotiation(
     ranks: int, turns: int, backend: BackendName = "auto", size: int = 4 * MB
-) -> tuple[float, float, float]:
-    """Of a bucket of `size` bytes in the steady state: bytes that each rank says, and the time that
-    passes until all know of all, in microseconds: median and 90th percentile."""
-    with processes(ranks, _rank_negotiates, (turns, size // 4), backend) as pipes:
+) -> Negotiated:
+    """Of a bucket of `size` bytes in the steady state."""
+    words = torch.zeros(2 * ranks, dtype=torch.int64).share_memory_()
+    buckets = torch.zeros(_BUCKETS, ranks, size // 4).share_memory_()
+    plan, shared = (turns, backend), (words, buckets)
+    with processes(ranks, _rank_negotiates, plan, shared) as pipes:
         told = [pipe.recv() for pipe in pipes]
-    asked, known = zip(*[(asked, known) for _, asked, known in told], strict=True)
-    added = sorted(
+    ours = _until_all_know([times for _, times, _ in told])
+    plain = _until_all_know([times for _, _, times in told])
+    return Negotiated(
+        told[0][0], statistics.median(ours), ours[len(ours) * 9 // 10], statistics.median(plain)
+    )
+
+
+def _until_all_know(times: list[_Times]) -> list[float]:
+    """From the last who asked until the last who knew, in microseconds, ascending."""
+    asked, known = zip(*times, strict=True)
+    return sorted(
         1e6 * (max(last) - max(first))
         for first, last in zip(zip(*asked, strict=True), zip(*known, strict=True), strict=True)
     )
-    return told[0][0], statistics.median(added), added[len(added) * 9 // 10]
 
 
-def _time_to_notice(ranks: int) -> float:
-    """From the kill until the last survivor has its error, in milliseconds."""
+def _time_to_notice(ranks: int) -> tuple[float, float]:
+    """From the kill until the last survivor has its error, and until the killed process has ended,
+    in milliseconds."""
     with processes(ranks, _rank_waits_in_vain) as pipes:
         pids = [pipe.recv() for pipe in pipes]
+        life = os.pidfd_open(pids[0])
         begin = time.monotonic()
         os.kill(pids[0], signal.SIGKILL)
-        return 1e3 * (max(pipe.recv() for pipe in pipes[1:]) - begin)
+        select.select([life], [], [])
+        ended = time.monotonic()
+        os.close(life)
+        raised = max(pipe.recv() for pipe in pipes[1:])
+    return 1e3 * (raised - begin), 1e3 * (ended - begin)
 
 
 class processes:  # noqa: N801 - reads as a function
     """Rank processes that run `function(rank, size, store, pipe, *arguments)`."""
 
     def __init__(self, ranks: int, function: Callable[..., None], *arguments: object) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("spawn")  # torch sees to shared tensors
         self._folder = tempfile.TemporaryDirectory()
         self._members = []
         for rank in range(ranks):
@@ -173,40 +216,55 @@ def _rank_measures(rank: int, size: int, file: str, pipe, cases, is_quick: bool)
 
 
 def _rank_negotiates(
-    rank: int, size: int, file: str, pipe, plan: tuple[int, int], backend: BackendName
+    rank: int,
+    size: int,
+    file: str,
+    pipe,
+    plan: tuple[int, BackendName],
+    shared: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     """Buckets as an optimizer has them: resident, under names that are known."""
-    turns, count = plan
     torch.set_num_threads(1)
     times: dict[Step, list[float]] = {Step.SUBMITTED: [], Step.READY: [], Step.DONE: []}
+    turns, backend = plan
+    plain = PlainWords(rank, size, *shared)
+    count = shared[1].shape[-1]
     options = SessionOptions(backend)
     with open_session(rank, size, dist.FileStore(file), options) as session:
-        buckets = [session.resident((count,), torch.float32).zero_() for _ in range(4)]
+        buckets = [session.resident((count,), torch.float32).zero_() for _ in range(_BUCKETS)]
 
         def reduce(count: int) -> None:
             for turn in range(count):
-                bucket = buckets[turn % 4]
-                name = f"bucket.{turn % 4}"
+                bucket = buckets[turn % _BUCKETS]
+                name = f"bucket.{turn % _BUCKETS}"
                 session.wait(session.allreduce(bucket, SUM, name=name, output=bucket))
 
         reduce(20)
-        said = session.statistics().negotiation_bytes
-        session.observers.progress = lambda progress: times[progress.step].append(progress.at)
-        reduce(turns)
-        session.observers.progress = None
-        said = session.statistics().negotiation_bytes - said
-        pipe.send((said / turns, times[Step.SUBMITTED], times[Step.READY]))
+        said = 0
+        for _ in range(_ROUNDS):
+            said -= session.statistics().negotiation_bytes
+            session.observers.progress = lambda progress: times[progress.step].append(progress.at)
+            reduce(turns // _ROUNDS)
+            session.observers.progress = None
+            said += session.statistics().negotiation_bytes
+            session.barrier()
+            for turn in range(turns // _ROUNDS):
+                plain.reduce(turn)
+            session.barrier()
+        told = said / (turns // _ROUNDS * _ROUNDS)
+        pipe.send((told, (times[Step.SUBMITTED], times[Step.READY]), (plain.asked, plain.known)))
         session.barrier()
 
 
 def _rank_waits_in_vain(rank: int, size: int, file: str, pipe) -> None:
+    torch.set_num_threads(1)
     with open_session(rank, size, dist.FileStore(file)) as session:
-        session.barrier()
-        pipe.send(os.getpid())
         tensor = torch.ones(8 * MB)
         try:
-            while True:
-                session.wait(session.allreduce(tensor, output=tensor))
+            for turn in itertools.count():
+                session.wait(session.allreduce(tensor, name="tensor", output=tensor))
+                if turn == 5:  # memory that is touched for the first time takes its own time
+                    pipe.send(os.getpid())
         except RankLostError:
             pipe.send(time.monotonic())
 

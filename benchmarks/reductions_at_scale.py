@@ -169,7 +169,7 @@ def main() -> None:
     small, ratio = per_message[64], per_message[4096] / per_message[64]
     print(f"a message at rank 0: {1e6 * small:.1f} µs; among 4,096 ranks {ratio:.2f} times that")
     for ranks in (2, 4):
-        _, measured, _ = negotiation(ranks, 200, "c10d")
+        measured = negotiation(ranks, 200, "c10d").median
         predicted = 1e6 * 2 * ranks * (small + call)
         print(
             f"a bucket of {ranks} ranks: {predicted:.0f} µs of rank 0, known after {measured:.0f}"
