@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from lockstitch.collectives.outstanding import Outstanding
     from lockstitch.collectives.shared_memory.introduction import Acquaintance
 
-# Waking up costs about 50 µs. Who has a processor to itself can look for longer before it sleeps.
-_SPIN_SECONDS = 50e-6
-_SPIN_SECONDS_ALONE = 300e-6
+# Waking up costs about 50 µs, and whoever is woken may come to a processor where others are.
+_SPIN_SECONDS = 300e-6
 # Who gives the processor away for longer than this has given it to somebody.
 _GIVEN_AWAY_SECONDS = 10e-6
 _LOOK_SECONDS = 1.0
@@ -61,8 +60,6 @@ class SharedMemoryBackend:
         known.close_segment()
         self._arena = Arena(geometry.arena_bytes)
         self._bells = Bells(rank, known, self._segment.sleepers(), Fence())
-        has_processor = len(os.sched_getaffinity(0)) >= geometry.ranks
-        self._spin_seconds = _SPIN_SECONDS_ALONE if has_processor else _SPIN_SECONDS
         self._lock = threading.RLock()
         self._token = threading.Lock()
         self._followers: list[Handle[Any]] = []
@@ -235,13 +232,13 @@ class SharedMemoryBackend:
     ) -> None:
         """Works until the handle is done; without one, until nothing is under way or somebody else
         wants to."""
-        spin_seconds = left = self._spin_seconds
+        left = _SPIN_SECONDS
         begin = time.perf_counter()
         while not self._is_over(handle):
             with self._lock:
                 is_news = self._turn()
             if is_news:
-                left = spin_seconds
+                left = _SPIN_SECONDS
                 begin = time.perf_counter()
             elif left > 0:
                 yielded = time.perf_counter()
@@ -256,7 +253,7 @@ class SharedMemoryBackend:
                 self._sleep(handle)
                 if gives_up is not None and gives_up():
                     return
-                left = spin_seconds
+                left = _SPIN_SECONDS
                 begin = time.perf_counter()
 
     def _is_over(self, handle: Handle[Any] | None) -> bool:
