@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from lockstitch.nn.slots.failures import describe
 from lockstitch.nn.slots.lifting import Hole
 from lockstitch.nn.slots.nesting import mark_inside
 from lockstitch.nn.slots.orders import Unpacker
+from lockstitch.nn.slots.thread import Habit
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class _Server:
         self._name = name
         self._executor = Executor(blueprint.module, blueprint.leaves)
         self._unpacker = Unpacker()
+        self._habits = {kind: Habit() for kind in (FORWARD, BACKWARD)}
 
     def serve(self) -> None:
         """Until the parent hangs up."""
@@ -103,7 +106,9 @@ class _Server:
         if what == FORWARD:
             request = self._unpacker.unpack(number, order, tensors)
             del tensors, order
+            start = self._start(what)
             outcome = self._executor.forward(request)
+            seconds = None if start is None else time.perf_counter() - start
             del request
             return self._postbox.encode(
                 key,
@@ -111,17 +116,25 @@ class _Server:
                     () if type(outcome.skeleton) is Hole else (outcome.skeleton,),
                     outcome.requires_grad,
                     outcome.written,
+                    seconds,
                 ),
                 outcome.tensors,
             )
         if what == BACKWARD:
             keeps_graph, keeps_gradients = order
+            start = self._start(what)
             gradients = self._executor.backward(
                 BackwardOrder(number, tensors, keeps_graph, keeps_gradients)
             )
             del tensors
             leaves = None if keeps_gradients else gradients.leaves
-            return self._postbox.encode(key, None, gradients.inputs, leaves)
+            seconds = None if start is None else time.perf_counter() - start
+            return self._postbox.encode(key, seconds, gradients.inputs, leaves)
         assert what == COLLECT
         sums = self._executor.collect()
         return self._postbox.encode(key, None, (), sums or None)
+
+    def _start(self, kind: int) -> float | None:
+        """When a pass begins that is to be measured. (Not in time of the CPU: one that waits for
+        something is not short.)"""
+        return time.perf_counter() if self._habits[kind].is_due() else None

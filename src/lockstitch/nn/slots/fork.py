@@ -5,6 +5,11 @@ The fork has the module as it is. Its trainable parameters are moved into shared
 (`shared_leaves.py`), all else is its own and is told of changes. Messages and their tensors go
 through shared memory too (`mailbox.py`, `packets.py`, `memory.py`).
 
+What takes less than a message there and back is not sent: a pass that the child has found to be
+short is run by the caller, as with threads (`own_passes.py`), if all that the module keeps is in
+plain sight. Objects of the program's own, in which a module may keep something from one call to the
+next, are each process's for itself, and stay so.
+
 The parent hanging up is the child's end, and the other way round a closed socket means that the
 child is dead. It is killed without ceremony: all that it has belongs to the parent.
 """
@@ -31,8 +36,10 @@ from lockstitch.nn.slots.lifting import SINGLE
 from lockstitch.nn.slots.mailbox import Mailbox, create_memory, spin_seconds_for
 from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory, create_file
 from lockstitch.nn.slots.orders import Packer
+from lockstitch.nn.slots.own_passes import OwnPasses
 from lockstitch.nn.slots.packets import Leaves, Postbox
 from lockstitch.nn.slots.shared_leaves import forking_a_slot, share
+from lockstitch.nn.slots.thread import Habit
 from lockstitch.transport.forks import abandon_in_child
 
 if TYPE_CHECKING:
@@ -41,7 +48,7 @@ if TYPE_CHECKING:
     import torch
 
     from lockstitch.nn.slots.answers import Key
-    from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Request
+    from lockstitch.nn.slots.base import BackwardOrder, Blueprint, OwnPass, Request
 
 
 class ForkSlot(Slot):
@@ -55,6 +62,9 @@ class ForkSlot(Slot):
         if reason is not None:
             raise RuntimeError(f'{reason}; use slots that are threads, device_ids=["thread", …]')
         self.statistics = SlotStatistics(parameter_bytes=share(blueprint.leaves))
+        self._number = number
+        self._module = weakref.ref(blueprint.module)
+        self._habits = {kind: Habit() for kind in (FORWARD, BACKWARD)}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         rings, spin_seconds = create_memory(), spin_seconds_for(blueprint.slots)
         to_child, to_parent, crash_file = create_file(), create_file(), create_file()
@@ -76,6 +86,7 @@ class ForkSlot(Slot):
         self._mailbox = Mailbox(rings, 0, ours, spin_seconds)
         self._postbox = postbox
         self._packer = Packer()
+        self._own_passes = OwnPasses(self.name)
         # Without a cycle of references, so that a slot ends when nobody wants it any more.
         receive_one = weakref.WeakMethod(self._receive)
         self._answers = Answers(lambda kind: receive_one()(kind))  # type: ignore[misc]
@@ -84,7 +95,23 @@ class ForkSlot(Slot):
         self._finalizer = weakref.finalize(self, self._life.end)
         self._collects = 0
 
+    def own_pass(
+        self, state: int, leaves: Sequence[torch.Tensor], *, fills_unused: bool
+    ) -> OwnPass | None:
+        if not self._own_passes.are_possible() or not self.is_alive:
+            return None
+        if not all(habit.is_short for habit in self._habits.values()):
+            return None
+        module = self._module()
+        if module is None or not self._own_passes.are_transparent(module):
+            return None
+        self._own_passes.prepare(module, leaves, fills_unused=fills_unused)
+        self.statistics.passes += 1
+        return self._own_passes.timed(self._habits[FORWARD], state, self._number)
+
     def start(self, request: Request) -> None:
+        if request.changes:
+            self._own_passes.disturb()
         self.statistics.passes += 1
         order, tensors = self._packer.pack(request)
         for _, tensor in request.changes.others:
@@ -92,7 +119,8 @@ class ForkSlot(Slot):
         self._send((FORWARD, request.number), order, tensors)
 
     def finish(self, number: int) -> Outcome:
-        (skeletons, requires_grad, written), tensors, _ = self._wait((FORWARD, number))
+        (skeletons, requires_grad, written, seconds), tensors, _ = self._wait((FORWARD, number))
+        self._learn(FORWARD, seconds)
         skeleton = skeletons[0] if skeletons else SINGLE
         return Outcome(skeleton, tensors, requires_grad, written)
 
@@ -101,8 +129,13 @@ class ForkSlot(Slot):
         self._send((BACKWARD, order.number), keeps, order.gradients)
 
     def finish_backward(self, number: int) -> Gradients:
-        _, inputs, leaves = self._wait((BACKWARD, number))
+        seconds, inputs, leaves = self._wait((BACKWARD, number))
+        self._learn(BACKWARD, seconds)
         return Gradients(inputs, leaves or ())
+
+    def _learn(self, kind: int, seconds: float | None) -> None:
+        if seconds is not None:
+            self._habits[kind].learn(seconds)
 
     def collect(self) -> Sequence[torch.Tensor | None]:
         self._collects += 1

@@ -17,17 +17,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.failures import describe
 from lockstitch.nn.slots.lifting import Hole, fill, lift
 from lockstitch.nn.slots.nesting import mark_inside
 from lockstitch.nn.slots.replicas import replicate_here
 from lockstitch.nn.slots.touch import Touch
-from lockstitch.nn.slots.watch import places_of_others, versions_of
+from lockstitch.nn.slots.watch import keeps_nothing_else, places_of_others, versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
+
+    from lockstitch.nn.slots.base import OwnPass
+    from lockstitch.nn.slots.thread import Habit
 
 _QUIET_PASSES: Final = 8
 
@@ -41,11 +45,19 @@ class OwnPasses:
         self._replica: nn.Module | None = None
         self._leaves: Sequence[torch.Tensor] = ()
         self._fills_unused = True
+        self._is_transparent: bool | None = None
 
     def disturb(self) -> None:
         """The slot has been told of changes."""
         self._quiet = 0
-        self._replica = None
+        self._replica = self._is_transparent = None
+
+    def are_transparent(self, module: nn.Module) -> bool:
+        """Whether all that `module` keeps is in plain sight (`keeps_nothing_else`); looks at it
+        once while nothing changes."""
+        if self._is_transparent is None:
+            self._is_transparent = keeps_nothing_else(module)
+        return self._is_transparent
 
     def are_possible(self) -> bool:
         """Whether nothing has changed for some passes; counts one."""
@@ -61,6 +73,20 @@ class OwnPasses:
             self._others = places_of_others(self._replica.modules())
         self._leaves = leaves
         self._fills_unused = fills_unused
+
+    def timed(self, habit: Habit, state: int, number: int) -> OwnPass:
+        """A pass that `habit` learns from; where the caller's generator is not in `state` any more,
+        since the caller's own part has drawn random numbers, it draws those of slot `number`."""
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sequence[int]]:
+            work = partial(self.run, args, kwargs)
+            if generators.fingerprint() == state:
+                return habit.measure(work)  # type: ignore[no-any-return]
+            with generators.kept():
+                generators.seed(generators.seed_for(state, number))
+                return work()
+
+        return run
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sequence[int]]:
         """What the module returns, on the caller's graph, and the buffers that it changed. What it

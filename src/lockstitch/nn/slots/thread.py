@@ -255,15 +255,22 @@ class Habit:
 
     def measure(self, work: Callable[[], Any]) -> Any:
         """Does the work, and learns."""
-        self._count += 1
-        if self._count % _MEASURED_ONE_IN != 1:
+        if not self.is_due():
             return work()
         start = time.thread_time()
         result = work()
-        took = time.thread_time() - start
-        usual = self._usual_seconds
-        self._usual_seconds = took if usual is None else usual + (took - usual) / 4
+        self.learn(time.thread_time() - start)
         return result
+
+    def is_due(self) -> bool:
+        """Whether the next piece of work is to be measured; counts it."""
+        self._count += 1
+        return self._count % _MEASURED_ONE_IN == 1
+
+    def learn(self, seconds: float) -> None:
+        """So long a piece of work has taken."""
+        usual = self._usual_seconds
+        self._usual_seconds = seconds if usual is None else usual + (seconds - usual) / 4
 
 
 def _serve(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (dict, list, set)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _TABLES_OF_TORCH = frozenset(vars(nn.Module()))
 _DEEPEST = 4
 
@@ -66,6 +68,19 @@ def versions_of(places: Iterable[Place]) -> list[int]:
     """How often each of these tensors has been written to, as far as torch counts."""
     tensors = [table[name] for table, name in places]
     return [-1 if each is None or each.is_inference() else each._version for each in tensors]
+
+
+def keeps_nothing_else(module: nn.Module) -> bool:
+    """Whether no submodule has more than tensors, plain values, and functions: nothing in which it
+    could keep something from one call to the next that a `Watch` does not see. A hook could."""
+    return all(
+        _is_plain(value)
+        or (isinstance(value, dict) and not value)
+        or (isinstance(value, _FUNCTIONS) and getattr(value, "__closure__", None) is None)
+        for each in module.modules()
+        for name, value in each.__dict__.items()
+        if name not in ("_parameters", "_buffers", "_modules")
+    )
 
 
 def trainable(module: nn.Module) -> list[torch.Tensor]:

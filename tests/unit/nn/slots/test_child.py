@@ -93,8 +93,11 @@ def test_each_message_has_its_answer_until_the_parent_is_gone():
         (FORWARD, 2),
         (BACKWARD, 2),
     ]
-    _skeleton, requires_grad, written = there.body
+    _skeleton, requires_grad, written, seconds = there.body
     assert (requires_grad, list(written)) == ([True], [])
+    assert seconds > 0
+    assert back.body > 0
+    assert [answer.body[3] for answer in mailbox.answers[2:3]] == [None]  # one in eight is measured
     assert torch.equal(there.tensors[0], module(X))
     assert list(back.tensors) == []
     assert torch.equal(back.leaves[0], torch.full((1, 3), 2.0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -208,4 +210,58 @@ def test_within_no_sync_and_for_arguments_on_the_graph_passes_are_requested(coun
         assert count(model, 2)[0] == 2
     assert count(model, 2)[0] == 0
     assert count(model, 2, torch.ones(4, 2, requires_grad=True))[0] == 2
+    model.close()
+
+
+class Whose(nn.Module):
+    """Returns in whose process each row was computed; may keep an object."""
+
+    def __init__(self, keeps=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.keeps = keeps
+
+    def forward(self, x):
+        return x * self.weight, torch.full((len(x),), os.getpid())
+
+
+class Memory:
+    """In which a module might keep something."""
+
+
+@pytest.mark.parametrize(
+    ("short_seconds", "keeps", "is_own"),
+    [(1e9, None, True), (1e9, Memory(), False), (0.0, None, False)],
+    ids=["short", "may keep something", "long"],
+)
+def test_short_passes_of_a_fork_are_the_callers_if_all_is_in_plain_sight(
+    monkeypatch, short_seconds, keeps, is_own
+):
+    monkeypatch.setattr(thread, "SHORT_SECONDS", short_seconds)
+    model, x = DataParallel(Whose(keeps), ["fork"] * 2), torch.ones(4, 1)
+    for _ in range(own_passes._QUIET_PASSES + 1):
+        model.zero_grad()
+        outputs, pids = model(x)
+        outputs.sum().backward()
+        assert model.module.weight.grad.tolist() == [4]
+    mine, others = pids.chunk(2)
+    assert mine.tolist() == [os.getpid()] * 2
+    assert (others.tolist() == mine.tolist()) == is_own
+    assert model.slots[0].statistics.passes == own_passes._QUIET_PASSES + 1
+    model.close()
+
+
+def test_an_own_pass_of_a_fork_draws_the_numbers_that_the_fork_would(monkeypatch):
+    monkeypatch.setattr(thread, "SHORT_SECONDS", 1e9)
+    model, x, drawn = DataParallel(Noise(), ["fork"] * 2), torch.ones(4, 2), []
+    with torch.random.fork_rng():
+        for _ in range(own_passes._QUIET_PASSES + 2):
+            torch.manual_seed(1)
+            output = model(x)
+            drawn.append(output.detach())
+            output.sum().backward()
+            drawn.append(torch.rand(2))
+    assert all(torch.equal(each, drawn[0]) for each in drawn[::2])
+    assert all(torch.equal(each, drawn[1]) for each in drawn[1::2])
+    assert not torch.equal(*drawn[0].chunk(2))
     model.close()
