@@ -99,7 +99,7 @@ def resolve(qualified: str) -> Callable[..., Any]:
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise missing_here(qualified, error) from error
+        raise missing_here(f"{qualified} cannot be found here", error) from error
     if not callable(found):
         raise SerializationError(f"{qualified} is no function on the callee")
     return found  # type: ignore[no-any-return]

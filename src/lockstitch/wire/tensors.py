@@ -79,8 +79,10 @@ def is_liftable(tensor: torch.Tensor) -> bool:
         raise SerializationError(
             "a tensor on the meta device has no data to send; materialise it first (to_empty)"
         )
-    return tensor.dtype in _CODE_OF and (
-        tensor.layout is torch.strided or tensor.layout in _SPARSE_PARTS
+    return (
+        tensor.dtype in _CODE_OF
+        and (tensor.layout is torch.strided or tensor.layout in _SPARSE_PARTS)
+        and not tensor.is_nested
     )
 
 

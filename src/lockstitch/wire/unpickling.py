@@ -90,13 +90,14 @@ def _unpickle(payload: Payload, registry: PicklingRegistry, session: UnpickleSes
     try:
         return unpickler.load()
     except (ImportError, AttributeError) as error:
-        raise missing_here("what was sent", error) from error
+        raise missing_here("what was sent cannot be rebuilt here", error) from error
 
 
 def missing_here(what: str, error: ImportError | AttributeError) -> SerializationError:
-    """What to raise where `what`, a function or class that a message names, is not found."""
+    """What to raise where a function or class that a message names may be missing: `what` says what
+    happened."""
     return SerializationError(
-        f"{what} cannot be found here: {type(error).__name__}: {error}. The RPC pickler does not "
+        f"{what}: {type(error).__name__}: {error}. The RPC pickler does not "
         "serialize the code of functions and classes that a module holds: make sure that the same "
         "module defines them on caller and callee"
     )

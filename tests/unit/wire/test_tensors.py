@@ -254,7 +254,7 @@ def test_requires_grad_survives_as_a_leaf(size: int) -> None:
 
 def test_parameter_arrives_as_parameter_with_its_requires_grad() -> None:
     for wants in (True, False):
-        arrived = cross(torch.nn.Parameter(torch.randn(3), requires_grad=wants))
+        arrived = cross(torch.torch.nn.Parameter(torch.randn(3), requires_grad=wants))
         assert type(arrived) is torch.nn.Parameter
         assert arrived.requires_grad is wants
 
@@ -279,6 +279,23 @@ class Marked(torch.Tensor):
 def test_subclass_keeps_its_type() -> None:
     arrived = cross(torch.randn(3).as_subclass(Marked))
     assert type(arrived) is Marked
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_nested_tensors_arrive_by_their_own_pickling(layout: torch.layout) -> None:
+    parts = [torch.ones(2, 3), torch.arange(3.0).reshape(1, 3)]
+    for value in (
+        torch.nested.nested_tensor(parts, layout=layout),
+        torch.nn.Parameter(torch.nested.nested_tensor(parts, layout=layout)),
+    ):
+        arrived, one = cross((value, torch.ones(1)))
+        assert arrived.is_nested
+        assert type(arrived) is type(value)
+        assert all(
+            torch.equal(mine, its) for mine, its in zip(parts, arrived.unbind(), strict=True)
+        )
+        assert torch.equal(one, torch.ones(1))
 
 
 def test_meta_tensor_is_refused_with_a_reason() -> None:
