@@ -59,6 +59,7 @@ class _Place:
         "is_hooked",
         "is_submitted",
         "name",
+        "reduced_version",
         "sparse_dim",
     )
 
@@ -77,6 +78,9 @@ class _Place:
         """How often it was added to."""
         self.counted: weakref.ref[torch.Tensor] | None = None
         """The gradient that was counted: another one begins anew."""
+        self.reduced_version: int | None = None
+        """Of the gradient, when it was reduced: one that the program has changed since may begin
+        anew."""
         self.is_complete = False
         """Whether its group counts it among those that have all that they get in this step."""
         self.is_submitted = False
@@ -170,6 +174,8 @@ class GradientReducer:
             self._fills_early = False
         if self.is_paused:
             return
+        if self._was_changed(place, gradient_of(parameter)):
+            place.count = 0
         count = _count(place, parameter.grad)
         if count > self.passes:
             raise AssertionError(
@@ -236,6 +242,14 @@ class GradientReducer:
             place.is_complete = False
         self._complete.clear()
 
+    def _was_changed(self, place: _Place, gradient: torch.Tensor) -> bool:
+        """Whether the program has changed the gradient in place since it was reduced, as it does to
+        set it to zero when `GradScaler` has passed over a step. An average may be changed, added to
+        and averaged again; a sum may not."""
+        reduced, place.reduced_version = place.reduced_version, None
+        is_average = self._options.reduction.op is ReduceOp.AVERAGE
+        return is_average and reduced is not None and gradient._version > reduced + 1
+
     def _place(self, parameter: torch.Tensor) -> _Place:
         place = self._places.get(parameter)
         if place is None:
@@ -272,7 +286,9 @@ class GradientReducer:
                 place = self._places[parameter]
                 if self._options.sparse_as_dense and place.sparse_dim is not None:
                     parameter.grad = gradient_of(parameter).to_sparse(place.sparse_dim)
-                place.counted = weakref.ref(gradient_of(parameter))
+                gradient = gradient_of(parameter)
+                place.counted = weakref.ref(gradient)
+                place.reduced_version = gradient._version
         return True
 
     def _missing(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -136,3 +136,24 @@ def test_a_gradient_that_begins_anew_does_not_complete_its_group_twice():
         return one.item(), two.item()
 
     assert on_ranks(2, program) == [(-4.0, -4.0)] * 2
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_step_that_a_scaler_passes_over_and_gradients_set_to_zero_by_the_module(passes):
+    def program():
+        net = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(net.weight)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=1.0), backward_passes_per_step=passes
+        )
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for factor in (1.0, float("inf"), float("inf"), 1.0):
+            net.zero_grad(set_to_none=False)  # of which the optimizer hears nothing
+            for _ in range(passes):
+                scaler.scale(net(torch.full((1, 1), hvd.rank() * 1.0)) * factor).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        return net.weight.item(), scaler.get_scale()
+
+    assert on_ranks(2, program) == [(-1.0 * passes, 1.0)] * 2
