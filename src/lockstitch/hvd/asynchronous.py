@@ -48,7 +48,10 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
-    """Begins to reduce tensors of one shape and dtype over the ranks, into a new tensor."""
+    """Begins what `allreduce` does, without a gradient, and returns a handle at once: `poll` it, or
+    get the new tensor by `synchronize`, which raises what goes wrong on the way. The tensor must
+    not be changed before. Raises at once what this rank alone can see (`ValueError`, `TypeError`).
+    """
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return begin(
         current_session().deferred.allreduce, tensor, reduction, name, process_set, output=None
@@ -64,7 +67,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
-    """Like `allreduce_async`, in place."""
+    """Like `allreduce_async`, in place: the result is `tensor` itself."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return begin(
         current_session().deferred.allreduce, tensor, reduction, name, process_set, output=tensor
@@ -80,7 +83,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Operation[list[torch.Tensor]]:
-    """Begins to reduce several tensors as one operation, into new tensors: all of them or none."""
+    """Begins what `grouped_allreduce` does; see `allreduce_async`."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return begin(
         current_session().deferred.grouped_allreduce,
@@ -101,7 +104,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Operation[list[torch.Tensor]]:
-    """Like `grouped_allreduce_async`, in place."""
+    """Like `grouped_allreduce_async`, in place: the result are `tensors` themselves."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return begin(
         current_session().deferred.grouped_allreduce,
@@ -116,7 +119,7 @@ def grouped_allreduce_async_(
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Operation[torch.Tensor]:
-    """Begins to gather all ranks' rows, one below the other; their numbers may differ."""
+    """Begins what `allgather` does, [rows, …] to [rows of all, …]; see `allreduce_async`."""
     session = current_session()
     handle = session.deferred.allgather(
         tensor, name=_full("allgather", name), process_set=id_of(process_set)
@@ -129,7 +132,7 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Operation[list[torch.Tensor]]:
-    """Begins to gather several tensors as one operation: all of them or none."""
+    """Begins what `grouped_allgather` does; see `allreduce_async`."""
     session = current_session()
     handle = session.deferred.grouped_allgather(
         tensors, name=_full("grouped_allgather", name), process_set=id_of(process_set)
@@ -143,7 +146,8 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
-    """Begins to copy the tensor of `root_rank`, a global rank also in a process set, to all."""
+    """Begins to copy the tensor of `root_rank`, a global rank also in a process set, to all, into
+    new tensors; see `broadcast` and `allreduce_async`."""
     return begin(
         current_session().deferred.broadcast, tensor, root_rank, name, process_set, output=None
     )
@@ -155,7 +159,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
-    """Like `broadcast_async`, in place."""
+    """Like `broadcast_async`, in place: the result is `tensor` itself."""
     return begin(
         current_session().deferred.broadcast, tensor, root_rank, name, process_set, output=tensor
     )
@@ -168,7 +172,8 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[tuple[torch.Tensor, torch.Tensor]]:
     """Begins to send `splits[i]` rows to the ith rank (without splits: the same number to each).
-    The result: the rows received, in the order of ranks, and how many came from each."""
+    The result: the rows received, [rows, …] in the order of ranks, and how many came from each,
+    int32 [ranks]. See `alltoall` and `allreduce_async`."""
     if isinstance(splits, torch.Tensor):
         splits = splits.tolist()
     session = current_session()
@@ -186,8 +191,8 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Operation[torch.Tensor]:
-    """Begins to reduce, and leaves each rank its share of the rows; the first ranks get one more
-    where the number does not divide."""
+    """Begins to reduce [rows, …], and leaves each rank its share of the rows, [rows / ranks, …];
+    the first ranks get one more where the number does not divide. See `allreduce_async`."""
     session = current_session()
     handle = session.deferred.reducescatter(
         tensor,
@@ -206,7 +211,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Operation[list[torch.Tensor]]:
-    """Like `reducescatter_async` for several tensors as one operation: all of them or none."""
+    """Begins what `grouped_reducescatter` does; see `allreduce_async`."""
     session = current_session()
     handle = session.deferred.grouped_reducescatter(
         tensors,
@@ -223,8 +228,9 @@ def sparse_allreduce_async(
     op: ReduceOp,
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
-    """Begins to sum or average sparse tensors: only the entries that are there travel. The result
-    is coalesced. What is returned may also be called, to wait."""
+    """Begins to sum or average sparse tensors (COO, of one shape and dtype): only the entries that
+    are there travel. The result is coalesced. What is returned may also be called, to wait. Raises
+    `ValueError` for another `op` than `hvd.Average` and `hvd.Sum`; see `allreduce_async`."""
     full_name = _full("sparse_allreduce", name)
     return sparse_operation(current_session(), tensor, full_name, op, process_set)
 

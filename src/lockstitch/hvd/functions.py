@@ -25,7 +25,10 @@ def broadcast_parameters(
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives all ranks the root's values of a `state_dict()`, of `named_parameters()` or of tensors,
-    in place. All ranks must give the same names and shapes, in any order if there are names."""
+    in place. All ranks must give the same names and shapes, in any order if there are names.
+
+    `root_rank`: a global rank, also in a `process_set`. None is passed over. Raises
+    `ValueError` for what is no tensor, and what `hvd.broadcast` raises."""
     under_way = [
         broadcast_async_(tensor, root_rank, name and f"parameters.{name}", process_set)
         for name, tensor in _named(params)
@@ -57,7 +60,10 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,  # noqa: ARG001 - programs pass it; not needed here
 ) -> None:
     """Gives all ranks the root's optimizer state and options. Ranks may have no state yet, as when
-    only the root has loaded a checkpoint; their parameters without a gradient get one of zeros."""
+    only the root has loaded a checkpoint; their parameters without a gradient get one of zeros.
+
+    `root_rank`: a global rank. Raises `ValueError` for LBFGS, and what `hvd.broadcast_object` does.
+    """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of LBFGS cannot be broadcast: it is no plain dictionary")
     if not optimizer.state:
@@ -126,7 +132,8 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
 ) -> T:
     """The root's object, on all ranks: itself there, copies elsewhere. Anything that cloudpickle
-    takes."""
+    takes; what the other ranks give is not looked at. `root_rank`: a global rank. Raises what
+    `hvd.broadcast` does."""
     name = name or "object"
     if current_session().rank == root_rank:
         content = _pickled(obj)
@@ -143,7 +150,8 @@ def broadcast_object(
 def allgather_object(
     obj: T, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
-    """The objects of all ranks, in the order of ranks."""
+    """The objects of all ranks, in the order of ranks: anything that cloudpickle takes. Raises what
+    `hvd.allgather` does."""
     session = current_session()
     handle = session.allgather(
         _pickled(obj),

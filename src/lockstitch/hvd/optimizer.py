@@ -210,14 +210,19 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
     """Makes `optimizer` step with the gradients of all ranks, and returns it.
 
     `named_parameters`: `model.named_parameters()`, the same on all ranks; without it parameters go
-    by their places. `op`: `hvd.Average`, `hvd.Sum`, or `hvd.Adasum`, which combines the changes of
+    by their places. `compression`: what gradients travel as, e.g. `hvd.Compression.fp16`. `op`:
+    `hvd.Average` (the default), `hvd.Sum`, or `hvd.Adasum`, which combines the changes of
     parameters instead of gradients. `backward_passes_per_step`: how many backward passes add to a
-    gradient before it is reduced. `gradient_predivide_factor`: divides gradients before they are
-    summed; the rest of the average comes after. `groups`: in how many groups parameters are
-    reduced, or the groups themselves. `sparse_as_dense`: sparse gradients are reduced as dense
-    ones, and are sparse again afterwards. All ranks must make their optimizers in the same order.
+    gradient before it is reduced (1). `gradient_predivide_factor`: divides gradients before they
+    are summed; the rest of the average comes after. `groups`: in how many groups parameters are
+    reduced, or the groups themselves (`num_groups` is its older form). `sparse_as_dense`: sparse
+    gradients are reduced as dense ones, and are sparse again afterwards. `process_set`: the ranks
+    that train together. All ranks must make their optimizers in the same order.
 
-    An optimizer that was made distributed before begins anew, with these arguments.
+    An optimizer that was made distributed before begins anew, with these arguments. Raises
+    `ValueError` before `init`, for names that are not unique or do not cover the parameters, and
+    for options that contradict each other; `TypeError` for an optimizer's class in place of an
+    optimizer. After `horovod.torch.DistributedOptimizer`.
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
         raise ValueError(

@@ -17,15 +17,18 @@ from lockstitch.hvd.synchronous import allreduce, grouped_allreduce
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Takes the place of `BatchNorm1d`, `2d` and `3d`, on any device. All ranks must come through
-    it in the same order, in forward and in backward."""
+    """Takes the place of `BatchNorm1d`, `2d` and `3d`, on any device, with their arguments. All
+    ranks must come through it in the same order, in forward and in backward; each may have a batch
+    of another size."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """In training by the statistics of all ranks, otherwise as ever."""
+        """`input` [batch, channels, …] to as much: in training by the statistics of all ranks,
+        otherwise as ever. Raises `ValueError` below two dimensions, and what `hvd.allreduce` does.
+        """
         is_by_batch = self.training or self.running_mean is None
         if not is_by_batch or current_session().size == 1:
             return super().forward(input)

@@ -53,8 +53,23 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The tensors of all ranks, of one shape and dtype, reduced by `op` (the average unless said
-    otherwise), the same on all ranks."""
+    """The tensors of all ranks reduced by `op`: a new tensor, bit for bit the same on all ranks.
+
+    `tensor`: dense, of any shape, strides and dtype that torch can reduce so; shape and dtype are
+    the same on all ranks. `op`:
+    `hvd.Average` (the default; integers are cut towards zero), `Sum`, `Min`, `Max`, `Product` or
+    `Adasum`; `average` is its older form. `name`: by which the ranks find each other's tensors;
+    by default operations without a name are numbered, and must come in one order on all ranks.
+    `compression`: what travels, e.g. `hvd.Compression.fp16`. `prescale_factor` and
+    `postscale_factor`: numbers by which tensors are multiplied before and afterwards.
+    `process_set`: the ranks that take part.
+
+    The gradient is reduced by the same operator. Raises `MismatchError` on all ranks where shapes,
+    dtypes or operators differ, `RankLostError` where a rank is gone, `StalledError` after
+    `HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`, all of them `HorovodInternalError`; `ValueError` before
+    `init` and for a name that is in flight; `TypeError` for what is no tensor. All other operations
+    raise the same. After `horovod.torch.allreduce`.
+    """
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     terms = _terms("allreduce", name, process_set, reduction)
     sent, note = compression.compress(tensor)
@@ -70,7 +85,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Like `allreduce`, in place."""
+    """Like `allreduce`, in place, and without a gradient; returns `tensor`."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return begin(
         current_session().allreduce, tensor, reduction, name, process_set, output=tensor
@@ -87,7 +102,8 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Like `allreduce` for several tensors as one operation: all of them or none."""
+    """Like `allreduce` for several tensors as one operation: all of them or none. Their shapes and
+    dtypes may differ from each other. Returns new tensors, in the same order."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     terms = _terms("grouped_allreduce", name, process_set, reduction)
     pairs = [compression.compress(tensor) for tensor in tensors]
@@ -105,7 +121,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Like `grouped_allreduce`, in place."""
+    """Like `grouped_allreduce`, in place, and without gradients; returns the same tensors."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return begin(
         current_session().grouped_allreduce,
@@ -120,7 +136,12 @@ def grouped_allreduce_(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """All ranks' rows, one below the other in the order of ranks; their numbers may differ."""
+    """All ranks' rows, one below the other in the order of ranks: [rows of all, …].
+
+    `tensor`: [rows, …]; the number of rows may differ, or be 0; the other dimensions and the dtype
+    may not (`MismatchError`). A scalar is a `ValueError`. The gradient of a rank's rows is the
+    average of what all ranks have for them. Otherwise as `allreduce`.
+    """
     gathered: torch.Tensor
     (gathered,) = AllGather.apply(_terms("allgather", name, process_set), tensor)  # type: ignore[no-untyped-call]
     return gathered
@@ -131,7 +152,8 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Like `allgather` for several tensors as one operation: all of them or none."""
+    """Like `allgather` for several tensors as one operation: all of them or none. Returns the
+    gathered tensors, in the same order."""
     terms = _terms("grouped_allgather", name, process_set)
     return list(AllGather.apply(terms, *tensors))  # type: ignore[no-untyped-call]
 
@@ -142,7 +164,12 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The tensor of `root_rank`, a global rank also in a process set."""
+    """The tensor of `root_rank`, a global rank also in a process set: a new tensor on all ranks.
+
+    `tensor`: of the same shape and dtype on all ranks, whatever it holds elsewhere than on the
+    root. The root's gradient is the average of all ranks' gradients, that of others is zeros.
+    Raises `ValueError` for a root that does not belong to the set. Otherwise as `allreduce`.
+    """
     terms = _terms("broadcast", name, process_set)
     result: torch.Tensor = Broadcast.apply(terms, root_rank, tensor)  # type: ignore[no-untyped-call]
     return result
@@ -154,7 +181,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Like `broadcast`, in place."""
+    """Like `broadcast`, in place, and without a gradient; returns `tensor`."""
     return begin(
         current_session().broadcast, tensor, root_rank, name, process_set, output=tensor
     ).wait()
@@ -166,8 +193,13 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Sends `splits[i]` rows to the ith rank, and returns the rows that arrive, in the order of
-    ranks, with the number from each. Without splits each gets as many, and only rows are returned.
+    """Sends `splits[i]` rows to the ith rank, and returns the rows that arrive, [rows, …] in the
+    order of ranks, with the number from each, int32 [ranks]. Without splits each gets as many, and
+    only rows are returned.
+
+    `tensor`: [rows, …]; all but the number of rows is the same on all ranks. Raises `ValueError`
+    where the splits do not add up to the rows, or without them the ranks do not divide the rows.
+    Otherwise as `allreduce`.
     """
     terms = _terms("alltoall", name, process_set)
     numbers = splits.tolist() if isinstance(splits, torch.Tensor) else splits
@@ -184,8 +216,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Reduces, and leaves each rank its share of the rows; the first ranks get one more where the
-    number does not divide."""
+    """Reduces, and leaves each rank its share of the rows: [rows / ranks, …]; the first ranks get
+    one more where the number does not divide. `tensor`: [rows, …], of the same shape on all ranks;
+    a scalar is a `ValueError`. Otherwise as `allreduce`, but without `Adasum`."""
     reduction = scattered_reduction_of(op, prescale_factor, postscale_factor)
     terms = _terms("reducescatter", name, process_set, reduction)
     sent, note = compression.compress(tensor)
@@ -201,7 +234,8 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Like `reducescatter` for several tensors as one operation: all of them or none."""
+    """Like `reducescatter` for several tensors as one operation: all of them or none. Returns this
+    rank's shares, in the same order."""
     reduction = scattered_reduction_of(op, prescale_factor, postscale_factor)
     terms = _terms("grouped_reducescatter", name, process_set, reduction)
     pairs = [compression.compress(tensor) for tensor in tensors]
