@@ -64,6 +64,8 @@ from lockstitch.runtime.worker import Worker, current_worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import torch
+
     Target = str | int | WorkerInfo
     Function = Callable[..., Any]
     Call = tuple[Function, tuple[Any, ...], dict[str, Any] | None]
@@ -123,7 +125,7 @@ _default_pickler: Any = _internal_rpc_pickler
 @overload
 def rpc_sync(
     to: Target,
-    func: Callable[..., Future[T]],
+    func: Callable[..., torch.futures.Future[T]],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
@@ -164,7 +166,7 @@ def rpc_sync(
 @overload
 def rpc_async(
     to: Target,
-    func: Callable[..., Future[T]],
+    func: Callable[..., torch.futures.Future[T]],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
@@ -208,7 +210,7 @@ def rpc_async(
 @overload
 def remote(
     to: Target,
-    func: Callable[..., Future[T]],
+    func: Callable[..., torch.futures.Future[T]],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
