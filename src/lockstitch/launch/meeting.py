@@ -9,12 +9,8 @@ while rank 0, which asks for the address to be reusable as all servers do, can l
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
 
 from lockstitch.folders import Folder
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 class MeetingPlace:
@@ -48,11 +44,6 @@ class MeetingPlace:
     def __enter__(self) -> MeetingPlace:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._socket.close()
         self._folder.close()

@@ -54,11 +54,10 @@ def encode(
     values = layout.values(message)
     nbytes = 0
     if layout.has_body:
-        items, stream = values[-1], values[-2]
-        if len(stream) > INLINE_BYTES:
-            return _encode_items(cls.KIND, values, limits, lend, with_digests, placement)
-        if items:
-            small = copy_small(items) if placement is None else None
+        items = values[-1]
+        is_long = len(values[-2]) > INLINE_BYTES
+        if items or is_long:
+            small = copy_small(items) if placement is None and not is_long else None
             if small is None:
                 return _encode_items(cls.KIND, values, limits, lend, with_digests, placement)
             headers, memory = small

@@ -107,8 +107,7 @@ class Layout:
         plain_names = names[:-1] if self.has_body else names
         self.stitch = plain_names.index("stitch") if "stitch" in plain_names else None
         self.count = len(plain_names)
-        self.fields_of = _getter([*plain_names, *_PAYLOAD * self.has_body])
-        """The fields of a message as they are, with the three of a payload in its place."""
+        self._get = _getter([*plain_names, *_PAYLOAD * self.has_body])
         self._checks = [check_of(hints[name]) for name in plain_names]
         self._restorers = [
             (place, restore)
@@ -123,8 +122,9 @@ class Layout:
         """How many values a frame of this class holds."""
 
     def values(self, message: Message) -> tuple[Any, ...]:
-        """The fields of a message as exact tuples, numbers and texts."""
-        values = self.fields_of(message)
+        """The fields of a message as exact tuples, numbers and texts, with the three of a payload
+        in its place."""
+        values = self._get(message)
         if self._flat and (self.stitch is None or values[self.stitch] is None):
             return values
         plain = list(values)
@@ -173,8 +173,7 @@ class Layout:
         if type(stream) is not bytes or type(headers) is not tuple:
             return None
         if not headers and not small:
-            body = _new_tuple(Payload, (encoding, stream, ()))
-            return self.cls(*fields, body)  # type: ignore[call-arg]
+            return self.cls(*fields, _new_tuple(Payload, (encoding, stream, ())))  # type: ignore[call-arg]
         if len(headers) > most_items or torch.is_inference_mode_enabled():
             return None
         items = take_small(headers, address, small)

@@ -16,13 +16,6 @@ from lockstitch.transport import leases, tables
 from tests.unit.transport.pairs import MB, Pair
 
 
-@pytest.fixture
-def pair():
-    pair = Pair()
-    yield pair
-    pair.close()
-
-
 def test_window_that_is_not_taken_can_be_opened_again(pair):
     """As a reader does after an interrupt."""
     number = pair.lend(b"data")

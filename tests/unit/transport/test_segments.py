@@ -23,13 +23,6 @@ from tests.unit.transport.pairs import MB, Pair
 from tests.unit.transport.streams import receive_all, wait_for_connection
 
 
-@pytest.fixture
-def pair():
-    pair = Pair()
-    yield pair
-    pair.close()
-
-
 def mapped_bytes() -> int:
     gc.collect()
     total = 0

@@ -26,7 +26,7 @@ from lockstitch.nn.slots.touch import Touch
 from lockstitch.nn.slots.watch import keeps_nothing_else, places_of_others, versions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -74,14 +74,18 @@ class OwnPasses:
         self._leaves = leaves
         self._fills_unused = fills_unused
 
-    def timed(self, habit: Habit, state: int, number: int) -> OwnPass:
+    def timed(
+        self, habit: Habit, state: int, number: int, note_draw: Callable[[], object] = bool
+    ) -> OwnPass:
         """A pass that `habit` learns from; where the caller's generator is not in `state` any more,
-        since the caller's own part has drawn random numbers, it draws those of slot `number`."""
+        since the caller's own part has drawn random numbers, it draws those of slot `number`, after
+        `note_draw`."""
 
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sequence[int]]:
             work = partial(self.run, args, kwargs)
             if generators.fingerprint() == state:
                 return habit.measure(work)  # type: ignore[no-any-return]
+            note_draw()
             with generators.kept():
                 generators.seed(generators.seed_for(state, number))
                 return work()

@@ -109,18 +109,8 @@ class ThreadSlot(Slot):
             return None
         self._own_passes.prepare(module, leaves, fills_unused=fills_unused)
         self.statistics.passes += 1
-        key = module.training, True
-
-        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sequence[int]]:
-            work = partial(self._own_passes.run, args, kwargs)
-            if generators.fingerprint() == state:
-                return habit.measure(work)  # type: ignore[no-any-return]
-            self._draws[key] = True
-            with generators.kept():
-                generators.seed(generators.seed_for(state, self._number))
-                return work()
-
-        return run
+        note_draw = partial(self._draws.__setitem__, (module.training, True), True)
+        return self._own_passes.timed(habit, state, self._number, note_draw)
 
     @property
     def _is_at_rest(self) -> bool:
