@@ -22,10 +22,10 @@ from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
 from lockstitch.nn.slots.base import BackwardOrder
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import describe
+from lockstitch.nn.slots.habits import Habit
 from lockstitch.nn.slots.lifting import Hole
 from lockstitch.nn.slots.nesting import mark_inside
 from lockstitch.nn.slots.orders import Unpacker
-from lockstitch.nn.slots.thread import Habit
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
 
 if TYPE_CHECKING:

@@ -38,9 +38,10 @@ from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
 from lockstitch.nn.slots.base import Gradients, Slot, SlotStatistics
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
+from lockstitch.nn.slots.habits import Habit
 from lockstitch.nn.slots.replicas import matching, replicate_here
 from lockstitch.nn.slots.streams import gpus_of, lend, queued_here, wait_here
-from lockstitch.nn.slots.thread import Habit, attempt
+from lockstitch.nn.slots.thread import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -32,6 +32,7 @@ from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
 from lockstitch.nn.slots.child import run_child
 from lockstitch.nn.slots.failures import Failure
 from lockstitch.nn.slots.forkable import obstacle
+from lockstitch.nn.slots.habits import Habit
 from lockstitch.nn.slots.lifting import SINGLE
 from lockstitch.nn.slots.mailbox import Mailbox, create_memory, spin_seconds_for
 from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory, create_file
@@ -39,7 +40,6 @@ from lockstitch.nn.slots.orders import Packer
 from lockstitch.nn.slots.own_passes import OwnPasses
 from lockstitch.nn.slots.packets import Leaves, Postbox
 from lockstitch.nn.slots.shared_leaves import forking_a_slot, share
-from lockstitch.nn.slots.thread import Habit
 from lockstitch.transport.forks import abandon_in_child
 
 if TYPE_CHECKING:

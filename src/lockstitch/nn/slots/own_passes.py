@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lockstitch.nn.slots.base import OwnPass
-    from lockstitch.nn.slots.thread import Habit
+    from lockstitch.nn.slots.habits import Habit
 
 _QUIET_PASSES: Final = 8
 

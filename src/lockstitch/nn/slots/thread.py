@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import contextvars
 import threading
-import time
 import weakref
 from collections import deque
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,6 +32,7 @@ from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
 from lockstitch.nn.slots.base import Slot, SlotStatistics
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
+from lockstitch.nn.slots.habits import Habit
 from lockstitch.nn.slots.nesting import mark_inside
 from lockstitch.nn.slots.own_passes import OwnPasses
 from lockstitch.nn.slots.recomputing import Recomputing
@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     )
 
 _Work = tuple["Key", "Callable[[], Any]", contextvars.Context]
-SHORT_SECONDS: Final = 200e-6
-"""Of CPU time. What takes less is not worth another thread."""
-_MEASURED_ONE_IN: Final = 8
 
 
 class ThreadSlot(Slot):
@@ -229,38 +226,6 @@ class _Desk:
         answer = self.done.get()
         self.under_way -= 1
         return answer
-
-
-class Habit:
-    """How long work of one kind usually takes, in seconds of CPU time. Asking for that takes
-    microseconds: it is done for every eighth piece of work."""
-
-    def __init__(self) -> None:
-        self._usual_seconds: float | None = None
-        self._count = 0
-
-    @property
-    def is_short(self) -> bool:
-        return self._usual_seconds is not None and self._usual_seconds < SHORT_SECONDS
-
-    def measure(self, work: Callable[[], Any]) -> Any:
-        """Does the work, and learns."""
-        if not self.is_due():
-            return work()
-        start = time.thread_time()
-        result = work()
-        self.learn(time.thread_time() - start)
-        return result
-
-    def is_due(self) -> bool:
-        """Whether the next piece of work is to be measured; counts it."""
-        self._count += 1
-        return self._count % _MEASURED_ONE_IN == 1
-
-    def learn(self, seconds: float) -> None:
-        """So long a piece of work has taken."""
-        usual = self._usual_seconds
-        self._usual_seconds = seconds if usual is None else usual + (seconds - usual) / 4
 
 
 def _serve(
