@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import threading
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from lockstitch.fences import STORES_ARE_ORDERED
 from lockstitch.transport.blocks import MOST_BLOCKS, PAGE_BYTES
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ COPIED: Final = 5  # the receiver has a copy, and never had the segment: it is o
 
 TABLE_BYTES: Final = PAGE_BYTES
 assert MOST_BLOCKS <= TABLE_BYTES
-
-_STORES_ARE_ORDERED: Final = platform.machine() in ("x86_64", "AMD64", "i686")
 
 
 def mapped_table(memory: Mapping) -> Any:
@@ -61,7 +59,7 @@ class FileTable:
 
 def setter(table: Any, number: int, state: int) -> Callable[[], object]:
     """What sets a state of a mapped table: called by a finalizer, anywhere and at any time."""
-    if _STORES_ARE_ORDERED:
+    if STORES_ARE_ORDERED:
         return partial(table.__setitem__, number, state)
     return partial(_write_behind_fences, table, number, state)
 

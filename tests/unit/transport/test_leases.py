@@ -189,7 +189,7 @@ def test_end_of_a_window_runs_nothing_of_python_in_which_an_interrupt_could_be_l
 
 
 def test_stores_behind_fences_end_a_window_as_well(monkeypatch):
-    monkeypatch.setattr(tables, "_STORES_ARE_ORDERED", False)
+    monkeypatch.setattr(tables, "STORES_ARE_ORDERED", False)
     pair = Pair()
     window = pair.take(pair.lend(b"x"))
     del window

@@ -51,7 +51,7 @@ def test_a_table_closes_its_descriptor():
 
 @pytest.mark.parametrize("is_ordered", [True, False])
 def test_setter_sets_one_state(is_ordered, monkeypatch):
-    monkeypatch.setattr(tables, "_STORES_ARE_ORDERED", is_ordered)
+    monkeypatch.setattr(tables, "STORES_ARE_ORDERED", is_ordered)
     with shared_table() as (table, _):
         setter(table, 3, LENT)()
         assert list(table[:5]) == [0, 0, 0, LENT, 0]

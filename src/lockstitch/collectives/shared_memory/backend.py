@@ -24,9 +24,9 @@ from lockstitch.collectives.shared_memory.arena import Arena, ArenaFullError
 from lockstitch.collectives.shared_memory.bells import Bells
 from lockstitch.collectives.shared_memory.channel import Channel, LogFullError
 from lockstitch.collectives.shared_memory.helper import Helper
-from lockstitch.collectives.shared_memory.log import Fence
 from lockstitch.collectives.shared_memory.segment import Geometry, Segment
 from lockstitch.errors import CollectiveError, RankLostError
+from lockstitch.fences import Fence
 from lockstitch.transport.forks import abandon_in_child
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.collectives.shared_memory.introduction import Acquaintance
-    from lockstitch.collectives.shared_memory.log import Fence
+    from lockstitch.fences import Fence
 
 
 class Bells:

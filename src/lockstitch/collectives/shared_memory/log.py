@@ -14,12 +14,14 @@ once and then takes one word for each submission.
 
 from __future__ import annotations
 
-import platform
-import threading
 from typing import TYPE_CHECKING, Final
+
+from lockstitch.fences import STORES_ARE_ORDERED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lockstitch.fences import Fence
 
 DEFINE: Final = 1
 """This number stands for a description; the argument is its length in bytes."""
@@ -42,23 +44,6 @@ RESIDENT: Final = 1 << 43
 """Flag of SUBMIT: the place is the tensor itself, not a copy."""
 PLACE_MASK: Final = (1 << 42) - 1
 NUMBERS: Final = 1 << 16
-
-# A plain store is seen after the plain stores before it: true of x86. Elsewhere it takes a fence.
-_STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
-
-
-class Fence:
-    """A full memory barrier: taking a lock and letting it go, 0.1 µs.
-
-    "Store, then read what others stored" needs one even on x86, or both sides may miss the other.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
-        self._lock.acquire()
-        self._lock.release()
 
 
 def word(what: int, number: int = 0, argument: int = 0) -> int:
@@ -114,7 +99,7 @@ class LogWriter:
         """Writes a record of one word; there must be room."""
         tail = self._tail
         self._ring[tail % self._size] = word
-        if not _STORES_IN_ORDER:
+        if not STORES_ARE_ORDERED:
             self._fence()
         self._tails[self._index] = self._tail = tail + 1
 
@@ -124,7 +109,7 @@ class LogWriter:
         for each in words:
             ring[tail % size] = each
             tail += 1
-        if not _STORES_IN_ORDER:
+        if not STORES_ARE_ORDERED:
             self._fence()
         self._tails[self._index] = self._tail = tail
 

@@ -20,7 +20,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.collectives.shared_memory.log import Fence
+from lockstitch.fences import Fence
 
 if TYPE_CHECKING:
     from collections.abc import Callable

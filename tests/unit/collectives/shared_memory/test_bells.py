@@ -10,7 +10,7 @@ import pytest
 
 from lockstitch.collectives.shared_memory.bells import Bells
 from lockstitch.collectives.shared_memory.introduction import Acquaintance, own_descriptors
-from lockstitch.collectives.shared_memory.log import Fence
+from lockstitch.fences import Fence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstitch.collectives.shared_memory import log
-from lockstitch.collectives.shared_memory.log import Fence, LogReader, LogWriter, word
+from lockstitch.collectives.shared_memory.log import LogReader, LogWriter, word
+from lockstitch.fences import Fence
 
 SIZE = 64
 
