@@ -1,6 +1,6 @@
 """Messages as bytes, and back; no sockets, no threads, no time.
 
-messages.py   the vocabulary: all that one worker can say to another
+messages/     the vocabulary: all that one worker can say to another
 encodings.py  the ways to write a value, and the types that higher floors teach the pickler
 pickling.py   values of programs → payloads; tensors are lifted out, never pickled
 culprits.py   which part of a value could not be pickled

@@ -30,7 +30,6 @@ from lockstitch.wire.messages import (
     Payload,
     Reply,
     Stitch,
-    kind,
 )
 from lockstitch.wire.pickling import pack
 from lockstitch.wire.tensors import INLINE_BYTES
@@ -132,11 +131,6 @@ def test_items_may_be_absent() -> None:
     (arrived,) = decode([frame_of(gradient)])
     assert arrived.body.items[0] is None  # type: ignore[attr-defined]
     assert torch.equal(arrived.body.items[1], torch.ones(2))  # type: ignore[attr-defined]
-
-
-def test_kind_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="kind 1 is taken by Call"):
-        kind(1)(Message)
 
 
 # ---------------------------------------------------------------- pieces

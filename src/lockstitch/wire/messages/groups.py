@@ -1,0 +1,73 @@
+"""Meetings of all workers (see `rpc.meetings`), and who is one of them (`rendezvous.circle`)."""
+
+from __future__ import annotations
+
+from lockstitch.wire.messages.kinds import Message, kind
+from lockstitch.wire.messages.payload import Stitch
+
+
+@kind(48)
+class Brought(Message):
+    """Child → parent: the worker `name` and all below it have come to rest, after `activity`
+    requests sent and served in all. (See `rpc.meetings`.)"""
+
+    meeting: str
+    name: str
+    activity: int
+
+
+@kind(49)
+class Announced(Message):
+    """Parent → child: all have come, and `activities` holds the sum of what they brought. Child →
+    parent: it still waits itself, for the workers in `names`."""
+
+    meeting: str
+    names: tuple[str, ...]
+    activities: tuple[int, ...]
+
+
+@kind(50)
+class CalledOff(Message):
+    """To neighbours: the meeting does not take place; `reason` says why."""
+
+    meeting: str
+    reason: str
+
+
+@kind(56)
+class AskAdmission(Message):
+    """A worker that is in no group yet → any member: may I come in, at `rank` (-1: anywhere)?
+    Replied to with a plain value (see `rpc.admission`). `mark` is what it is known by again."""
+
+    request: int
+    timeout: float | None
+    stitch: Stitch | None
+    name: str
+    rank: int
+    mark: str
+    addresses: tuple[str, ...]
+    host: str
+
+
+@kind(57)
+class Tidings(Message):
+    """Member → member: what I know of these lives (`rendezvous.lives.Life.plain`), with `whole` of
+    all; answer `TidingsNoted`."""
+
+    number: int
+    whole: bool
+    lives: tuple[tuple[str, int, int, tuple[str, ...], str, int, str, int, str], ...]
+
+
+@kind(58)
+class TidingsNoted(Message):
+    """The tidings of that number are taken in, and need not be sent again."""
+
+    number: int
+
+
+@kind(59)
+class AskTidings(Message):
+    """Member → member: tell me all that you know, unless this is the digest of your table."""
+
+    digest: str
