@@ -11,7 +11,7 @@ serving.py    what the owner does for others: makes values, sends copies
 values.py     a value that lives here, present or still to come
 user_fork.py  what is known of a value that lives elsewhere
 keeper.py     where finalizers leave word, and the thread that reads it
-lifetime.py   when a value may be freed: the protocol, as tables without I/O
+lifetime/     when a value may be freed: the protocol, as two tables without I/O
 events.py     what the tables are told, and what they answer
 outbox.py     control messages that want an answer
 deaths.py     who died, and how long that is borne in mind

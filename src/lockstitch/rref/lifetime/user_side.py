@@ -1,48 +1,6 @@
-"""How long the value of a remote reference lives: the protocol, as two tables without any I/O.
+"""What a user knows of its forks: which are counted, which may go, whom to tell; without any I/O.
 
-A value lives on its *owner*. Every other worker that can reach it is a *user* and holds a *fork* of
-its own. The owner keeps the value while it counts at least one fork. `OwnerSide` and `UserSide` are
-told what happens (`rref.events`) and answer with what must be done; each worker has both.
-
-Assumptions. Control messages may be lost, repeated and reordered. Messages with user values may be
-late and are delivered once at most; when one is lost, its sender is told so (`Withdrawn`, or the
-death of a worker), and what it carried is held until then. Workers stop, and do not come back under
-the same generation.
-
-Guarantees.
-    G1  The owner learns of every fork's deletion.
-    G2  A parent fork is not deleted before the owner counts its child.
-    G3  The forks of a worker that died are reclaimed.
-    G4  References to values of a worker that died are orphaned: every use of them fails.
-Hence no value is freed while a live user holds it or a fork of it is under way, and each is freed
-some time after the last fork was dropped.
-
-How a fork gets counted (its *claim*); every message here but `RemoteCall` is sent until answered:
-    owner creates    A value is made at the owner. It is counted once it is shared.
-    owner → user     The owner counts the fork itself before the message leaves; nothing is claimed.
-    remote()         `RemoteCall` claims the caller's fork, and any answer to it settles the claim.
-                     If none comes soon, `ForkRequest` claims it again: a lost call stalls nothing.
-    user → user      The parent remembers the child. The child sends `ForkRequest` to the owner,
-                     who answers `ForkAccept`; then `ChildAccept` to the parent, who answers
-                     `ChildNoted`.
-    user → owner     In a request nothing is forked: the user *lends* its own fork, whose claim the
-                     request repeats, and keeps it until the answer is there. In an answer the
-                     parent remembers a child; the owner, which needs no fork of its own value, only
-                     sends `ChildAccept`.
-    fork of a fork   A child may fork before its own claim is settled: it is then a parent like any
-                     other, and stays for the same reason (G2).
-    deletion         `ForksDeleted`, answered by `DeletionsNoted`; one batch at a time per owner,
-                     what is dropped meanwhile goes with the next one. A fork dropped before its
-                     claim, or that of a child, is settled is deleted when both are.
-
-Why a late or repeated claim cannot bring a deleted fork back, without remembering deleted forks:
-each user numbers its claims (*serial*). A batch of deletions carries the *floor*, the smallest
-serial whose claim is unsettled, and a deletion waits until the floor has passed its own serial. So
-the owner can refuse every unknown fork below the floor, and remembers one number for each user.
-A `RemoteCall` that timed out counts as settled: if the call comes after a deletion it is refused.
-
-A death takes away what a worker held and what it answered for. Forks that it had passed on may
-still be under way, so the owner, and parents that wait for it, let `GRACE_SECONDS` go by first.
+The protocol, and its guarantees G1 to G4, are in `rref.lifetime`.
 """
 
 from __future__ import annotations
@@ -56,24 +14,15 @@ from lockstitch.rref.events import (
     DIRECT,
     Abandoned,
     Arrived,
-    Asked,
-    Barren,
-    Begin,
-    Called,
     CameHome,
     Confirm,
     Created,
     Dropped,
     Forked,
-    Free,
-    Keep,
     Orphan,
-    OwnerEvent,
-    OwnerInstruction,
     Received,
     Send,
     Settled,
-    Shared,
     Tick,
     UserEvent,
     UserInstruction,
@@ -96,113 +45,6 @@ if TYPE_CHECKING:
     from lockstitch.ids import GlobalId, WorkerId
 
 MAX_BATCH: Final = 1000
-
-
-class OwnerSide:
-    """Counts the forks of the values that live here. It only answers and never asks."""
-
-    def __init__(self) -> None:
-        self.forks: dict[GlobalId, dict[GlobalId, WorkerId | None]] = {}
-        """Reference → fork → who holds it."""
-        self._begun: set[GlobalId] = set()
-        self._floors: dict[WorkerId, int] = {}
-        self._dead = Dead()
-        self._mourning = Mourning()
-
-    @property
-    def wants_ticks(self) -> bool:
-        """Whether anything here waits for time to pass."""
-        return len(self._mourning) > 0
-
-    @property
-    def holders(self) -> set[WorkerId]:
-        """The workers that hold forks."""
-        holders = {holder for forks in self.forks.values() for holder in forks.values()}
-        return {holder for holder in holders if holder is not None}
-
-    def counts(self, reference: GlobalId, fork: GlobalId) -> bool:
-        """Whether `fork` is known and alive."""
-        return fork in self.forks.get(reference, ())
-
-    def handle(self, event: OwnerEvent) -> list[OwnerInstruction]:
-        """Takes in what happened; returns what to do about it, in order."""
-        todo: list[OwnerInstruction] = []
-        match event:
-            case Arrived(user) | Asked(user) | Called(user) if user in self._dead:
-                pass
-            case Arrived(user, ForkRequest(reference, fork, serial)):
-                todo += self._claim(user, reference, fork, serial)
-                if self.counts(reference, fork):
-                    todo.append(Send(user, ForkAccept(fork)))
-            case Arrived(user, ForksDeleted(batch, floor, forks)):
-                self._floors[user] = max(floor, self._floors.get(user, 0))
-                todo += [*self._remove(forks), Send(user, DeletionsNoted(batch))]
-            case Asked(user, reference, fork, serial):
-                todo += self._claim(user, reference, fork, serial)
-            case Called(user, reference, fork, serial):
-                todo += self._claim(user, reference, fork, serial)
-                if self.counts(reference, fork) and reference not in self._begun:
-                    self._begun.add(reference)
-                    todo.append(Begin(reference))
-            case Shared(reference, fork, holder) if holder not in self._dead:
-                todo += self._count(reference, fork, holder)
-            case Withdrawn(reference, fork):
-                todo += self._remove([(reference, fork)])
-            case WorkerLost(worker):
-                self._dead.add(worker)
-                self._mourning.add(worker)
-                self._floors.pop(worker, None)
-            case Tick(now):
-                for worker in self._mourning.over(now):
-                    todo += self._reclaim(worker)
-        return todo
-
-    def _claim(
-        self, user: WorkerId, reference: GlobalId, fork: GlobalId, serial: int
-    ) -> list[OwnerInstruction]:
-        """Counts `fork`, unless it is counted already or was deleted before."""
-        if self.counts(reference, fork) or serial < self._floors.get(user, 0):
-            return []
-        return self._count(reference, fork, user)
-
-    def _count(
-        self, reference: GlobalId, fork: GlobalId, holder: WorkerId | None
-    ) -> list[OwnerInstruction]:
-        forks = self.forks.setdefault(reference, {})
-        forks[fork] = holder
-        if len(forks) > 1:
-            return []
-        barren = reference.worker in self._dead
-        return [Keep(reference), Barren(reference)] if barren else [Keep(reference)]
-
-    def _remove(self, pairs: Iterable[tuple[GlobalId, GlobalId]]) -> list[OwnerInstruction]:
-        freed: list[OwnerInstruction] = []
-        for reference, fork in pairs:
-            if not self.counts(reference, fork):
-                continue
-            forks = self.forks[reference]
-            del forks[fork]
-            if not forks:
-                del self.forks[reference]
-                self._begun.discard(reference)
-                freed.append(Free(reference))
-        return freed
-
-    def _reclaim(self, dead: WorkerId) -> list[OwnerInstruction]:
-        """G3, once the forks that `dead` had passed on have had their time to report."""
-        held = [
-            (reference, fork)
-            for reference, forks in self.forks.items()
-            for fork, holder in forks.items()
-            if holder == dead
-        ]
-        freed = self._remove(held)
-        barren = [
-            Barren(reference)
-            for reference in self.forks
-            if reference.worker == dead and reference not in self._begun
-        ]
-        return [*freed, *barren]
 
 
 class State(enum.Enum):
