@@ -6,6 +6,7 @@ agent.py          Agent: what everything plugs into; sends messages, serves the 
 calling.py        its calls, and what becomes of their answers
 packing.py        how it packs and opens values
 served.py         the requests that are being served
+statistics.py     the agent in numbers, at a moment
 peers.py          who the peers are, reaching and losing them
 channel.py        our requests to a peer that wait for their answers
 stream_channel.py the connection that we call a peer on, and who reads it

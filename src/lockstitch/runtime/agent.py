@@ -33,6 +33,7 @@ from lockstitch.runtime.loopback import Loopback
 from lockstitch.runtime.newcomers import Newcomers
 from lockstitch.runtime.peers import Peers
 from lockstitch.runtime.served import Served
+from lockstitch.runtime.statistics import AgentStatistics
 from lockstitch.runtime.timer import Deadlines, Timer
 from lockstitch.transport.pools import default_capacity
 from lockstitch.transport.warm import WarmBuffers
@@ -100,30 +101,6 @@ class AgentOptions:
     interned_functions: int = 4096
     """How many functions each connection remembers by number; with 0 every call spells its function
     out, so that any message may be lost or delayed without harm to those behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentStatistics:
-    """What an agent has to do with at a moment."""
-
-    outstanding: int
-    """Requests of this worker without an answer."""
-    served: int
-    """Requests of others that are being served, parked ones too."""
-    finished: int
-    """Those that were, so far."""
-    threads: int
-    backlog: int
-    """Calls that wait for a thread."""
-    refused: int
-    """How many greetings of workers that were given up as dead."""
-    repeated: int
-    """How many requests that came a second time, and were not served again."""
-    failures: tuple[str, ...]
-    """The last hundred things that went wrong and that nobody waited for: errors of tasks, answers
-    and messages that could not be delivered."""
-    strangers: Mapping[str, int] = field(default_factory=dict)
-    """How many connections were turned away before they could say anything, by reason."""
 
 
 class Agent(Calling):
