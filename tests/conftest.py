@@ -57,6 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=180.0,
         help="how long the long soak works (tests/processes/test_soak.py)",
     )
+    parser.addoption(
+        "--soak-seed",
+        type=int,
+        default=1,
+        help="the chance in soaks that stop workers (tests/processes/test_stopped_pipeline.py)",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
