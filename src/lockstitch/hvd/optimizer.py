@@ -224,20 +224,11 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
     for options that contradict each other; `TypeError` for an optimizer's class in place of an
     optimizer. After `horovod.torch.DistributedOptimizer`.
     """
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
-        raise ValueError(
-            f"op must be hvd.Average, hvd.Sum or hvd.Adasum for gradients, but is {op!r}"
-        )
-    if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
-        raise ValueError("gradient_predivide_factor is a part of the average: use op=hvd.Average")
+    _check_operation(op, gradient_predivide_factor)
     if num_groups:
         warnings.warn("num_groups is deprecated: say groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    if isinstance(optimizer, type):
-        raise TypeError(
-            "optimizer is one that was made already, as torch.optim.SGD(model.parameters(), "
-            f"lr=0.1), not the class {optimizer.__name__}"
-        )
+    _check_is_made(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = _checked_names(named_parameters, parameters)
     passes = _checked_passes(backward_passes_per_step)
@@ -248,21 +239,16 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
         sparse_as_dense,
     )
     if op is ReduceOp.ADASUM:
-        prefix = f"optimizer.{PROCESS.next_number(current_session())}"
         return _become(
             optimizer,
             Combined,
             _options=options,
-            _prefix=prefix,
+            _prefix=f"optimizer.{PROCESS.next_number(current_session())}",
             _names=names,
             backward_passes_per_step=passes,
             process_set=process_set,
         )
-    chosen = _checked_groups(groups, parameters)
-    if chosen is None:
-        own = set(parameters)  # there may be names of others, which have an optimizer of their own
-        chosen = buckets_of([each for each in names if each in own])
-    reducer = GradientReducer(options, names, chosen, passes)
+    reducer = GradientReducer(options, names, _groups(groups, parameters, names), passes)
     reducer.watch(parameters)
     return _become(
         optimizer,
@@ -296,6 +282,23 @@ def _reduce_to_own_class(optimizer: torch.optim.Optimizer, _protocol: int) -> tu
     return object.__new__, (own_class,), optimizer.__getstate__()
 
 
+def _check_operation(op: ReduceOp, predivide_factor: float) -> None:
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
+        raise ValueError(
+            f"op must be hvd.Average, hvd.Sum or hvd.Adasum for gradients, but is {op!r}"
+        )
+    if predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
+        raise ValueError("gradient_predivide_factor is a part of the average: use op=hvd.Average")
+
+
+def _check_is_made(optimizer: object) -> None:
+    if isinstance(optimizer, type):
+        raise TypeError(
+            "optimizer is one that was made already, as torch.optim.SGD(model.parameters(), "
+            f"lr=0.1), not the class {optimizer.__name__}"
+        )
+
+
 def _checked_names(
     named: Iterable[tuple[str, torch.Tensor]] | None, parameters: list[torch.Tensor]
 ) -> dict[torch.Tensor, str]:
@@ -318,11 +321,15 @@ def _checked_names(
     return found
 
 
-def _checked_groups(
-    groups: int | Sequence[Sequence[torch.Tensor]] | None, parameters: list[torch.Tensor]
-) -> list[list[torch.Tensor]] | None:
+def _groups(
+    groups: int | Sequence[Sequence[torch.Tensor]] | None,
+    parameters: list[torch.Tensor],
+    names: Iterable[torch.Tensor],
+) -> list[list[torch.Tensor]]:
+    """Which parameters are reduced together: as was asked for, or in buckets."""
     if groups is None:
-        return None
+        own = set(parameters)  # there may be names of others, which have an optimizer of their own
+        return buckets_of([each for each in names if each in own])
     if isinstance(groups, int):
         if groups < 0:
             raise ValueError(f"groups must not be negative, but is {groups}")

@@ -100,9 +100,12 @@ class ElasticJob(Job):
         self._muster = Muster(self._elasticity.muster, SYSTEM_CLOCK.now())
         if self._elasticity.script is None:
             self._handle(HostsFound(self._elasticity.hosts))
-            return
+        else:
+            self._begin_discovery(self._elasticity.script)
+
+    def _begin_discovery(self, script: str) -> None:
         discovery = self._discovery = Discovery(
-            self._elasticity.script,
+            script,
             self._elasticity.slots_per_host,
             SYSTEM_CLOCK,
             self.call_when_readable,

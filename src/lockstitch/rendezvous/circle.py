@@ -343,10 +343,7 @@ class Circle:
 
     def _settle(self) -> None:
         """Draws the conclusions from what has changed."""
-        if not (self._leads or self.is_leaving) and self._is_eldest():
-            self._leads = True
-            self._unheard = {each.id for each in self.lives.living()} - {self.me.id}
-            self._out += [Ask(to, "") for to in sorted(self._unheard)]
+        self._take_over()
         living = {life.id for life in self.lives.living()}
         # Whoever still asks to come in has not: nothing can be heard from it.
         applying = {each.wish.mark for each in self._applications.values()}
@@ -357,13 +354,7 @@ class Circle:
         for application in list(self._applications.values()):
             if application.wish.ticket in self._applications:
                 self._decide(application)
-        for admission in list(self._admissions.values()):
-            admission.told = {each for each in admission.told if each[0] in living}
-            if not admission.told:
-                del self._admissions[admission.ticket]
-                lives = tuple(self.lives.all())
-                self._out.append(Admit(admission.ticket, admission.life, lives))
-                self._is_unpublished = True
+        self._end_admissions(living)
         self._farewell = {
             (to, number) for to, number in self._farewell if number in self._unnoted.get(to, {})
         }
@@ -371,6 +362,23 @@ class Circle:
             self._has_departed = True
             self._out.append(Departed())
         self._publish()
+
+    def _take_over(self) -> None:
+        """Leads from now on, and asks all what they know, once all who came earlier are gone."""
+        if not (self._leads or self.is_leaving) and self._is_eldest():
+            self._leads = True
+            self._unheard = {each.id for each in self.lives.living()} - {self.me.id}
+            self._out += [Ask(to, "") for to in sorted(self._unheard)]
+
+    def _end_admissions(self, living: set[WorkerId]) -> None:
+        """Lets in those of whom all members have been told."""
+        for admission in list(self._admissions.values()):
+            admission.told = {each for each in admission.told if each[0] in living}
+            if not admission.told:
+                del self._admissions[admission.ticket]
+                lives = tuple(self.lives.all())
+                self._out.append(Admit(admission.ticket, admission.life, lives))
+                self._is_unpublished = True
 
     def _publish(self) -> None:
         """Lets the store be told, by the eldest, once it is sure that it is not itself cut off."""

@@ -185,31 +185,27 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     ) -> None:
         super().__init__(rpc_timeout, init_method)
         self._check("num_worker_threads", num_worker_threads, Integral)
-        self.num_worker_threads = int(_positive("num_worker_threads", num_worker_threads))
+        self.num_worker_threads = _count("num_worker_threads", num_worker_threads)
         self.device_maps = {
             to: _to_device_map(_pairs(map_)) for to, map_ in _pairs(device_maps or {})
         }
         self.devices = _to_cuda_devices(devices or ())
         self.address = os.environ.get("LOCKSTITCH_ADDRESS") if address is None else address
         self.secret = find_secret(secret, secret_file, os.environ)
-        self.insecure = (
-            os.environ.get("LOCKSTITCH_INSECURE") == "1" if insecure is None else insecure
-        )
+        self.insecure = _to_flag("LOCKSTITCH_INSECURE", insecure)
         self.registry = (DECLARED if registry else None) if isinstance(registry, bool) else registry
-        self.tls = os.environ.get("LOCKSTITCH_TLS") == "1" if tls is None else tls
+        self.tls = _to_flag("LOCKSTITCH_TLS", tls)
         self.handshake_timeout = _positive("handshake_timeout", handshake_timeout)
-        self.max_unproved_connections = int(
-            _positive("max_unproved_connections", max_unproved_connections)
-        )
-        self.max_frame_bytes = int(_positive("max_frame_bytes", max_frame_bytes))
-        self.max_tensors = int(_positive("max_tensors", max_tensors))
-        self.max_nesting = int(_positive("max_nesting", max_nesting))
+        self.max_unproved_connections = _count("max_unproved_connections", max_unproved_connections)
+        self.max_frame_bytes = _count("max_frame_bytes", max_frame_bytes)
+        self.max_tensors = _count("max_tensors", max_tensors)
+        self.max_nesting = _count("max_nesting", max_nesting)
         self.transports = _to_transports(transports)
         self.segment_pool_bytes = _to_bytes("segment_pool_bytes", segment_pool_bytes)
         self.buffer_pool_bytes = _to_bytes("buffer_pool_bytes", buffer_pool_bytes)
         self.heartbeat_timeout = _to_seconds("heartbeat_timeout", heartbeat_timeout)
-        self.max_bytes_in_flight = int(_positive("max_bytes_in_flight", max_bytes_in_flight))
-        self.max_calls_in_flight = int(_positive("max_calls_in_flight", max_calls_in_flight))
+        self.max_bytes_in_flight = _count("max_bytes_in_flight", max_bytes_in_flight)
+        self.max_calls_in_flight = _count("max_calls_in_flight", max_calls_in_flight)
         self.switch_interval = _to_switch_interval(switch_interval)
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:
@@ -265,6 +261,14 @@ def _positive(option: str, number: float) -> float:
     if not number > 0:
         raise ValueError(f"{option} is a number above 0, not {number!r}")
     return number
+
+
+def _count(option: str, number: int) -> int:
+    return int(_positive(option, number))
+
+
+def _to_flag(variable: str, given: V | None) -> V | bool:
+    return os.environ.get(variable) == "1" if given is None else given
 
 
 def _to_transports(names: Sequence[str] | None) -> tuple[str, ...]:

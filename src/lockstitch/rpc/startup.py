@@ -9,6 +9,7 @@ proves that a caller is the same user. Over TCP the job's secret has to (`transp
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from lockstitch.rpc.membership import Membership
     from lockstitch.rpc.options import RpcBackendOptions
     from lockstitch.runtime.agent import Agent, SendFilter
-    from lockstitch.transport.base import Listener, Transport
+    from lockstitch.transport.base import Transport
 
 _LEAST_JOIN_SECONDS = 60.0
 _ENDLESS_JOIN_SECONDS = 24 * 3600.0
@@ -57,8 +58,8 @@ def join_seconds(options: RpcBackendOptions) -> float:
 
 
 def plug_services(worker: Worker, membership: Membership) -> None:
-    """Gives `worker` what the face needs: references, autograd, meetings, and an
-    answer to what it waits for."""
+    """Gives `worker` what the face needs: references, autograd, meetings, and an answer to
+    what it waits for."""
     worker.plug(membership)
     worker.plug(Meetings(worker))
     worker.plug(ReferenceService(worker))
@@ -88,9 +89,11 @@ def start_worker(
     segments = make_segments(options)
     transport = make_transport(options, segments)
     agent_options = make_agent_options(options, is_faulty=mishaps is not None)
-    listeners: list[Listener] = []
-    try:
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(transport.close)
         listeners = transport.listen_on_each()
+        for listener in listeners:
+            on_failure.callback(listener.close)
         if not isinstance(store, Invitation):
             store = sealed_by(options.secret, store)
         addresses = tuple(each.address for each in listeners)
@@ -100,20 +103,13 @@ def start_worker(
             place = static_place(store, wish, world_size, transport, seconds)
         else:
             place = dynamic_place(store, wish, transport, agent_options, seconds)
-    except BaseException:
-        for listener in listeners:
-            listener.close()
-        transport.close()
-        raise
+        on_failure.pop_all()
     worker = Worker(place.me, place.directory, transport, options=agent_options)
     if mishaps is not None:
         worker.agent.send_filter = mishaps(worker.agent)
     membership = place.make_membership(worker)
     plug_services(worker, membership)
-    worker.plug(worker.agent.buffers)
-    if segments is not None:
-        worker.plug(segments)
-        segments.trim_by(worker.agent.call_later)
+    _plug_pools(worker, segments)
     worker.agent.on_close(membership.close)
     worker.agent.on_close(transport.close)
     _settle_in_process(worker, options)
@@ -122,6 +118,14 @@ def start_worker(
     worker.start()
     membership.begin()
     return worker
+
+
+def _plug_pools(worker: Worker, segments: SegmentPool | None) -> None:
+    """What keeps memory for large tensors, and gives it back when they are rare."""
+    worker.plug(worker.agent.buffers)
+    if segments is not None:
+        worker.plug(segments)
+        segments.trim_by(worker.agent.call_later)
 
 
 def _settle_in_process(worker: Worker, options: TensorPipeRpcBackendOptions) -> None:

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.futures import Future
 
+    from lockstitch.ids import WorkerInfo
     from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Request
     from lockstitch.rpc import RRef
+    from lockstitch.runtime.worker import Worker
 
 _OTHER_KINDS = ("fork", "thread")
 _FOREVER = 0
@@ -76,6 +78,30 @@ def _without_own_name(place: Any) -> Any:
     return str(parsed.device()) if is_own else place
 
 
+def _worker_for(place: str) -> Worker:
+    """The current worker, if it may have slots on others."""
+    if not has_current_worker():
+        raise NotInitializedError(
+            f"{place!r} in device_ids is neither 'fork', 'thread', 'cpu' nor a device, so it "
+            "names a worker: call lockstitch.rpc.init_rpc first"
+        )
+    worker = current_worker()
+    if worker.agent.allowed is not None:
+        raise SerializationError(
+            f"a slot of DataParallel on another worker ({place}) is not possible in a job with "
+            "a registry: its errors and attributes would be pickled. Use slots of this host, "
+            "or lockstitch.nn.RemoteModule with the module's class registered"
+        )
+    return worker
+
+
+def _owner_at(place: str, parsed: RemoteDevice, worker: Worker) -> WorkerInfo:
+    to = parsed.worker_name() or parsed.rank()
+    if to is None:
+        raise ValueError(f"{place!r} names no worker")
+    return worker.agent.resolve(to)
+
+
 class RemoteSlot(Slot):
     """Slot number `number`, on the worker that `place` names: "worker1", "worker1/cuda:0",
     "rank:1".
@@ -87,22 +113,8 @@ class RemoteSlot(Slot):
 
     def __init__(self, place: str, number: int, blueprint: Blueprint) -> None:
         parsed = RemoteDevice(place)
-        if not has_current_worker():
-            raise NotInitializedError(
-                f"{place!r} in device_ids is neither 'fork', 'thread', 'cpu' nor a device, so it "
-                "names a worker: call lockstitch.rpc.init_rpc first"
-            )
-        self._worker = current_worker()
-        if self._worker.agent.allowed is not None:
-            raise SerializationError(
-                f"a slot of DataParallel on another worker ({place}) is not possible in a job with "
-                "a registry: its errors and attributes would be pickled. Use slots of this host, "
-                "or lockstitch.nn.RemoteModule with the module's class registered"
-            )
-        to = parsed.worker_name() or parsed.rank()
-        if to is None:
-            raise ValueError(f"{place!r} names no worker")
-        self._owner = self._worker.agent.resolve(to)
+        self._worker = _worker_for(place)
+        self._owner = _owner_at(place, parsed, self._worker)
         self.name = f"slot {number} (worker {self._owner.name!r})"
         self.statistics = SlotStatistics()
         self._leaves = list(blueprint.leaves)
