@@ -143,8 +143,21 @@ def side_streams() -> list[torch.cuda.Event]:
 def use_here(tensors: Iterable[torch.Tensor]) -> None:
     """Their memory is in use by this thread's current streams, too, whichever they were made on."""
     for tensor in tensors:
-        if tensor.is_cuda and tensor.layout is torch.strided:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        if tensor.is_cuda:
+            stream = torch.cuda.current_stream(tensor.device)
+            for part in (tensor,) if tensor.layout is torch.strided else _parts(tensor):
+                part.record_stream(stream)
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that hold what one of another layout consists of."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
 
 
 def begin_fetch(flat: torch.Tensor, address: int) -> None:

@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -24,12 +23,14 @@ from lockstitch.errors import PeerDiedError, RemoteError
 from lockstitch.rpc import TensorPipeRpcBackendOptions
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing import ProcessCluster
-from lockstitch.transport import leases, mapping
+from lockstitch.transport import leases
 from lockstitch.transport.segments import SegmentPool
 from lockstitch.transport.warm import WarmBuffers
+from tests.unit.transport.pairs import mapped_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SIZES = (100_000, 1_000_000)
 kept: list[Any] = []
@@ -44,16 +45,6 @@ def cluster() -> Iterator[ProcessCluster]:
 
 def figures() -> Any:
     return current_worker().service(SegmentPool).statistics()
-
-
-def mapped_bytes() -> int:
-    gc.collect()
-    total = 0
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if mapping.NAME in line:
-            low, high = line.split()[0].split("-")
-            total += int(high, 16) - int(low, 16)
-    return total
 
 
 def echo(value: Any) -> Any:

@@ -127,3 +127,38 @@ def test_memory_that_cannot_be_pinned_goes_without(monkeypatch: pytest.MonkeyPat
     assert cleared == ["cuda"]
     del owner
     assert runtime.pinned == set()
+
+
+class Lent:
+    """A tensor on a GPU, as far as it is asked."""
+
+    is_cuda = True
+    device = FIRST
+
+    def __init__(self, layout=torch.strided, **parts):
+        self.layout = layout
+        self.borrowers = []
+        for name, part in parts.items():
+            setattr(self, name, lambda part=part: part)
+
+    def record_stream(self, stream):
+        assert self.layout is torch.strided  # as the real one
+        self.borrowers.append(stream)
+
+
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        (torch.sparse_coo, ("_indices", "_values")),
+        (torch.sparse_csr, ("crow_indices", "col_indices", "values")),
+        (torch.sparse_bsr, ("crow_indices", "col_indices", "values")),
+        (torch.sparse_csc, ("ccol_indices", "row_indices", "values")),
+        (torch.sparse_bsc, ("ccol_indices", "row_indices", "values")),
+    ],
+    ids=str,
+)
+def test_all_that_a_sparse_tensor_consists_of_is_used_here(monkeypatch, layout, names):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the one of {device}")
+    parts = {name: Lent() for name in names}
+    devices.use_here([Lent(layout, **parts), torch.ones(2)])
+    assert [part.borrowers for part in parts.values()] == [["the one of cuda:0"]] * len(names)

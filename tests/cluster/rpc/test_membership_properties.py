@@ -4,7 +4,6 @@ live see each other and nobody else, nothing has run twice, and nothing is held 
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,18 +16,13 @@ from lockstitch import rpc
 from lockstitch.autograd.service import AutogradService
 from lockstitch.errors import OwnerDiedError, PeerDiedError
 from lockstitch.rref.service import ReferenceService
-from lockstitch.testing.faults import Faults
 from lockstitch.wire.messages import (
     AskTidings,
-    ChildAccept,
-    ForkAccept,
-    ForkRequest,
-    ForksDeleted,
-    ReleaseContext,
     Reply,
     Tidings,
     TidingsNoted,
 )
+from tests.cluster.mishaps import RAN, RETRIED, count, double, script, sum_of
 from tests.cluster.rpc.groups import LocalGroup, wait_until_all_see
 from tests.unit.runtime.stage import Background, wait_until
 
@@ -36,23 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAMES = ("a", "b", "c", "d")
-RAN: Counter[int] = Counter()
 NEWS = (Tidings, TidingsNoted, AskTidings)
-RETRIED = (ForkRequest, ForkAccept, ChildAccept, ForksDeleted, ReleaseContext)
 WHICH = st.integers(0, 3)
-
-
-def count(number: int) -> int:
-    RAN[number] += 1
-    return number
-
-
-def double(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor * 2
-
-
-def sum_of(reference: rpc.RRef[torch.Tensor]) -> float:
-    return float(reference.to_here().sum())
 
 
 MISHAPS = st.one_of(
@@ -67,20 +46,6 @@ MISHAPS = st.one_of(
         st.integers(1, 8),
     ),
 )
-
-
-def script(mishaps: list[tuple[str, type, int]]) -> Faults:
-    faults = Faults()
-    for what, kind, nth in mishaps:
-        if what == "drop":
-            faults.drop(kind, nth=nth)
-        elif what == "reorder":
-            faults.reorder(kind, nth=nth)
-        elif what == "delay":
-            faults.delay(kind, by=0.02, nth=nth)
-        else:
-            faults.repeat(kind, nth=nth, copies=2)
-    return faults
 
 
 class Coming(RuleBasedStateMachine):

@@ -4,7 +4,6 @@ that says why; nothing runs twice; nothing is left behind on those who live."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,55 +16,19 @@ from lockstitch import rpc
 from lockstitch.autograd.service import AutogradService
 from lockstitch.errors import ConnectionLostError, OwnerDiedError, PeerDiedError
 from lockstitch.testing.cluster import LocalCluster
-from lockstitch.testing.faults import Faults
 from lockstitch.wire.messages import (
     Call,
-    ChildAccept,
-    ForkAccept,
-    ForkRequest,
-    ForksDeleted,
     Gradient,
-    ReleaseContext,
     Reply,
     Report,
 )
+from tests.cluster.mishaps import RAN, RETRIED, count, double, script, sum_of
 from tests.unit.runtime.stage import Background, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 RANKS = st.integers(0, 2)
-RAN: Counter[int] = Counter()
-RETRIED = (ForkRequest, ForkAccept, ChildAccept, ForksDeleted, ReleaseContext)
-
-
-def count(number: int) -> int:
-    RAN[number] += 1
-    return number
-
-
-def double(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor * 2
-
-
-def sum_of(reference: rpc.RRef[torch.Tensor]) -> float:
-    return float(reference.to_here().sum())
-
-
-def script(mishaps: list[tuple[str, type, int]]) -> Faults:
-    faults = Faults()
-    for what, kind, nth in mishaps:
-        if what == "drop":
-            faults.drop(kind, nth=nth)
-        elif what == "delay":
-            faults.delay(kind, by=0.02, nth=nth)
-        elif what == "reorder":
-            faults.reorder(kind, nth=nth)
-        elif what == "die":
-            faults.kill(f"worker{nth % 3}", after=kind, nth=1 + nth // 3)
-        else:
-            faults.repeat(kind, nth=nth, copies=2)
-    return faults
 
 
 MISHAPS = st.one_of(

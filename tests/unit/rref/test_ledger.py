@@ -16,7 +16,6 @@ from lockstitch.wire.messages import (
     ForkRequest,
     ForksDeleted,
 )
-from tests.unit.rref.fakes import FakeWorker
 
 if TYPE_CHECKING:
     from lockstitch.rref.ledger import Ledger
@@ -24,13 +23,6 @@ if TYPE_CHECKING:
 ME, OTHER, OWNER = WorkerId(0, 0), WorkerId(1, 0), WorkerInfo("worker2", 2)
 MINE, FORK = GlobalId(0, 0, 0), GlobalId(0, 0, 1)
 THEIRS = GlobalId(1, 0, 0)
-
-
-@pytest.fixture
-def worker():
-    worker = FakeWorker()
-    yield worker
-    worker.agent.close()
 
 
 @pytest.fixture

@@ -8,16 +8,8 @@ from lockstitch.errors import NotInitializedError, RRefError
 from lockstitch.ids import WorkerId
 from lockstitch.rref.proxy import RRefProxy
 from lockstitch.rref.rref import PyRRef, RRef
-from tests.unit.rref.fakes import FakeWorker
 
 OWNER = WorkerId(1, 0)
-
-
-@pytest.fixture
-def worker():
-    worker = FakeWorker()
-    yield worker
-    worker.agent.close()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from lockstitch.errors import RemoteError, RRefError
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.wire.messages import Fetch, ForksDeleted, Payload, RemoteCall
@@ -9,13 +7,6 @@ from tests.unit.rref.fakes import FakeInvocation, FakeWorker
 
 USER = WorkerId(1, 0)
 REFERENCE, FORK = GlobalId(1, 0, 0), GlobalId(1, 0, 1)
-
-
-@pytest.fixture
-def worker():
-    worker = FakeWorker()
-    yield worker
-    worker.agent.close()
 
 
 def serve(worker: FakeWorker, message: object, caller: WorkerId = USER) -> FakeInvocation:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+from pathlib import Path
 
 from lockstitch.testing import ManualClock
+from lockstitch.transport import mapping
 from lockstitch.transport.segments import LEAST_BYTES, SegmentPool
 from lockstitch.transport.unix import UnixTransport
 from tests.unit.transport.streams import receive_all, wait_for_connection
 
 MB = 1 << 20
+
+
+def mapped_bytes() -> int:
+    """How much of segments' memory this process has mapped."""
+    gc.collect()
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if mapping.NAME in line:
+            low, high = line.split()[0].split("-")
+            total += int(high, 16) - int(low, 16)
+    return total
 
 
 class Pair:

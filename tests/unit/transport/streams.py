@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from typing import TYPE_CHECKING
+
+from lockstitch.transport.stream import StreamConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,3 +51,15 @@ def connected(transport: Transport) -> Iterator[tuple[Connection, Connection]]:
     finally:
         for end in (near, far, listener):
             end.close()
+
+
+@contextlib.contextmanager
+def socket_pair() -> Iterator[tuple[StreamConnection, StreamConnection]]:
+    """The two ends of a connection over a pair of sockets."""
+    left, right = socket.socketpair()
+    near, far = StreamConnection(left, "far"), StreamConnection(right, "near")
+    try:
+        yield near, far
+    finally:
+        near.close()
+        far.close()

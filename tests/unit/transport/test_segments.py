@@ -8,30 +8,18 @@ import errno
 import gc
 import os
 import resource
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lockstitch.transport import mapping, tables
+from lockstitch.transport import tables
 from lockstitch.transport.blocks import TRIAL_BLOCKS
 from lockstitch.transport.pools import IDLE_SECONDS
 from lockstitch.transport.segments import LEAST_BYTES
-from tests.unit.transport.pairs import MB, Pair
+from tests.unit.transport.pairs import MB, Pair, mapped_bytes
 from tests.unit.transport.streams import receive_all, wait_for_connection
-
-
-def mapped_bytes() -> int:
-    gc.collect()
-    total = 0
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if mapping.NAME in line:
-            low, high = line.split()[0].split("-")
-            total += int(high, 16) - int(low, 16)
-    return total
-
 
 # ---------------------------------------------------------------- lending
 

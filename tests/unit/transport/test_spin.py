@@ -11,7 +11,7 @@ from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.transport.spin import _TURN, Habit, Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.unix import UnixTransport
-from tests.unit.transport.streams import connected
+from tests.unit.transport.streams import connected, socket_pair
 
 MICROSECOND = 1e-6
 
@@ -32,11 +32,8 @@ class SteppingTime:
 
 @pytest.fixture
 def pair():
-    left, right = socket.socketpair()
-    near, far = StreamConnection(left, "far"), StreamConnection(right, "near")
-    yield near, far
-    near.close()
-    far.close()
+    with socket_pair() as ends:
+        yield ends
 
 
 @pytest.fixture(autouse=True)

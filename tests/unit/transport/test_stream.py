@@ -16,7 +16,13 @@ from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.stream import StreamConnection, StreamListener, set_timeout
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.unix import UnixTransport
-from tests.unit.transport.streams import connected, receive_all, receive_some, wait_for_connection
+from tests.unit.transport.streams import (
+    connected,
+    receive_all,
+    receive_some,
+    socket_pair,
+    wait_for_connection,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,14 +96,11 @@ def test_a_message_of_nothing_sends_nothing(pair):
 def test_the_stream_is_the_same_however_it_is_split(message, cuts, reads):
     edges = [0, *sorted(min(cut, len(message)) for cut in cuts), len(message)]
     buffers = [message[start:end] for start, end in itertools.pairwise(edges)]
-    left, right = socket.socketpair()
-    near, far = StreamConnection(left, "far"), StreamConnection(right, "near")
-    near.send(buffers)
-    received = b""
-    while len(received) < len(message):
-        received += receive_some(far, reads[len(received) % len(reads)])
-    near.close()
-    far.close()
+    with socket_pair() as (near, far):
+        near.send(buffers)
+        received = b""
+        while len(received) < len(message):
+            received += receive_some(far, reads[len(received) % len(reads)])
     assert received == message
 
 

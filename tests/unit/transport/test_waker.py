@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 
 import pytest
 
-from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.waker import Waker
 from tests.unit.runtime.stage import Background
+from tests.unit.transport.streams import socket_pair
 
 
 @pytest.fixture
@@ -22,11 +21,8 @@ def waker():
 
 @pytest.fixture
 def pair():
-    left, right = socket.socketpair()
-    near, far = StreamConnection(left, "far"), StreamConnection(right, "near")
-    yield near, far
-    near.close()
-    far.close()
+    with socket_pair() as ends:
+        yield ends
 
 
 def is_readable(waker: Waker) -> bool:

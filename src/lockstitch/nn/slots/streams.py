@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lockstitch.devices import use_here
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -37,19 +39,5 @@ def wait_here(events: Iterable[torch.cuda.Event], devices: Iterable[torch.device
 
 def lend(tensor: torch.Tensor | None) -> None:
     """Tells the allocator that the current stream of the tensor's device works with its memory."""
-    if tensor is not None and tensor.is_cuda:
-        stream = torch.cuda.current_stream(tensor.device)
-        for part in _parts(tensor):
-            part.record_stream(stream)
-
-
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold what a tensor of any layout consists of."""
-    layout = tensor.layout
-    if layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return [tensor]
+    if tensor is not None:
+        use_here((tensor,))
