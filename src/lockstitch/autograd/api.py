@@ -58,18 +58,19 @@ def backward(
 ) -> None:
     """Computes the gradients of the sum of `roots` for the context's leaf tensors on all workers.
 
-    `roots` are scalar tensors of this worker with a history. Gradients are added to those that the
-    context has; see `get_gradients`. `.grad` is never touched. The graph's memory is freed unless
-    `retain_graph`. Returns when every worker has finished its part.
+    `roots` are tensors of this worker, of one element each and with a history. Gradients are added
+    to those that the context has; see `get_gradients`. `.grad` is never touched. The graph's memory
+    is freed unless `retain_graph`. Returns when every worker has finished its part.
 
     `mode`: "smart" is right whatever part of what was called takes part in the loss, and asks only
     where that matters; "fast" assumes that every tensor sent from a worker that the pass reaches
     takes part, as `torch.distributed.autograd` does.
 
-    Raises `RuntimeError` for unknown contexts and unfit roots; `DistAutogradError` "Error on Node
-    N: …" when a worker's part of the graph fails, with the original exception as its cause, or
-    when the assumption of "fast" is false; `PeerDiedError` when a worker of the context dies. After
-    an error the context keeps what was added before it.
+    Raises `TypeError` for arguments of the wrong kind; `RuntimeError` for unknown contexts and
+    unfit roots; `DistAutogradError` "Error on Node N: …" when a worker's part of the graph fails,
+    with the original exception as its cause, or when the assumption of "fast" is false;
+    `PeerDiedError` when a worker of the context dies. After an error the context keeps what was
+    added before it.
 
     After `torch.distributed.autograd.backward`.
     """
@@ -92,7 +93,8 @@ def backward(
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     """The gradients that the context has on this worker: leaf tensor → gradient, keyed by identity.
 
-    The dictionary is the caller's own; the gradients are the context's, and no two share memory.
+    Each gradient has its leaf's shape, dtype and device; a leaf that took no part has none. The
+    dictionary is the caller's own; the gradients are the context's, and no two share memory.
     Raises `RuntimeError` for an unknown context. After `torch.distributed.autograd.get_gradients`.
     """
     return service().find_context(context_id).gradients

@@ -60,6 +60,10 @@ def init(
     are; None: all ranks. `process_sets`: sets to be made at once, the same on all ranks, of which
     those that repeat another are passed over; more may be added at any time, so `"dynamic"` says
     nothing new.
+
+    Raises `ValueError` for a `comm` that does not fit and for variables of the environment that
+    make no sense, `RuntimeError` where ranks do not come in time. Before `init` and after
+    `shutdown` all that needs the ranks raises `ValueError`.
     """
     if has_session():
         return

@@ -82,8 +82,9 @@ class Memory:
 class PowerSGD(NoneCompressor):
     """`compression=hvd.Compression.powersgd(rank=2)`, an own one for each optimizer.
 
-    `rank`: the width of the factors; `smallest_ratio`: matrices that would not become so many times
-    smaller are reduced as they are. The state travels with the optimizer's `state_dict`.
+    `rank`: the width of the factors (1); `smallest_ratio`: matrices that would not become so many
+    times smaller are reduced as they are (2). The state travels with the optimizer's `state_dict`.
+    Raises `ValueError` for a `rank` below 1.
     """
 
     def __init__(self, rank: int = 1, smallest_ratio: float = 2.0) -> None:
@@ -138,7 +139,9 @@ class PowerSGD(NoneCompressor):
 
 
 class Compression:
-    """The compressors by name."""
+    """The compressors by name: `none`; `fp16` and `bf16`, which send wider floating-point numbers
+    as such; `powersgd(rank=1)`, for `DistributedOptimizer` only, which sends products of narrow
+    matrices. What arrives has the old dtype again."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

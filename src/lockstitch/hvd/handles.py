@@ -89,10 +89,10 @@ def _checked(handle: Operation[T]) -> Operation[T]:
 def join(device: int = -1) -> int:  # noqa: ARG001 - where its zeros would be; we need none
     """This rank is out of data: the others' allreduces take it for zeros until all have joined.
     Returns the rank that joined last. What needs a part of every rank (allgather, broadcast, …)
-    fails meanwhile."""
+    fails meanwhile. `device` is taken for compatibility and ignored."""
     return current_session().join()
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until every rank of the set has come here."""
+    """Waits until every rank of the set has come here. Raises what `hvd.allreduce` does."""
     current_session().barrier(process_set=id_of(process_set))

@@ -214,10 +214,11 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
     `hvd.Average` (the default), `hvd.Sum`, or `hvd.Adasum`, which combines the changes of
     parameters instead of gradients. `backward_passes_per_step`: how many backward passes add to a
     gradient before it is reduced (1). `gradient_predivide_factor`: divides gradients before they
-    are summed; the rest of the average comes after. `groups`: in how many groups parameters are
-    reduced, or the groups themselves (`num_groups` is its older form). `sparse_as_dense`: sparse
-    gradients are reduced as dense ones, and are sparse again afterwards. `process_set`: the ranks
-    that train together. All ranks must make their optimizers in the same order.
+    are summed; the rest of the average comes after (1). `groups`: in how many groups parameters are
+    reduced, or the groups themselves (`num_groups` is its older form); by default in buckets of
+    neighbours, of 4 MiB on the CPU and 25 MiB on devices. `sparse_as_dense`: sparse gradients are
+    reduced as dense ones, and are sparse again afterwards. `process_set`: the ranks that train
+    together, by default all. All ranks must make their optimizers in the same order.
 
     An optimizer that was made distributed before begins anew, with these arguments. Raises
     `ValueError` before `init`, for names that are not unique or do not cover the parameters, and

@@ -56,15 +56,15 @@ def allreduce(
     """The tensors of all ranks reduced by `op`: a new tensor, bit for bit the same on all ranks.
 
     `tensor`: dense, of any shape, strides and dtype that torch can reduce so; shape and dtype are
-    the same on all ranks. `op`:
-    `hvd.Average` (the default; integers are cut towards zero), `Sum`, `Min`, `Max`, `Product` or
-    `Adasum`; `average` is its older form. `name`: by which the ranks find each other's tensors;
-    by default operations without a name are numbered, and must come in one order on all ranks.
-    `compression`: what travels, e.g. `hvd.Compression.fp16`. `prescale_factor` and
-    `postscale_factor`: numbers by which tensors are multiplied before and afterwards.
-    `process_set`: the ranks that take part.
+    the same on all ranks. `op`: `hvd.Average` (the default; integers are cut towards zero), `Sum`,
+    `Min`, `Max`, `Product` or `Adasum`; `average` is its older form. `name`: by which the ranks
+    find each other's tensors; by default operations without a name are numbered, and must come in
+    one order on all ranks. `compression`: what travels, e.g. `hvd.Compression.fp16`; by default the
+    tensor as it is. `prescale_factor` and `postscale_factor`: numbers by which tensors are
+    multiplied before and afterwards (1). `process_set`: the ranks that take part, by default all.
 
-    The gradient is reduced by the same operator. Raises `MismatchError` on all ranks where shapes,
+    The gradient is reduced by the same operator; only `Average` and `Sum` have one, backward
+    through the others raises `RuntimeError`. Raises `MismatchError` on all ranks where shapes,
     dtypes or operators differ, `RankLostError` where a rank is gone, `StalledError` after
     `HOROVOD_STALL_SHUTDOWN_TIME_SECONDS`, all of them `HorovodInternalError`; `ValueError` before
     `init` and for a name that is in flight; `TypeError` for what is no tensor. All other operations

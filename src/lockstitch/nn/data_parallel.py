@@ -93,7 +93,9 @@ class DataParallel(nn.DataParallel[M]):
     everything where torch has one thread or `torch.use_deterministic_algorithms` is on. Where slots
     fail the step is plain.
 
-    Exceptions keep their type; the slot's traceback is their cause. A slot that dies raises
+    Raises `TypeError` for what is no module and for `device_ids` that are no sequence; at the call
+    `RuntimeError` where a parameter or buffer is not on the first slot's device, and what the
+    module raises, as its own type, with the slot's traceback as its cause. A slot that dies raises
     `SlotDiedError` and is replaced at the next call.
     """
 
@@ -254,7 +256,8 @@ def data_parallel(
     module_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
     """One call of `module` over the slots `device_ids`, as `DataParallel` would make it; without
-    an accelerator its slots are threads. `output_device=-1` is the CPU.
+    an accelerator its slots are threads. `inputs`: the argument, or a tuple of arguments;
+    `module_kwargs`: those with names. `output_device=-1` is the CPU.
 
     For more than one call `DataParallel` is cheaper: it keeps its slots.
     """

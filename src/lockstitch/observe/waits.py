@@ -96,8 +96,10 @@ class WaitReports:
 
 def explain_waits(timeout_seconds: float = 2.0) -> str:
     """Says what every worker waits for: calls, functions being run, references, backward passes.
+    For each worker a line with its name, and one for each thing that it waits for.
 
-    Workers get `timeout_seconds` to answer. Raises `NotInitializedError` before `init_rpc`.
+    Workers get `timeout_seconds` to answer (2); those that do not are named. Raises
+    `NotInitializedError` before `init_rpc`.
     """
     answers, silent = current_worker().service(WaitReports).ask(timeout_seconds)
     lines: list[str] = []

@@ -131,6 +131,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     interpreter, while this worker lives; 0.0005 lets a worker that is busy with Python answer about
     ten times sooner. Default: LOCKSTITCH_SWITCH_INTERVAL, or else what `sys.setswitchinterval` says
     (0.005), since many threads that compute in Python at once pay for shorter turns.
+
+    Raises `TypeError` for arguments of the wrong kind, `ValueError` for numbers out of range,
+    unknown `transports`, device maps that are not one to one, and secrets that are none.
     """
 
     num_worker_threads: int

@@ -159,27 +159,32 @@ class RRef(Generic[T]):
         return cast("T", self._value.get(None, self._home.worker.agent.blocked))
 
     def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> Any:
-        """A proxy whose methods run on the owner and return the result: `r.rpc_sync().size()`."""
+        """A proxy whose methods run on the owner and return the result: `r.rpc_sync().size()`.
+
+        `timeout`: seconds for each call, 0 for none, -1 for the default in force. Calls raise what
+        `rpc.rpc_sync` does, and `AttributeError` for a name that the value's type lacks.
+        """
         return RRefProxy(self, Way.SYNC, timeout)
 
     def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Any:
-        """A proxy whose methods run on the owner and return a future of the result."""
+        """A proxy whose methods run on the owner and return a future of the result; otherwise as
+        `rpc_sync`."""
         return RRefProxy(self, Way.ASYNC, timeout)
 
     def remote(self, timeout: float = UNSET_TIMEOUT) -> Any:
-        """A proxy whose methods run on the owner and return a reference to the result.
-
-        A name that the value's type lacks is an `AttributeError` at the call.
-        """
+        """A proxy whose methods run on the owner and return a reference to the result; otherwise as
+        `rpc_sync`."""
         return RRefProxy(self, Way.REMOTE, timeout)
 
     def backward(
         self, dist_autograd_ctx_id: int = UNSET_CONTEXT, retain_graph: bool = False
     ) -> None:
-        """Runs backward from the value, a scalar tensor, on its owner.
+        """Runs backward from the value, a tensor of one element, on its owner.
 
         With the id of an autograd context the pass goes over all its workers and gradients go to
-        the context; without one, which only the owner may do, the pass is a local one.
+        the context; without one, which only the owner may do, the pass is a local one and gradients
+        go to `.grad`. Raises `RRefError` for a value that is no tensor, and without an id on
+        another worker; otherwise what `autograd.backward` does.
         """
         if self._value is not None:
             value = self.local_value()

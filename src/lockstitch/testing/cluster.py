@@ -58,9 +58,12 @@ class LocalDirectory:
 
 
 class LocalCluster:
-    """A context manager of workers named worker0, worker1, … (or as `names` says).
+    """A context manager of workers in this process; `cluster["worker1"]`, or `cluster[1]`, is one
+    of them.
 
-    `faults` scripts mishaps, `clock` may be a `ManualClock`, `options` are those of every agent.
+    `size`: how many (2), named worker0, worker1, …, or their names. `faults`: a script of mishaps;
+    without one there are none. `clock`: the workers' time, perhaps a `ManualClock`; by default that
+    of the system. `options`: those of every agent.
     """
 
     def __init__(

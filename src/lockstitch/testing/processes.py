@@ -99,14 +99,14 @@ class Task(Generic[T]):
 
 
 class ProcessCluster:
-    """A context manager of worker processes named worker0, worker1, … (or as `names` says).
+    """A context manager of worker processes.
 
-    `size`: how many, or their names. `start_method`: "spawn" begins each process afresh (seconds);
-    "fork" copies this one (quick, but only sound while no other threads run here, and before CUDA
-    is used). `num_worker_threads`, `rpc_timeout`, `heartbeat_timeout` (seconds) and `device_maps`:
-    as for `init_rpc`, the same for all.
+    `size`: how many (2), named worker0, worker1, …, or their names. `start_method`: "spawn" begins
+    each process afresh, which takes seconds; "fork" copies this one, which is quick, but sound only
+    while no other threads run here, and before CUDA is used. `num_worker_threads`, `rpc_timeout`,
+    `heartbeat_timeout` (both in seconds) and `device_maps`: as for `init_rpc`, the same for all.
+    `timeout_seconds`: how long to wait for the start, and for each function by default (60).
     `prepare`: called first in each process, with its rank, while it has a single thread.
-    `timeout_seconds`: how long to wait for the start, and for each function by default.
 
     Leaving the block shuts all workers down together; where one was killed or the block failed,
     each alone. Raises `RuntimeError` when processes had to be killed for that.
