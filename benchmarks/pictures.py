@@ -61,12 +61,25 @@ GROWTH = [
     Curve("growth: shutdown of a world", "processes", "seconds"),
     Curve("growth: threads of a worker", "processes", "threads", is_logarithmic=False),
     Curve("growth: memory of a worker", "processes", "MB", is_logarithmic=False),
-    Curve("simulated: messages of a shutdown", "simulated workers", "messages"),
-    Curve(
-        "simulated: messages of a backward pass",
-        "simulated workers",
-        "messages",
-        is_logarithmic=False,
+    Curve("counted: bytes of a call", "processes", "bytes", is_logarithmic=False),
+    Curve("counted: bytes of a backward pass", "processes", "bytes", is_logarithmic=False),
+    *(
+        Curve(f"simulated: {what} of {which}", "simulated workers", what)
+        for what, which in (
+            ("requests", "a start to the store"),
+            ("bytes", "a start from and to the store"),
+            ("messages", "a shutdown"),
+            ("bytes", "a shutdown"),
+        )
+    ),
+    *(
+        Curve(f"simulated: {title}", "simulated workers", y_label, is_logarithmic=False)
+        for title, y_label in (
+            ("messages of a call", "messages"),
+            ("messages of a backward pass", "messages"),
+            ("steps of a start that wait for each other", "steps"),
+            ("steps of a shutdown that wait for each other", "steps"),
+        )
     ),
 ]
 

@@ -22,7 +22,7 @@ from benchmarks.libraries import CALLER, RAW
 from benchmarks.member import Failed, Joined, Order, Seat, participate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.plan import Setting
 
@@ -142,6 +142,13 @@ class Member:
         self._process.join()
         self._process.close()
         self.pipe.close()
+
+
+def all_do(members: Sequence[Member], orders: Sequence[Any], patience_seconds: float) -> list[Any]:
+    """Tells each its order before it waits for any; their answers. Raises CaseError."""
+    for member, order in zip(members, orders, strict=True):
+        member.pipe.send(order)
+    return [member.answer(patience_seconds) for member in members]
 
 
 class Worlds:

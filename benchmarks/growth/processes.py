@@ -13,14 +13,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.cases.calls import nothing
 from benchmarks.cases.timing import timed
 from benchmarks.libraries import CALLER
 from benchmarks.member import Do, Joined, Measure, Seat
 from benchmarks.result import quartiles
-from benchmarks.worlds import START_SECONDS, Member, threads_of
+from benchmarks.worlds import START_SECONDS, Member, all_do, threads_of
 
 if TYPE_CHECKING:
     from benchmarks.cases.timing import Sample
@@ -65,7 +65,7 @@ def measure_world(library: str, size: int, patience_seconds: float, log: Path) -
 
 def _measure(members: list[Member], names: list[str], patience_seconds: float) -> Costs:
     start = time.perf_counter()
-    joined: list[Joined] = _all_do(members, "join", patience_seconds)
+    joined: list[Joined] = all_do(members, ["join"] * len(members), patience_seconds)
     start_seconds = time.perf_counter() - start
     first = members[0]
     first.carry_out(Do(_call_everybody, (names[1:],)), patience_seconds)
@@ -77,7 +77,7 @@ def _measure(members: list[Member], names: list[str], patience_seconds: float) -
     memory = [_private_mb(member.pid) for member in members]
     sockets = [_sockets(member.pid) for member in members]
     start = time.perf_counter()
-    _all_do(members, Do(_shut_down), patience_seconds)
+    all_do(members, [Do(_shut_down)] * len(members), patience_seconds)
     return Costs(
         start_seconds,
         time.perf_counter() - start,
@@ -87,13 +87,6 @@ def _measure(members: list[Member], names: list[str], patience_seconds: float) -
         quartiles(memory)[1],
         max(sockets),
     )
-
-
-def _all_do(members: list[Member], order: Any, patience_seconds: float) -> list[Any]:
-    """Tells all before it waits for any."""
-    for member in members:
-        member.pipe.send(order)
-    return [member.answer(patience_seconds) for member in members]
 
 
 @dataclass(frozen=True)

@@ -1,81 +1,85 @@
 """A world of hundreds of workers in one process, and what they have to say to each other.
 
-Only counts are of interest here: with so many threads in one process times say little.
+Only counts are of interest here: with so many threads in one process times say little. So time
+stands still, and nobody asks a slow neighbour whether it lives.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-import lockstitch.autograd as dist_autograd
+from benchmarks.growth.stores import count_start
+from benchmarks.growth.work import WARM_UP_TIMES, Counts, call, counted, find, run_backward
 from lockstitch import rpc
 from lockstitch.testing import LocalCluster
 
 if TYPE_CHECKING:
-    from lockstitch.runtime.worker import Worker
+    from collections.abc import Callable
 
-_SHUTDOWN_SECONDS = 120.0
+    from lockstitch.clock import Waiter
+    from lockstitch.runtime.worker import Worker
+    from lockstitch.testing import Traffic
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What a world of some size took."""
+class SimulatedCounts(Counts):
+    """`depth`: how many messages wait for each other, in the longest chain."""
 
-    call_messages: int
-    backward_messages: int
-    shutdown_messages: int
-    shutdown_bytes: int
+    start_depth: int
+    shutdown_depth: int
     most_connections: int
     """Of the worker that has most, in the end."""
     threads_per_worker: float
 
 
-def simulate(_library: None, size: int) -> Counts:
-    """One call and one backward pass from the first worker to the last, then all go together."""
-    with LocalCluster(size) as cluster:
+class StandingClock:
+    """A `Clock` on which it is always now: who waits does so for ever, or not at all."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def wait(self, waiter: Waiter, timeout_seconds: float | None) -> bool:
+        return waiter.wait(0 if timeout_seconds is not None and timeout_seconds <= 0 else None)
+
+    def wait_until(self, waiter: Waiter, deadline: float | None) -> bool:
+        return self.wait(waiter, deadline)
+
+
+def simulate(_library: None, size: int) -> SimulatedCounts:
+    """So many workers come; the first one calls the last, and finds all; then all go together."""
+    started = count_start(size).asked
+    with LocalCluster(size, clock=StandingClock()) as cluster:
         threads = threading.active_count()
-        last = cluster.names[-1]
-        cluster.run(0, _double_there, last)
-        before_call = cluster.traffic()
-        cluster.run(0, _double_there, last)
-        call = cluster.traffic() - before_call
-        cluster.run(0, _backward, last)  # the way back is connected now
-        before_backward = cluster.traffic()
-        cluster.run(0, _backward, last)
-        backward = cluster.traffic() - before_backward
-        before_end = cluster.traffic()
+        calls = _repeat(cluster, call, cluster.names[-1])
+        passes = _repeat(cluster, run_backward, cluster.names[-1])
+        found = _repeat(cluster, find, cluster.names)
+    with LocalCluster(size, clock=StandingClock()) as cluster:
         _shut_down_all(cluster)
-        end = cluster.traffic() - before_end
-        # Whoever waits for over a second asks its neighbours whether they live.
-        nudges = end.kinds.get("Announced", 0) - end.kinds.get("Brought", 0)
-        return Counts(
-            call.messages,
-            # The answers to the release of the former context may come before or after.
-            backward.messages - backward.kinds.get("ContextReleased", 0),
-            end.messages - nudges,
-            end.bytes,
-            max(cluster.traffic().ends.values()),
-            threads / size,
-        )
+        end = cluster.traffic()
+    return SimulatedCounts(
+        *counted(calls),
+        *counted(passes),
+        counted(found)[0],
+        started.requests,
+        started.bytes,
+        end.messages,
+        end.bytes,
+        started.depth,
+        end.depth,
+        max(end.ends.values()),
+        threads / size,
+    )
 
 
-def _double(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor * 2
-
-
-def _double_there(to: str) -> None:
-    rpc.rpc_sync(to, _double, args=(torch.ones(4),))
-
-
-def _backward(to: str) -> None:
-    leaf = torch.ones(4, requires_grad=True)
-    with dist_autograd.context() as context_id:
-        loss = rpc.rpc_sync(to, _double, args=(leaf,)).sum()
-        dist_autograd.backward(context_id, [loss])
+def _repeat(cluster: LocalCluster, work: Callable[..., None], argument: Any) -> Traffic:
+    """What the first worker's last time cost."""
+    for _ in range(WARM_UP_TIMES):
+        cluster.run(0, work, argument)
+    before = cluster.traffic()
+    cluster.run(0, work, argument)
+    return cluster.traffic() - before
 
 
 def _shut_down_all(cluster: LocalCluster) -> None:
@@ -84,7 +88,7 @@ def _shut_down_all(cluster: LocalCluster) -> None:
     def shut_down(worker: Worker) -> None:
         with worker.active():
             try:
-                rpc.shutdown(timeout=_SHUTDOWN_SECONDS)
+                rpc.shutdown(timeout=0)
             except RuntimeError as error:
                 errors.append(error)
 

@@ -63,3 +63,25 @@ def test_worlds_grow_and_programs_run(tmp_path) -> None:
     assert rows["4 processes"]["ours"]["value"] > 0
     rows, _ = run_benchmarks(tmp_path, "--only", "whole programs*")
     assert all(row["ours"]["value"] > 0 for row in rows.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_workers_say_is_counted_alike_in_processes_and_in_simulation(tmp_path) -> None:
+    found: dict[str, dict[float, float]] = {}
+    for kind in ("counted", "simulated"):
+        run_benchmarks(tmp_path, "--only", f"{kind}*")
+        for row in json.loads((tmp_path / "benchmarks.json").read_text())["rows"]:
+            assert not row["ours"]["error"]
+            found.setdefault(row["section"], {})[row["x"]] = row["ours"]["value"]
+    for what in ("messages", "bytes"):
+        for which in ("call", "backward pass"):
+            title = f"{what} of a {which}"
+            (cost,) = {*found[f"counted: {title}"].values()}  # the same for each size
+            assert {*found[f"simulated: {title}"].values()} == {cost}
+    for kind, sizes in (("counted", (2, 4)), ("simulated", (2, 8, 32))):
+        assert found[f"{kind}: messages of finding all others"] == dict.fromkeys(sizes, 0)
+        requests = found[f"{kind}: requests of a start to the store"]
+        assert requests == {size: 8 * size for size in sizes}
+        for size, messages in found[f"{kind}: messages of a shutdown"].items():
+            assert 8 * (size - 1) < messages <= 20 * (size - 1)

@@ -10,6 +10,7 @@ So a test can hold a program, or Lockstitch itself, to what it may cost, whateve
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -37,27 +38,114 @@ class Traffic:
     """Frames and connections so far, or between two moments; frames that were lost count too."""
 
     connections: int = 0
-    bytes: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
     """How many messages of each class."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """How many bytes all messages of each class had together."""
     senders: Mapping[str, int] = field(default_factory=dict)
     """How many messages each worker has sent."""
     ends: Mapping[str, int] = field(default_factory=dict)
     """How many connections each worker has opened or been offered."""
+    depth: int = 0
+    """Messages in the longest chain of which each was sent when its sender had read the one before:
+    so many steps wait for each other. Counted from the beginning, in a difference too."""
 
     @property
     def messages(self) -> int:
-        """All of them."""
+        """How many, of all classes."""
         return sum(self.kinds.values())
+
+    @property
+    def bytes(self) -> int:
+        """Of all messages."""
+        return sum(self.sizes.values())
+
+    def without(self, *kinds: str) -> Traffic:
+        """The same with no messages of these classes in `kinds` and `sizes`."""
+        return dataclasses.replace(
+            self,
+            kinds={kind: count for kind, count in self.kinds.items() if kind not in kinds},
+            sizes={kind: size for kind, size in self.sizes.items() if kind not in kinds},
+        )
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.connections + other.connections,
+            dict(Counter(self.kinds) + Counter(other.kinds)),
+            dict(Counter(self.sizes) + Counter(other.sizes)),
+            dict(Counter(self.senders) + Counter(other.senders)),
+            dict(Counter(self.ends) + Counter(other.ends)),
+            max(self.depth, other.depth),
+        )
 
     def __sub__(self, earlier: Traffic) -> Traffic:
         return Traffic(
             self.connections - earlier.connections,
-            self.bytes - earlier.bytes,
             dict(Counter(self.kinds) - Counter(earlier.kinds)),
+            dict(Counter(self.sizes) - Counter(earlier.sizes)),
             dict(Counter(self.senders) - Counter(earlier.senders)),
             dict(Counter(self.ends) - Counter(earlier.ends)),
+            self.depth,
         )
+
+
+class Tally:
+    """Keeps a count of frames, for whoever sees them; several threads may."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections = 0
+        self._kinds: Counter[int] = Counter()
+        self._sizes: Counter[int] = Counter()
+        self._senders: Counter[str] = Counter()
+        self._ends: Counter[str] = Counter()
+        self._depths: Counter[str] = Counter()
+
+    def note_sent(self, sender: str, kind: int, nbytes: int) -> int:
+        """`sender` sends a frame; returns how deep it lies."""
+        with self._lock:
+            self._kinds[kind] += 1
+            self._sizes[kind] += nbytes
+            self._senders[sender] += 1
+            return self._depths[sender] + 1
+
+    def note_read(self, receiver: str, depth: int) -> None:
+        """`receiver` has read a frame that lies so deep."""
+        with self._lock:
+            self._depths[receiver] = max(self._depths[receiver], depth)
+
+    def note_connected(self, *ends: str) -> None:
+        """A connection was opened between two."""
+        with self._lock:
+            self._connections += 1
+            self._ends.update(ends)
+
+    def traffic(self) -> Traffic:
+        """The count as of now."""
+        with self._lock:
+            return Traffic(
+                self._connections,
+                _by_name(self._kinds),
+                _by_name(self._sizes),
+                dict(self._senders),
+                dict(self._ends),
+                max(self._depths.values(), default=0),
+            )
+
+
+def kind_of(head: bytes | memoryview) -> int:
+    """The kind of the frame that begins so."""
+    return head[_KIND_OFFSET]
+
+
+def _by_name(counts: Mapping[int, int]) -> dict[str, int]:
+    return {_NAMES[kind]: count for kind, count in counts.items()}
+
+
+class _Frame(bytes):
+    """A frame that knows how deep it lies."""
+
+    depth = 0
 
 
 class CountingNetwork(MemoryNetwork):
@@ -65,35 +153,28 @@ class CountingNetwork(MemoryNetwork):
 
     def __init__(self, clock: Clock, faults: FrameScript | None = None) -> None:
         super().__init__(clock, faults)
-        self._count_lock = threading.Lock()
-        self._bytes = self._connections = 0
-        self._kinds: Counter[int] = Counter()
-        self._senders: Counter[str] = Counter()
-        self._ends: Counter[str] = Counter()
+        self._tally = Tally()
 
     def carry(
         self, sender: str, receiver: str, frame: bytes, pipe: Pipe, patience: Patience | None = None
     ) -> None:
         """See `MemoryNetwork.carry`."""
-        with self._count_lock:
-            self._bytes += len(frame)
-            self._senders[sender] += 1
-            self._kinds[frame[_KIND_OFFSET]] += 1
-        super().carry(sender, receiver, frame, pipe, patience)
+        counted = _Frame(frame)
+        counted.depth = self._tally.note_sent(sender, kind_of(frame), len(frame))
+        super().carry(sender, receiver, counted, pipe, patience)
+
+    def note_taken(self, receiver: str, frame: bytes) -> None:
+        """See `MemoryNetwork.note_taken`."""
+        if isinstance(frame, _Frame):
+            self._tally.note_read(receiver, frame.depth)
 
     def open_connection(self, owner: MemoryTransport, address: str) -> MemoryConnection:
         """See `MemoryNetwork.open_connection`."""
         connection = super().open_connection(owner, address)
         listening, _, _ = address.removeprefix("memory:").rpartition("/")
-        with self._count_lock:
-            self._connections += 1
-            self._ends.update((owner.name, listening))
+        self._tally.note_connected(owner.name, listening)
         return connection
 
     def traffic(self) -> Traffic:
         """The count as of now."""
-        with self._count_lock:
-            kinds = {_NAMES[kind]: count for kind, count in self._kinds.items()}
-            return Traffic(
-                self._connections, self._bytes, kinds, dict(self._senders), dict(self._ends)
-            )
+        return self._tally.traffic()

@@ -139,6 +139,9 @@ class MemoryNetwork:
             else:
                 pipe.put(frame, action.after_seconds, action.behind, patience)
 
+    def note_taken(self, receiver: str, frame: bytes) -> None:
+        """`receiver` has read a frame to its end; for subclasses."""
+
     def open_listener(self, owner: MemoryTransport, address: str | None) -> MemoryListener:
         """Registers a listener of `owner`; `OSError` when the address is taken."""
         with self._lock:
@@ -165,8 +168,8 @@ class MemoryNetwork:
         if self.is_cut(owner.name, listener.owner.name):
             raise TimeoutError(f"{address} did not answer: the network is partitioned")
         here, there = owner.name, listener.owner.name
-        out = Pipe(self.clock, self._capacity_bytes)
-        back = Pipe(self.clock, self._capacity_bytes)
+        out = Pipe(self.clock, self._capacity_bytes, partial(self.note_taken, there))
+        back = Pipe(self.clock, self._capacity_bytes, partial(self.note_taken, here))
         near = MemoryConnection(self.clock, address, (back, out), partial(self.carry, here, there))
         far = MemoryConnection(
             self.clock, f"memory:{here}", (out, back), partial(self.carry, there, here)

@@ -39,11 +39,14 @@ _LOOK_SECONDS = 0.1
 
 
 class Pipe:
-    """One direction of a connection."""
+    """One direction of a connection. `taken` is told of each frame that was read to its end."""
 
-    def __init__(self, clock: Clock, capacity_bytes: int) -> None:
+    def __init__(
+        self, clock: Clock, capacity_bytes: int, taken: Callable[[bytes], None] | None = None
+    ) -> None:
         self._clock = clock
         self._capacity_bytes = capacity_bytes
+        self._taken = taken
         self._lock = threading.Lock()
         self._arrived: deque[memoryview] = deque()
         self._arrived_bytes = 0
@@ -85,6 +88,8 @@ class Pipe:
                 self._arrived[0] = first[count:]
             else:
                 self._arrived.popleft()
+                if self._taken is not None:
+                    self._taken(cast("bytes", first.obj))
             self._arrived_bytes -= count
             self._room.set()
             return count

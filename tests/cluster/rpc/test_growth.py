@@ -6,16 +6,19 @@ together, takes messages in proportion to the workers, and nobody has more to do
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import Counter
+from functools import partial
 
 import pytest
 import torch
-from torch.distributed import HashStore
 
 import lockstitch.autograd as dist_autograd
+from benchmarks.growth.simulation import StandingClock
+from benchmarks.growth.stores import count_start
+from benchmarks.growth.work import WARM_UP_TIMES, call, counted, find
+from benchmarks.growth.work import run_backward as run_a_pass
 from lockstitch import rpc
-from lockstitch.rendezvous import join
 from lockstitch.rpc.branches import ARITY
 from lockstitch.testing import LocalCluster, Traffic
 from tests.unit.rpc.programs import on_all
@@ -91,43 +94,41 @@ def test_going_together_is_linear_in_all_and_constant_for_each(size) -> None:
     assert max(sent.senders.values()) - nudges <= 10 * (ARITY + 1)
 
 
-class CountingStore:
-    """A store that counts what it is asked, in requests and in keys."""
-
-    def __init__(self, store, requests=None, keys=None) -> None:
-        self.store = store
-        self.requests = Counter() if requests is None else requests
-        self.keys = Counter() if keys is None else keys
-
-    def clone(self):
-        return CountingStore(self.store, self.requests, self.keys)
-
-    def __getattr__(self, name):
-        method = getattr(self.store, name)
-
-        def ask(*arguments):
-            self.requests[name] += 1
-            keys = arguments[0]
-            self.keys[name] += len(keys) if isinstance(keys, list) else 1
-            return method(*arguments)
-
-        return ask
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("size", [*SIZES, *LARGE])
+def test_steps_of_going_together_that_wait_for_each_other_are_logarithmic(size) -> None:
+    # Time stands still, so that nobody loses patience, and asks who is still there.
+    with LocalCluster(size, clock=StandingClock()) as cluster:
+        assert set(on_all(cluster, partial(rpc.shutdown, timeout=0), 240).values()) == {None}
+        # On each level of the tree ten for meetings, up and down, and fourteen more for greetings,
+        # calls and farewells; and what is left for one more meeting.
+        levels = math.ceil(math.log(3 * size + 1, 4)) - 1
+        assert cluster.traffic().depth <= 30 * levels
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("work", [call, run_a_pass, find])
+def test_messages_and_bytes_of_work_are_the_same_in_any_world(work) -> None:
+    costs = []
+    for size in SIZES:
+        with LocalCluster(size) as cluster:
+            argument = cluster.names if work is find else cluster.names[-1]
+            for _ in range(WARM_UP_TIMES):
+                cluster.run(0, work, argument)
+            before = cluster.traffic()
+            cluster.run(0, work, argument)
+            costs.append(counted(cluster.traffic() - before))
+    assert costs == [costs[0]] * len(SIZES)
+    messages, nbytes = costs[0]
+    assert messages == {call: 2, run_a_pass: 5, find: 0}[work]
+    assert bool(nbytes) == bool(messages)
+
+
+@pytest.mark.parametrize("size", [*SIZES, *LARGE])
 def test_joining_takes_a_constant_number_of_requests_of_each(size) -> None:
-    store = CountingStore(HashStore())
-    rosters = {}
-
-    def come(rank: int) -> None:
-        rosters[rank] = join(store, f"w{rank}", rank, size, [f"unix:{rank}"], 30.0)
-
-    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [len(roster.members()) for roster in rosters.values()] == size * [size]
-    assert store.requests.total() <= 8 * size
+    tally = count_start(size)
+    assert tally.asked.requests == 8 * size
     # Everybody reads the entries of all, in one request: that is what a directory is.
-    assert store.keys["multi_get"] == size * size
+    assert tally.keys["multi_get"] == size * size
+    assert tally.asked.bytes <= 200 * size * (size + 3)
+    # Eight requests and their answers: whoever waits does not wait for one who waits.
+    assert tally.asked.depth == 2 * 8

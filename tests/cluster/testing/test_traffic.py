@@ -39,3 +39,42 @@ def test_what_is_lost_was_sent_all_the_same() -> None:
         kinds = dict(cluster.traffic().kinds)
         kinds.pop("Cancel", None)  # follows the timeout, a moment later
         assert kinds == {"Hello": 1, "Welcome": 1, "Call": 1}
+
+
+def relay(*rest: str) -> None:
+    """Each calls the next one."""
+    if rest:
+        rpc.rpc_sync(rest[0], relay, args=rest[1:])
+
+
+def call_each(*names: str) -> None:
+    for name in names:
+        rpc.rpc_sync(name, nothing)
+
+
+def test_depth_is_how_many_messages_wait_for_each_other() -> None:
+    others = [f"worker{rank}" for rank in range(1, 6)]
+    with LocalCluster(6) as cluster:
+        cluster.run(0, relay, *others)
+        # A call is four steps, greetings and all; the answers come back one after the other.
+        assert cluster.traffic().depth == 3 * 5 + 5
+    with LocalCluster(6) as cluster:
+        cluster.run(0, call_each, *others)
+        assert cluster.traffic().depth == 4 * 5
+    with LocalCluster(6) as cluster:
+        for rank in (0, 2, 4):
+            cluster.run(rank, call_each, others[rank])  # these have nothing to do with each other
+        assert cluster.traffic().depth == 4
+        cluster.run(1, call_each, "worker0")
+        assert (cluster.traffic() - cluster.traffic()).depth == 3 + 4  # it has read three
+
+
+def test_sizes_add_up_and_kinds_can_be_left_out() -> None:
+    with LocalCluster(2) as cluster:
+        cluster.run(0, rpc.rpc_sync, "worker1", nothing)
+        sent = cluster.traffic()
+    assert sum(sent.sizes.values()) == sent.bytes
+    calls = sent.without("Hello", "Welcome")
+    assert calls.kinds == {"Call": 1, "Reply": 1}
+    assert calls.bytes == sent.sizes["Call"] + sent.sizes["Reply"]
+    assert (sent + calls).messages == 6
