@@ -10,7 +10,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -32,32 +32,43 @@ from lockstitch.trust import Secret
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Whatever follows the script is the script's own, options too.
+_RUN: Final[Any] = {"context_settings": {"allow_interspersed_args": False}}
+
 _PYTHON = re.compile(r"python[\d.]*")
+
+_PLAINLY: Final[Any] = {
+    "add_completion": False,
+    "rich_markup_mode": None,  # its tables cut long names of options off
+    "pretty_exceptions_enable": False,
+}
 
 app = typer.Typer(
     help="Remote calls, references and one backward pass over many PyTorch workers.",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,  # its tables cut long names of options off
-    pretty_exceptions_enable=False,
+    **_PLAINLY,
 )
 
 
 def main() -> None:
     """What the console script `lockstitch` calls."""
-    _call(sys.argv[1:], "lockstitch")
+    _call(app, sys.argv[1:], "lockstitch")
 
 
 def horovodrun() -> None:
     """What the console script `horovodrun` calls."""
     given = sys.argv[1:]
-    is_version = given in (["--version"], ["-v"])
-    _call(["--version"] if is_version else ["run", *given], "horovodrun")
+    if given in (["--version"], ["-v"]):
+        _call(app, ["--version"], "horovodrun")
+    else:
+        runner = typer.Typer(**_PLAINLY)
+        runner.command(**_RUN)(run)
+        _call(runner, given, "horovodrun")
 
 
-def _call(arguments: list[str], name: str) -> None:
+def _call(command: typer.Typer, arguments: list[str], name: str) -> None:
     try:
-        app(arguments, prog_name=name)
+        command(arguments, prog_name=name)
     except BrokenPipeError:
         # Our reader has gone (`lockstitch run … | head`): say no more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -80,8 +91,7 @@ def lockstitch(
     """Options before any command."""
 
 
-# Whatever follows the script is the script's own, options too.
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(**_RUN)
 def run(
     program: options.Program,
     arguments: options.Arguments = None,
@@ -146,7 +156,14 @@ def _run(given: Mapping[str, Any]) -> int:
     workers = _number(given["workers"], given["min_workers"], where, own)
     if given["script"] is not None:
         _check_script(given["script"])
-    job = _Job(command, workers, given["grace_seconds"], given["output_folder"], given["verbose"])
+    job = _Job(
+        command,
+        workers,
+        given["grace_seconds"],
+        given["output_folder"],
+        given["verbose"],
+        "--hostfile" if given["hosts"] is None else "-H",
+    )
     if given["ignored_flags"] or given["ignored_values"]:
         job.note_ignored(sys.argv[1:])
     if all(given[name] is None for name in ("min_workers", "max_workers", "script")):
@@ -214,6 +231,8 @@ class _Job:
     grace_seconds: float
     output_folder: Path | None
     is_verbose: bool
+    hosts_hint: str
+    """The option that has named the hosts."""
 
     def __post_init__(self) -> None:
         self._screen = Screen(self.workers, out=Console(), err=Console(stderr=True))
@@ -230,7 +249,7 @@ class _Job:
         slots = sum(count for _, count in where)
         if where and slots < self.workers:
             raise typer.BadParameter(
-                f"{self.workers} workers do not fit into {slots} slots", param_hint="-H"
+                f"{self.workers} workers do not fit into {slots} slots", param_hint=self.hosts_hint
             )
         with ExitStack() as resources:
             outputs = self._outputs(resources)

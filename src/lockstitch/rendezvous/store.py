@@ -34,9 +34,9 @@ def open_store(
 ) -> Store:
     """Opens the store that `init_method` names, or takes the given one.
 
-    `env://`, `tcp://host:port` and `file://path` go through `torch.distributed.rendezvous`, whose
-    ValueErrors ("rank parameter missing", "environment variable RANK expected, but not set") pass
-    unchanged; a file whose folder does not exist is a ValueError too. With `tcp://` and `env://`
+    `env://`, `tcp://host:port` and `file://path` go through `torch.distributed.rendezvous`, to
+    whose errors ("environment variable RANK expected, but not set", "No rendezvous handler") is
+    added what to do; a file whose folder does not exist is a ValueError too. With `tcp://` and `env://`
     rank 0 hosts the store for as long as it keeps it; under `lockstitch run`, `env://` means a file
     of the launcher's, which outlives every worker.
     `world_size` None or 0 means a group that ranks join and leave; `rank` -1 means "not given".
@@ -59,8 +59,28 @@ def open_store(
                 f"rank {rank} did not meet the others at {init_method} ({error}). Has each been "
                 "started, and all with the same address?"
             ) from error
+        except (ValueError, RuntimeError) as error:
+            advice = _advice(init_method, str(error))
+            if advice is None:
+                raise
+            raise type(error)(f"{error}. {advice}") from None
         store.set_timeout(timeout)
     return PrefixStore(_PREFIX, store)
+
+
+def _advice(init_method: str, text: str) -> str | None:
+    """What to do where torch says `text`."""
+    if "environment variable" in text:
+        return (
+            "It is set by launchers: start the program by lockstitch run -n N, or by torchrun. "
+            "Without one, give each worker its rank, world_size and a place to meet, such as "
+            "init_method='tcp://127.0.0.1:29500'"
+        )
+    if "invalid literal for int()" in text:
+        return "RANK, WORLD_SIZE and MASTER_PORT are numbers"
+    if "No rendezvous handler" in text:
+        return f"init_method is tcp://host:port, file:///path or env://, not {init_method!r}"
+    return None
 
 
 def missing_keys(store: Store, keys: Sequence[str], timeout_seconds: float) -> list[str]:

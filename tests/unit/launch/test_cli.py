@@ -42,3 +42,20 @@ def test_help_shows_the_names_of_options_whole_on_a_narrow_terminal() -> None:
     assert "--stall-check-shutdown-time-seconds" in help_text
     assert "--timeline-mark-cycles / --no-timeline-mark-cycles" in help_text
     assert "PROGRAM" in help_text.partition("\n")[0]
+
+
+def test_the_option_that_named_too_few_hosts_is_named(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("localhost slots=2")
+    for option, value in (("-H", "localhost:2"), ("--hostfile", str(hostfile))):
+        refused = CliRunner().invoke(app, ["run", "-n", "3", option, value, __file__])
+        assert refused.exit_code == 2
+        assert f"for {option}: 3 workers do not fit into 2 slots" in refused.output
+
+
+def test_horovodrun_calls_itself_so() -> None:
+    program = "from lockstitch.launch.cli import horovodrun; horovodrun()"
+    command = [sys.executable, "-c", program, "-np", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Usage: horovodrun [OPTIONS]" in done.stderr

@@ -116,6 +116,22 @@ def test_an_unknown_scheme_is_refused():
         open_store("nope://", 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("url", "port", "error", "advice"),
+    [
+        ("/tmp/place", "29500", RuntimeError, r"file:///path or env://, not '/tmp/place'"),
+        ("env://", None, ValueError, r"MASTER_PORT expected, .* lockstitch run -n N"),
+        ("env://", "http", ValueError, r"'http'\. .*MASTER_PORT are numbers"),
+    ],
+)
+def test_it_is_said_what_to_do(environment, url, port, error, advice):
+    environment.setenv("MASTER_ADDR", "127.0.0.1")
+    if port is not None:
+        environment.setenv("MASTER_PORT", port)
+    with pytest.raises(error, match=advice):
+        open_store(url, 0, 1)
+
+
 @each_kind_of_store
 def test_waiting_ends_when_all_keys_are_there(kind, tmp_path):
     store = new_store(kind, tmp_path)
