@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import cloudpickle
 import torch
 
+from lockstitch.errors import CollectiveError
 from lockstitch.hvd.asynchronous import broadcast_async_
 from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 T = TypeVar("T")
+
+_REFUSED: Final = -1
+"""What stands for the size of an object that cannot be pickled: nobody shall wait for it."""
 
 
 def broadcast_parameters(
@@ -41,8 +45,13 @@ def broadcast_parameters(
 def _named(params: Any) -> list[tuple[str | None, torch.Tensor | None]]:
     if hasattr(params, "items"):
         pairs = sorted(params.items())
-    elif isinstance(params, torch.Tensor | str) or not hasattr(params, "__iter__"):
-        raise ValueError(f"params must be a state_dict or an iterable, not a {type(params)}")
+    elif isinstance(params, torch.Tensor | str | torch.nn.Module) or not hasattr(
+        params, "__iter__"
+    ):
+        raise ValueError(
+            "params must be a state_dict or an iterable, such as model.state_dict() or "
+            f"model.named_parameters(), not a {type(params)}"
+        )
     else:
         pairs = [each if isinstance(each, tuple) else (None, each) for each in params]
     for name, value in pairs:
@@ -62,8 +71,14 @@ def broadcast_optimizer_state(
     """Gives all ranks the root's optimizer state and options. Ranks may have no state yet, as when
     only the root has loaded a checkpoint; their parameters without a gradient get one of zeros.
 
-    `root_rank`: a global rank. Raises `ValueError` for LBFGS, and what `hvd.broadcast_object` does.
+    `root_rank`: a global rank. Raises `ValueError` for LBFGS, `TypeError` for what is no optimizer,
+    and what `hvd.broadcast_object` does.
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            f"optimizer is the optimizer itself, not {type(optimizer).__name__}; its state_dict() "
+            "is asked for here"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of LBFGS cannot be broadcast: it is no plain dictionary")
     if not optimizer.state:
@@ -133,14 +148,21 @@ def broadcast_object(
 ) -> T:
     """The root's object, on all ranks: itself there, copies elsewhere. Anything that cloudpickle
     takes; what the other ranks give is not looked at. `root_rank`: a global rank. Raises what
-    `hvd.broadcast` does."""
+    `hvd.broadcast` does; where the object cannot be pickled, what cloudpickle raises on the root,
+    and `HorovodInternalError` on the other ranks."""
     name = name or "object"
     if current_session().rank == root_rank:
-        content = _pickled(obj)
+        try:
+            content = _pickled(obj)
+        except Exception:
+            broadcast_(torch.tensor([_REFUSED]), root_rank, f"{name}.size", process_set)
+            raise
         broadcast_(torch.tensor([len(content)]), root_rank, f"{name}.size", process_set)
         broadcast_(content, root_rank, f"{name}.content", process_set)
         return obj
     size = broadcast_(torch.zeros(1, dtype=torch.int64), root_rank, f"{name}.size", process_set)
+    if int(size) == _REFUSED:
+        raise _not_pickled(name, [root_rank])
     content = torch.empty(int(size), dtype=torch.uint8)
     broadcast_(content, root_rank, f"{name}.content", process_set)
     received: T = _unpickled(content)
@@ -151,15 +173,32 @@ def allgather_object(
     obj: T, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
     """The objects of all ranks, in the order of ranks: anything that cloudpickle takes. Raises what
-    `hvd.allgather` does."""
-    session = current_session()
+    `hvd.allgather` does; where an object cannot be pickled, what cloudpickle raises on its rank,
+    and `HorovodInternalError` on the others."""
+    session, name = current_session(), name or "object"
+    failure: Exception | None = None
+    try:
+        mine = _pickled(obj)
+    except Exception as error:  # noqa: BLE001 - raised below, when the others have heard of it
+        failure, mine = error, torch.empty(0, dtype=torch.uint8)
     handle = session.allgather(
-        _pickled(obj),
-        name=f"allgather.{name or 'object'}.content",
-        process_set=id_of(process_set),
+        mine, name=f"allgather.{name}.content", process_set=id_of(process_set)
     )
     contents = torch.split(session.wait(handle), list(handle.rows[0]))
+    if failure is not None:
+        raise failure
+    ranks = process_set.ranks
+    missing = [rank for rank, content in zip(ranks, contents, strict=True) if not len(content)]
+    if missing:
+        raise _not_pickled(name, missing)
     return [_unpickled(content) for content in contents]
+
+
+def _not_pickled(name: str, ranks: list[int]) -> CollectiveError:
+    return CollectiveError(
+        f"there is nothing to read of {name!r}: it cannot be pickled on ranks {ranks}, whose own "
+        "errors say why"
+    )
 
 
 def _pickled(value: object) -> torch.Tensor:

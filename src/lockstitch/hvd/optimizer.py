@@ -222,14 +222,14 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
 
     An optimizer that was made distributed before begins anew, with these arguments. Raises
     `ValueError` before `init`, for names that are not unique or do not cover the parameters, and
-    for options that contradict each other; `TypeError` for an optimizer's class in place of an
-    optimizer. After `horovod.torch.DistributedOptimizer`.
+    for options that contradict each other; `TypeError` for what is no optimizer, such as a class of
+    them, and for a compression that cannot compress. After `horovod.torch.DistributedOptimizer`.
     """
     _check_operation(op, gradient_predivide_factor)
     if num_groups:
         warnings.warn("num_groups is deprecated: say groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    _check_is_made(optimizer)
+    _check_kinds(optimizer, compression)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = _checked_names(named_parameters, parameters)
     passes = _checked_passes(backward_passes_per_step)
@@ -265,6 +265,25 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
     )
 
 
+def _check_kinds(optimizer: object, compression: object) -> None:
+    """Raises `TypeError` for what is no optimizer, and what cannot compress."""
+    given = ""
+    if isinstance(optimizer, type):
+        given = f"the class {optimizer.__name__}"
+    elif not hasattr(optimizer, "param_groups"):
+        given = f"a {type(optimizer).__name__}"
+    if given:
+        raise TypeError(
+            "optimizer is one that was made already, as torch.optim.SGD(model.parameters(), "
+            f"lr=0.1), not {given}"
+        )
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise TypeError(
+            "compression is one of hvd.Compression, such as hvd.Compression.fp16, or a class with "
+            f"compress and decompress, not {compression!r}"
+        )
+
+
 def _become(optimizer: torch.optim.Optimizer, gain: type, **attributes: object) -> Any:
     """Gives the object a class that derives from its own and from `gain`."""
     own_class: type = vars(type(optimizer)).get(_OWN_CLASS, type(optimizer))
@@ -290,14 +309,6 @@ def _check_operation(op: ReduceOp, predivide_factor: float) -> None:
         )
     if predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor is a part of the average: use op=hvd.Average")
-
-
-def _check_is_made(optimizer: object) -> None:
-    if isinstance(optimizer, type):
-        raise TypeError(
-            "optimizer is one that was made already, as torch.optim.SGD(model.parameters(), "
-            f"lr=0.1), not the class {optimizer.__name__}"
-        )
 
 
 def _checked_names(

@@ -148,7 +148,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def id_of(process_set: ProcessSet) -> int:
-    """The set's number in this job; `ValueError` where it is not known to it."""
+    """The set's number in this job; `ValueError` where it is not known to it, `TypeError` for what
+    is no set."""
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"process_set is a hvd.ProcessSet, not {process_set!r}: "
+            "hvd.add_process_set([0, 1]), called on all ranks, makes one and returns it"
+        )
     set_id = process_set.process_set_id
     if set_id is None:
         raise ValueError(f"{process_set!r} is not known: give it to init or add_process_set first")

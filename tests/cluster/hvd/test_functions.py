@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import threading
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -27,7 +30,13 @@ def test_parameters_become_those_of_the_root(form):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"), [(3, "iterable"), (torch.ones(2), "iterable"), ({"a": 1}, "'a' is no")]
+    ("wrong", "words"),
+    [
+        (3, "iterable"),
+        (torch.ones(2), "iterable"),
+        (nn.Linear(1, 1), r"model\.state_dict\(\)"),
+        ({"a": 1}, "'a' is no"),
+    ],
 )
 def test_what_are_no_parameters(wrong, words):
     def program():
@@ -101,3 +110,25 @@ def test_objects_of_any_kind():
         return received["rank"], again, everybody
 
     assert on_ranks(3, program) == [(1, [0], ["", "x", "xx"])] * 3
+
+
+def test_the_state_of_an_optimizer_is_asked_of_itself():
+    def program():
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+        with pytest.raises(TypeError, match="the optimizer itself, not dict"):
+            hvd.broadcast_optimizer_state(optimizer.state_dict(), root_rank=0)
+
+    on_ranks(1, program)
+
+
+def test_no_rank_waits_for_an_object_that_cannot_be_pickled():
+    def program():
+        mine = threading.Lock() if hvd.rank() == 1 else "fine"
+        ways = [partial(hvd.broadcast_object, mine, 1), partial(hvd.allgather_object, mine, "all")]
+        for way in ways:
+            expected = TypeError if hvd.rank() == 1 else hvd.exceptions.HorovodInternalError
+            with pytest.raises(expected, match=r"pickle.*lock|cannot be pickled on ranks \[1\]"):
+                way()
+        return hvd.allgather_object(hvd.rank())
+
+    assert on_ranks(3, program) == [[0, 1, 2]] * 3

@@ -638,6 +638,18 @@ def test_a_class_in_place_of_an_optimizer_is_explained():
     assert outcome == ["optimizer is one that was made already"]
 
 
+def test_what_is_no_optimizer_and_no_compression_are_explained():
+    def program():
+        model = torch.nn.Linear(2, 1)
+        with pytest.raises(TypeError, match="not a Linear"):
+            hvd.DistributedOptimizer(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(TypeError, match=r"hvd\.Compression\.fp16, .* not 'fp16'"):
+            hvd.DistributedOptimizer(optimizer, compression="fp16")
+
+    on_ranks(1, program)
+
+
 def explanation_of_a_class():
     with pytest.raises(TypeError, match="not the class SGD") as caught:
         hvd.DistributedOptimizer(torch.optim.SGD)

@@ -95,3 +95,13 @@ def test_at_the_beginning_sets_that_repeat_others_are_passed_over():
 def test_what_is_no_rank_is_refused():
     with pytest.raises(ValueError, match="must be numbers"):
         hvd.ProcessSet(["0", "1"])
+
+
+def test_what_is_no_set_is_refused_with_advice():
+    def program():
+        for wrong in ([0], 1):
+            with pytest.raises(TypeError, match=r"is a hvd\.ProcessSet, not .*add_process_set"):
+                hvd.allreduce(torch.ones(1), process_set=wrong)
+
+    with LocalSessions(1) as sessions:
+        sessions.run(in_job(program))
