@@ -165,6 +165,12 @@ def copy_of(error: BaseException) -> BaseException:
     return copy.with_traceback(error.__traceback__)
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Says more of an error that stays what it is; Python 3.10 has no place for that."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+
+
 def _blank_copy(error: BaseException) -> BaseException:
     """A new exception of the same type, made by the builtin type that it derives from: an
     `__init__` of its own may want other arguments than it passed on."""

@@ -11,9 +11,10 @@ a backward pass leaves them there (`autograd.get_gradients`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from lockstitch import autograd
+from lockstitch.errors import add_note
 from lockstitch.optim.local import LocalOptimizer
 from lockstitch.optim.states import join_states, split_state
 from lockstitch.optim.turns import Turns
@@ -31,6 +32,19 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
 
 T = TypeVar("T")
+
+_OF_OWNERS: Final = (
+    "each owner of parameters has an optimizer of its own; state_dict() shows what all of them "
+    "have, and load_state_dict() changes it, learning rates too"
+)
+_ELSEWHERE: Final = {
+    "zero_grad": "there is nothing to set to zero: gradients belong to an autograd context, and "
+    "each new one begins without any",
+    "param_groups": _OF_OWNERS,
+    "state": _OF_OWNERS,
+    "defaults": _OF_OWNERS,
+}
+"""What of an ordinary optimizer is not here, and why."""
 
 
 class DistributedOptimizer:
@@ -65,6 +79,12 @@ class DistributedOptimizer:
                 "optimizer_class is a class, such as torch.optim.SGD, which each owner of "
                 f"parameters makes its optimizer of, not {optimizer_class!r}"
             )
+        if isinstance(params_rref, RRef):
+            raise TypeError(
+                "params_rref is a list of references to parameters, not one reference: where it "
+                "refers to a module, have its owner make [RRef(parameter) for parameter in "
+                "module.parameters()]"
+            )
         by_owner: dict[WorkerInfo, list[RRef[torch.Tensor]]] = {}
         positions: dict[WorkerInfo, list[int]] = {}
         for position, reference in enumerate(params_rref):
@@ -83,6 +103,15 @@ class DistributedOptimizer:
                 rpc_async(owner, _new_local_optimizer, (optimizer_class, references, args, kwargs))
                 for owner, references in by_owner.items()
             ],
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Tells whoever looks for what an ordinary optimizer has."""
+        advice = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{advice}",
+            name=name,
+            obj=self,
         )
 
     def step(self, context_id: int) -> None:
@@ -175,7 +204,6 @@ def _wait_for_all(owners: Sequence[WorkerInfo], futures: Sequence[Future[T]]) ->
         (_, first), *others = failures
         for owner, other in others:
             note = f"also on worker {owner.name!r}: {type(other).__name__}: {other}"
-            if hasattr(first, "add_note"):  # Python 3.11
-                first.add_note(note)
+            add_note(first, note)
         raise first
     return results

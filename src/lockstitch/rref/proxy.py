@@ -76,7 +76,14 @@ def run_method(rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
     if allowed is not None:
         allowed.check_method(value, name)
     found = getattr(type(value), name)
-    result = getattr(value, name)(*args, **kwargs)
+    method = getattr(value, name)
+    if not callable(method):
+        raise TypeError(
+            f"{type(method).__name__!r} object is not callable: {name!r} of "
+            f"{type(value).__qualname__} is no method but a value. A function that takes the "
+            "reference reads it where it is: rref.local_value()." + name
+        )
+    result = method(*args, **kwargs)
     if not hasattr(found, "_wrapped_async_rpc_function"):
         return result
     if not isinstance(result, torch._C.Future):

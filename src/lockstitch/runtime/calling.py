@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
-from lockstitch.errors import RpcTimeoutError, SerializationError
+from lockstitch.errors import RpcTimeoutError, add_note
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.channel import NOT_BLOCKING
+from lockstitch.runtime.functions import name_of
 from lockstitch.runtime.inherited import remaining_deadline
 from lockstitch.runtime.packing import Packing
 from lockstitch.runtime.pending import Future, Pending
@@ -195,8 +196,11 @@ class Calling(Packing):
         call = (function, args, kwargs)
         try:
             body, sealed = self.pack_call(call, number, channel.peer.worker, kept)
-        except SerializationError as error:
-            raise self.refusal_of_call(error, call, channel.peer.name) from error.__cause__
+        except Exception as error:
+            refusal = self.refusal_of_call(error, call, channel.peer.name)
+            if refusal is error:
+                raise
+            raise refusal from refusal.__cause__
         if kept:
             pending.kept = kept
         if body.items:
@@ -239,7 +243,13 @@ class Calling(Packing):
         body = answer.body
         if self.placements or type(body) is StagedPayload:
             body = self._settled(body, peer, is_used_here=pending.future is None)
-        return self.open(body, answer.stitch, peer)
+        try:
+            return self.open(body, answer.stitch, peer)
+        except Exception as error:
+            call = "" if pending.what is None else f" to a call of {name_of(pending.what)}"
+            name = self.peers.info_of(peer).name
+            add_note(error, f"on reading what worker {name!r} has answered{call}")
+            raise
 
     def _settled(self, body: Payload, peer: WorkerId, *, is_used_here: bool) -> Payload:
         """An answer with its tensors where the device map for `peer` says."""

@@ -81,6 +81,14 @@ def as_called(
     return name if isinstance(name, str) else repr(function), function, args, kwargs or {}
 
 
+def name_of(what: object) -> str:
+    """How messages name a function, or whatever else was asked for."""
+    module, name = getattr(what, "__module__", None), getattr(what, "__qualname__", None)
+    if name is None:
+        return str(what)
+    return f"{module}:{name}" if module else str(name)
+
+
 def _find(module: str, name: str) -> Any:
     found: Any = sys.modules.get(module)
     for part in name.split("."):

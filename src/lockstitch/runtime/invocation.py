@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from lockstitch.devices import side_streams
-from lockstitch.errors import LocalProtocolError, LockstitchError, SerializationError
+from lockstitch.errors import LocalProtocolError, LockstitchError, add_note
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
 from lockstitch.wire.encodings import CARRY_OWN, PICKLE, UnpickleSession
@@ -125,6 +125,7 @@ class Invocation:
             call = [self.arguments(session)]
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
             self.agent.discard(body, self.caller)
+            add_note(error, f"on reading a call of {self.what}, which has not run")
             self.conclude(then, None, error)
             return
         if session is not None and session.received:
@@ -193,7 +194,7 @@ class Invocation:
                 with self.scope():
                     value = function(*args, **kwargs)
             if hasattr(function, "_wrapped_async_rpc_function"):
-                value = _deferred(value)
+                value = _deferred(value, self.what)
         except TypeError as error:
             self._raised(then, operators.explain(function, args, kwargs, error))
             return
@@ -280,13 +281,11 @@ class Invocation:
         try:
             body, stitch = self.agent.close_up(value, self.caller)
             self._send(Reply(number, stitch, body))
-        except SerializationError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises
             is_fetch = type(self.message) is Fetch
             what = "the value of a reference" if is_fetch else f"the result of {self.what}"
-            refusal = self.agent.refusal_of_value(error, value, what, self.caller_name)
-            refusal.__cause__ = error.__cause__
-            self.fail(refusal)
-        except BaseException as error:  # noqa: BLE001 - whatever a user's __reduce__ raises
+            self.fail(self.agent.refusal_of_value(error, value, what, self.caller_name))
+        except BaseException as error:  # noqa: BLE001 - the same, where it wants to end the program
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
@@ -319,11 +318,11 @@ def _both(
         yield
 
 
-def _deferred(value: Any) -> Deferred:
+def _deferred(value: Any, what: str) -> Deferred:
     if not isinstance(value, torch._C.Future):
         raise RuntimeError(
             "Functions decorated with @rpc.async_function must return a torch.futures.Future "
-            f"object, but got {value!r} of type {type(value)}"
+            f"object, but got {value!r} of type {type(value)} from {what}"
         )
     return Deferred(cast("torch.futures.Future[Any]", value))
 

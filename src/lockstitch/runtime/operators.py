@@ -32,6 +32,6 @@ def explain(
             lines = dict.fromkeys(str(explanation).splitlines())  # it names many schemas twice
             text = "\n".join([*filter(None, lines), str(error)])
             explained = OperatorArgumentsError(text)
-            explained.__cause__ = error
+            explained.__cause__ = error.with_traceback(None)  # no more than this very call
             return explained
     return error

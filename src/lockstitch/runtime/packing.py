@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from lockstitch.errors import SerializationError
+from lockstitch.errors import SerializationError, add_note
 from lockstitch.runtime.functions import BY_VALUE, as_called
 from lockstitch.wire.culprits import describe_culprit
 from lockstitch.wire.encodings import CARRY_OWN, UnpickleSession
@@ -106,31 +106,30 @@ class Packing:
                 return flat, set()
         return pack((args, kwargs or {}), self._pickling, to, kept)
 
-    def refusal_of_call(
-        self, error: SerializationError, call: WhatToCall, to: str
-    ) -> SerializationError:
+    def refusal_of_call(self, error: Exception, call: WhatToCall, to: str) -> Exception:
         """What to raise where `pack_call` has raised `error`: it names the function, the callee and
-        what cannot be sent."""
+        what cannot be sent. What a user's own code has raised is raised itself, with a note."""
         name, function, args, kwargs = as_called(*call)
         parts: list[tuple[str, object]] = [("the function", function)]
         parts += [(f"args[{place}]", value) for place, value in enumerate(args)]
         parts += [(f"kwargs[{key!r}]", value) for key, value in kwargs.items()]
         return self._refusal(f"a call of {name}", error, parts, to)
 
-    def refusal_of_value(
-        self, error: SerializationError, value: object, what: str, to: str
-    ) -> SerializationError:
+    def refusal_of_value(self, error: Exception, value: object, what: str, to: str) -> Exception:
         """The same for the answer to a call: `what` it is."""
         return self._refusal(what, error, [("value", value)], to)
 
     def _refusal(
-        self, what: str, error: SerializationError, parts: list[tuple[str, object]], to: str
-    ) -> SerializationError:
-        if not error.reason:  # not the pickler's: it says itself what it is about
-            return error
-        text, culprit = f"cannot send {what} to worker {to!r}: {error.reason}", ""
+        self, what: str, error: Exception, parts: list[tuple[str, object]], to: str
+    ) -> Exception:
+        text, culprit = f"cannot send {what} to worker {to!r}", ""
         with contextlib.suppress(Exception):  # of the user's objects must not hide the reason
             culprit = describe_culprit(parts, self._pickling)
+        if not isinstance(error, SerializationError) or not error.reason:
+            add_note(error, f"{text}: {culprit}" if culprit else text)
+            return error
+        text = f"{text}: {error.reason}"
         refusal = SerializationError(f"{text}: {culprit}. {_ADVICE}" if culprit else text)
         refusal.reason = error.reason
+        refusal.__cause__ = error.__cause__
         return refusal

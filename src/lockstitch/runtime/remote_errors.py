@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 import cloudpickle
 
-from lockstitch.errors import RemoteError, RemoteProtocolError
+from lockstitch.errors import LockstitchError, RemoteError, RemoteProtocolError, add_note
 from lockstitch.wire.unpickling import load_plain
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from lockstitch.trust.registry import Registry
     from lockstitch.wire.messages import Payload
 
@@ -40,6 +42,11 @@ Described = tuple[str, str, str, str, "bytes | None"]
 _SHORT = 2000
 _FRAME: Final = "\n  File "
 _OURS: Final = str(Path(__file__).parents[1]) + os.sep
+_CALLERS: Final = {
+    (str(Path("runtime", "invocation.py")), "_execute"),
+    (str(Path("rref", "proxy.py")), "run_method"),
+}
+"""The functions of ours, by file, that call users' functions."""
 
 
 def describe(error: BaseException, worker: str) -> Described:
@@ -60,11 +67,23 @@ def describe(error: BaseException, worker: str) -> Described:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback from where the user's function begins; all of it where there is no such."""
-    begin = error.__traceback__
+    """The traceback from where the user's function begins. Where that has not begun, none, if the
+    error says all; else all of it, for it may be a bug of ours."""
+    begin = last = error.__traceback__
     while begin is not None and begin.tb_frame.f_code.co_filename.startswith(_OURS):
-        begin = begin.tb_next
-    return "".join(traceback.format_exception(type(error), error, begin or error.__traceback__))
+        last, begin = begin, begin.tb_next
+    if begin is None and not (isinstance(error, LockstitchError) or _is_call(last)):
+        begin = error.__traceback__
+    return "".join(traceback.format_exception(type(error), error, begin))
+
+
+def _is_call(innermost: TracebackType | None) -> bool:
+    """Whether an error comes from the very call of a user's function: wrong arguments, or an
+    operator's."""
+    if innermost is None:
+        return False
+    code = innermost.tb_frame.f_code
+    return (code.co_filename.removeprefix(_OURS), code.co_name) in _CALLERS
 
 
 def shorten(described: Described) -> Described:
@@ -93,8 +112,7 @@ def rebuild(described: Described, allowed: Registry | None = None) -> BaseExcept
     if isinstance(error, Exception):
         if _FRAME in text:  # else there is nothing in it but the error once more
             error.__cause__ = RemoteTraceback(text)
-        if hasattr(error, "add_note"):
-            error.add_note(f"raised on worker {worker!r}")
+        add_note(error, f"raised on worker {worker!r}")
         return error
     return RemoteError(
         f"{reason}Original exception on remote side was {kind}: {message}\n"

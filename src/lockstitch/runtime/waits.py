@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from lockstitch.runtime.functions import name_of
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -54,7 +56,7 @@ def look(worker: Worker) -> WorkerWaits:
     """What `worker` waits for at this moment."""
     agent, now = worker.agent, worker.clock.now()
     calls = tuple(
-        (channel.peer.name, _name(pending.what), round(now - pending.since, 3))
+        (channel.peer.name, name_of(pending.what), round(now - pending.since, 3))
         for channel in agent.peers.channels()
         for pending in channel.pending()
         if not pending.is_shared  # a thread that listens for what its service tells of below
@@ -71,13 +73,6 @@ def look(worker: Worker) -> WorkerWaits:
         for line in service.describe_waits()
     )
     return WorkerWaits(worker.name, calls, serving, others)
-
-
-def _name(what: object) -> str:
-    module, name = getattr(what, "__module__", None), getattr(what, "__qualname__", None)
-    if name is None:
-        return str(what)
-    return f"{module}:{name}" if module else str(name)
 
 
 def _where(invocation: Invocation, frames: dict[int, FrameType]) -> str:

@@ -122,6 +122,8 @@ def wait_at_gate(value: Any) -> Any:
 
 
 class Counter:
+    kind = "counter"
+
     def __init__(self, start: int) -> None:
         self.value = start
 

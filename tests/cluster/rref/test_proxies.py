@@ -101,6 +101,17 @@ def test_a_missing_name_is_an_attribute_error_where_each_way_tells_it(cluster):
         rref.remote().missing()
 
 
+@WAYS
+def test_what_is_no_method_is_named_with_advice(cluster, way):
+    rref = remote(cluster[1], Counter, 7)
+    with pytest.raises(
+        TypeError,
+        match=r"'str' object is not callable: 'kind' of Counter .*\.local_value\(\)\.kind",
+    ) as caught:
+        call(rref, way, "kind")
+    assert "proxy.py" not in str(caught.value.__cause__)
+
+
 def test_attributes_of_the_instance_alone_are_no_methods(cluster):
     rref = remote(cluster[1], Counter, 7)
     with pytest.raises(AttributeError, match="has no attribute 'value'"):

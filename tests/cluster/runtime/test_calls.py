@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 import traceback
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from lockstitch.errors import LocalProtocolError, RemoteError, RpcError, SerializationError
+from lockstitch.rpc.functions import async_execution
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.wire.frames import FrameLimits
@@ -376,3 +378,74 @@ def test_an_error_in_a_users_getstate_shows_where(cluster: LocalCluster) -> None
 def test_a_timeout_that_is_no_number_is_refused(cluster: LocalCluster) -> None:
     with pytest.raises(TypeError, match="timeout is a number of seconds, not '3'"):
         call(cluster[0], "worker1", add, 1, timeout="3")
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Python 3.10 has none."""
+    return getattr(error, "__notes__", [])
+
+
+with_notes = pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+
+
+@with_notes
+@pytest.mark.parametrize("to", SOMEBODY)
+def test_what_a_users_own_pickling_raises_stays_and_is_said_where(
+    cluster: LocalCluster, to: str
+) -> None:
+    for send in (call, call_async):
+        with pytest.raises(ValueError, match="not today") as caught:
+            send(cluster[0], to, add, 1, [unsendable_because_of(ValueError("not today"))])
+        (note,) = notes_of(caught.value)
+        assert re.match(rf"cannot send a call of add to worker '{to}': args\[1\]\[0\] is <", note)
+
+
+@with_notes
+def test_what_a_results_pickling_raises_stays_and_is_said_where(cluster: LocalCluster) -> None:
+    with pytest.raises(ValueError, match="not today") as caught:
+        call(cluster[0], "worker1", unsendable_because_of, ValueError("not today"))
+    sending, raised = notes_of(caught.value)
+    assert "the result of tests.cluster.runtime.programs:unsendable_because_of" in sending
+    assert "to worker 'worker0': value is <" in sending
+    assert raised == "raised on worker 'worker1'"
+
+
+class Unreadable:
+    """Can be sent, but not be read."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return float, ("nonsense",)
+
+
+@with_notes
+def test_what_reading_raises_is_said_to_come_from_there(cluster: LocalCluster) -> None:
+    with pytest.raises(ValueError, match="could not convert") as caught:
+        call(cluster[0], "worker1", add, Unreadable())
+    assert notes_of(caught.value) == [
+        "on reading a call of tests.cluster.runtime.programs:add, which has not run",
+        "raised on worker 'worker1'",
+    ]
+    for send in (call, lambda *args: call_async(*args).wait()):
+        with pytest.raises(ValueError, match="could not convert") as caught:
+            send(cluster[0], "worker1", Unreadable)
+        (note,) = notes_of(caught.value)
+        assert note.startswith("on reading what worker 'worker1' has answered to a call of ")
+        assert note.endswith("Unreadable")
+
+
+def test_a_call_that_does_not_begin_shows_no_frames_of_ours(cluster: LocalCluster) -> None:
+    for function, args in [(add, (1, 2, 3, 4)), (no_future, ()), (torch.relu, ("x",))]:
+        with pytest.raises((TypeError, RuntimeError)) as caught:
+            call(cluster[0], "worker1", function, *args)
+        shown = "".join(traceback.format_exception(caught.value.__cause__))
+        assert ("invocation.py" in shown) == (function is no_future)
+
+
+@async_execution
+def no_future() -> int:
+    return 3
+
+
+def test_a_function_that_gives_no_future_is_named(cluster: LocalCluster) -> None:
+    with pytest.raises(RuntimeError, match=r"got 3 of type <class 'int'> from .*:no_future"):
+        call(cluster[0], "worker1", no_future)

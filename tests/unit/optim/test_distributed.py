@@ -100,6 +100,22 @@ def test_parameters_and_optimizers_themselves_are_refused_with_advice(cluster) -
         DistributedOptimizer(optim.SGD([parameter], lr=1), [rpc.RRef(parameter)])  # type: ignore[arg-type]
 
 
+def test_one_reference_is_refused_with_advice(cluster) -> None:
+    (layer,) = remote_layers("worker1")
+    with pytest.raises(TypeError, match="is a list of references to parameters, not one"):
+        DistributedOptimizer(optim.SGD, layer, lr=0.1)
+
+
+def test_what_only_an_ordinary_optimizer_has_is_explained(cluster) -> None:
+    optimizer = DistributedOptimizer(optim.SGD, [], lr=0.1)
+    with pytest.raises(AttributeError, match=r"'zero_grad': there is nothing .* autograd context"):
+        optimizer.zero_grad()
+    with pytest.raises(AttributeError, match=r"'param_groups': .* load_state_dict\(\) changes it"):
+        print(optimizer.param_groups)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'$"):
+        print(optimizer.nothing)
+
+
 def test_what_a_constructor_raises_is_raised_here(cluster) -> None:
     with pytest.raises(ValueError, match="no optimizer today") as caught:
         DistributedOptimizer(RefusingOptimizer, parameters_of(remote_layers("worker1", "worker2")))

@@ -154,6 +154,15 @@ def _refuse(name: str) -> Callable[..., NoReturn]:
     return method
 
 
+def _arguments(args: object) -> tuple[Any, ...]:
+    if args is not None and not isinstance(args, (tuple, list)):
+        raise TypeError(
+            f"args must be a tuple or list of arguments, not {args!r}: a single argument needs a "
+            "comma, as in args=(x,)"
+        )
+    return tuple(args or ())
+
+
 def _refusing(cls: type[M]) -> type[M]:
     for name in _REFUSED:
         setattr(cls, name, _refuse(name))
@@ -186,8 +195,14 @@ class _RemoteModule(nn.Module):
     ) -> None:
         super().__init__()
         _refuse_script(_module_interface_cls)
+        if isinstance(module_cls, nn.Module) or not callable(module_cls):
+            raise TypeError(
+                "module_cls is a class of modules, or a function, which makes the module where it "
+                f"is to live, as in RemoteModule({remote_device!r}, nn.Linear, args=(3, 1)), not "
+                f"{module_cls!r}"
+            )
         self._settle(remote_device)
-        given = (module_cls, tuple(args or ()), dict(kwargs or {}), self.device)
+        given = (module_cls, _arguments(args), dict(kwargs or {}), self.device)
         self.module_rref = remote(self.on, _create_module, given)
         self._install_methods()
 

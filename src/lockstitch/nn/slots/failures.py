@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 
+from lockstitch.errors import add_note
 from lockstitch.runtime.remote_errors import RemoteTraceback
 
 
@@ -33,8 +34,7 @@ class Failure:
         story = f"Caught {self.kind} in {self.slot}.\nOriginal {self.text}"
         error = self.original if self.original is not None else self._rebuild(story)
         error.__cause__ = RemoteTraceback(story)
-        if hasattr(error, "add_note"):
-            error.add_note(f"raised in {self.slot}")
+        add_note(error, f"raised in {self.slot}")
         return error
 
     def _rebuild(self, story: str) -> BaseException:

@@ -114,6 +114,19 @@ def test_what_makes_no_module_is_refused_by_the_first_use(cluster):
         module(1)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((Scale(2.0),), "module_cls is a class of modules, .* which makes the module where it is"),
+        (("Scale",), "module_cls is a class of modules"),
+        ((Scale, 2.0), r"args must be a tuple or list .* args=\(x,\)"),
+    ],
+)
+def test_slips_are_explained_at_once(cluster, given, message):
+    with pytest.raises(TypeError, match=message):
+        RemoteModule("worker1", *given)
+
+
 def test_scripted_interfaces_are_refused(cluster):
     with pytest.raises(NotImplementedError, match="TorchScript"):
         _RemoteModule("worker1", Scale, (2.0,), None, object())
