@@ -69,13 +69,11 @@ GROWTH = [
             ("requests", "a start to the store"),
             ("bytes", "a start from and to the store"),
             ("messages", "a shutdown"),
-            ("bytes", "a shutdown"),
         )
     ),
     *(
         Curve(f"simulated: {title}", "simulated workers", y_label, is_logarithmic=False)
         for title, y_label in (
-            ("messages of a call", "messages"),
             ("messages of a backward pass", "messages"),
             ("steps of a start that wait for each other", "steps"),
             ("steps of a shutdown that wait for each other", "steps"),
