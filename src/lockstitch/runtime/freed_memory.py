@@ -7,8 +7,8 @@ time). The threads that serve others are hit hardest, since each has an arena of
 
 glibc learns: once a process has freed a large block, it takes blocks up to that size for something
 that comes and goes, serves them from the arenas, and lets each of those keep twice as much. So it
-is shown such a block at the start. Nothing is taken from a user who has set glibc's thresholds
-himself (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`): then it learns nothing. Other
+is shown such a block at the start. Nothing is taken from users who have set its thresholds
+themselves (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`): then it learns nothing. Other
 allocators do not notice.
 
 Source: *Dynamic mmap threshold* in glibc's malloc/malloc.c.
