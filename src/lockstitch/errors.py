@@ -6,7 +6,7 @@
     │   ├── RpcTimeoutError           … in time                        (also TimeoutError)
     │   ├── PeerDiedError             … because a worker is gone       (also ConnectionError)
     │   │   └── PeerLeftError         … because it shut down, or its program ended
-    │   ├── ConnectionLostError       … or perhaps was, before its connection broke (dto.)
+    │   ├── ConnectionLostError       … or perhaps was, before its connection broke (likewise)
     │   ├── SerializationError        … because something cannot cross the wire
     │   ├── OperatorArgumentsError    … because no operator of torch takes these (also TypeError)
     │   └── RemoteError               the callee raised what cannot be rebuilt here

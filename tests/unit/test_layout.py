@@ -89,13 +89,15 @@ def test_exceptions_are_files_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", sorted(path.parent.name for path in SOURCES.glob("*/__init__.py"))
+    "package",
+    sorted(str(path.parent.relative_to(SOURCES)) for path in SOURCES.rglob("*/__init__.py")),
 )
 def test_package_opens_with_a_map_of_its_files(package: str) -> None:
     folder = SOURCES / package
     drawn = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     files = [path.stem for path in folder.glob("*.py") if path.name != "__init__.py"]
-    assert [name for name in files if not re.search(rf"\b{name}\b", drawn)] == []
+    folders = [path.parent.name for path in folder.glob("*/__init__.py")]
+    assert [name for name in files + folders if not re.search(rf"\b{name}\b", drawn)] == []
 
 
 def test_packages_only_map_and_reexport() -> None:

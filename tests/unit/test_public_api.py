@@ -1,5 +1,5 @@
 """The faces are pinned: their names, that each is documented and typed, and that whoever comes from
-`torch.distributed` finds the parameters that he is used to.
+`torch.distributed` finds the parameters that they are used to.
 
 A change of these lists is a change that users notice; it has a line in CHANGELOG.md.
 """

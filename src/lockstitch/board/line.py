@@ -1,8 +1,8 @@
 """One connection between a launcher and a worker: whole messages, each with a proof.
 
 The launcher begins with a challenge, 16 random bytes. Every message carries an HMAC-SHA256 of the
-challenge, who speaks, how many messages he has sent, and the content; its key is derived from the
-job's secret.
+challenge, who speaks, how many messages they have sent, and the content; its key is derived from
+the job's secret.
 So nobody without the secret is heard, and nothing can be repeated, left out or turned round. What
 is said is no secret: nothing is encrypted.
 

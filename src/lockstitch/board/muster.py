@@ -8,7 +8,7 @@ run, and which places are left empty, is kept in `board.slots`. A worker is
 - The first world begins when `wanted` workers wait, or, after `start_seconds`, at least
   `min_workers`.
 - A later one begins when nobody is in the world any more and at least `min_workers` wait. Who was
-  in a world before keeps his place in the order, so rank 0 has the state whenever anybody has it.
+  in a world before keeps its place in the order, so rank 0 has the state whenever anybody has it.
 - A worker that fails is replaced at once, while its slot is open. The ranks that are left need not
   wait for the new one: they go on if they are enough, and are told when it waits.
 - When the first worker has finished, nobody is started any more. Ranks that are thrown back then

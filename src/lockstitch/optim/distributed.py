@@ -85,23 +85,18 @@ class DistributedOptimizer:
                 "refers to a module, have its owner make [RRef(parameter) for parameter in "
                 "module.parameters()]"
             )
-        by_owner: dict[WorkerInfo, list[RRef[torch.Tensor]]] = {}
-        positions: dict[WorkerInfo, list[int]] = {}
-        for position, reference in enumerate(params_rref):
-            if not isinstance(reference, RRef):
-                raise TypeError(
-                    f"params_rref is a list of references, but number {position} is a "
-                    f"{type(reference).__name__}: wrap parameters of this worker in RRef(…)"
-                )
-            by_owner.setdefault(reference.owner(), []).append(reference)
-            positions.setdefault(reference.owner(), []).append(position)
-        self._positions = list(positions.values())
+        by_owner = _by_owner(params_rref)
+        self._positions = [list(owned) for owned in by_owner.values()]
         """For each owner, where its parameters stand among all."""
         self.remote_optimizers = _wait_for_all(
             list(by_owner),
             [
-                rpc_async(owner, _new_local_optimizer, (optimizer_class, references, args, kwargs))
-                for owner, references in by_owner.items()
+                rpc_async(
+                    owner,
+                    _new_local_optimizer,
+                    (optimizer_class, list(owned.values()), args, kwargs),
+                )
+                for owner, owned in by_owner.items()
             ],
         )
 
@@ -163,6 +158,21 @@ class DistributedOptimizer:
 
 
 @needed
+def _by_owner(
+    references: Iterable[RRef[torch.Tensor]],
+) -> dict[WorkerInfo, dict[int, RRef[torch.Tensor]]]:
+    """The references to each owner's parameters, by their positions among all."""
+    found: dict[WorkerInfo, dict[int, RRef[torch.Tensor]]] = {}
+    for position, reference in enumerate(references):
+        if not isinstance(reference, RRef):
+            raise TypeError(
+                f"params_rref is a list of references, but number {position} is a "
+                f"{type(reference).__name__}: wrap parameters of this worker in RRef(…)"
+            )
+        found.setdefault(reference.owner(), {})[position] = reference
+    return found
+
+
 def _new_local_optimizer(
     optimizer_class: Callable[..., Optimizer],
     references: Sequence[RRef[torch.Tensor]],

@@ -146,7 +146,7 @@ def exchange(
 
 def call_off(store: Store, world_size: int, meeting: int = 0, why: str = "") -> list[Member]:
     """Ends the wait of all who are in `meet` for this meeting: somebody will not come. Returns who
-    has come already, and so may be on his way on."""
+    has come already, and so may be on its way on."""
     keys = [f"meeting/{meeting}/{rank}" for rank in range(world_size)]
     for key in keys:
         if not store.check([key]):

@@ -32,8 +32,9 @@ def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
 
     `func` is called with a state that is the same on all ranks. When an operation fails because a
     rank is gone, the state goes back to the last commit, the ranks that are left meet anew, and
-    `func` is called again; so it is, without going back, when workers come or go. Call `hvd.init()`
-    before. `lockstitch run --min-np 1 -np 4 …` replaces workers that die.
+    `func` is called again; so it is, without going back, when workers come or go. Returns what
+    `func` returns, and raises what else it raises. Call `hvd.init()` before. `lockstitch run
+    --min-np 1 -np 4 …` replaces workers that die.
     """
     return run_fn(func, reset)
 
@@ -47,7 +48,8 @@ def reset() -> None:
 def run_fn(
     func: Callable[Concatenate[S, P], T], reset: Callable[[], None]
 ) -> Callable[Concatenate[S, P], T]:
-    """What `run` does, with a way of your own to meet anew."""
+    """What `run` does, with a way of your own to meet anew: `reset()` leaves the ranks' world and
+    enters the next."""
 
     @functools.wraps(func)
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -309,7 +309,8 @@ class RemoteModule(_RemoteModule):
     called there and must return a module; what it raises is raised by the first use. `forward` and
     `forward_async` take what the module's forward takes.
 
-    Needs a worker (`AssertionError`). Raises `ValueError` or what `torch.device` raises for a place
+    Needs a worker (`AssertionError`). Raises `TypeError` for a `module_cls` that cannot be called
+    and for `args` that are no sequence, `ValueError` or what `torch.device` raises for a place
     that cannot be read, `RpcError` for an unknown worker. May be an attribute of a local module,
     whose own parameters it does not change; `parameters()` and most other methods raise
     `ValueError`. Can be sent to other workers by calls, not pickled otherwise (`RuntimeError`).

@@ -3,16 +3,27 @@
 base            what a slot is, and what goes to it and comes back
 kinds           which kind belongs to an entry of `device_ids`
 thread, fork    the kinds: a thread here, a forked process
+remote          … a worker of lockstitch.rpc
+cuda            … a thread with a CUDA stream of its own
 execution       what happens inside a slot of any kind
 watch           what has changed in the module since the slots were told
+habits          how long passes usually take
+own_passes      short passes that the caller runs itself
+strays          tensors whose gradients would be lost in a slot
+touch           zeros for parameters that nobody used
+recomputing     whether backward passes compute parts of the forward pass again
+openmp          threads that would hold the cores for nothing
 lifting         tensors lifted out of arguments and outputs
 generators      random numbers of the slots
 nesting         whether code runs in a slot
 failures        exceptions on their way to the caller
 answers         each answer for the one who waits for it
-remote          … a worker of lockstitch.rpc
 replicas        for threads: a module tree on the same parameters
-child           for forks: what the process does
+attributes      … what its attributes refer to
+streams         for CUDA: who waits for whom
+forkable        for forks: whether there can be one
+child           … what the process does
+orders          … requests, in few bytes
 shared_leaves   … parameters where all processes see them
 memory          … tensors in shared memory
 packets         … messages

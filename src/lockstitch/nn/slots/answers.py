@@ -1,7 +1,7 @@
 """The answers of one slot, for those who wait for them.
 
-A slot answers in the order of its requests. Somebody else's answer is kept for him; one that nobody
-will ask for, since the pass that wanted it has been given up, is dropped.
+A slot answers in the order of its requests. Somebody else's answer is kept for them; one that
+nobody will ask for, since the pass that wanted it has been given up, is dropped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Work that is queued on CUDA streams: who waits for whom, and whose memory is still being read.
 
 A stream works through its queue without regard to others. So whoever gives a tensor away says up to
-where his queue must have come (`queued_here`), whoever takes it lets his own queue wait for that,
+where its queue must have come (`queued_here`), whoever takes it lets its own queue wait for that,
 and the allocator is told of both (`lend`): else it would hand out memory again that one of them has
 still to read. The CPU never waits.
 """
