@@ -6,6 +6,7 @@
     workers.py           who is in the group, waiting for one, hearing of changes
     membership.py        how a worker belongs to its group
     dynamic_membership.py  … to one that workers join and leave: carries out rendezvous.circle
+    circle_directory.py  … who is in it, and how to reach them
     announcer.py         tells callbacks, in order
     admission.py         the way into such a group
     places.py            a worker's place: who it is, how it finds the others

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.errors import LockstitchError, PeerDiedError, PeerLeftError, RpcError
 from lockstitch.ids import is_applicant
-from lockstitch.rendezvous import choose_address, host_identity
 from lockstitch.rendezvous.circle_events import (
     Admit,
     Applied,
@@ -42,23 +41,22 @@ from lockstitch.rendezvous.circle_events import (
     Withdrew,
 )
 from lockstitch.rendezvous.lives import Life, Standing
-from lockstitch.rendezvous.roster import Table
 from lockstitch.rpc.admission import answer_of
 from lockstitch.rpc.announcer import MembershipEvent
+from lockstitch.rpc.circle_directory import gone
 from lockstitch.rpc.membership import Membership, try_store
 from lockstitch.wire.messages import AskAdmission, AskTidings, Tidings, TidingsNoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.ids import WorkerId
     from lockstitch.rendezvous.circle import Circle
     from lockstitch.rendezvous.circle_events import Event, Instruction
     from lockstitch.rendezvous.contacts import Contacts
-    from lockstitch.rendezvous.roster import Member
+    from lockstitch.rpc.circle_directory import CircleDirectory
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.worker import Worker
-    from lockstitch.transport.base import Connection, Transport
     from lockstitch.wire.messages import Message
 
 _BUSY_SECONDS: Final = 0.5
@@ -66,63 +64,6 @@ _QUIET_SECONDS: Final = 3.0
 _ASKING_SECONDS: Final = 2.0
 _MOST_QUESTIONS: Final = 100
 """So often is one that passes for dead asked whether it lives, where others are left."""
-
-
-def gone(life: Life) -> PeerDiedError:
-    """What is raised where that life is wanted after its end."""
-    error = PeerLeftError if life.standing is Standing.LEFT else PeerDiedError
-    return error(life.name, life.cause)
-
-
-class CircleDirectory:
-    """The agent's `Directory`: who is in, as of the last change. Lookups take no lock."""
-
-    def __init__(self, circle: Circle, transport: Transport) -> None:
-        self._transport = transport
-        self._table = Table()
-        self._infos: dict[WorkerId, WorkerInfo] = {}
-        self._ended: dict[WorkerId, Life] = {}
-        self.update(circle.lives.living())
-
-    def update(self, living: Sequence[Life], ended: Life | None = None) -> None:
-        """Something has changed."""
-        self._table = Table(life.member for life in living)
-        for life in living:
-            self._infos[life.id] = life.member.info
-        if ended is not None:
-            self._infos[ended.id] = ended.member.info
-            self._ended[ended.id] = ended
-
-    def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
-        """By identity also one that is gone, which still has a name; by name or rank who is in.
-        Raises `PeerDiedError` or `PeerLeftError` for a name or rank whose worker is gone."""
-        if isinstance(key, tuple):
-            return self._infos.get(key)
-        member = self._table.find(key)
-        if member is not None:
-            return member.info
-        for life in reversed(list(self._ended.values())):
-            if key in (life.name, life.id.rank):
-                raise gone(life)
-        return None
-
-    def members(self) -> Sequence[WorkerInfo]:
-        return [member.info for member in self._table.members()]
-
-    def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
-        member = self._table.find(peer.worker)
-        ended = self._ended.get(peer.worker)
-        if ended is not None and ended.standing is Standing.LEFT:
-            member = ended.member  # it waits to be told that this is known here
-        if member is None:
-            cause = "" if ended is None else f": {ended.cause}"
-            raise ConnectionError(f"worker {peer.name!r} is not in the group any more{cause}")
-        return self.reach(member, timeout_seconds)
-
-    def reach(self, member: Member, timeout_seconds: float) -> Connection:
-        """A connection to one that is a member or was."""
-        address = choose_address(member.addresses, member.host == host_identity())
-        return self._transport.connect(address, timeout_seconds)
 
 
 class DynamicMembership(Membership):

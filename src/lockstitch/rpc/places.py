@@ -13,8 +13,9 @@ from lockstitch.rendezvous import choose_address, host_identity, join
 from lockstitch.rendezvous.circle import Circle
 from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rpc.admission import Admission, Applicants, Invitation
+from lockstitch.rpc.circle_directory import CircleDirectory
 from lockstitch.rpc.device_maps import agree
-from lockstitch.rpc.dynamic_membership import CircleDirectory, DynamicMembership
+from lockstitch.rpc.dynamic_membership import DynamicMembership
 from lockstitch.rpc.membership import Membership, StaticMembership
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ packing.py        how it packs and opens values
 served.py         the requests that are being served
 statistics.py     the agent in numbers, at a moment
 peers.py          who the peers are, reaching and losing them
+greeting.py       the first words to a peer, before any message
 channel.py        our requests to a peer that wait for their answers
 stream_channel.py the connection that we call a peer on, and who reads it
 sending.py        frames on their way to that connection, also where the peer is slow

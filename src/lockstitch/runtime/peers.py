@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import platform
 import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
-
-import torch
 
 from lockstitch.errors import (
     LockstitchError,
@@ -24,14 +21,12 @@ from lockstitch.errors import (
     RpcError,
     copy_of,
 )
-from lockstitch.ids import ANYBODY, WorkerId, WorkerInfo, names_like
+from lockstitch.ids import WorkerId, WorkerInfo, names_like
 from lockstitch.runtime.breakages import Breakages
 from lockstitch.runtime.channel import timeout_of
+from lockstitch.runtime.greeting import GIVEN_UP, greet, patience_seconds, why_unfit
 from lockstitch.runtime.stream_channel import StreamChannel
-from lockstitch.transport.greetings import GreetingReader
-from lockstitch.transport.handshake import CallerHandshake
 from lockstitch.wire.messages import Leave
-from lockstitch.wire.seals import Sealer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,14 +39,10 @@ if TYPE_CHECKING:
     from lockstitch.transport.greetings import Hello
     from lockstitch.wire.decoding import FrameDecoder
 
-GIVEN_UP: Final = "it has given this worker up as dead"
-_CONNECT_SECONDS: Final = 30.0
 _MANY: Final = 1000
 _GREETINGS: Final = 3
 _CONTACT_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.1
-_PYTHON: Final = platform.python_version()
-_TORCH: Final = str(torch.__version__)
 
 
 class Directory(Protocol):
@@ -195,7 +186,7 @@ class Peers:
     def _open(self, peer: WorkerInfo) -> tuple[Connection, FrameDecoder]:
         """A connection on which both sides know each other. One to a worker that was met before may
         break as the one before it did: whoever has ended does not let anybody connect."""
-        bound = min(self._agent.liveness.bound_seconds or _CONNECT_SECONDS, _CONNECT_SECONDS)
+        bound = patience_seconds(self._agent)
         for again in range(_GREETINGS if peer.worker in self._met else 1, 0, -1):
             connection = self._directory.connect(peer, bound)
             self._greeting[connection] = peer
@@ -203,7 +194,7 @@ class Peers:
             try:
                 if self._closed:  # in the meantime: `close` may not have seen this connection
                     raise ConnectionAbortedError("this worker has shut down")
-                return connection, self._greet(peer, connection)
+                return connection, greet(self._agent, peer, connection)
             except BaseException as error:
                 connection.close()
                 broke = isinstance(error, (ConnectionResetError, BrokenPipeError))
@@ -213,41 +204,13 @@ class Peers:
                 self._greeting.pop(connection, None)
         raise AssertionError("the last attempt returns or raises")
 
-    def _greet(self, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
-        options = self._agent.options
-        handshake = CallerHandshake(
-            self._agent.info, peer.worker, (_PYTHON, _TORCH), options.secret
-        )
-        reader = GreetingReader()
-        connection.send([handshake.opening])
-        while handshake.welcome is None:
-            counts: list[int] = []
-            self._await_answer(connection, reader.space(), counts)
-            if not counts[0]:
-                raise ConnectionResetError("it closed the connection before any greeting")
-            greeting = reader.absorb(counts[0])
-            answer = b"" if greeting is None else handshake.take(greeting)
-            if answer:
-                connection.send([answer])
-        welcome = handshake.welcome
-        if handshake.is_proved and peer.worker not in (welcome.worker, ANYBODY):
-            raise ConnectionRefusedError(f"{welcome.worker} has taken its place")
-        if handshake.is_proved and welcome.refusal.startswith(GIVEN_UP):
-            raise ConnectionRefusedError(welcome.refusal)
-        if welcome.refusal:
-            raise RpcError(f"worker {peer.name!r} refused the connection: {welcome.refusal}")
-        decoder = self._agent.decoder(connection, handshake.keys)
-        if decoder.is_sealed and handshake.keys is not None:
-            connection.seal(Sealer(handshake.keys.outgoing))
-        return decoder
-
     def refusal(self, peer: WorkerInfo, connection: Connection) -> str:
         """Greets a worker that passes for dead, on a fresh connection, which is closed then.
         Returns the words with which it says that it holds this one for dead; else nothing."""
         self._greeting[connection] = peer
         try:
             if not self._closed:
-                self._greet(peer, connection)
+                greet(self._agent, peer, connection)
         except ConnectionRefusedError as error:
             return str(error) if str(error).startswith(GIVEN_UP) else ""
         except (OSError, LockstitchError):
@@ -257,21 +220,6 @@ class Peers:
             connection.close()
         return ""
 
-    def _await_answer(self, connection: Connection, view: memoryview, counts: list[int]) -> None:
-        """Receives something. Raises `BlockingIOError` when the peer shows no sign of life for as
-        long as `Liveness` grants, or does not answer in half a minute."""
-        bound = min(self._agent.liveness.bound_seconds or _CONNECT_SECONDS, _CONNECT_SECONDS)
-        signs, silent = connection.signs_of_life(), 0
-        for _ in range(int(5 * _CONNECT_SECONDS / bound)):
-            with contextlib.suppress(BlockingIOError):
-                connection.receive_into(view, counts, bound / 5)
-                return
-            now = connection.signs_of_life()
-            signs, silent = now, silent + 1 if now == signs else 0
-            if silent == 5:
-                raise BlockingIOError(f"it has been silent for {bound:g} s")
-        raise BlockingIOError(f"it did not answer a greeting in {_CONNECT_SECONDS:g} s")
-
     def _unreachable(self, peer: WorkerInfo, cause: str) -> PeerDiedError:
         cause = self.breakages.cause(peer.worker, cause)
         self.lose(peer, PeerDiedError(peer.name, cause))
@@ -280,10 +228,9 @@ class Peers:
 
     def judge(self, hello: Hello) -> str:
         """Why a caller that belongs to this job cannot be served; empty if it can."""
-        if hello.python.split(".")[:2] != _PYTHON.split(".")[:2]:
-            return f"it runs Python {hello.python}, this worker {_PYTHON}: values would not match"
-        if hello.torch.split(".")[:2] != _TORCH.split(".")[:2]:
-            return f"it runs torch {hello.torch}, this worker {_TORCH}"
+        unfit = why_unfit(hello)
+        if unfit:
+            return unfit
         if hello.worker in self._lost:
             self.refused += 1
             return f"{GIVEN_UP}: {self._lost[hello.worker].cause}"

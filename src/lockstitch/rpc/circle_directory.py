@@ -1,0 +1,75 @@
+"""Who is in a group that workers join and leave, and how to reach them: what the agent looks up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockstitch.errors import PeerDiedError, PeerLeftError
+from lockstitch.rendezvous import choose_address, host_identity
+from lockstitch.rendezvous.lives import Life, Standing
+from lockstitch.rendezvous.roster import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.rendezvous.circle import Circle
+    from lockstitch.rendezvous.roster import Member
+    from lockstitch.transport.base import Connection, Transport
+
+
+def gone(life: Life) -> PeerDiedError:
+    """What is raised where that life is wanted after its end."""
+    error = PeerLeftError if life.standing is Standing.LEFT else PeerDiedError
+    return error(life.name, life.cause)
+
+
+class CircleDirectory:
+    """The agent's `Directory`: who is in, as of the last change. Lookups take no lock."""
+
+    def __init__(self, circle: Circle, transport: Transport) -> None:
+        self._transport = transport
+        self._table = Table()
+        self._infos: dict[WorkerId, WorkerInfo] = {}
+        self._ended: dict[WorkerId, Life] = {}
+        self.update(circle.lives.living())
+
+    def update(self, living: Sequence[Life], ended: Life | None = None) -> None:
+        """Something has changed."""
+        self._table = Table(life.member for life in living)
+        for life in living:
+            self._infos[life.id] = life.member.info
+        if ended is not None:
+            self._infos[ended.id] = ended.member.info
+            self._ended[ended.id] = ended
+
+    def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
+        """By identity also one that is gone, which still has a name; by name or rank who is in.
+        Raises `PeerDiedError` or `PeerLeftError` for a name or rank whose worker is gone."""
+        if isinstance(key, tuple):
+            return self._infos.get(key)
+        member = self._table.find(key)
+        if member is not None:
+            return member.info
+        for life in reversed(list(self._ended.values())):
+            if key in (life.name, life.id.rank):
+                raise gone(life)
+        return None
+
+    def members(self) -> Sequence[WorkerInfo]:
+        return [member.info for member in self._table.members()]
+
+    def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
+        member = self._table.find(peer.worker)
+        ended = self._ended.get(peer.worker)
+        if ended is not None and ended.standing is Standing.LEFT:
+            member = ended.member  # it waits to be told that this is known here
+        if member is None:
+            cause = "" if ended is None else f": {ended.cause}"
+            raise ConnectionError(f"worker {peer.name!r} is not in the group any more{cause}")
+        return self.reach(member, timeout_seconds)
+
+    def reach(self, member: Member, timeout_seconds: float) -> Connection:
+        """A connection to one that is a member or was."""
+        address = choose_address(member.addresses, member.host == host_identity())
+        return self._transport.connect(address, timeout_seconds)

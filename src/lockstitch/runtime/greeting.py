@@ -1,0 +1,95 @@
+"""The caller's first words on a fresh connection: who both are, and whether it will be served.
+
+The greetings are in `transport.greetings`, their order in `transport.handshake`; the side of the
+called one is `runtime.newcomers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from lockstitch.errors import RpcError
+from lockstitch.ids import ANYBODY
+from lockstitch.transport.greetings import GreetingReader
+from lockstitch.transport.handshake import CallerHandshake
+from lockstitch.wire.seals import Sealer
+
+if TYPE_CHECKING:
+    from lockstitch.ids import WorkerInfo
+    from lockstitch.runtime.agent import Agent
+    from lockstitch.transport.base import Connection
+    from lockstitch.transport.greetings import Hello
+    from lockstitch.wire.decoding import FrameDecoder
+
+GIVEN_UP: Final = "it has given this worker up as dead"
+"""With these words a refusal begins where the caller passes for dead."""
+_CONNECT_SECONDS: Final = 30.0
+_PYTHON: Final = platform.python_version()
+_TORCH: Final = str(torch.__version__)
+
+
+def greet(agent: Agent, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
+    """Greets `peer` and returns what reads its messages from now on.
+
+    Raises `ConnectionError`, or `BlockingIOError` for a peer that stays silent; `RpcError` where it
+    refuses to serve this worker.
+    """
+    handshake = CallerHandshake(agent.info, peer.worker, (_PYTHON, _TORCH), agent.options.secret)
+    reader = GreetingReader()
+    connection.send([handshake.opening])
+    while handshake.welcome is None:
+        counts: list[int] = []
+        _await_answer(agent, connection, reader.space(), counts)
+        if not counts[0]:
+            raise ConnectionResetError("it closed the connection before any greeting")
+        greeting = reader.absorb(counts[0])
+        answer = b"" if greeting is None else handshake.take(greeting)
+        if answer:
+            connection.send([answer])
+    welcome = handshake.welcome
+    if handshake.is_proved and peer.worker not in (welcome.worker, ANYBODY):
+        raise ConnectionRefusedError(f"{welcome.worker} has taken its place")
+    if handshake.is_proved and welcome.refusal.startswith(GIVEN_UP):
+        raise ConnectionRefusedError(welcome.refusal)
+    if welcome.refusal:
+        raise RpcError(f"worker {peer.name!r} refused the connection: {welcome.refusal}")
+    decoder = agent.decoder(connection, handshake.keys)
+    if decoder.is_sealed and handshake.keys is not None:
+        connection.seal(Sealer(handshake.keys.outgoing))
+    return decoder
+
+
+def why_unfit(hello: Hello) -> str:
+    """Why this worker cannot exchange values with a caller; empty if it can."""
+    if hello.python.split(".")[:2] != _PYTHON.split(".")[:2]:
+        return f"it runs Python {hello.python}, this worker {_PYTHON}: values would not match"
+    if hello.torch.split(".")[:2] != _TORCH.split(".")[:2]:
+        return f"it runs torch {hello.torch}, this worker {_TORCH}"
+    return ""
+
+
+def patience_seconds(agent: Agent) -> float:
+    """How long a peer may take to let this worker connect, and to show signs of life after that."""
+    return min(agent.liveness.bound_seconds or _CONNECT_SECONDS, _CONNECT_SECONDS)
+
+
+def _await_answer(
+    agent: Agent, connection: Connection, view: memoryview, counts: list[int]
+) -> None:
+    """Receives something. Raises `BlockingIOError` when the peer shows no sign of life for as long
+    as `Liveness` grants, or does not answer in half a minute."""
+    bound = patience_seconds(agent)
+    signs, silent = connection.signs_of_life(), 0
+    for _ in range(int(5 * _CONNECT_SECONDS / bound)):
+        with contextlib.suppress(BlockingIOError):
+            connection.receive_into(view, counts, bound / 5)
+            return
+        now = connection.signs_of_life()
+        signs, silent = now, silent + 1 if now == signs else 0
+        if silent == 5:
+            raise BlockingIOError(f"it has been silent for {bound:g} s")
+    raise BlockingIOError(f"it did not answer a greeting in {_CONNECT_SECONDS:g} s")
