@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -28,10 +29,17 @@ from lockstitch.autograd.service import AutogradService
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing import ProcessCluster
+from lockstitch.transport.mapping import NAME as SEGMENT_NAME
+from lockstitch.transport.segments import SegmentPool
+
+if TYPE_CHECKING:
+    from lockstitch.transport.pools import PoolStatistics
 
 WORKERS = 4
 SETTLE_SECONDS = 25.0  # idle threads go after ten
 MEGABYTE_OF_FLOATS = (1 << 20) // 4
+# Each pair has a connection for each way of calling, on which both may lend; two map each table.
+TABLES = WORKERS * (WORKERS - 1) * 2 * 2
 NO_REFERENCES = "0 values, 0 forks, 0 used, 0 pending"
 HELD: list[rpc.RRef] = []
 
@@ -171,10 +179,14 @@ class Inventory:
     threads: int
     descriptors: Counter[str]
     memory_mb: float
+    segments: PoolStatistics
+    """That this worker lends to others."""
+    mappings: int
+    """Of shared memory, its own and what it was lent."""
 
     @property
     def is_settled(self) -> bool:
-        return not self.contexts and self.references == NO_REFERENCES
+        return not (self.contexts or self.segments.lent) and self.references == NO_REFERENCES
 
 
 def take_inventory(most_threads: int) -> Inventory:
@@ -200,6 +212,8 @@ def _inventory() -> Inventory:
         len(os.listdir("/proc/self/task")),
         Counter(_kind_of(descriptor) for descriptor in Path("/proc/self/fd").iterdir()),
         _private_mb(),
+        worker.service(SegmentPool).statistics(),
+        Path("/proc/self/maps").read_text().count(f"/memfd:{SEGMENT_NAME}"),
     )
 
 
@@ -218,7 +232,8 @@ def _private_mb() -> float:
 # ---------------------------------------------------------------- the tests
 
 
-def soak(seconds: float, most_threads: int, most_growth_mb: float) -> None:
+def soak(seconds: float, most_threads: int, most_growth_mb: float) -> list[int]:
+    """Two halves; how many mappings of shared memory all workers have after each."""
     first = second = seconds / 2  # pools and heaps of four workers take a minute to be warm
     with ProcessCluster(WORKERS, timeout_seconds=seconds + 60) as cluster:
         cluster.run_all(run_work, first, 1, cluster.names)
@@ -230,10 +245,19 @@ def soak(seconds: float, most_threads: int, most_growth_mb: float) -> None:
         assert later.references == NO_REFERENCES
         assert later.contexts == 0
         assert later.threads <= most_threads
+        assert later.segments.made > 0
+        assert later.segments.lent == 0
+        assert later.segments.bytes <= later.segments.capacity_bytes
         more = later.descriptors - earlier.descriptors
         assert more.total() <= 8, f"{more} more descriptors"
         growth = later.memory_mb - earlier.memory_mb
         assert growth <= most_growth_mb, f"grew by {growth:.1f} MB: {earlier} -> {later}"
+    # Who has lent a segment maps it as long as it is in the pool, who was lent it until another one
+    # gets its number.
+    blocks, made = (sum(getattr(each.segments, of) for each in after) for of in ("blocks", "made"))
+    mappings = [sum(each.mappings for each in inventories) for inventories in (before, after)]
+    assert mappings[1] <= blocks + made + TABLES, f"{before} -> {after}"
+    return mappings
 
 
 def test_a_short_soak_is_right_and_leaves_nothing() -> None:
@@ -245,4 +269,7 @@ def test_a_short_soak_is_right_and_leaves_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_long_soak_is_right_and_leaves_nothing(request) -> None:
-    soak(request.config.getoption("--soak-seconds"), most_threads=10, most_growth_mb=48.0)
+    seconds = request.config.getoption("--soak-seconds")
+    mappings = soak(seconds, most_threads=10, most_growth_mb=48.0)
+    # Dozens of segments are given up in each half, and others made in their place.
+    assert mappings[1] <= 1.2 * mappings[0], mappings
