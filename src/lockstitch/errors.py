@@ -24,7 +24,7 @@
 
 All derive from `RuntimeError`, so that `except RuntimeError` of a program written for
 `torch.distributed.rpc` goes on working. A callee's own exception is re-raised as *itself*; these
-classes are for what happens on the road.
+classes are for what happens on the way.
 """
 
 from __future__ import annotations

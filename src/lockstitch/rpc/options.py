@@ -1,6 +1,6 @@
-"""What `init_rpc` can be told about the road: timeout, rendezvous, threads, devices.
+"""What `init_rpc` can be told: timeout, rendezvous, threads, devices, transports, limits.
 
-The class names are the incumbent's, since programs construct them; the road is ours.
+The class names are the incumbent's, since programs construct them; what is behind them is ours.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     inverse. Without a map for a callee they arrive on the device of the same name; with one that
     does not name the device of a tensor, the call raises `RuntimeError`. `devices`: the CUDA
     devices that maps may name here; by default all. `_transports` and `_channels` are accepted from
-    ported programs and ignored: the road chooses by itself.
+    ported programs and ignored: the transport is chosen by itself, among `transports`.
 
     Beyond the original: `address`, the host name or interface at which workers of *other hosts*
     reach this one over TCP; without it a worker listens on a unix socket only, where the kernel
@@ -107,7 +107,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     values within values 64 deep); what exceeds it is refused by its sender, and before any memory
     is allocated for it by its receiver.
 
-    `transports`: which roads may be taken, of "segments" (shared memory for large tensors between
+    `transports`: which may be used, of "segments" (shared memory for large tensors between
     workers of one host, needs "unix"), "unix" and "tcp" (needs `address`); all by default, or those
     in LOCKSTITCH_TRANSPORTS, separated by commas. `segment_pool_bytes`: how much shared memory this
     worker may lend to all its peers together, and `buffer_pool_bytes`: how much memory it may keep

@@ -180,7 +180,7 @@ def make_transport(
     """Unix sockets, and TCP where the options give an address for other hosts.
 
     Raises `ValueError` for an address where callers could prove nothing, unless the options say
-    that they need not, and where the options leave no road at all.
+    that they need not, and where the options leave no transport at all.
     """
     transports: dict[str, Transport] = {}
     if "unix" in options.transports:
