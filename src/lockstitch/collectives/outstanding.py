@@ -92,19 +92,27 @@ class Outstanding:
 
     def complete(self, handle: Handle[Any], value: object) -> None:
         """The operation is done, its name free."""
-        self._forget(handle)
-        self.completed += 1
-        if self.observers.progress is not None:
-            self.tell(handle, Step.DONE)
-        handle.complete(value)
+        try:
+            self._forget(handle)
+            self.completed += 1
+            if self.observers.progress is not None:
+                self.tell(handle, Step.DONE)
+            handle.complete(value)
+        except BaseException:  # an interrupt: nobody else knows of it any more
+            handle.complete(value)
+            raise
 
     def fail(self, handle: Handle[Any], error: BaseException) -> None:
         """The operation failed, its name is free."""
-        self._forget(handle)
-        if not handle.is_done:
-            self.failed += 1
-            self.tell(handle, Step.FAILED)
-        handle.fail(error)
+        try:
+            self._forget(handle)
+            if not handle.is_done:
+                self.failed += 1
+                self.tell(handle, Step.FAILED)
+            handle.fail(error)
+        except BaseException:  # as above
+            handle.fail(error)
+            raise
 
     def break_off(self, error: BaseException) -> None:
         """Fails all that is under way and all that will be asked for; the first reason stays."""

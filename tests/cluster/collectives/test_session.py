@@ -551,6 +551,48 @@ def test_rank_that_shuts_down_fails_what_others_still_want(backend: str) -> None
             three[2].allreduce(torch.ones(1))
 
 
+@pytest.mark.parametrize("where", ["in chunks", "in place"])
+def test_rank_that_has_shut_down_fails_large_tensors_too(where: str) -> None:
+    def part(session: Session) -> torch.Tensor:
+        return session.resident((500_000,), torch.float32) if where == "in place" else big
+
+    big = torch.ones(500_000)
+    with Ranks(3, "shared_memory") as three:
+        parts = [part(session) for session in three.sessions]
+        three[0].allreduce(parts[0], SUM, name="orphan", output=parts[0])
+        three[0].shutdown()  # before others have submitted theirs
+        handles = [
+            three[rank].allreduce(parts[rank], SUM, name="orphan", output=parts[rank])
+            for rank in (1, 2)
+        ]
+        errors = three.errors(lambda s: s.rank and s.wait(handles[s.rank - 1]))
+        assert errors[0] is None
+        assert all("rank 0 shut down" in str(error) for error in errors[1:])
+
+
+def test_first_death_is_what_every_survivor_hears_of() -> None:
+    with Ranks(4, "shared_memory") as four:
+        orphans = [four[rank].allreduce(torch.ones(1), SUM, name="orphan") for rank in range(3)]
+        four[1]._backend._mourn([3])  # type: ignore[attr-defined]  # it has seen it first
+        with pytest.raises(RankLostError, match=r"rank 3 died \(seen by rank 1\)"):
+            four[1].wait(orphans[1])
+        four[1].shutdown()  # as it does for that reason
+        for rank in (0, 2):
+            with pytest.raises(RankLostError, match=r"rank 3 died \(seen by rank 1\)"):
+                four[rank].wait(orphans[rank])
+            with pytest.raises(RankLostError, match="rank 3 died"):
+                four[rank].allreduce(torch.ones(1), SUM, name="later")
+
+
+def test_operation_whose_parts_are_all_there_is_done_in_spite_of_a_death() -> None:
+    with Ranks(4, "shared_memory") as four:
+        handles = [four[rank].allreduce(torch.ones(1), SUM, name="last") for rank in (0, 1, 3)]
+        # Rank 3's part, which rank 0 has not read yet, comes after rank 1's farewell for it.
+        handles.insert(2, four[2].allreduce(torch.ones(1), SUM, name="last"))
+        four[1]._backend._mourn([3])  # type: ignore[attr-defined]
+        assert [four[rank].wait(handles[rank]).item() for rank in range(3)] == [4] * 3
+
+
 def test_some_ranks_of_a_job_have_a_session_of_their_own() -> None:
     store = HashStore()
 

@@ -1,8 +1,10 @@
 """Reductions between the ranks of one host, through memory that all of them map.
 
-- `backend`: who drives: the threads that submit and wait; `helper` where nobody waits
-- `channel`: one process set: logs, table, operations under way
-- `operations`: how tensors move: `whole`, `in_place`, or `in_chunks`
+- `backend`: who drives: the threads that submit and wait, one at a time (`token`); `helper` where
+  nobody waits
+- `channel`: one process set: logs, table, operations under way; `publishing`: what it tells others
+- `operations`: how tensors move: `whole`, `in_place`, or `in_chunks`, chosen by `ways`
+- `changes`: what is changed in place once, whatever interrupts it
 - `definitions`: what is known of each name
 - `log`: what each rank did, as words in shared memory
 - `arena`: room in a rank's part of the segment

@@ -10,6 +10,7 @@ Operations that nobody waits for are looked after by a helper thread (`helper`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -22,9 +23,11 @@ from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET
 from lockstitch.collectives.shared_memory.arena import Arena, ArenaFullError
 from lockstitch.collectives.shared_memory.bells import Bells
-from lockstitch.collectives.shared_memory.channel import Channel, LogFullError
+from lockstitch.collectives.shared_memory.channel import Channel
 from lockstitch.collectives.shared_memory.helper import Helper
+from lockstitch.collectives.shared_memory.publishing import LogFullError
 from lockstitch.collectives.shared_memory.segment import Geometry, Segment
+from lockstitch.collectives.shared_memory.token import Token
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.fences import Fence
 from lockstitch.transport.forks import abandon_in_child
@@ -61,8 +64,7 @@ class SharedMemoryBackend:
         self._arena = Arena(geometry.arena_bytes)
         self._bells = Bells(rank, known, self._segment.sleepers(), Fence())
         self._lock = threading.RLock()
-        self._token = threading.Lock()
-        self._followers: list[Handle[Any]] = []
+        self._token = Token()
         self._channels: dict[int, Channel] = {}
         self._open_channels: tuple[Channel, ...] = ()
         self._closing: list[Channel] = []
@@ -70,7 +72,6 @@ class SharedMemoryBackend:
         self._is_closed = False
         self._is_abandoned = False
         self._turns = 0
-        self._is_token_wanted = False
         self._helper = Helper(f"rank {rank} reductions", self)
         self.open_set(ProcessSet(GLOBAL_SET, tuple(range(geometry.ranks))))
         abandon_in_child(self)
@@ -104,6 +105,10 @@ class SharedMemoryBackend:
                 self._turn()  # for those before it
             try:
                 self._channels[handle.request.process_set].submit(handle)
+                if not handle.request.is_deferred:
+                    self._turn()
+                if self._bells.is_asleep:
+                    self._bells.ring_own()  # what the sleeper waits for may be done now
             except LogFullError:
                 return False
             except ArenaFullError:
@@ -111,13 +116,9 @@ class SharedMemoryBackend:
                 return False
             except ValueError:
                 raise
-            except BaseException as error:
+            except BaseException as error:  # an interrupt: others may have been told, or not
                 self._break(error)
                 raise
-            if not handle.request.is_deferred:
-                self._turn()
-            if self._bells.is_asleep:
-                self._bells.ring_own()  # what the sleeper waits for may be done now
         return True
 
     def _check_hope(self, handle: Handle[Any]) -> None:
@@ -137,17 +138,16 @@ class SharedMemoryBackend:
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
         if self._is_abandoned:
             self._check_process()
-        while not handle.is_done:
-            if gives_up is not None and gives_up():
-                return
-            if self._token.acquire(blocking=False):
-                try:
-                    self._drive(handle, gives_up)
-                finally:
-                    self._token.release()
-                    self._promote()
-            else:
-                self._follow(handle)
+        try:
+            while not handle.is_done:
+                if gives_up is not None and gives_up():
+                    return
+                if not self._token.hold(lambda: self._drive(handle, gives_up)):
+                    self._token.follow(handle, self._call_off_helper, _LOOK_SECONDS)
+        except BaseException:  # an interrupt: perhaps nobody waits for it any more
+            handle.request.is_awaited = False
+            self._helper.look_after()
+            raise
 
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         count = 1
@@ -200,8 +200,8 @@ class SharedMemoryBackend:
         # Whoever is inside a sleep is woken, and gone when the token is free.
         self._bells.ring_own()
         self._helper.close()
-        with self._token:
-            self._bells.close()
+        self._token.wait()
+        self._bells.close()
 
     def abandon(self) -> None:
         """In a forked child: the session is the parent's."""
@@ -214,13 +214,19 @@ class SharedMemoryBackend:
         """One look at all logs; whether anything was new."""
         self._turns += 1
         is_news = False
+        death: RankLostError | None = None
+        channels = self._open_channels
         try:
-            for channel in self._open_channels:
+            for channel in channels:
                 if channel.advance():
                     is_news = True
+                    death = death or channel.death
         except BaseException as error:
-            self._break(error)
+            if isinstance(error, Exception) or any(each.is_changing for each in channels):
+                self._break(error)
             raise
+        if death is not None:
+            self._break(death)
         return is_news
 
     def is_wanted(self) -> bool:
@@ -259,12 +265,12 @@ class SharedMemoryBackend:
     def _is_over(self, handle: Handle[Any] | None) -> bool:
         if handle is not None:
             return handle.is_done
-        return self._is_token_wanted or not len(self._outstanding) or self._has_left
+        return self._token.is_wanted or not len(self._outstanding) or self._has_left
 
     def _sleep(self, handle: Handle[Any] | None, timeout_seconds: float = _LOOK_SECONDS) -> None:
         """Until somebody rings; holds the token."""
-        self._bells.lie_down()
         try:
+            self._bells.lie_down()
             with self._lock:
                 is_news = self._turn()
             if is_news or self._is_over(handle):
@@ -278,49 +284,21 @@ class SharedMemoryBackend:
 
     def _sleep_without_token(self) -> None:
         """For a moment: others give room back without ringing."""
-        if self._token.acquire(blocking=False):
-            try:
-                self._sleep(None, _ROOM_SECONDS)
-            finally:
-                self._token.release()
-                self._promote()
-        else:
+        if not self._token.hold(lambda: self._sleep(None, _ROOM_SECONDS)):
             threading.Event().wait(_ROOM_SECONDS)
 
-    def _follow(self, handle: Handle[Any]) -> None:
-        """Another thread drives: sleeps until the handle is done, or the token is offered."""
-        signal = handle.signal()
-        self._followers.append(handle)
-        try:
-            if self._helper.is_driving:
-                self._is_token_wanted = True
-                self._bells.ring_own()
-            # Published first, tried afterwards: who passes the token on looks in the other order.
-            if not self._token.locked():
-                return
-            signal.wait(_LOOK_SECONDS)
-            handle.rearm()
-        finally:
-            self._is_token_wanted = False
-            self._followers.remove(handle)
-
-    def _promote(self) -> None:
-        for follower in list(self._followers):
-            if not follower.is_done:
-                follower.nudge()
-                return
+    def _call_off_helper(self) -> None:
+        """If it is the one who drives."""
+        if self._helper.is_driving:
+            self._token.is_wanted = True
+            self._bells.ring_own()
 
     def drive_unattended(self) -> None:
         """What the helper does: drives if nobody else does."""
-        if self._is_token_wanted or not self._token.acquire(blocking=False):
-            return
-        try:
-            self._drive(None)
-        except Exception:  # noqa: BLE001 - the session has ended with it, which others will be told
-            return
-        finally:
-            self._token.release()
-            self._promote()
+        # The session has ended with what goes wrong, and others will be told.
+        with contextlib.suppress(Exception):
+            if not self._token.is_wanted:
+                self._token.hold(lambda: self._drive(None))
 
     @property
     def turns(self) -> int:
@@ -352,13 +330,13 @@ class SharedMemoryBackend:
                 f"the session ended when rank {self._rank} could not do its part: {error!r}"
             )
         self._outstanding.break_off(error)
-        self._say_goodbye()
+        self._say_goodbye(str(error), isinstance(error, RankLostError))
 
-    def _say_goodbye(self) -> None:
+    def _say_goodbye(self, reason: str = "", is_by_death: bool = False) -> None:
         if not self._has_left:
             self._has_left = True
             for channel in self._channels.values():
-                channel.leave()
+                channel.leave(reason, is_by_death)
 
     def _missing(self, handle: Handle[Any]) -> tuple[int, ...]:
         with self._lock:

@@ -2,6 +2,10 @@
 and the operations that are being performed.
 
 Nothing here waits, and nothing is locked: the backend lets one thread in at a time.
+
+An interrupt (Ctrl-C) may be raised at any call. In an operation's step, where nearly all the time
+goes, it is put off until the books are in order again, and the step is done again later. Elsewhere
+(`is_changing`) nobody can tell what was done: then the session ends.
 """
 
 from __future__ import annotations
@@ -29,10 +33,11 @@ from lockstitch.collectives.shared_memory.definitions import (
     chunk_bytes_for,
     in_place_bytes_for,
 )
-from lockstitch.collectives.shared_memory.in_chunks import InChunks
 from lockstitch.collectives.shared_memory.in_place import InPlace
 from lockstitch.collectives.shared_memory.log import LogReader, LogWriter, word
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, Part
+from lockstitch.collectives.shared_memory.publishing import Publisher
+from lockstitch.collectives.shared_memory.ways import agreed, prepared
 from lockstitch.collectives.shared_memory.whole import Whole
 from lockstitch.errors import RankLostError
 
@@ -46,13 +51,6 @@ if TYPE_CHECKING:
     from lockstitch.collectives.shared_memory.arena import Arena
     from lockstitch.collectives.shared_memory.bells import Bells
     from lockstitch.collectives.shared_memory.segment import Segment
-
-# Room in the log that submissions leave to the progress of what is under way.
-_RESERVE_WORDS = 1024
-
-
-class LogFullError(Exception):
-    """Another rank must read before this one may submit more."""
 
 
 class Channel:
@@ -79,7 +77,6 @@ class Channel:
         self._outstanding = outstanding
         self._bells = bells
         self._position = process_set.position(rank)
-        self._others = [each for each in process_set.ranks if each != rank]
         self._definitions = Definitions()
         self._current: dict[tuple[int, int], Part] = {}
         """The latest operation under each number of another rank."""
@@ -90,10 +87,20 @@ class Channel:
         self._lingering: set[Operation] = set()
         """Over for this rank, but others still read what it has put there."""
         self._joining: Handle[Any] | None = None
-        self._owed: list[int] = []
-        """Words for which there was no room."""
+        self._gone: dict[int, RankLostError] = {}
+        """Who has left, and what those hear who wait for something of theirs."""
         self._most_words = segment.geometry.log_words // 4
-        self._tails, self._writer, self._readers = self._open_logs()
+        self._tails, writer, self._readers = self._open_logs()
+        others = [each for each in process_set.ranks if each != rank]
+        self._publisher = Publisher(writer, bells, others)
+        self.is_changing = False
+        """Whether an interrupt now would leave the books in disorder."""
+        self._interrupt: BaseException | None = None
+        """What has ended a step, and is raised when the books are in order."""
+        self._is_behind = False
+        """Whether steps are to be done that were interrupted."""
+        self.death: RankLostError | None = None
+        """Of some rank, as another one tells it."""
 
     def _open_logs(
         self,
@@ -113,7 +120,7 @@ class Channel:
     @property
     def words_written(self) -> int:
         """How much this rank has told the others."""
-        return self._writer.written
+        return self._publisher.words_written
 
     @property
     def is_idle(self) -> bool:
@@ -135,23 +142,26 @@ class Channel:
             definition = self._definitions.intern(form.description.encode())
             news = log.definition(form.number, definition.content)
         self._check_room(len(news) + 1, handle.request)
-        operation, place, flags = self._prepare(handle, definition)
+        operation, place, flags = prepared(self, handle, definition, self._in_place_bytes)
+        self.is_changing = True
         offset = place - self._arena_begin if place != NOWHERE else 0
         if news:
-            self._say(*news)
+            self._publisher.say(*news)
             form.note = definition
-        self._say_one(word(log.SUBMIT, form.number, offset | flags))
+        self._publisher.say_one(word(log.SUBMIT, form.number, offset | flags))
         part = Part(self.rank, definition, place, bool(flags))
         part.operation = operation
         submitted = Submitted(self.rank, definition.description, part)
         if handle.request.is_deferred:
             self._announced.append(submitted)
+            self.is_changing = False
             return
         if self._announced:
             self._take_in_own()
         self._follow(self.table.handle(submitted))
         if self._active:
             self._step_all()
+        self._end_changes()
 
     def _take_in_own(self) -> None:
         while self._announced:
@@ -159,11 +169,13 @@ class Channel:
 
     def _join(self, handle: Handle[Any]) -> None:
         self._check_room(1, handle.request)
+        self.is_changing = True
         self._take_in_own()
         self._joining = handle
         now = time.monotonic_ns()
-        self._say_one(log.JOIN | now << 4)
+        self._publisher.say_one(log.JOIN | now << 4)
         self._follow(self.table.handle(Joined(self.rank, now)))
+        self._end_changes()
 
     def _check_room(self, count: int, request: Request) -> None:
         if count > self._most_words:
@@ -171,60 +183,39 @@ class Channel:
                 f"{request.name!r}: a group of {len(request.tensors)} tensors is too long to be "
                 "told to the other ranks; make several groups of it"
             )
-        if self._owed or not self._writer.has_room(count + _RESERVE_WORDS):
-            raise LogFullError
-
-    def _prepare(self, handle: Handle[Any], definition: Definition) -> tuple[Operation, int, int]:
-        """The operation, where its tensors are, and flags for the log."""
-        request = handle.request
-        is_one = definition.has_single or (request.is_packed and definition.is_uniform)
-        if is_one and definition.layout.size >= self._in_place_bytes:
-            place = self._resident_place(request)
-            if place != NOWHERE:
-                return InPlace(handle, definition), place, log.RESIDENT
-        if definition.is_large:
-            chunked = InChunks(handle, definition)
-            return chunked, chunked.prepare(self), 0
-        whole = Whole(handle, definition)
-        return whole, whole.prepare(self, self.rank), 0
-
-    def _resident_place(self, request: Request) -> int:
-        """Where a tensor lives that can be reduced where it lies."""
-        reduction = request.reduction
-        if not request.outputs:
-            return NOWHERE
-        tensor = request.tensors[0]
-        address = tensor.data_ptr()
-        begin = address - self.segment.address - self._arena_begin
-        if (
-            not 0 <= begin < self.segment.geometry.arena_bytes
-            or request.outputs[0].data_ptr() != address
-            or not tensor.is_contiguous()
-            or not request.outputs[0].is_contiguous()
-            or reduction is None
-            or reduction.prescale != 1.0
-        ):
-            return NOWHERE
-        return self._arena_begin + begin
+        self._publisher.check_room(count)
 
     # ------------------------------------------------------------ reading
 
     def advance(self) -> bool:
         """Reads what is new and does what can be done; whether anything was new."""
-        if self._owed:
-            self._pay()
-        is_news = False
+        if self._publisher.owed:
+            self.is_changing = True
+            self._publisher.pay()
+            self.is_changing = False
+        is_news = self._is_behind
         if self._announced:
+            self.is_changing = is_news = True
             self._take_in_own()
-            is_news = True
         tails = self._tails
         for rank, index, reader in self._readers:
             if tails[index] != reader.position:
+                self.is_changing = is_news = True
                 self._take_in(rank, reader.read())
-                is_news = True
-        if is_news and self._active:
-            self._step_all()
+        if is_news:
+            self.is_changing = True
+            if self._active:
+                self._step_all()
+            self._end_changes()
         return is_news
+
+    def _end_changes(self) -> None:
+        # Without a call in between, so that no other interrupt can separate them.
+        interrupt, self._interrupt = self._interrupt, None
+        self._is_behind = interrupt is not None
+        self.is_changing = False
+        if interrupt is not None:
+            raise interrupt
 
     def _take_in(self, rank: int, words: Sequence[int]) -> None:
         at = 0
@@ -241,7 +232,7 @@ class Channel:
             elif what == log.DONE:
                 self._done(self._current[rank, number])
             elif what == log.DEFINE:
-                content, at = log.definition_content(words, at - 1)
+                content, at = log.content(words, at - 1)
                 self._definitions.learn(rank, number, content)
             elif what == log.PLACE:
                 place = self._arena_begins[rank] + argument
@@ -249,7 +240,8 @@ class Channel:
             elif what == log.JOIN:
                 self._follow(self.table.handle(Joined(rank, each >> 4)))
             elif what == log.LEAVE:
-                self._left(rank)
+                reason, at = log.content(words, at - 1)
+                self._left(rank, reason.decode(), bool(argument & log.BY_DEATH))
 
     def _submitted(self, rank: int, number: int, argument: int) -> None:
         definition = self._definitions.of(rank, number)
@@ -269,20 +261,32 @@ class Channel:
             if operation.unread == 0 and operation in self._lingering:
                 self._release(operation)
 
-    def _left(self, rank: int) -> None:
+    def _left(self, rank: int, reason: str, is_by_death: bool) -> None:
         self._bells.forget(rank)
-        error = RankLostError(f"rank {rank} shut down before it had done its part")
+        if is_by_death:  # the session ends here as well, when what the dead had told is taken in
+            self.death = self.death or RankLostError(reason)
+            return
+        text = reason or f"rank {rank} shut down before it had done its part"
+        self._gone[rank] = RankLostError(text)
         self._step_all()  # with what it had said before
         for operation in list(self._active):
-            if any(part.rank == rank and operation.owes(part) for part in operation.present):
+            if self._is_orphaned(operation):
                 self._active.remove(operation)
-                self._outstanding.fail(operation.handle, error)
-                self._linger(operation)
         for operation in list(self._lingering):
             for part in operation.present:
                 if part.rank == rank:
                     self._done(part)
         self._follow(self.table.handle(Left(rank)))
+
+    def _is_orphaned(self, operation: Operation) -> bool:
+        """Whether it fails, since a rank has left that owes it something."""
+        for part in operation.present:
+            error = self._gone.get(part.rank)
+            if error is not None and operation.owes(part):
+                self._outstanding.fail(operation.handle, error)
+                self._linger(operation)
+                return True
+        return False
 
     # ------------------------------------------------------------ doing
 
@@ -306,14 +310,10 @@ class Channel:
         if self._outstanding.observers.progress is not None:
             self._outstanding.tell(operation.handle, Step.READY)
         present: list[Part] = [each.note for each in ready.parts.values()]
-        is_resident = False
+        operation = agreed(operation, present)
         unread = 0
         for part in present:
-            is_resident |= part.is_resident
             unread += not part.is_done
-        if is_resident:
-            operation = self._in_place(operation)
-        for part in present:
             part.operation = operation
         operation.unread = unread - 1  # this rank's own part is not done
         parts: list[Part | None] = [*present]
@@ -324,17 +324,10 @@ class Channel:
             ]
         operation.begin(parts, present, self._position)
         if isinstance(operation, Whole):
-            self._step(operation)
-        else:
+            if not self._step(operation):
+                self._active.append(operation)
+        elif not self._gone or not self._is_orphaned(operation):
             self._active.append(operation)
-
-    def _in_place(self, operation: Operation) -> Operation:
-        """Some tensor lives in an arena: so all of them shall."""
-        if isinstance(operation, InPlace):
-            return operation
-        converted = InPlace(operation.handle, operation.definition)
-        converted.held = operation.held
-        return converted
 
     def _step_all(self) -> None:
         for operation in list(self._active):
@@ -342,6 +335,8 @@ class Channel:
                 self._active.remove(operation)
 
     def _step(self, operation: Operation) -> bool:
+        if self._interrupt is not None:
+            return False
         try:
             is_over = operation.step(self)
         except Exception as error:
@@ -350,6 +345,9 @@ class Channel:
             self._outstanding.fail(operation.handle, error)
             self._linger(operation)
             return True
+        except BaseException as interrupt:  # noqa: BLE001 - raised by `_end_changes`
+            self._interrupt = interrupt
+            return False
         if is_over:
             self._linger(operation)
             self._outstanding.complete(operation.handle, operation.result())
@@ -361,7 +359,7 @@ class Channel:
             self._release(operation)  # each reads its own part only, at the end
             return
         if operation.request.tensors:
-            self._say_one(word(log.DONE, operation.handle.form.number), is_urgent=False)
+            self._publisher.say_one(word(log.DONE, operation.handle.form.number), is_urgent=False)
         if operation.unread == 0:
             self._release(operation)
         else:
@@ -374,6 +372,7 @@ class Channel:
         operation.end()
 
     # ------------------------------------------------------------ for operations
+    # An interrupt may end these, too: they tell first and note that they have afterwards.
 
     def take(self, operation: Operation, size: int) -> int:
         place = self._arena.take(size)
@@ -381,50 +380,28 @@ class Channel:
         return self._arena_begin + place
 
     def tell_progress(self, operation: Operation, count: int) -> None:
+        self._publisher.say_one(word(log.SLICE_DONE, operation.handle.form.number, count))
         self._own_part(operation).produced = count
-        self._say_one(word(log.SLICE_DONE, operation.handle.form.number, count))
 
     def tell_reduced(self, operation: Operation, count: int) -> None:
+        self._publisher.say_one(word(log.REDUCED, operation.handle.form.number, count))
         self._own_part(operation).reduced = count
-        self._say_one(word(log.REDUCED, operation.handle.form.number, count))
 
     def tell_place(self, operation: Operation, place: int) -> None:
-        self._own_part(operation).whole_place = place
         offset = place - self._arena_begin
-        self._say_one(word(log.PLACE, operation.handle.form.number, offset))
+        self._publisher.say_one(word(log.PLACE, operation.handle.form.number, offset))
+        self._own_part(operation).whole_place = place
 
     def _own_part(self, operation: Operation) -> Part:
         part = operation.parts[self._position]
         assert part is not None
         return part
 
-    # ------------------------------------------------------------ saying
+    # ------------------------------------------------------------ the end
 
-    def leave(self) -> None:
-        """The last word."""
-        self._say_one(word(log.LEAVE))
-
-    def _say(self, *words: int) -> None:
-        if self._owed or not self._writer.has_room(len(words)):
-            self._owed += words
-            return
-        self._writer.append(words)
-        self._bells.ring(self._others)
-
-    def _say_one(self, word: int, is_urgent: bool = True) -> None:
-        if self._owed or not self._writer.has_room(1):
-            self._owed.append(word)
-            return
-        self._writer.append_one(word)
-        if is_urgent:
-            self._bells.ring(self._others)
-
-    def _pay(self) -> None:
-        count = len(self._owed)
-        if self._writer.has_room(count):
-            owed, self._owed = self._owed, []
-            self._writer.append(owed)
-            self._bells.ring(self._others)
+    def leave(self, reason: str, is_by_death: bool) -> None:
+        """The last word; see `Publisher.say_goodbye`."""
+        self._publisher.say_goodbye(reason, is_by_death)
 
     def missing(self, name: str) -> tuple[int, ...]:
         """Whom this rank waits for."""

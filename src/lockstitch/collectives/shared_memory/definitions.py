@@ -131,7 +131,8 @@ class Definition:
             length = block_bytes_for(len(places)) // item
             found = self._blocks[places] = [
                 [
-                    segment.tensor(place + at * item, dtype, (min(length, end - at),))
+                    # By `data` each has a version of its own, which `Changes` needs.
+                    segment.tensor(place + at * item, dtype, (min(length, end - at),)).data
                     for place in places
                 ]
                 for at in range(begin, end, length)

@@ -4,6 +4,9 @@ Of two ranks each adds the other's chunk to its own. More would have to read too
 reduces a slice of the chunk, in its own ring, and then collects the slices of all. A rank may be
 `DEPTH` chunks ahead of its own reading; the ring has twice as many, so that a chunk is overwritten
 only when all have read it: whoever has written chunk p has read all up to p - DEPTH.
+
+An interrupt may end a step at any call. What was begun then is done again from what is still as it
+was: the tensor until its chunk is consumed, the ring until the chunk is told.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class InChunks(Operation):
         self.ring = room.take(
             self, slots * self._chunk_bytes if slots > 1 else self.definition.layout.size
         )
-        self.produced = self.told = self.consumed = 0
+        self.produced = self.consumed = 0
         self._produce(room)
         return self.ring
 
@@ -62,23 +65,25 @@ class InChunks(Operation):
         ]
         self._sinks = self._cut(self._gathered)
         self._has_slices = len(present) > 2
-        self._index = present.index(parts[position])  # type: ignore[arg-type]  # it is present
+        own = parts[position]
+        assert own is not None
+        self._own = own
+        self._index = present.index(own)
         self.reduced = 0
+        # Whether this was begun with the next chunk: if so, an interrupt came in between.
+        self._is_reducing = self._is_consuming = False
         if self._has_slices:
             self._block_bytes = block_bytes_for(len(present))
             self._scratch = torch.empty(self._block_bytes, dtype=torch.uint8)
         # Of two, this rank's own part is read from the tensor itself where it is still there.
         is_own_intact = self._factor == 1.0 and len(present) == 2
-        self._peer = (
-            next(part for part in present if part is not parts[position]) if is_own_intact else None
-        )
+        self._peer = present[1 - self._index] if is_own_intact else None
 
     def step(self, room: Room) -> bool:
         count = len(self._chunks)
         while self.consumed < count:
             self._produce(room)
-            if self.told < self.produced:
-                self.told = self.produced
+            if self._own.produced < self.produced:
                 room.tell_progress(self, self.produced)
             ready = min(part.produced for part in self.present)
             if self._has_slices:
@@ -90,6 +95,8 @@ class InChunks(Operation):
                 self._collect_slices(room)
             else:
                 self._consume(room)
+            # Without a call in between, so that no interrupt can separate them.
+            self._is_consuming = False
             self.consumed += 1
         for gathered, out in zip(self._gathered, self._results, strict=True):
             if gathered.data_ptr() != out.data_ptr():
@@ -122,6 +129,9 @@ class InChunks(Operation):
     def _consume(self, room: Room) -> None:
         index = self.consumed
         sinks = self._sinks[index]
+        if self._is_consuming:  # the tensor may be where the sum goes; its copy is as it was
+            self._peer = None
+        self._is_consuming = True
         if self._peer is not None:
             peers = self._views(room, self._peer.place, index)
             for own, peer, out in zip(self._sources[index], peers, sinks, strict=True):
@@ -136,16 +146,28 @@ class InChunks(Operation):
     def _reduce_slices(self, room: Room, ready: int) -> None:
         """This rank's slice of every chunk that is there; nobody else reads that slice of its ring
         before it is told."""
-        before = self.reduced
         while self.reduced < ready:
+            if self._is_reducing:
+                self._restore_slices(room)
+            self._is_reducing = True
             rings = [
                 self._slices(room, part.place, self.reduced, self._index) for part in self.present
             ]
             for tensors in zip(*rings, strict=True):
                 self._reduce_slice(tensors)
+            # Without a call in between, so that no interrupt can separate them.
+            self._is_reducing = False
             self.reduced += 1
-        if self.reduced > before:
+        if self._own.reduced < self.reduced:
             room.tell_reduced(self, self.reduced)
+
+    def _restore_slices(self, room: Room) -> None:
+        """Of the next chunk: as they were before sums were written there."""
+        chunk, sources = self._chunks[self.reduced], self._sources[self.reduced]
+        slices = self._slices(room, self.ring, self.reduced, self._index)
+        for piece, source, out in zip(chunk, sources, slices, strict=True):
+            begin, end = _share(piece.end - piece.begin, len(self.present), self._index)
+            scaled_copy(source[begin:end], self._factor, out)
 
     def _reduce_slice(self, tensors: Sequence[torch.Tensor]) -> None:
         """All ranks' parts of it into this rank's, in blocks."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstitch.collectives.arithmetic import outputs_of, result_scale
 from lockstitch.collectives.copying import copy
 from lockstitch.collectives.shared_memory.arena import ArenaFullError
+from lockstitch.collectives.shared_memory.changes import Changes
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 
 if TYPE_CHECKING:
@@ -21,14 +23,18 @@ class InPlace(Operation):
         own = parts[position]
         assert own is not None
         self._own = own
-        self._is_slice_reduced = False
+        self._own_place = NOWHERE
+        """Where this rank's tensor is copied to, if it does not live there."""
+        self._is_staged = False
+        self._blocks_done = 0
+        self._changes: Changes | None = None
+        """Of the block that comes next, if it was begun."""
 
     def step(self, room: Room) -> bool:
-        if not self._is_slice_reduced:
+        if not self._own.produced:
             if not self._is_placed(room):
                 return False
             self._reduce_slice(room)
-            self._is_slice_reduced = True
             room.tell_progress(self, 1)
         for part in self.present:  # no generator: this is called for every piece of news
             if not part.produced:
@@ -44,11 +50,14 @@ class InPlace(Operation):
         """Whether all tensors are in the arenas; sees to this rank's own."""
         if self._own.whole_place == NOWHERE:
             try:
-                place = room.take(self, self.definition.layout.size)
+                if self._own_place == NOWHERE:
+                    self._own_place = room.take(self, self.definition.layout.size)
             except ArenaFullError:  # until others are done with something
                 return False
-            stage(self.request, self.definition.views(room.segment, place))
-            room.tell_place(self, place)
+            if not self._is_staged:
+                stage(self.request, self.definition.views(room.segment, self._own_place))
+            self._is_staged = True  # others write there as soon as they are told
+            room.tell_place(self, self._own_place)
         for part in self.present:  # noqa: SIM110 - as above
             if part.whole_place == NOWHERE:
                 return False
@@ -66,9 +75,17 @@ class InPlace(Operation):
         scale = result_scale(self.request.reduction, len(self.parts))
         places = tuple(part.whole_place for part in self.present)
         index = [part.rank for part in self.present].index(room.rank)
-        for first, *others in self.definition.blocks(room.segment, places, index):
-            for other in others:
-                combine_two(first, other, out=first)
-            scale.apply_(first)
+        blocks = self.definition.blocks(room.segment, places, index)
+        while self._blocks_done < len(blocks):
+            first, *others = blocks[self._blocks_done]
+            changes = self._changes
+            if changes is None:
+                changes = self._changes = Changes(first)
+            for number, other in enumerate(others):
+                changes.make(number, partial(combine_two, first, other, out=first))
+            changes.make(len(others), partial(scale.apply_, first))
             for other in others:
                 copy(other, first)
+            # Without a call in between, so that no interrupt can separate them.
+            self._changes = None
+            self._blocks_done += 1

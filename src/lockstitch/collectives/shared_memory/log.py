@@ -9,7 +9,7 @@ whole. Each reader's *cursor* says how far it has read, so that the writer overr
     bits 20-63 an argument
 
 `DEFINE` gives a number its meaning and is followed by the description itself; a name is described
-once and then takes one word for each submission.
+once and then takes one word for each submission. `LEAVE` is followed by a text, too.
 """
 
 from __future__ import annotations
@@ -36,14 +36,19 @@ PLACE: Final = 5
 JOIN: Final = 6
 """Out of data, at a time (bits 4-63, nanoseconds)."""
 LEAVE: Final = 7
-"""Shut down; the last word."""
+"""The session has ended here; the last record. The argument is the length in bytes of the reason,
+which follows, with a flag (below)."""
 REDUCED: Final = 8
 """This rank's slice of so many chunks is reduced."""
 
 RESIDENT: Final = 1 << 43
 """Flag of SUBMIT: the place is the tensor itself, not a copy."""
+BY_DEATH: Final = 1 << 43
+"""Flag of LEAVE: another rank has died."""
 PLACE_MASK: Final = (1 << 42) - 1
 NUMBERS: Final = 1 << 16
+
+_MOST_REASON_BYTES: Final = 1024
 
 
 def word(what: int, number: int = 0, argument: int = 0) -> int:
@@ -53,17 +58,26 @@ def word(what: int, number: int = 0, argument: int = 0) -> int:
 
 def definition(number: int, content: bytes) -> list[int]:
     """The words of a DEFINE record."""
-    padded = content + bytes(-len(content) % 8)
-    body = memoryview(padded).cast("Q").tolist()
-    return [word(DEFINE, number, len(content)), *body]
+    return [word(DEFINE, number, len(content)), *_words(content)]
 
 
-def definition_content(words: Sequence[int], at: int) -> tuple[bytes, int]:
-    """The description that the DEFINE at index `at` announces, and the index behind it."""
-    length = words[at] >> 20
+def farewell(reason: bytes, is_death: bool) -> list[int]:
+    """The words of a LEAVE record. A long reason is cut."""
+    reason = reason[:_MOST_REASON_BYTES]
+    return [word(LEAVE, 0, len(reason) | BY_DEATH * is_death), *_words(reason)]
+
+
+def content(words: Sequence[int], at: int) -> tuple[bytes, int]:
+    """The bytes that the DEFINE or LEAVE at index `at` announces, and the index behind them."""
+    length = (words[at] >> 20) & PLACE_MASK
     end = at + 1 + (length + 7) // 8
     body = b"".join(each.to_bytes(8, "little") for each in words[at + 1 : end])
     return body[:length], end
+
+
+def _words(content: bytes) -> list[int]:
+    padded = content + bytes(-len(content) % 8)
+    return memoryview(padded).cast("Q").tolist()
 
 
 class LogWriter:

@@ -121,7 +121,8 @@ class Operation:
         self.held = []
 
     def step(self, room: Room) -> bool:
-        """Goes on as far as it can without waiting; True when this rank's part is over."""
+        """Goes on as far as it can without waiting; True when this rank's part is over. Where an
+        interrupt ends it, at any call, it is called again: nothing may be lost or done twice."""
         raise NotImplementedError
 
     def finish(self, results: list[torch.Tensor]) -> object:

@@ -23,6 +23,8 @@ class Whole(Operation):
     """See the module."""
 
     _value: object
+    _is_begun = False
+    """Whether the result may have been written, in part, before an interrupt."""
 
     def prepare(self, room: Room, rank: int) -> int:
         """Copies the tensors; returns where they are."""
@@ -58,9 +60,10 @@ class Whole(Operation):
         view, segment = self.definition.view, room.segment
         tensors = [view(segment, part.place) for part in self.present]
         if len(tensors) == 2:
-            if self._can_read_own():
+            if not self._is_begun and self._can_read_own():
                 # Not the copy: what is in the cache is the tensor itself.
                 tensors[self.position] = request.tensors[0]
+                self._is_begun = True
             self.definition.fold(tensors[0], tensors[1], out=out)
         else:
             fold(self.definition.fold, tensors, out)

@@ -25,6 +25,14 @@ def make() -> tuple[LogWriter, LogReader, LogReader]:
     )
 
 
+def test_farewell_says_why() -> None:
+    for reason, is_death in ((b"", False), (b"rank 2 died", True), (b"x" * 5000, True)):
+        words = [word(log.DONE), *log.farewell(reason, is_death)]
+        assert log.content(words, 1) == (reason[:1024], len(words))
+        assert words[1] & 15 == log.LEAVE
+        assert bool(words[1] >> 20 & log.BY_DEATH) == is_death
+
+
 def test_word_holds_what_number_and_argument() -> None:
     each = word(log.SUBMIT, 0xABCD, log.RESIDENT | 12345)
     assert (each & 15, (each >> 4) & 0xFFFF) == (log.SUBMIT, 0xABCD)
@@ -37,7 +45,7 @@ def test_word_holds_what_number_and_argument() -> None:
 @given(st.binary(max_size=100))
 def test_definition_is_read_back(content: bytes) -> None:
     words = [word(log.DONE), *log.definition(7, content), word(log.LEAVE)]
-    assert log.definition_content(words, 1) == (content, len(words) - 1)
+    assert log.content(words, 1) == (content, len(words) - 1)
 
 
 def test_reader_gets_whole_records_in_order() -> None:

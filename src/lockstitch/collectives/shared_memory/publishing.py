@@ -1,0 +1,73 @@
+"""What this rank tells the others of its process set: words for its log, and who is woken for them.
+
+An interrupt may end any of these calls. Either nothing was told then, or all of it; words of which
+the last one counts (so many chunks are there) may be told twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockstitch.collectives.shared_memory import log
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.collectives.shared_memory.bells import Bells
+    from lockstitch.collectives.shared_memory.log import LogWriter
+
+# Room in the log that submissions leave to the progress of what is under way.
+_RESERVE_WORDS = 1024
+
+
+class LogFullError(Exception):
+    """Another rank must read before this one may submit more."""
+
+
+class Publisher:
+    """Of one rank in one process set; `others` are the ranks that may want to be woken."""
+
+    def __init__(self, writer: LogWriter, bells: Bells, others: Sequence[int]) -> None:
+        self._writer = writer
+        self._bells = bells
+        self._others = others
+        self.owed: list[int] = []
+        """Words for which there was no room."""
+
+    @property
+    def words_written(self) -> int:
+        """How much this rank has told the others."""
+        return self._writer.written
+
+    def check_room(self, count: int) -> None:
+        """Raises `LogFullError` where a submission of so many words would leave too little room."""
+        if self.owed or not self._writer.has_room(count + _RESERVE_WORDS):
+            raise LogFullError
+
+    def say(self, *words: int) -> None:
+        """Tells a record, now or when there is room."""
+        if self.owed or not self._writer.has_room(len(words)):
+            self.owed += words
+            return
+        self._writer.append(words)
+        self._bells.ring(self._others)
+
+    def say_one(self, word: int, is_urgent: bool = True) -> None:
+        """Tells a record of one word; wakes nobody for what is not urgent."""
+        if self.owed or not self._writer.has_room(1):
+            self.owed.append(word)
+            return
+        self._writer.append_one(word)
+        if is_urgent:
+            self._bells.ring(self._others)
+
+    def say_goodbye(self, reason: str, is_death: bool) -> None:
+        """The last word: why this rank's session ends, and whether another one's death is why."""
+        self.say(*log.farewell(reason.encode(), is_death))
+
+    def pay(self) -> None:
+        """Tells what is owed, if there is room by now."""
+        if self._writer.has_room(len(self.owed)):
+            owed, self.owed = self.owed, []
+            self._writer.append(owed)
+            self._bells.ring(self._others)

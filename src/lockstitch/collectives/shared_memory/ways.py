@@ -1,0 +1,71 @@
+"""Which way an operation goes (see `operations`): all ranks choose alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.collectives.shared_memory import log
+from lockstitch.collectives.shared_memory.in_chunks import InChunks
+from lockstitch.collectives.shared_memory.in_place import InPlace
+from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation
+from lockstitch.collectives.shared_memory.whole import Whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.requests import Request
+    from lockstitch.collectives.shared_memory.definitions import Definition
+    from lockstitch.collectives.shared_memory.operations import Part, Room
+    from lockstitch.collectives.shared_memory.segment import Segment
+
+
+def prepared(
+    room: Room, handle: Handle[Any], definition: Definition, in_place_bytes: int
+) -> tuple[Operation, int, int]:
+    """The operation, where this rank's tensors are, and flags for the log. A tensor that lives in
+    the arena is reduced where it lies from `in_place_bytes` on."""
+    request = handle.request
+    is_one = definition.has_single or (request.is_packed and definition.is_uniform)
+    if is_one and definition.layout.size >= in_place_bytes:
+        place = _resident_place(room.segment, room.rank, request)
+        if place != NOWHERE:
+            return InPlace(handle, definition), place, log.RESIDENT
+    if definition.is_large:
+        chunked = InChunks(handle, definition)
+        return chunked, chunked.prepare(room), 0
+    whole = Whole(handle, definition)
+    return whole, whole.prepare(room, room.rank), 0
+
+
+def agreed(operation: Operation, present: Iterable[Part]) -> Operation:
+    """What this rank has prepared, or what it becomes: if some tensor lives in an arena, all of
+    them shall."""
+    is_resident = False
+    for part in present:
+        is_resident |= part.is_resident
+    if not is_resident or isinstance(operation, InPlace):
+        return operation
+    converted = InPlace(operation.handle, operation.definition)
+    converted.held = operation.held
+    return converted
+
+
+def _resident_place(segment: Segment, rank: int, request: Request) -> int:
+    """Where a tensor lives that can be reduced where it lies."""
+    reduction = request.reduction
+    if not request.outputs:
+        return NOWHERE
+    tensor = request.tensors[0]
+    address = tensor.data_ptr()
+    begin = address - segment.address - segment.arena_begins[rank]
+    if (
+        not 0 <= begin < segment.geometry.arena_bytes
+        or request.outputs[0].data_ptr() != address
+        or not tensor.is_contiguous()
+        or not request.outputs[0].is_contiguous()
+        or reduction is None
+        or reduction.prescale != 1.0
+    ):
+        return NOWHERE
+    return segment.arena_begins[rank] + begin
