@@ -21,8 +21,5 @@ class Fence:
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        lock = self._lock
-        if not lock.acquire(blocking=False):  # an interrupt came between, or another thread is here
-            lock = self._lock = threading.Lock()
-            lock.acquire()
-        lock.release()
+        with self._lock:  # which lets go of it also where an interrupt comes
+            pass

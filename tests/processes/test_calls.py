@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from lockstitch import rpc
 from lockstitch.errors import PeerDiedError, RemoteError
+from lockstitch.runtime.worker import current_worker
 from lockstitch.testing import ProcessCluster
+from lockstitch.transport import ring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +48,14 @@ def open_gate() -> None:
 def wait_until_entered() -> None:
     assert entered.wait(60)
     entered.clear()
+
+
+def bytes_in_ring_of_calls(count: int) -> int:
+    """Calls worker1; how many bytes it has taken out of the memory that both share."""
+    for _ in range(count):
+        assert rpc.rpc_sync("worker1", add, (1, 2)) == 3
+    channel = current_worker().agent.peers.channel(rpc.get_worker_info("worker1").worker)
+    return int(channel.connection._writer.words[ring.HEAD])  # type: ignore[attr-defined]
 
 
 def time_when_death_is_seen(how: str) -> float:
@@ -286,3 +296,8 @@ def test_a_device_map_for_nobody_is_refused_by_all():
         ProcessCluster(2, start_method="fork", rpc_timeout=30, device_maps=maps),
     ):
         pass
+
+
+@pytest.mark.skipif(not ring.IS_AVAILABLE, reason="needs ordered stores")
+def test_short_messages_between_workers_that_look_for_them_cross_in_shared_memory(cluster) -> None:
+    assert cluster.run(0, bytes_in_ring_of_calls, 300) > 0

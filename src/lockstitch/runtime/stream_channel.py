@@ -216,7 +216,8 @@ class StreamChannel(Channel):
                 return
         if self._closed:
             return
-        if self._is_left_over():  # the poller does not know of it
+        # The poller does not know of either. (`_reading` was a fence.)
+        if self._is_left_over() or self.connection.has_left_over():
             self.agent.spawn(self.serve)
         self.expect_answers()
 

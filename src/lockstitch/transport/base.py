@@ -111,6 +111,11 @@ class Connection(Pollable, Protocol):
         """
         ...
 
+    def has_left_over(self) -> bool:
+        """Whether something can be received of which the system that one sleeps on knows nothing.
+        Ask before sleeping, after a fence (`fences`)."""
+        ...
+
     def has_room(self, timeout_seconds: float) -> bool:
         """Whether a short message can be sent now, or within that time, without waiting."""
         ...

@@ -27,7 +27,8 @@ WITH: Final = b"\x01"
 """First byte of a connection: whether a socket comes along."""
 
 _INT_BYTES: Final = array.array("i").itemsize
-_ROOM: Final = socket.CMSG_SPACE(_INT_BYTES)
+_MOST_DESCRIPTORS: Final = 2
+_ROOM: Final = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _INT_BYTES)
 _LONGEST_NOTE: Final = 64
 _NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
 _QUIETLY: Final = socket.MSG_DONTWAIT | _NO_SIGNAL
@@ -70,9 +71,10 @@ class Handover:
         self._socket.close()
 
 
-def offer(sock: socket.socket, *, wanted: bool) -> Handover | None:
-    """Begins the connection on `sock`, which this side has made, with a handover. None where it is
-    not wanted, or the system has no more descriptors: then it begins without."""
+def offer(sock: socket.socket, *, wanted: bool, descriptors: Sequence[int] = ()) -> Handover | None:
+    """Begins the connection on `sock`, which this side has made, with a handover, and hands over
+    `descriptors`, one at most. None where it is not wanted, or the system has no more descriptors:
+    then it begins without."""
     try:
         ours, theirs = _pair() if wanted else (None, None)
     except OSError:
@@ -81,7 +83,7 @@ def offer(sock: socket.socket, *, wanted: bool) -> Handover | None:
         sock.sendall(WITHOUT, _NO_SIGNAL)
         return None
     try:
-        sock.sendmsg([WITH], _rights(theirs.fileno()), _NO_SIGNAL)
+        sock.sendmsg([WITH], _rights(theirs.fileno(), *descriptors), _NO_SIGNAL)
     except BaseException:
         ours.close()
         raise
@@ -90,8 +92,8 @@ def offer(sock: socket.socket, *, wanted: bool) -> Handover | None:
     return Handover(ours)
 
 
-def _rights(descriptor: int) -> list[tuple[int, int, array.array[int]]]:
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+def _rights(*descriptors: int) -> list[tuple[int, int, array.array[int]]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -105,17 +107,18 @@ def receive_beginning(sock: socket.socket, notes: list[Note], flags: int) -> Non
     notes.extend(map(sock.recvmsg, (1,), (_ROOM,), (flags,)))
 
 
-def begin(note: Note) -> Handover | None:
-    """The handover that the caller offers, if it does."""
+def begin(note: Note) -> tuple[Handover | None, list[int]]:
+    """The handover that the caller offers, if it does, and the descriptors that it has handed over
+    with it, which whoever asks closes."""
     first, ancillary, _, _ = note
     descriptors = descriptors_in(ancillary)
-    if first == WITH and len(descriptors) == 1:
-        return Handover(socket.socket(fileno=descriptors[0]))
+    if first == WITH and descriptors:
+        return Handover(socket.socket(fileno=descriptors[0])), descriptors[1:]
     for descriptor in descriptors:
         os.close(descriptor)
     if first not in (WITH, WITHOUT):
         raise ConnectionError(f"what connected is no worker: it began with {first!r}")
-    return None  # not offered, or lost: this process may have no more descriptors
+    return None, []  # not offered, or lost: this process may have no more descriptors
 
 
 def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:

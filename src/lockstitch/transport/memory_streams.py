@@ -241,6 +241,10 @@ class MemoryConnection:
         del seal
         raise ValueError(f"{self!r} is not exposed")
 
+    def has_left_over(self) -> bool:
+        """No: its poller knows all."""
+        return False
+
     def has_room(self, timeout_seconds: float) -> bool:
         """See `Connection.has_room`; it does not wait."""
         del timeout_seconds

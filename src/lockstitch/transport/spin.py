@@ -30,12 +30,14 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from lockstitch.transport.ring import AWAKE
 from lockstitch.transport.stream import StreamConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.transport.base import Connection
+    from lockstitch.transport.ring import RingReader
 
 _SHORTEST_SPIN_SECONDS = 50e-6
 _LONGEST_SPIN_SECONDS = 2e-3
@@ -45,6 +47,8 @@ _SHORT_SECONDS = 1e-3
 _LONG_SECONDS = 2e-3
 _SHORTEST_PAUSE_SECONDS = 1e-3
 _LONGEST_PAUSE_SECONDS = 64e-3
+# Who looks into a ring looks at the stream beside it, and lets others have the GIL, only so often.
+_WATCH_SECONDS = 15e-6
 # After so long without an answer: is something else to be read?
 _GLANCE_SECONDS = 10e-6
 # Who has sent something so lately is taken to be awake still, and gets so long to answer before the
@@ -153,11 +157,19 @@ class Spinner:
             return False
         deadline = start + min(_SHORTEST_SPIN_SECONDS + 3 * usual, _LONGEST_SPIN_SECONDS)
         _TURN.taken_until = deadline
+        ring = connection.ring
+        if ring is not None:
+            ring.words[AWAKE] = 1
         try:
-            if not self._spin(connection, view, counts, deadline, usual):
-                return False
+            has_come = self._spin(connection, view, counts, deadline, usual)
         finally:
             _TURN.taken_until = 0.0
+            if ring is not None:
+                ring.words[AWAKE] = 0
+        if not has_come:
+            if ring is None or not ring.is_filled_at_last():
+                return False
+            connection.receive_into(view, counts, 0)
         self.note_arrival()
         if self._pause_seconds > _SHORTEST_PAUSE_SECONDS:
             self._pause_seconds /= 2
@@ -174,13 +186,14 @@ class Spinner:
 
     def _spin(
         self,
-        connection: Connection,
+        connection: StreamConnection,
         view: memoryview,
         counts: list[int],
         deadline: float,
         usual: float,
     ) -> bool:
         receive_into, now, yield_cpu = connection.receive_into, self._now, self._yield_cpu
+        ring = connection.ring
         before = self._waits_since
         glance_at = before + _GLANCE_SECONDS
         keeps = _TURN.shares_until < before < self._awake_until
@@ -188,6 +201,7 @@ class Spinner:
         has_yielded = False
         if keeps:
             yield_at += min(_LEAST_KEEP_SECONDS + 2 * usual, _MOST_KEEP_SECONDS)
+            before = self._watch(ring, before)
         while True:
             try:
                 receive_into(view, counts, 0)
@@ -216,7 +230,12 @@ class Spinner:
                     _TURN.shares_until = after + _SHARING_SECONDS
                     return False
                 glance_at = after + _GLANCE_SECONDS
-            before = after
+            before = after if yields else self._watch(ring, after)
+
+    def _watch(self, ring: RingReader | None, time: float) -> float:
+        """Looks into the ring, if there is one, until something is there or it is time to look
+        elsewhere; returns what time it is."""
+        return time if ring is None else ring.watch(self._now, time + _WATCH_SECONDS)
 
     def _shares_cpu(self, now: float) -> bool:
         """Somebody else has run on this CPU; True if that happens all the time. Then spinning

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.transport.base import Buffer, Lease, Loan, Patience, Seal
+    from lockstitch.transport.ring import RingReader
     from lockstitch.transport.waker import Waker
 
 _SEND_SECONDS = 1.0
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
 # Arguments for `map`, which wants an iterable for each parameter.
 _WHOLE_VIEW = (0,)
-_DONT_WAIT = (socket.MSG_DONTWAIT,)
+_DONT_WAIT = int(socket.MSG_DONTWAIT)
 _NO_ANCILLARY: tuple[tuple[()]] = ((),)
 # A peer's death is an exception for the sender, also where a program gave SIGPIPE its default back.
 _AT_ONCE = (getattr(socket, "MSG_NOSIGNAL", 0) | socket.MSG_DONTWAIT,)
@@ -104,6 +105,8 @@ class StreamConnection(SocketEnd):
     """
 
     is_exposed = False
+    ring: RingReader | None = None
+    """What short messages come by while this end looks for them."""
 
     def __init__(self, sock: socket.socket, peer: str, *, is_own_process: bool = False) -> None:
         super().__init__(sock)
@@ -126,9 +129,13 @@ class StreamConnection(SocketEnd):
         return f"<StreamConnection to {self.peer!r} · {state}>"
 
     def receive_into(
-        self, view: memoryview, counts: list[int], timeout_seconds: float | None
+        self,
+        view: memoryview,
+        counts: list[int],
+        timeout_seconds: float | None,
+        flags: int = 0,
     ) -> None:
-        """Waits for bytes; see `Connection.receive_into`.
+        """Waits for bytes; see `Connection.receive_into`. `flags` are those of `recv`.
 
         A signal whose handler returns makes the waiting start anew.
         """
@@ -138,13 +145,13 @@ class StreamConnection(SocketEnd):
             if self._closed:
                 counts.append(0)
             elif timeout_seconds == 0:
-                counts.extend(map(self._recv_into, (view,), _WHOLE_VIEW, _DONT_WAIT))
+                counts.extend(map(self._recv_into, (view,), _WHOLE_VIEW, (flags | _DONT_WAIT,)))
             else:
                 # setsockopt is dear beside the rest, so it is called only for another value.
                 if timeout_seconds != self._timeout_in_force:
                     set_timeout(self._socket, socket.SO_RCVTIMEO, timeout_seconds)
                     self._timeout_in_force = timeout_seconds
-                counts.extend(map(self._recv_into, (view,)))
+                counts.extend(map(self._recv_into, (view,), _WHOLE_VIEW, (flags,)))
         except (BlockingIOError, ConnectionError):
             raise
         except OSError as error:

@@ -23,7 +23,7 @@ def stream():
 def beginning(far: socket.socket):
     notes = []
     receive_beginning(far, notes, 0)
-    return begin(notes[0])
+    return begin(notes[0])[0]
 
 
 def test_descriptor_arrives_with_its_note(stream, tmp_path):

@@ -7,10 +7,12 @@ import socket
 
 import pytest
 
+from lockstitch.transport import ring
 from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.transport.spin import _TURN, Habit, Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.unix import UnixTransport
+from tests.unit.transport.rings import RingPair
 from tests.unit.transport.streams import connected, socket_pair
 
 MICROSECOND = 1e-6
@@ -340,3 +342,84 @@ def test_it_stops_when_something_else_is_to_be_read(pair):
 @pytest.mark.skipif(not hasattr(os, "sched_yield"), reason="needs sched_yield")
 def test_the_cpu_is_offered_to_others_by_default(pair):
     assert Spinner()._yield_cpu is os.sched_yield
+
+
+# ---------------------------------------------------------------- rings
+
+
+@pytest.fixture
+def rings():
+    if not ring.IS_AVAILABLE:
+        pytest.skip("needs ordered stores")
+    pair = RingPair()
+    pair.far.is_own_process = False
+    yield pair
+    pair.close()
+
+
+class Happening:
+    """A clock that goes on by a microsecond, and does something at a certain time."""
+
+    def __init__(self, when: float, action) -> None:
+        self.now, self.when, self.action = 0.0, when, action
+
+    def __call__(self) -> float:
+        self.now += MICROSECOND
+        if self.action is not None and self.now > self.when:
+            action, self.action = self.action, None
+            action()
+        return self.now
+
+
+def test_a_spinner_finds_what_comes_into_the_ring(rings):
+    in_stream = []
+
+    def send() -> None:
+        assert rings.looks
+        rings.near.send([b"abc"])
+        in_stream.append(rings.is_called)
+
+    counts: list[int] = []
+    assert spin(Spinner(now=Happening(20 * MICROSECOND, send)), rings.far, counts)
+    assert counts == [3]
+    assert in_stream == [False]
+    assert not rings.looks
+
+
+def test_a_spinner_whose_peer_is_awake_looks_into_the_ring_alone(rings):
+    time = Happening(1.0, None)
+    spinner = Spinner(now=time)
+    rings.near.send([b"x"])
+    assert spin(spinner, rings.far)
+    looks = 0
+    receive = rings.far._recv_into
+
+    def counted(*arguments):
+        nonlocal looks
+        looks += 1
+        return receive(*arguments)
+
+    rings.far._recv_into = counted
+    seen: list[int] = []
+    time.when, time.action = time.now + 18 * MICROSECOND, lambda: seen.append(looks)
+    assert not spin(spinner, rings.far)
+    assert seen <= [1], "and at the stream now and then"
+    assert looks > 5, "but more often where it offers the CPU"
+
+
+def test_what_comes_into_the_ring_at_the_very_end_is_not_left_there(rings):
+    spinner = Spinner(now=SteppingTime(MICROSECOND))
+    spinner._spin = lambda *_: rings.near.send([b"abc"])  # and returns nothing
+    counts: list[int] = []
+    assert spin(spinner, rings.far, counts)
+    assert counts == [3]
+    assert not rings.looks
+
+
+def test_an_interrupted_spinner_looks_no_more(rings):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        spin(Spinner(now=Happening(20 * MICROSECOND, interrupt)), rings.far)
+    assert not rings.looks
