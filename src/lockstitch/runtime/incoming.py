@@ -116,7 +116,7 @@ class IncomingConnection(Requests):
         self._decoder = agent.decoder(connection, keys)
         self._lend = connection.lend
         self._is_sealed = self._decoder.is_sealed
-        self._spinner = Spinner(agent.crew.is_wanted_elsewhere)
+        self._spinner = Spinner(agent.crew.is_wanted_elsewhere, looks_on=True)
         self._send_lock = threading.Lock()
         self._queue_lock = threading.Lock()
         self._queueing = 0

@@ -216,7 +216,7 @@ class StreamChannel(Channel):
                 return
         if self._closed:
             return
-        # The poller does not know of either. (`_reading` was a fence.)
+        # The poller does not know of either.
         if self._is_left_over() or self.connection.has_left_over():
             self.agent.spawn(self.serve)
         self.expect_answers()

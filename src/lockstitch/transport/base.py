@@ -112,8 +112,8 @@ class Connection(Pollable, Protocol):
         ...
 
     def has_left_over(self) -> bool:
-        """Whether something can be received of which the system that one sleeps on knows nothing.
-        Ask before sleeping, after a fence (`fences`)."""
+        """Whether something can be received of which nothing is to be seen for one who sleeps on
+        the connection. Ask before that; what comes later will be seen."""
         ...
 
     def has_room(self, timeout_seconds: float) -> bool:

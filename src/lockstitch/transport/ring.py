@@ -117,12 +117,9 @@ class RingReader(Ring):
         super().__init__(memory)
         self.head = 0
 
-    def is_filled(self) -> bool:
-        """Whether there is something in it."""
-        return bool(self.words[TAIL] != self.head)
-
-    def is_filled_at_last(self) -> bool:
-        """The same, for one who has said that it looks no more, and is about to sleep."""
+    def look_away(self) -> bool:
+        """Says that nobody looks any more; whether there is something in it at last."""
+        self.words[AWAKE] = 0
         with self._fence:
             pass
         return bool(self.words[TAIL] != self.head)

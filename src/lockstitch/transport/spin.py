@@ -48,7 +48,7 @@ _LONG_SECONDS = 2e-3
 _SHORTEST_PAUSE_SECONDS = 1e-3
 _LONGEST_PAUSE_SECONDS = 64e-3
 # Who looks into a ring looks at the stream beside it, and lets others have the GIL, only so often.
-_WATCH_SECONDS = 15e-6
+_WATCH_SECONDS = 40e-6
 # After so long without an answer: is something else to be read?
 _GLANCE_SECONDS = 10e-6
 # Who has sent something so lately is taken to be awake still, and gets so long to answer before the
@@ -106,8 +106,9 @@ def _never() -> bool:
 class Spinner:
     """The right of one receiver to spin; have one for each connection.
 
-    `is_wanted` says whether this process has something else to read; `now` (seconds) and
-    `yield_cpu` are for tests.
+    `is_wanted` says whether this process has something else to read. `looks_on`: whoever has
+    received something receives again before it sleeps, or asks `Connection.has_left_over`; then a
+    ring may be used meanwhile too. `now` (seconds) and `yield_cpu` are for tests.
     """
 
     def __init__(
@@ -115,10 +116,13 @@ class Spinner:
         is_wanted: Callable[[], bool] = _never,
         now: Callable[[], float] = time.perf_counter,
         yield_cpu: Callable[[], object] = _YIELD_CPU,
+        *,
+        looks_on: bool = False,
     ) -> None:
         self._now = now
         self._yield_cpu = yield_cpu
         self._is_wanted = is_wanted
+        self._looks_on = looks_on
         self._habit = Habit()
         self._waits_for = self._habit
         self._waits_since = 0.0
@@ -158,16 +162,17 @@ class Spinner:
         deadline = start + min(_SHORTEST_SPIN_SECONDS + 3 * usual, _LONGEST_SPIN_SECONDS)
         _TURN.taken_until = deadline
         ring = connection.ring
+        has_come = False
         if ring is not None:
             ring.words[AWAKE] = 1
         try:
             has_come = self._spin(connection, view, counts, deadline, usual)
         finally:
             _TURN.taken_until = 0.0
-            if ring is not None:
+            if ring is not None and not (has_come and self._looks_on):
                 ring.words[AWAKE] = 0
         if not has_come:
-            if ring is None or not ring.is_filled_at_last():
+            if ring is None or not ring.look_away():
                 return False
             connection.receive_into(view, counts, 0)
         self.note_arrival()

@@ -55,7 +55,7 @@ class SocketEnd:
         abandon_in_child(self)
 
     def has_left_over(self) -> bool:
-        """Whether something can be received although the socket may have nothing."""
+        """See `Connection.has_left_over`."""
         return False
 
     @property

@@ -57,7 +57,7 @@ class TlsConnection(StreamConnection):
         """What of a message that has begun to leave is still to be sealed."""
 
     def has_left_over(self) -> bool:
-        """Whether something can be received although the socket may have nothing."""
+        """See `Connection.has_left_over`."""
         return self._may_hold_more
 
     def greet(self, timeout_seconds: float) -> None:

@@ -252,6 +252,8 @@ class UnixConnection(StreamConnection):
             self._receive_counted(view, counts, timeout_seconds, flags)
             return
         while not reader.take(view, counts):
+            if timeout_seconds != 0 and reader.look_away():
+                continue
             seen: list[int] = []
             super().receive_into(self._glimpse, seen, timeout_seconds, _PEEKING)
             if reader.take(view, counts):
@@ -277,9 +279,9 @@ class UnixConnection(StreamConnection):
                     self.ring.words[TAKEN] = self._taken
 
     def has_left_over(self) -> bool:
-        """Whether something can be received although the socket may have nothing."""
+        """See `Connection.has_left_over`."""
         reader = self.ring
-        return reader is not None and reader.is_filled()
+        return reader is not None and reader.look_away()
 
     def wait_readable(self, waker: Waker) -> None:
         """See `StreamConnection.wait_readable`."""

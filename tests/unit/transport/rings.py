@@ -44,8 +44,7 @@ class RingPair:
 
     def look_away(self) -> bytes:
         """The receiver looks no more; what it finds at last."""
-        self.far.ring.words[AWAKE] = 0
-        return self.receive() if self.far.ring.is_filled_at_last() else b""
+        return self.receive() if self.far.ring.look_away() else b""
 
     def receive(self, most: int = 1 << 16) -> bytes:
         """What is there, without waiting."""

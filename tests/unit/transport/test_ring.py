@@ -54,8 +54,9 @@ def test_frames_come_out_in_order_also_around_the_corner(ends):
         frames = [bytes([number]) * 999, bytes([number + 1]) * 1001]
         assert [writer.put(frame, 0) for frame in frames] == [True, True]
         assert take(reader) == b"".join(frames)
-    assert not reader.is_filled()
     assert take(reader) == b""
+    assert not reader.look_away()
+    assert not reader.words[AWAKE]
 
 
 def test_a_short_view_takes_a_part(ends):

@@ -416,6 +416,19 @@ def test_what_comes_into_the_ring_at_the_very_end_is_not_left_there(rings):
     assert not rings.looks
 
 
+def test_who_looks_on_is_told_what_comes_meanwhile_by_the_ring(rings):
+    spinner = Spinner(now=SteppingTime(MICROSECOND), looks_on=True)
+    rings.near.send([b"x"])
+    assert spin(spinner, rings.far)
+    assert rings.looks
+    rings.near.send([b"more"])
+    assert rings.far.has_left_over()
+    assert not rings.looks
+    assert spin(spinner, rings.far)
+    assert not spin(spinner, rings.far)
+    assert not rings.looks
+
+
 def test_an_interrupted_spinner_looks_no_more(rings):
     def interrupt() -> None:
         raise KeyboardInterrupt
