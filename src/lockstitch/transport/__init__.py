@@ -7,6 +7,7 @@
   - `unix`: between the processes of one user on one machine
   - `tcp`: between machines
   - `tls`: likewise, so that nobody on the way can read or change anything
+- `ring_stream`, `ring`: memory beside a unix stream, for short messages to one who looks
 - `segments`, `leases`: shared memory beside a unix stream, its sending and its receiving end, made
   of
   - `mapping`: memory that two processes map

@@ -17,18 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.folders import Folder
 from lockstitch.transport import handover, mapping, ring
-from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.leases import ReceivedSegments
 from lockstitch.transport.mapping import Mapping
 from lockstitch.transport.polling import EpollPoller
-from lockstitch.transport.ring import KNOCK, TAKEN, RingReader, RingWriter
+from lockstitch.transport.ring_stream import RingStream
 from lockstitch.transport.segments import LEAST_BYTES, LentSegments
 from lockstitch.transport.stream import (
-    StreamConnection,
     StreamListener,
     as_connection_error,
     set_timeout,
-    size_of,
 )
 
 if TYPE_CHECKING:
@@ -37,20 +34,15 @@ if TYPE_CHECKING:
     from lockstitch.transport.base import Buffer, Lease, Loan, Patience
     from lockstitch.transport.handover import Handover, Note
     from lockstitch.transport.segments import SegmentPool
-    from lockstitch.transport.waker import Waker
 
 _SCHEME = "unix:"
 _BACKLOG = 1024
 # Half of it is the kernel's own bookkeeping; memory is only taken while bytes are on their way.
 _SEND_BUFFER_BYTES = 1 << 20
 _LONGEST_PATH = 107
-# How many bytes have been sent, where an interrupt has kept that from being known.
-_UNKNOWN = -1
-_PEEKING = int(socket.MSG_PEEK)
-_KNOCKING = ((b"\0",), (socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0),))
 
 
-class UnixConnection(StreamConnection):
+class UnixConnection(RingStream):
     """A stream, and shared memory beside it where both ends want that."""
 
     def __init__(self, sock: socket.socket, peer: str, segments: SegmentPool | None) -> None:
@@ -62,11 +54,6 @@ class UnixConnection(StreamConnection):
         self._handover: Handover | None = None
         self._lent: LentSegments | None = None
         self._received: ReceivedSegments | None = None
-        self._writer: RingWriter | None = None
-        self._sent = 0
-        """How many bytes have been sent, or kept to be, along the stream."""
-        self._taken = 0
-        self._glimpse = memoryview(bytearray(1))
 
     def signs_of_life(self) -> tuple[int, ...]:
         """What of a long message has left, and the CPU time of the process at the other end: it may
@@ -139,15 +126,9 @@ class UnixConnection(StreamConnection):
         self._recv_into = self._socket.recv_into
         return self._socket.recv_into(view, nbytes, flags)
 
-    def abandon(self) -> None:
-        """Closes a forked child's copy; see `StreamConnection.abandon`."""
-        self._forget_rings()
-        super().abandon()
-
     def close(self) -> None:
         """Ends it, and forgets what was lent; harmless when repeated."""
         super().close()
-        self._forget_rings()
         self._end_sharing()
 
     # ------------------------------------------------------------ rings
@@ -170,123 +151,18 @@ class UnixConnection(StreamConnection):
         self.share_memory(link)
         if memory is not None and link is not None:
             ours, theirs = ring.both_ways(memory)
-            self._writer, self.ring = RingWriter(ours), RingReader(theirs)
+            self.use_rings(ours, theirs)
 
     def _take_rings(self, descriptors: Sequence[int]) -> None:
         for descriptor in descriptors:
             try:
                 if ring.IS_AVAILABLE:
                     theirs, ours = ring.both_ways(Mapping(descriptor, 2 * ring.RING_BYTES))
-                    self._writer, self.ring = RingWriter(ours), RingReader(theirs)
+                    self.use_rings(ours, theirs)
             except OSError:  # it cannot be mapped, and nobody will ever look into it
                 pass
             finally:
                 os.close(descriptor)
-        if self.is_closed:  # in the meantime
-            self._forget_rings()
-
-    def _forget_rings(self) -> None:
-        self._writer = self.ring = None
-
-    def send(
-        self,
-        buffers: Sequence[Buffer],
-        sent: list[int] | None = None,
-        *,
-        patience: Patience | None = None,
-    ) -> None:
-        """Sends all of `buffers`; see `Connection.send`."""
-        writer = self._writer
-        if (
-            writer is not None
-            and len(buffers) == 1
-            and type(buffers[0]) is bytes
-            and self._left_over is None
-        ):
-            try:
-                has_left = writer.put(buffers[0], self._sent)
-            finally:
-                if writer.is_doubtful:
-                    self._see_to_notice(writer)
-            if has_left:
-                return
-        position, self._sent = self._sent, _UNKNOWN
-        if sent is None:
-            sent = []
-        try:
-            super().send(buffers, sent, patience=patience)
-        except BaseException as error:
-            if position != _UNKNOWN:
-                is_kept = isinstance(error, SendTimeoutError) and error.is_begun
-                self._sent = position + sum(map(size_of, buffers) if is_kept else sent)
-            raise
-        if position != _UNKNOWN:
-            self._sent = position + sum(sent)
-
-    def _see_to_notice(self, writer: RingWriter) -> None:
-        """Knocks, where nobody looks any more who could notice what is in the ring."""
-        if not writer.is_noticed():
-            sent: list[int] = []
-            writer.words[KNOCK] = self._sent + 1
-            try:
-                sent.extend(map(self._send, *_KNOCKING))
-            except OSError as error:
-                raise as_connection_error(error, self.peer) from error
-            finally:
-                if sent:
-                    self._sent += 1
-                else:  # nobody can tell any more where the knock lies
-                    self.close()
-        writer.is_doubtful = False
-
-    def receive_into(
-        self,
-        view: memoryview,
-        counts: list[int],
-        timeout_seconds: float | None,
-        flags: int = 0,
-    ) -> None:
-        """Waits for bytes; see `Connection.receive_into`."""
-        reader = self.ring
-        if reader is None:
-            self._receive_counted(view, counts, timeout_seconds, flags)
-            return
-        while not reader.take(view, counts):
-            if timeout_seconds != 0 and reader.look_away():
-                continue
-            seen: list[int] = []
-            super().receive_into(self._glimpse, seen, timeout_seconds, _PEEKING)
-            if reader.take(view, counts):
-                return
-            if reader.words[KNOCK] == self._taken + 1 and 0 not in seen:
-                seen.clear()
-                self._receive_counted(self._glimpse, seen, 0, 0)
-            else:
-                self._receive_counted(view, counts, 0, 0)
-                return
-
-    def _receive_counted(
-        self, view: memoryview, counts: list[int], timeout_seconds: float | None, flags: int
-    ) -> None:
-        received: list[int] = []
-        try:
-            super().receive_into(view, received, timeout_seconds, flags)
-        finally:
-            if received:  # from here on without a call: no interrupt can come between
-                counts += received
-                self._taken += received[0]
-                if self.ring is not None:
-                    self.ring.words[TAKEN] = self._taken
-
-    def has_left_over(self) -> bool:
-        """See `Connection.has_left_over`."""
-        reader = self.ring
-        return reader is not None and reader.look_away()
-
-    def wait_readable(self, waker: Waker) -> None:
-        """See `StreamConnection.wait_readable`."""
-        if not self.has_left_over():
-            super().wait_readable(waker)
 
     # ------------------------------------------------------------ segments
 
