@@ -27,7 +27,7 @@ from lockstitch import devices
 IS_AVAILABLE: Final = hasattr(os, "memfd_create")
 """Whether this system has memory of this kind."""
 NAME: Final = "lockstitch"
-"""Under which /proc/PID/maps lists it."""
+"""Under which /proc/PID/maps lists it, where nothing else is said."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _madvise = _LIBC.madvise
@@ -129,7 +129,7 @@ def _available_bytes() -> int:
     return int(found[1]) * 1024 if found else sys.maxsize
 
 
-def create(size: int) -> tuple[Mapping, int]:
+def create(size: int, name: str = NAME) -> tuple[Mapping, int]:
     """Fresh shared memory of `size` bytes, and its descriptor, which the caller closes.
 
     Raises `OSError` when there is not that much. The memory is taken at once: whoever writes to it
@@ -138,7 +138,7 @@ def create(size: int) -> tuple[Mapping, int]:
     # The system would promise any size, and end somebody's process when it cannot keep it.
     if size > _available_bytes() // _LEAST_SHARE:
         raise OSError(errno.ENOMEM, f"there is no memory for {size:,} bytes to share")
-    descriptor = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(descriptor, 0, size)
         with contextlib.suppress(OSError):  # a kernel without seals

@@ -47,6 +47,8 @@ HEAD: Final = 8
 AWAKE: Final = 9
 TAKEN: Final = 10
 
+NAME: Final = "lockstitch-ring"
+"""Of the memory, as in `mapping`."""
 RING_BYTES: Final = 8 * 1024
 """What one direction takes, words and data."""
 _WORDS_BYTES: Final = 128

@@ -139,7 +139,7 @@ class UnixConnection(RingStream):
         memory, descriptors = None, []
         if wanted and ring.IS_AVAILABLE and not self.is_own_process:
             try:
-                memory, descriptor = mapping.create(2 * ring.RING_BYTES)
+                memory, descriptor = mapping.create(2 * ring.RING_BYTES, ring.NAME)
                 descriptors.append(descriptor)
             except OSError:  # no memory, no descriptors: the stream will do
                 pass

@@ -15,12 +15,12 @@ from tests.unit.transport.streams import receive_all, wait_for_connection
 MB = 1 << 20
 
 
-def mapped_bytes() -> int:
-    """How much of segments' memory this process has mapped."""
+def mapped_bytes(name: str = mapping.NAME) -> int:
+    """How much memory of segments, or of that name, this process has mapped."""
     gc.collect()
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
-        if mapping.NAME in line:
+        if f"/memfd:{name} " in line:
             low, high = line.split()[0].split("-")
             total += int(high, 16) - int(low, 16)
     return total

@@ -16,6 +16,7 @@ from lockstitch.transport.ring import (
     HEAD,
     TAIL,
 )
+from tests.unit.transport.pairs import mapped_bytes
 from tests.unit.transport.rings import RingPair
 from tests.unit.transport.streams import receive_all
 from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
@@ -131,6 +132,16 @@ def test_a_sleeper_is_kept_from_waiting_for_what_is_there_already(pair):
     pair.far.wait_readable(None)  # would need a waker to go on
 
 
+def test_closing_leaves_no_memory():
+    before = mapped_bytes(ring.NAME)
+    pair = RingPair()
+    assert mapped_bytes(ring.NAME) == before + 2 * 2 * ring.RING_BYTES
+    pair.near.close()
+    pair.far.close()
+    assert mapped_bytes(ring.NAME) == before
+    pair.close()
+
+
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_touches_no_ring(pair):
     pair.look()
@@ -144,7 +155,7 @@ def test_a_forked_child_touches_no_ring(pair):
 
 
 def test_without_memory_it_begins_without_rings(monkeypatch):
-    def none_left(_size: int) -> None:
+    def none_left(*_size_and_name: Any) -> None:
         raise OSError(12, "out of memory")
 
     monkeypatch.setattr(mapping, "create", none_left)
