@@ -15,6 +15,7 @@
     functions        the same parameters, optimizer state and objects on all ranks
     optimizer        DistributedOptimizer
     reducer          its gradients on their way from backward to step
+    groups           which of them go together, and when
     exchange         one reduction of gradients
     bucket           the same in shared memory, where they live from then on
     low_rank         the same by PowerSGD

@@ -23,9 +23,10 @@ from lockstitch.hvd.adasum import Combined
 from lockstitch.hvd.compression import Compression, PowerSGD
 from lockstitch.hvd.constants import Average
 from lockstitch.hvd.exchange import ReducerOptions
+from lockstitch.hvd.groups import buckets_of
 from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set
-from lockstitch.hvd.reducer import GradientReducer, buckets_of
+from lockstitch.hvd.reducer import GradientReducer
 from lockstitch.hvd.synchronous import allreduce
 
 if TYPE_CHECKING:
@@ -219,6 +220,11 @@ def DistributedOptimizer(  # noqa: N802 - a class to its users, with the origina
     neighbours, of 4 MiB on the CPU and 25 MiB on devices. `sparse_as_dense`: sparse gradients are
     reduced as dense ones, and are sparse again afterwards. `process_set`: the ranks that train
     together, by default all. All ranks must make their optimizers in the same order.
+
+    A `backward` through a gradient that was reduced already, with no step since, raises
+    `AssertionError`, as there. It does not where the program has changed the gradient in place
+    since (clipped it, or set it to zero) and `op` is `hvd.Average`: what is added to an average is
+    averaged again, and each rank has what one process would have.
 
     An optimizer that was made distributed before begins anew, with these arguments. Raises
     `ValueError` before `init`, for names that are not unique or do not cover the parameters, and

@@ -22,16 +22,16 @@ this optimizer waits at the end of the pass with which its gradients are complet
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import Variable
 
 from lockstitch.collectives import ReduceOp
-from lockstitch.collectives.fusion import ALIGNMENT, buckets
 from lockstitch.hvd.bucket import Bucket, BucketExchange, fits_into_bucket
 from lockstitch.hvd.compression import PowerSGD
 from lockstitch.hvd.exchange import Exchange, gradient_of, sparse_zeros
+from lockstitch.hvd.groups import Groups, Place, buckets_of
 from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.low_rank import LowRankExchange
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
@@ -41,51 +41,6 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives import Session
     from lockstitch.hvd.exchange import ReducerOptions
-
-_BUCKET_BYTES: Final = 4 << 20
-_BUCKET_BYTES_OF_DEVICES: Final = 25 << 20  # each bucket there costs copies and waits of its own
-
-
-class _Place:
-    """What is known of one parameter. The hook of the parameter holds it, so it must not hold the
-    parameter."""
-
-    __slots__ = (
-        "count",
-        "counted",
-        "group",
-        "is_complete",
-        "is_filled",
-        "is_hooked",
-        "is_submitted",
-        "name",
-        "reduced_version",
-        "sparse_dim",
-    )
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.group: int | None = None
-        """Its number."""
-        self.is_hooked = False
-        self.sparse_dim: int | None = None
-        """Of its gradients, if they have been sparse."""
-        self.begin_step()
-
-    def begin_step(self) -> None:
-        """Nothing was done with its gradient."""
-        self.count = 0
-        """How often it was added to."""
-        self.counted: weakref.ref[torch.Tensor] | None = None
-        """The gradient that was counted: another one begins anew."""
-        self.reduced_version: int | None = None
-        """Of the gradient, when it was reduced: one that the program has changed since may begin
-        anew."""
-        self.is_complete = False
-        """Whether its group counts it among those that have all that they get in this step."""
-        self.is_submitted = False
-        self.is_filled = False
-        """Whether zeros were reduced in its place."""
 
 
 class GradientReducer:
@@ -107,12 +62,12 @@ class GradientReducer:
         self._session = None if session is PROCESS.session else session
         self._options = options
         self._prefix = f"optimizer.{PROCESS.next_number(session)}"
-        self._places = {parameter: _Place(name) for parameter, name in names.items()}
-        chosen = buckets_of(list(names)) if groups is None else groups
-        self._groups = [tuple(group) for group in chosen]
-        for number, group in enumerate(self._groups):
+        self._places = {parameter: Place(name) for parameter, name in names.items()}
+        chosen = buckets_of(list(names)) if groups is None else list(groups)
+        for group in chosen:
             for parameter in group:
-                self._place(parameter).group = number
+                self._place(parameter)
+        self._groups = Groups(chosen, self._places)
         self._parameters: tuple[torch.Tensor, ...] = ()
         self._buckets: dict[int | torch.Tensor, Bucket] = {}
         """By the number of the group, or by the parameter that is in none."""
@@ -120,8 +75,6 @@ class GradientReducer:
         self._wave = 0
         self._is_needed: bool | None = None
         """As long as a step lasts; the job may be another one then."""
-        self._complete: dict[int, int] = {}
-        """Of each group, by its number, how many members have all that they get in this step."""
         self._is_at_end = False
         """Whether something will be done at the end of this backward pass."""
         self._fills_early = options.reduction.op is ReduceOp.AVERAGE
@@ -166,7 +119,7 @@ class GradientReducer:
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 place.is_hooked = True
 
-    def accumulated(self, parameter: torch.Tensor, place: _Place) -> None:
+    def accumulated(self, parameter: torch.Tensor, place: Place) -> None:
         """Backward has added to a gradient."""
         if self.is_settled:
             self._begin_wave()
@@ -176,20 +129,18 @@ class GradientReducer:
             return
         if self._was_changed(place, gradient_of(parameter)):
             place.count = 0
-        count = _count(place, parameter.grad)
+        count = place.count_pass(parameter.grad)
         if count > self.passes:
             raise AssertionError(
                 f"the gradient of {place.name!r} was computed {count} times since the "
                 f"last step, with backward_passes_per_step={self.passes}. Raise that number to "
                 "accumulate gradients, or use no_sync() for all backward passes but the last"
             )
-        if count < self.passes and place.is_complete:  # of a gradient that this one replaces
-            assert place.group is not None
-            place.is_complete = False
-            self._complete[place.group] -= 1
-        if count == self.passes and (self._is_needed or self.is_needed):
-            if self._completes_its_group(place):
-                self._submit(self._unit(parameter))
+        if count < self.passes:
+            self._groups.take_back(place)
+        elif self._is_needed or self.is_needed:
+            if self._groups.complete(place):
+                self._submit(self._groups.unit(parameter))
             if not self._is_at_end:
                 self._is_at_end = True
                 Variable._execution_engine.queue_callback(self._end_backward)
@@ -211,8 +162,7 @@ class GradientReducer:
             self._under_way.clear()
             for place in self._places.values():
                 place.count = 0
-                place.is_complete = False
-            self._complete.clear()
+            self._groups.begin_anew()
             self._is_needed = None
             self._is_at_end = False
         self.is_settled = True
@@ -224,7 +174,7 @@ class GradientReducer:
         self._is_needed = None
         for place in self._places.values():
             place.begin_step()
-        self._complete.clear()
+        self._groups.begin_anew()
         self._under_way.clear()
         self._wave = 0
         self.is_settled = False
@@ -239,21 +189,20 @@ class GradientReducer:
         self._wave += any(place.is_submitted for place in places)
         for place in places:
             place.is_submitted = False
-            place.is_complete = False
-        self._complete.clear()
+        self._groups.begin_anew()
 
-    def _was_changed(self, place: _Place, gradient: torch.Tensor) -> bool:
+    def _was_changed(self, place: Place, gradient: torch.Tensor) -> bool:
         """Whether the program has changed the gradient in place since it was reduced, as it does to
-        set it to zero when `GradScaler` has passed over a step. An average may be changed, added to
-        and averaged again; a sum may not."""
+        clip it, or to set it to zero when `GradScaler` has passed over a step. An average is the
+        same on all ranks: what is added to it and averaged again is right. A sum is not."""
         reduced, place.reduced_version = place.reduced_version, None
         is_average = self._options.reduction.op is ReduceOp.AVERAGE
         return is_average and reduced is not None and gradient._version > reduced + 1
 
-    def _place(self, parameter: torch.Tensor) -> _Place:
+    def _place(self, parameter: torch.Tensor) -> Place:
         place = self._places.get(parameter)
         if place is None:
-            place = self._places[parameter] = _Place(f"noname.{len(self._places)}")
+            place = self._places[parameter] = Place(f"noname.{len(self._places)}")
         return place
 
     def _end_backward(self) -> None:
@@ -313,30 +262,7 @@ class GradientReducer:
                     self.without_gradient.append(place.name)
         for parameter in missing:
             if not self._places[parameter].is_submitted:
-                self._submit(self._unit(parameter))
-
-    def _completes_its_group(self, place: _Place) -> bool:
-        number = place.group
-        if number is None:
-            return True
-        if not place.is_complete:
-            place.is_complete = True
-            self._complete[number] = self._complete.get(number, 0) + 1
-        done, group = self._complete[number], self._groups[number]
-        return done == len(group) or done == sum(each.requires_grad for each in group)
-
-    def _unit(self, parameter: torch.Tensor) -> list[torch.Tensor]:
-        """What is reduced together with a parameter, itself included: of its group those that want
-        gradients and were not submitted yet. One that was frozen, and has a gradient from before,
-        goes alone."""
-        number = self._places[parameter].group
-        if number is None or not parameter.requires_grad:
-            return [parameter]
-        return [
-            each
-            for each in self._groups[number]
-            if each.requires_grad and not self._places[each].is_submitted
-        ]
+                self._submit(self._groups.unit(parameter))
 
     def _submit(self, unit: list[torch.Tensor]) -> None:
         session = self._session or current_session()
@@ -384,10 +310,10 @@ class GradientReducer:
         compression = self._options.compression
         return isinstance(compression, PowerSGD) and compression.compresses(parameter)
 
-    def _travels_sparse(self, place: _Place) -> bool:
+    def _travels_sparse(self, place: Place) -> bool:
         return place.sparse_dim is not None and not self._options.sparse_as_dense
 
-    def _fill(self, parameter: torch.Tensor, place: _Place) -> None:
+    def _fill(self, parameter: torch.Tensor, place: Place) -> None:
         """Gives the parameter a gradient if it has none, as sparse as it was last time."""
         if parameter.grad is None:
             if place.sparse_dim is None or self._options.sparse_as_dense:
@@ -409,7 +335,7 @@ class GradientReducer:
         )
 
 
-def _hook(me: weakref.ref[GradientReducer], place: _Place) -> Callable[[torch.Tensor], None]:
+def _hook(me: weakref.ref[GradientReducer], place: Place) -> Callable[[torch.Tensor], None]:
     """What is called when a gradient was added to. It keeps no reducer alive."""
 
     def notice(parameter: torch.Tensor) -> None:
@@ -418,27 +344,3 @@ def _hook(me: weakref.ref[GradientReducer], place: _Place) -> Callable[[torch.Te
             reducer.accumulated(parameter, place)
 
     return notice
-
-
-def _count(place: _Place, gradient: torch.Tensor | None) -> int:
-    """How often this gradient was added to; one that replaces another begins anew."""
-    assert gradient is not None
-    if place.counted is None or place.counted() is not gradient:
-        place.counted = weakref.ref(gradient)
-        if not place.is_submitted:
-            place.count = 0
-    place.count += 1
-    return place.count
-
-
-def buckets_of(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Parameters of one dtype and device that follow each other, put together up to a size beyond
-    which a reduction does not get cheaper; from the last one, of which backward knows first."""
-    is_on_host = all(parameter.is_cpu for parameter in parameters)
-    joined: list[list[torch.Tensor]] = buckets(
-        reversed(parameters),
-        lambda each: (each.dtype, each.device),
-        lambda each: each.nbytes + ALIGNMENT,
-        _BUCKET_BYTES if is_on_host else _BUCKET_BYTES_OF_DEVICES,
-    )
-    return joined

@@ -193,6 +193,40 @@ def test_clipping_between_backward_and_step(ritual):
     assert_all_are(expected, on_ranks(2, program))
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gradients_that_were_clipped_are_added_to_and_averaged_again(ranks):
+    def trained(net, optimizer, part):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for number in range(3):  # before one step
+                loss_of(net, *map(part, batch(3 * step + number))).backward()
+                nn.utils.clip_grad_norm_(net.parameters(), 0.1 + 0.1 * number)
+            optimizer.step()
+        return values(net)
+
+    def program():
+        net = model()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()))
+        return trained(net, optimizer, mine)
+
+    alone = model()
+    expected = trained(alone, OPTIMIZERS["sgd"](alone.parameters()), lambda tensor: tensor)
+    assert_all_are(expected, on_ranks(ranks, program))
+
+
+def test_sums_that_were_changed_are_not_summed_again():
+    def program():
+        net = model()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()), op=hvd.Sum)
+        loss_of(net, *batch(0)).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        with pytest.raises(AssertionError, match="computed 2 times"):
+            loss_of(net, *batch(1)).backward()
+        optimizer.step()
+
+    on_ranks(2, program)
+
+
 def test_skip_synchronize_takes_gradients_as_they_are():
     def program():
         weight = nn.Parameter(torch.zeros(1))

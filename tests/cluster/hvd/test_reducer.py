@@ -11,7 +11,7 @@ from lockstitch.collectives import SUM, LocalSessions
 from lockstitch.hvd.exchange import ReducerOptions
 from lockstitch.hvd.job import active
 from lockstitch.hvd.process_sets import global_process_set
-from lockstitch.hvd.reducer import GradientReducer, buckets_of
+from lockstitch.hvd.reducer import GradientReducer
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES
 from tests.cluster.hvd.ranks import on_ranks
 
@@ -183,9 +183,3 @@ def test_memory_of_gradients_on_the_cpu_is_kept(monkeypatch: pytest.MonkeyPatch)
             parameter = torch.zeros(1, device=device, requires_grad=True)
             hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
     assert kept == [MOST_KEPT_BLOCK_BYTES]
-
-
-@pytest.mark.parametrize(("device", "count"), [("cpu", 6), ("meta", 1)])
-def test_buckets_of_a_device_are_larger(device, count):
-    parameters = [torch.empty(1 << 20, device=device) for _ in range(6)]
-    assert len(buckets_of(parameters)) == count

@@ -5,6 +5,10 @@ call, and from the slot's number. So `torch.manual_seed` governs all slots, and 
 draws is what slot 0 draws.
 
 A module draws from the generator of its device, and from that of the CPU.
+
+Whether it draws at all is seen by the caller's part (`fingerprint`, before and after). A part that
+draws where the caller's does not takes its numbers from the caller's generator if it runs in this
+process: to look after each short pass would take as long as many of them do.
 """
 
 from __future__ import annotations
