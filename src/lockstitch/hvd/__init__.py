@@ -29,6 +29,7 @@
     runner           run: a function on many ranks
     common           the modules of `horovod.common`
     mpi_ops          all operations under the module name that programs know
+    ray, spark       errors that say what to do instead; torch: one that says where to look
 
 The work is done by `lockstitch.collectives`.
 """

@@ -1,0 +1,28 @@
+"""Also of `hvd.spark` and `hvd.torch`: what a program meets that looks for parts of Horovod which
+are not here, or elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("ray", r"each of your own actors set HOROVOD_RANK.* lockstitch\.hvd\.run"),
+        ("spark", r"each task of a barrier stage set HOROVOD_RANK.* lockstitch\.hvd\.run"),
+        ("spark.torch", "no estimators"),
+        ("torch", "import lockstitch.hvd as hvd has what"),
+        ("torch.mpi_ops", r"lockstitch\.hvd\.mpi_ops"),
+    ],
+)
+def test_what_is_not_there_says_what_to_do(name: str, advice: str) -> None:
+    with pytest.raises(ImportError, match=advice):
+        importlib.import_module(f"lockstitch.hvd.{name}")
+
+
+def test_that_is_also_said_where_a_name_is_imported() -> None:
+    with pytest.raises(ImportError, match="no executors of Ray"):
+        exec("from lockstitch.hvd import ray")
