@@ -2,6 +2,7 @@
 
 A call and a backward pass cost what they cost, however many others there are. Starting, and going
 together, takes messages in proportion to the workers, and nobody has more to do than anybody else.
+Where workers come and go, a newcomer is made known to every member.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmarks.growth.work import run_backward as run_a_pass
 from lockstitch import rpc
 from lockstitch.rpc.branches import ARITY
 from lockstitch.testing import LocalCluster, Traffic
+from tests.cluster.rpc.groups import LocalGroup, wait_until_all_see
 from tests.unit.rpc.programs import on_all
 
 SIZES = [2, 9, 40]
@@ -132,3 +134,24 @@ def test_joining_takes_a_constant_number_of_requests_of_each(size) -> None:
     assert tally.asked.bytes <= 200 * size * (size + 3)
     # Eight requests and their answers: whoever waits does not wait for one who waits.
     assert tally.asked.depth == 2 * 8
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_coming_into_a_group_takes_two_messages_for_each_member(size) -> None:
+    members, costs = [f"w{number}" for number in range(size)], []
+    with LocalGroup(*members) as group:
+        wait_until_all_see(group, *members)
+        for newcomer in ("x", "y", "z"):
+            before = group.network.traffic()
+            group.join(newcomer)
+            members.append(newcomer)
+            wait_until_all_see(group, *members)
+            after = group.network.traffic()
+            costs.append((after - before, after.depth - before.depth))
+    # Members also compare their tables now and then: perhaps during one of the three.
+    sent, depth = min(costs, key=lambda cost: cost[0].messages)
+    # The eldest tells all at once, and each notes it.
+    assert 2 * (size - 1) <= sent.messages <= 2 * size + 30
+    assert sent.bytes <= 1000 * (size + 5)
+    assert sent.connections <= 6
+    assert depth <= 30
