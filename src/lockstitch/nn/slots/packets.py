@@ -141,8 +141,10 @@ class Postbox:
         tensors = self._load(name, descriptions)
         return body, tensors, None if gradients is None else self._load_leaves(*gradients)
 
-    def _store(self, tensors: Sequence[torch.Tensor | None]) -> tuple[list[Any], _Name | None]:
-        descriptions: list[Any] = []
+    def _store(
+        self, tensors: Sequence[torch.Tensor | None]
+    ) -> tuple[list[_Description | bytes | None], _Name | None]:
+        descriptions: list[_Description | bytes | None] = []
         size = 0
         for tensor in tensors:
             if tensor is None or _is_odd(tensor):
