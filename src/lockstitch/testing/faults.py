@@ -132,7 +132,9 @@ class Rule:
 class Faults:
     """A script of mishaps; rules may be added while it is played.
 
-    `message` is a message class, or None for every frame; `Which` tells the other words.
+    `message` is a message class (`lockstitch.wire.messages`), or None for every frame. `nth`: which
+    of these a rule strikes first, counted from 1 (1); `times`: how many in a row (1; None for
+    ever); `sender`, `to`: names of workers (anybody).
     """
 
     def __init__(self) -> None:
