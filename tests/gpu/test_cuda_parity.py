@@ -1,4 +1,4 @@
-"""Slots on two streams of one device do what `tests/parity/behaviours.py` says of slots."""
+"""Slots on two streams of one device do what `tests/parity/behaviours` says of slots."""
 
 from __future__ import annotations
 

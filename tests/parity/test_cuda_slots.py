@@ -1,4 +1,4 @@
-"""What `behaviours.py` says of slots, of a CUDA slot on a machine without CUDA: its streams do
+"""What `behaviours` says of slots, of a CUDA slot on a machine without CUDA: its streams do
 nothing, its device is the CPU. With real ones: tests/gpu/test_cuda_parity.py."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`DataParallel` against the plain module, for each kind of slots: see `behaviours.py`."""
+"""`DataParallel` against the plain module, for each kind of slots: see `behaviours`."""
 
 from __future__ import annotations
 

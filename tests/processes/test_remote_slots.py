@@ -1,4 +1,4 @@
-"""`DataParallel` with a slot in another process: what `tests/parity/behaviours.py` says of slots.
+"""`DataParallel` with a slot in another process: what `tests/parity/behaviours` says of slots.
 
 In one job, and so one test: what takes long is to start it.
 """

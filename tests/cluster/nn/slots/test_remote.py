@@ -1,4 +1,4 @@
-"""Slots on workers. What all kinds of slots have in common is told by tests/parity/behaviours.py,
+"""Slots on workers. What all kinds of slots have in common is told by tests/parity/behaviours,
 which tests/processes/test_remote_slots.py runs with a slot in another process."""
 
 from __future__ import annotations
