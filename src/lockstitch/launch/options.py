@@ -76,7 +76,11 @@ Workers = Annotated[
 Module = Annotated[bool, typer.Option("-m", "--module", help="PROGRAM is a module.")]
 Grace = Annotated[
     float,
-    typer.Option("--grace", min=0, help="Seconds that a worker may take to obey a signal."),
+    typer.Option(
+        "--grace",
+        min=0,
+        help="Seconds that a worker may take to obey a signal, before it gets a stronger one.",
+    ),
 ]
 OutputFolder = Annotated[
     Path | None,
@@ -101,7 +105,7 @@ SshIdentity = Annotated[
 ]
 Shell = Annotated[
     str | None,
-    _where("--remote-shell", help="Instead of ssh, with options."),
+    _where("--remote-shell", help="A command to use instead of ssh, with its options."),
 ]
 
 MinWorkers = Annotated[
@@ -132,7 +136,7 @@ SlotsPerHost = Annotated[
 ]
 ResetLimit = Annotated[
     int | None,
-    _elastic("--reset-limit", min=0, help="How often ranks may meet anew."),
+    _elastic("--reset-limit", min=0, help="How often ranks may meet anew before the job gives up."),
 ]
 Cooldown = Annotated[
     tuple[float, float] | None,
@@ -162,49 +166,61 @@ ElasticTimeout = Annotated[
 
 FusionMegabytes = Annotated[
     float | None,
-    _hvd("--fusion-threshold-mb", min=0, help="Up to how many MB are reduced at once."),
+    _hvd(
+        "--fusion-threshold-mb",
+        min=0,
+        help="Up to how many MB of tensors are reduced as one (128).",
+    ),
 ]
 Timeline = Annotated[
     str | None,
-    _hvd("--timeline-filename", help="Write a timeline there."),
+    _hvd("--timeline-filename", help="Write a timeline of the operations to this file."),
 ]
 MarkCycles = Annotated[
     bool | None,
     _hvd(
         "--timeline-mark-cycles/--no-timeline-mark-cycles",
-        help="Mark there when operations are begun.",
+        help="Mark in the timeline when operations are begun.",
     ),
 ]
 StallCheck = Annotated[
     bool | None,
-    _hvd("--stall-check/--no-stall-check", help="Report stalls."),
+    _hvd("--stall-check/--no-stall-check", help="Report operations that wait for ranks (yes)."),
 ]
 StallWarning = Annotated[
     int | None,
-    _hvd("--stall-check-warning-time-seconds", min=0, help="… that last so long (60)."),
+    _hvd(
+        "--stall-check-warning-time-seconds",
+        min=0,
+        help="Report those that have waited for so many seconds (60).",
+    ),
 ]
 StallShutdown = Annotated[
     int | None,
     _hvd(
         "--stall-check-shutdown-time-seconds",
         min=0,
-        help="… and end the session after so long (0: never).",
+        help="End the session when one has waited for so many seconds (0: never).",
     ),
 ]
 MeetingSeconds = Annotated[
     int | None,
-    _hvd("--gloo-timeout-seconds", min=1, help="For the ranks to meet (60)."),
+    _hvd("--gloo-timeout-seconds", min=1, help="Seconds for the ranks to meet (60)."),
 ]
 LogLevel = Annotated[
     Level | None,
-    _hvd("--log-level", case_sensitive=False, help="What is told of on stderr (WARNING)."),
+    _hvd(
+        "--log-level",
+        case_sensitive=False,
+        help="The least severe messages that are shown on stderr (WARNING).",
+    ),
 ]
 LogTimestamp = Annotated[
     bool | None,
     _hvd(
         "--log-with-timestamp/--log-without-timestamp",
         "--no-log-hide-timestamp/--log-hide-timestamp",
-        help="… with the time.",
+        help="Begin these messages with the time (yes).",
     ),
 ]
 ConfigFile = Annotated[
@@ -213,7 +229,7 @@ ConfigFile = Annotated[
         "--config-file",
         is_eager=True,
         callback=_take_from_file,
-        help="A file of these, in YAML, for what is not said here.",
+        help="A YAML file with these options, for those that are not given here.",
     ),
 ]
 CheckBuild = Annotated[
