@@ -278,8 +278,11 @@ def _to_transports(names: Sequence[str] | None) -> tuple[str, ...]:
     if names is None:
         named = os.environ.get("LOCKSTITCH_TRANSPORTS", ",".join(TRANSPORTS))
         names = [name.strip() for name in named.split(",") if name.strip()]
-    unknown = [name for name in names if name not in TRANSPORTS]
-    if unknown or isinstance(names, str):
+    if isinstance(names, str):
+        raise ValueError(
+            f"transports are some of {TRANSPORTS}, in a list, not in text: {names.split(',')}"
+        )
+    if any(name not in TRANSPORTS for name in names):
         raise ValueError(f"transports are some of {TRANSPORTS}, not {names!r}")
     return tuple(names)
 

@@ -43,10 +43,12 @@ _SHORT = 2000
 _FRAME: Final = "\n  File "
 _OURS: Final = str(Path(__file__).parents[1]) + os.sep
 _CALLERS: Final = {
-    (str(Path("runtime", "invocation.py")), "_execute"),
-    (str(Path("rref", "proxy.py")), "run_method"),
+    (os.path.join("runtime", "invocation.py"), "_execute"),
+    (os.path.join("rref", "proxy.py"), "run_method"),
+    (os.path.join("nn", "api", "remote_module.py"), "_create_module"),
+    (os.path.join("optim", "local.py"), "__init__"),
 }
-"""The functions of ours, by file, that call users' functions."""
+"""The functions of ours, by file, that call users' functions and classes."""
 
 
 def describe(error: BaseException, worker: str) -> Described:

@@ -123,6 +123,12 @@ def test_what_a_constructor_raises_is_raised_here(cluster) -> None:
         assert any("also on worker 'worker2': ValueError" in n for n in caught.value.__notes__)
 
 
+def test_wrong_options_are_shown_without_frames_of_ours(cluster) -> None:
+    with pytest.raises(TypeError, match="learning_rate") as caught:
+        DistributedOptimizer(optim.SGD, parameters_of(remote_layers("worker1")), learning_rate=0.1)
+    assert caught.value.__cause__ is None
+
+
 def test_what_a_step_raises_is_raised_here_after_all_have_ended(cluster) -> None:
     layers = remote_layers("worker1", "worker2")
     optimizer = DistributedOptimizer(FailingOptimizer, parameters_of(layers))

@@ -118,6 +118,8 @@ def test_roads_are_all_unless_some_are_named(monkeypatch) -> None:
     monkeypatch.setenv("LOCKSTITCH_TRANSPORTS", "unix, tcp,")
     assert TensorPipeRpcBackendOptions().transports == ("unix", "tcp")
     assert TensorPipeRpcBackendOptions(transports=["unix"]).transports == ("unix",)
+    with pytest.raises(ValueError, match=r"in a list, not in text: \['unix', 'tcp'\]"):
+        TensorPipeRpcBackendOptions(transports="unix,tcp")
     for wrong in (["smoke signals"], "unix"):
         with pytest.raises(ValueError, match="transports are some of"):
             TensorPipeRpcBackendOptions(transports=wrong)

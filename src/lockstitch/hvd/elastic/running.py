@@ -33,7 +33,8 @@ def run(func: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     `func` is called with a state that is the same on all ranks. When an operation fails because a
     rank is gone, the state goes back to the last commit, the ranks that are left meet anew, and
     `func` is called again; so it is, without going back, when workers come or go. Returns what
-    `func` returns, and raises what else it raises. Call `hvd.init()` before. `lockstitch run
+    `func` returns, and raises what else it raises, and `TypeError` where it is called with
+    anything but a state first. Call `hvd.init()` before. `lockstitch run
     --min-np 1 -np 4 …` replaces workers that die.
     """
     return run_fn(func, reset)
@@ -53,6 +54,12 @@ def run_fn(
 
     @functools.wraps(func)
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not hasattr(state, "sync"):
+            raise TypeError(
+                "what hvd.elastic.run decorates is called with its state first, such as a "
+                f"hvd.elastic.TorchState, not with a {type(state).__name__}"
+            )
+
         def hear(update: Update) -> None:
             state.on_hosts_updated(update.number, update.kind)
 

@@ -217,3 +217,12 @@ def test_news_that_came_while_the_ranks_met_are_not_lost(launcher):
         launcher._board.last_update = Update(8, 2) if is_first else None
 
     assert elastic.run_fn(func, meet)(state) == 2
+
+
+def test_what_is_no_state_is_refused_with_advice():
+    @hvd.elastic.run
+    def train(state):
+        return state
+
+    with pytest.raises(TypeError, match=r"with its state first.* not with a Linear"):
+        train(torch.nn.Linear(1, 1))

@@ -127,6 +127,12 @@ def test_slips_are_explained_at_once(cluster, given, message):
         RemoteModule("worker1", *given)
 
 
+def test_arguments_that_the_class_does_not_take_are_shown_without_frames_of_ours(cluster):
+    with pytest.raises(TypeError, match="positional argument") as caught:
+        RemoteModule("worker1", Scale)(torch.ones(1))
+    assert caught.value.__cause__ is None
+
+
 def test_scripted_interfaces_are_refused(cluster):
     with pytest.raises(NotImplementedError, match="TorchScript"):
         _RemoteModule("worker1", Scale, (2.0,), None, object())
