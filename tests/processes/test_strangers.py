@@ -45,6 +45,8 @@ def note(word: str) -> str:
 class Pair:
     """Two workers in this process, over TCP; as the directory of each."""
 
+    is_fixed = True
+
     def __init__(self, host: str = "127.0.0.1") -> None:
         ran.clear()
         self.transport = TcpTransport(host)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -298,22 +298,25 @@ class Turnstile:
             return waiting
 
 
-_current: ContextVar[DistAutogradContext | None] = ContextVar("lockstitch_context", default=None)
+CURRENT: Final[ContextVar[DistAutogradContext | None]] = ContextVar(
+    "lockstitch_context", default=None
+)
+"""The context that this thread is inside of, whichever worker it belongs to."""
 
 
 def current_context(home: object) -> DistAutogradContext | None:
     """The context of `home` that this thread is inside of, if any."""
-    context = _current.get()
+    context = CURRENT.get()
     return context if context is not None and context.home is home else None
 
 
 def context_of_this_thread() -> DistAutogradContext | None:
     """The context that this thread is inside of, whichever worker it belongs to."""
-    return _current.get()
+    return CURRENT.get()
 
 
 def set_current_context(context: DistAutogradContext | None) -> DistAutogradContext | None:
     """Makes `context` this thread's; returns what was before."""
-    before = _current.get()
-    _current.set(context)
+    before = CURRENT.get()
+    CURRENT.set(context)
     return before

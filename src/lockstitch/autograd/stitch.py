@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.autograd.graph import GradientEdge
 
-from lockstitch.autograd.context import current_context, set_current_context
+from lockstitch.autograd.context import CURRENT, current_context, set_current_context
 from lockstitch.devices import is_on_host
 from lockstitch.wire.messages import Stitch
 
@@ -147,10 +147,8 @@ class Stitcher:
         self._next_message = next_message
         self._find_context = find_context
         self._home = home
-
-    def is_active(self) -> bool:
-        """Whether the current thread is inside a context."""
-        return current_context(self._home) is not None
+        self.is_active: Callable[[], object] = CURRENT.get
+        """Whether the current thread is inside a context, be it another worker's."""
 
     def outgoing(
         self, to: WorkerId, items: Sequence[torch.Tensor | memoryview | None]

@@ -216,6 +216,8 @@ class Applicants:
 class _OneAddress:
     """The directory of an applicant: it knows one address, and not whose it is."""
 
+    is_fixed = True
+
     def __init__(self, address: str, transport: Transport) -> None:
         self._address = address
         self._transport = transport

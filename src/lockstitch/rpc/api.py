@@ -255,7 +255,7 @@ def _callee(worker: Worker, to: Target, function: object) -> WorkerInfo:
 def _prepare(
     function: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> Call:
-    arguments = args if type(args) is tuple else _to_arguments(args)
+    arguments = () if args is None else args if type(args) is tuple else _to_arguments(args)
     keywords = _to_keywords(kwargs) if kwargs else None
     if _default_pickler is _internal_rpc_pickler:
         return function, arguments, keywords
@@ -263,9 +263,7 @@ def _prepare(
     return run, _default_pickler.serialize(PythonUDF(function, arguments, keywords or {})), None
 
 
-def _to_arguments(args: Sequence[Any] | None) -> tuple[Any, ...]:
-    if args is None:
-        return ()
+def _to_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
     # Texts, tensors and dicts can be iterated over, and would fall into pieces.
     is_one = isinstance(args, (str, bytes, Tensor, dict))
     if is_one or not hasattr(args, "__iter__"):

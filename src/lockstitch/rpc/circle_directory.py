@@ -27,6 +27,8 @@ def gone(life: Life) -> PeerDiedError:
 class CircleDirectory:
     """The agent's `Directory`: who is in, as of the last change. Lookups take no lock."""
 
+    is_fixed = False
+
     def __init__(self, circle: Circle, transport: Transport) -> None:
         self._transport = transport
         self._table = Table()

@@ -45,6 +45,8 @@ class RosterDirectory:
     """The `Directory` of a static group: members from the roster, connections from the
     transport."""
 
+    is_fixed = True
+
     def __init__(self, roster: StaticRoster, transport: Transport) -> None:
         self._roster = roster
         self._transport = transport

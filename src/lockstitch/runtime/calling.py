@@ -237,8 +237,8 @@ class Calling(Packing):
         if pending.error is not None:
             raise pending.error
         answer = pending.answer
-        assert isinstance(answer, (Reply, Failure))
-        if isinstance(answer, Failure):
+        if type(answer) is not Reply:
+            assert isinstance(answer, Failure)
             raise remote_errors.from_payload(answer.body, self.allowed)
         body = answer.body
         if self.placements or type(body) is StagedPayload:

@@ -108,10 +108,11 @@ class Channel:
         try:
             if self.error is not None:
                 raise copy_of(self.error)  # what is raised keeps the frames that it passes
-            if deadline is None and pending.future is None:
-                self.post(build(number, pending.travels))
-            else:
-                self.post(build(number, pending.travels), partial(self._seconds_to_send, pending))
+            patience = None
+            if deadline is not None or pending.future is not None:
+                patience = partial(self._seconds_to_send, pending)
+            send = self.transmit if self.agent.send_filter is None else self.post
+            send(build(number, pending.travels), patience)
         except SendTimeoutError as error:  # it will leave later, and may be answered
             if pending.future is None:
                 self._give_up(number, pending)
@@ -259,7 +260,8 @@ class Channel:
             )
         pending.delivered = True
         self._last_delivered = number
-        self._take_out(number)
+        if self._pending.pop(number, None) is not None and pending.nbytes:
+            self.pressure.remove(pending.nbytes)
         if not self._pending and not self.listeners:
             self._at_once = False
 

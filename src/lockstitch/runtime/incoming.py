@@ -159,7 +159,10 @@ class IncomingConnection(Requests):
             self._queue_up(buffers)
             return
         with self._send_lock:
-            self._send_now(buffers)
+            if self._held or not buffers:
+                self._send_now(buffers)
+            else:
+                self.connection.send(buffers)
 
     def _send_now(self, buffers: list[Any]) -> None:
         if self._held:

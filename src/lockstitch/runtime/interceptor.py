@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from lockstitch.ids import WorkerId
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 class Interceptor(Protocol):
     """What the agent calls on the road of a message."""
 
-    def is_active(self) -> bool:
-        """Whether the current thread is inside a context: the one question on the fast path."""
+    @property
+    def is_active(self) -> Callable[[], object]:
+        """Says whether the current thread may be inside a context: the one question on the fast
+        path, best answered without Python code."""
         ...
 
     def outgoing(self, to: WorkerId, items: Sequence[Any]) -> Stitch | None:

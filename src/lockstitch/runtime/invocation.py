@@ -188,7 +188,7 @@ class Invocation:
         self.thread = threading.get_ident()
         self.is_parked = False
         try:
-            if self._is_unbounded():
+            if self.expires is None and self.stitch is None:
                 value = function(*args, **kwargs)
             else:
                 with self.scope():
@@ -245,17 +245,13 @@ class Invocation:
     ) -> None:
         """Runs `then(value, error)` within `scope`: with it the request has been served."""
         try:
-            if self._is_unbounded():
+            if self.expires is None and self.stitch is None:
                 then(value, error)
             else:
                 with self.scope():
                     then(value, error)
         finally:
             self.agent.served.end(self)
-
-    def _is_unbounded(self) -> bool:
-        """Whether `scope` is nothing: neither a context nor a user's timeout."""
-        return self.expires is None and (self.stitch is None or self.agent.interceptor is None)
 
     def scope(self) -> AbstractContextManager[None]:
         """The caller's autograd context, and what remains of the timeout that its user gave."""

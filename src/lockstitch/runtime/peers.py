@@ -48,6 +48,9 @@ _LOOK_SECONDS: Final = 0.1
 class Directory(Protocol):
     """Who the workers are, and where."""
 
+    is_fixed: bool
+    """Whether it will always say the same."""
+
     def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
         """The worker of that name, rank or identity, or None."""
         ...
@@ -75,6 +78,7 @@ class Peers:
     def __init__(self, agent: Agent, directory: Directory) -> None:
         self._agent = agent
         self._directory = directory
+        self._known: dict[str | int, WorkerInfo] = {}
         self._channels: dict[WorkerId, Channel] = {}
         self._callers: dict[WorkerId, IncomingConnection] = {}
         self._incoming: set[IncomingConnection] = set()
@@ -94,6 +98,10 @@ class Peers:
 
     def resolve(self, to: str | int | WorkerInfo) -> WorkerInfo:
         """The worker meant by a name, a rank or an info. Raises `RpcError` for an unknown one."""
+        if type(to) is str or type(to) is int:
+            known = self._known.get(to)
+            if known is not None:
+                return known
         key: object = to.id if isinstance(to, WorkerInfo) else to
         if not isinstance(key, (str, int)):
             raise ValueError(f"a worker is named by str, int or WorkerInfo, not by {to!r}")
@@ -101,6 +109,8 @@ class Peers:
         if found is None:
             there_are = names_like(key, [member.name for member in self._directory.members()])
             raise RpcError(f"could not find destination {key!r}: the workers are {there_are}")
+        if self._directory.is_fixed:
+            self._known[key] = found
         return found
 
     def info_of(self, worker: WorkerId) -> WorkerInfo:

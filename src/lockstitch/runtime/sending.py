@@ -81,14 +81,18 @@ class Sending:
         then the frame will leave later."""
         if patience is None:
             with self._lock:
-                self._send_in_turn(buffers, None)
+                if self._left_behind:
+                    self._send_left_behind(None)
+                self._connection.send(buffers)
             return
         held: list[bool] = []  # as in `StreamChannel._wait`
         try:
             held.extend(map(self._lock.acquire, NOT_BLOCKING))
             if not held[0]:
                 self._await_turn(held, patience)
-            self._send_in_turn(buffers, patience)
+            if self._left_behind:
+                self._send_left_behind(patience)
+            self._connection.send(buffers, patience=patience)
         except SendTimeoutError as error:
             self._leave_behind(None if error.is_begun else b"".join(buffers))
             raise
@@ -129,11 +133,6 @@ class Sending:
             if seconds <= 0:
                 raise SendTimeoutError(self._connection.peer)
             held.extend(map(self._lock.acquire, (True,), (seconds,)))
-
-    def _send_in_turn(self, buffers: Sequence[Buffer], patience: Patience | None) -> None:
-        if self._left_behind:
-            self._send_left_behind(patience)
-        self._connection.send(buffers, patience=patience)
 
     def _send_left_behind(self, patience: Patience | None) -> None:
         while self._left_behind:

@@ -271,7 +271,7 @@ class StreamChannel(Channel):
             return  # another reader had it already, before this one began to read
         # What comes first may be for somebody else; the next is worth the same.
         while self._is_left_over() or self._spin(pending.habit):
-            if self._receive_and_take(pending, None):
+            if self._take(pending):
                 return
         if pending.is_shared and isinstance(self.connection, StreamConnection):
             self._read_wakefully(pending, self.connection)
@@ -324,21 +324,27 @@ class StreamChannel(Channel):
             if not self._is_left_over():  # by an interrupted reader
                 self.connection.receive_into(decoder.space(), decoder.counts, seconds)
                 self._spinner.note_arrival()
-            if 0 in decoder.counts:
-                raise ConnectionResetError("it closed the connection")
-            decoder.absorb()
-            return self._take(pending)
         except BlockingIOError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing can be read after it
             self._lost(error)
             return True
+        return self._take(pending)
 
     def _take(self, pending: Pending) -> bool:
-        messages = self.decoder.messages
-        while messages:
-            self.deliver(messages[0], pending)
-            messages.popleft()
+        """Delivers what has been received; whether `pending` was among it, or can be no more."""
+        try:
+            decoder = self.decoder
+            if 0 in decoder.counts:
+                raise ConnectionResetError("it closed the connection")
+            decoder.absorb()
+            messages = decoder.messages
+            while messages:
+                self.deliver(messages[0], pending)
+                messages.popleft()
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing can be read after it
+            self._lost(error)
+            return True
         return pending.done or pending.delivered
 
     def _expire(self, pending: Pending) -> None:

@@ -34,6 +34,8 @@ T = TypeVar("T")
 class LocalDirectory:
     """Who is in a `LocalCluster`; each member connects by its own transport."""
 
+    is_fixed = True
+
     def __init__(self, members: list[WorkerInfo], addresses: dict[str, str]) -> None:
         self._members = members
         self._by_key: dict[object, WorkerInfo] = {}

@@ -62,6 +62,8 @@ _dumps: Final = cast("Callable[[object], bytes]", marshal.dumps)
 _OF_PICKLERS: Final = frozenset({__file__, cloudpickle.cloudpickle.__file__})
 
 _NO_VALUES: Final = Payload(MARSHAL, marshal.dumps(()), ())
+_NOTHING: Final = Payload(NOTHING, b"", ())
+_new_tuple: Final = tuple.__new__  # half of what it costs to call the class of a named tuple
 
 
 def pack(
@@ -77,9 +79,9 @@ def pack(
     """
     cls = type(value)
     if value is None:
-        return Payload(NOTHING, b"", ()), set()
+        return _NOTHING, set()
     if type(value) is torch.Tensor and is_liftable(value):
-        return Payload(ONE_TENSOR, b"", (value,)), set()
+        return _new_tuple(Payload, (ONE_TENSOR, b"", (value,))), set()
     if cls in _SEQUENCES:
         values: Sequence[object] = value  # type: ignore[assignment]
         payload = pack_flat(values) or pack_flat_with_own(values, registry, to, kept)
@@ -97,12 +99,12 @@ def pack_arguments(args: tuple[object, ...]) -> Payload | None:
     first = args[0]
     if type(first) is torch.Tensor and len(args) <= 2 and is_liftable(first):
         if len(args) == 1:
-            return Payload(MARSHAL, ONE_ITEM, (first,))
+            return _new_tuple(Payload, (MARSHAL, ONE_ITEM, (first,)))
         second = args[1]
         if second is first:
-            return Payload(MARSHAL, ONE_ITEM_TWICE, (first,))
+            return _new_tuple(Payload, (MARSHAL, ONE_ITEM_TWICE, (first,)))
         if type(second) is torch.Tensor and is_liftable(second):
-            return Payload(MARSHAL, TWO_ITEMS, (first, second))
+            return _new_tuple(Payload, (MARSHAL, TWO_ITEMS, (first, second)))
     return pack_flat(args)
 
 

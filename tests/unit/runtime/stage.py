@@ -154,6 +154,8 @@ class Peer:
 class Stage:
     """A context manager: `worker` is real, `peers` are played by the test."""
 
+    is_fixed = True
+
     def __init__(
         self,
         peers: int = 1,
