@@ -6,7 +6,7 @@ call ─► Pending ─► Channel.request …  Channel.deliver ─► result, i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
@@ -14,13 +14,15 @@ import torch
 from lockstitch.errors import RpcTimeoutError, add_note
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.channel import NOT_BLOCKING
-from lockstitch.runtime.functions import name_of
-from lockstitch.runtime.inherited import remaining_deadline
+from lockstitch.runtime.functions import BY_VALUE, name_of
+from lockstitch.runtime.inherited import INHERITED
 from lockstitch.runtime.packing import Packing
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.wire.encodings import CARRY_OWN
 from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply
+from lockstitch.wire.pickling import pack_arguments
 from lockstitch.wire.staging import StagedPayload, settled
+from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
     from lockstitch.clock import Clock
@@ -39,6 +41,8 @@ MakeCall = Callable[[int, int, "bytes | None", "float | None", "Stitch | None", 
 """Builds a request from its number, the function's number and definition, the timeout that travels,
 the stitch and the body."""
 
+# Every so many calls it is seen to what is to be done before calls.
+_CALLS_BETWEEN: Final = 8
 UNSET_TIMEOUT: Final = -1.0
 """Stands for the default timeout in force."""
 
@@ -164,7 +168,7 @@ class Calling(Packing):
         except TypeError:
             raise TypeError(f"timeout is a number of seconds, not {timeout!r}") from None
         seconds = given if timeout >= 0 else (self.default_timeout or None)
-        inherited = remaining_deadline()
+        inherited = INHERITED.deadline
         now = self.clock.now()
         if seconds is None and inherited is None:
             return Pending(None, None, future, since=now)
@@ -183,19 +187,23 @@ class Calling(Packing):
         make: MakeCall = Call,
     ) -> int:
         pending.what = function
-        if channel.is_behind:
+        if not channel.is_free:
             channel.wait_for_turn(pending)
-        if channel.is_full:
             channel.wait_for_fewer(pending)
-        if self.before_call is not None:
+        if self.before_call is not None and channel.requested % _CALLS_BETWEEN == 0:
             self.before_call()
         functions = channel.functions
         number, definition = functions.define(function)
         pending.habit = functions.habits.get(number)
         kept: list[object] = []
         call = (function, args, kwargs)
+        sealed: Collection[int] = ()
         try:
-            body, sealed = self.pack_call(call, number, channel.peer.worker, kept)
+            flat = None if kwargs or number == BY_VALUE else pack_arguments(args)
+            if flat is not None:
+                body = flat
+            else:
+                body, sealed = self.pack_call(call, number, channel.peer.worker, kept)
         except Exception as error:
             refusal = self.refusal_of_call(error, call, channel.peer.name)
             if refusal is error:
@@ -207,21 +215,42 @@ class Calling(Packing):
             nbytes = sum(map(_nbytes, body.items))
             if nbytes > channel.pressure.least:
                 pending.nbytes = nbytes
-        stitch = self.stitch(channel.peer.worker, body.items, sealed)
+        interceptor, stitch = self.interceptor, None
+        if interceptor is not None and interceptor.is_active():
+            stitch = self.stitch(channel.peer.worker, body.items, sealed)
         if definition is None:
             return channel.request(
                 pending,
                 lambda request, travels: make(request, number, None, travels, stitch, body),
             )
+        return self._send_definition(
+            channel,
+            pending,
+            function,
+            definition,
+            lambda request, number, definition, travels: make(
+                request, number, definition, travels, stitch, body
+            ),
+        )
+
+    def _send_definition(
+        self,
+        channel: Channel,
+        pending: Pending,
+        function: Callable[..., Any],
+        definition: bytes,
+        make: Callable[[int, int, bytes | None, float | None], Message],
+    ) -> int:
+        """Sends a call whose function the callee does not know by a number yet."""
+        functions = channel.functions
         held: list[bool] = []  # as in `StreamChannel._wait`
         try:
             held.extend(map(functions.defining.acquire, NOT_BLOCKING))
             # The definition must leave before any use of its number. Where another is about to
             # leave, which may take long, it goes without one.
-            number, definition = functions.define(function) if held[0] else (-1, definition)
+            number, spelt = functions.define(function) if held[0] else (-1, definition)
             request = channel.request(
-                pending,
-                lambda request, travels: make(request, number, definition, travels, stitch, body),
+                pending, lambda request, travels: make(request, number, spelt, travels)
             )
             if held[0]:
                 functions.mark_sent(function, number)
@@ -244,6 +273,8 @@ class Calling(Packing):
         if self.placements or type(body) is StagedPayload:
             body = self._settled(body, peer, is_used_here=pending.future is None)
         try:
+            if answer.stitch is None and body.encoding not in CARRY_OWN:
+                return unpack(body, self._pickling)
             return self.open(body, answer.stitch, peer)
         except Exception as error:
             call = "" if pending.what is None else f" to a call of {name_of(pending.what)}"

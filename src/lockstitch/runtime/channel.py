@@ -152,6 +152,11 @@ class Channel:
         """Returns when it is not behind any more, and after that time in any case."""
 
     @property
+    def is_free(self) -> bool:
+        """Whether nothing keeps anybody from calling: the short way to ask for both of these."""
+        return not self.is_behind and len(self._pending) < self._most
+
+    @property
     def is_full(self) -> bool:
         """Whether so many calls are unanswered that whoever adds to them should wait. Not so for a
         thread that serves others: what they wait for may be what would have to be answered."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,19 +14,15 @@ class _Inherited(threading.local):
     deadline: float | None = None
 
 
-_inherited = _Inherited()
+INHERITED: Final = _Inherited()
+"""Its `deadline` is that of the call that this thread serves, if its user gave one."""
 
 
 @contextlib.contextmanager
 def inherited_deadline(deadline: float) -> Iterator[None]:
-    """Within, `remaining_deadline` is `deadline` (of the worker's clock)."""
-    before, _inherited.deadline = _inherited.deadline, deadline
+    """Within, the deadline of `INHERITED` is `deadline` (of the worker's clock)."""
+    before, INHERITED.deadline = INHERITED.deadline, deadline
     try:
         yield
     finally:
-        _inherited.deadline = before
-
-
-def remaining_deadline() -> float | None:
-    """The deadline of the call that this thread serves, if its user gave one."""
-    return _inherited.deadline
+        INHERITED.deadline = before

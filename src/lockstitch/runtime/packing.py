@@ -11,7 +11,7 @@ from lockstitch.runtime.functions import BY_VALUE, as_called
 from lockstitch.wire.culprits import describe_culprit
 from lockstitch.wire.encodings import CARRY_OWN, UnpickleSession
 from lockstitch.wire.messages import Payload
-from lockstitch.wire.pickling import pack, pack_arguments, pack_flat_with_own
+from lockstitch.wire.pickling import pack, pack_flat_with_own
 from lockstitch.wire.staging import StagedPayload, settled
 from lockstitch.wire.unpickling import discard, unpack
 
@@ -94,14 +94,14 @@ class Packing:
         number: int,
         to: WorkerId,
         kept: list[object],
-    ) -> tuple[Payload, set[int]]:
-        """The body of a call: arguments alone, with keywords, or with the function itself. `kept`
-        takes what is to be kept until the answer is there."""
+    ) -> tuple[Payload, Collection[int]]:
+        """The body of a call that `pack_arguments` does not make: arguments alone, with keywords,
+        or with the function itself. `kept` takes what is to be kept until the answer is there."""
         function, args, kwargs = call
         if number == BY_VALUE:
             return pack((function, args, kwargs or {}), self._pickling, to, kept)
         if not kwargs:
-            flat = pack_arguments(args) or pack_flat_with_own(args, self._pickling, to, kept)
+            flat = pack_flat_with_own(args, self._pickling, to, kept)
             if flat is not None:
                 return flat, set()
         return pack((args, kwargs or {}), self._pickling, to, kept)

@@ -102,6 +102,10 @@ class StreamChannel(Channel):
     def is_behind(self) -> bool:
         return self._sending.is_behind
 
+    @property
+    def is_free(self) -> bool:
+        return not self._sending.is_behind and len(self._pending) < self._most
+
     def _seconds_to_still(self, pending: Pending) -> float:
         if pending.stillness is None:
             pending.stillness = self._sending.stillness()

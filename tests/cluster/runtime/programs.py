@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lockstitch.runtime.inherited import remaining_deadline
+from lockstitch.runtime.inherited import INHERITED
 from lockstitch.runtime.worker import current_worker
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def length(data: Any) -> int:
 
 
 def seconds_left() -> float | None:
-    deadline = remaining_deadline()
+    deadline = INHERITED.deadline
     return None if deadline is None else deadline - current_worker().clock.now()
 
 

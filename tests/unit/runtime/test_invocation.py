@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lockstitch.errors import SerializationError
-from lockstitch.runtime.inherited import remaining_deadline
+from lockstitch.runtime.inherited import INHERITED
 from lockstitch.testing.clock import ManualClock
 from lockstitch.wire.messages import Stitch
 from tests.unit.runtime.stage import Stage, wait_until
@@ -135,7 +135,7 @@ CONTEXTS = Contexts()
 
 
 def context_and_deadline(tensor: torch.Tensor) -> tuple[int | None, float | None, float]:
-    return CONTEXTS.current, remaining_deadline(), tensor.item()
+    return CONTEXTS.current, INHERITED.deadline, tensor.item()
 
 
 def test_function_runs_in_the_context_and_time_of_its_caller(stage: Stage) -> None:
@@ -150,7 +150,7 @@ def test_function_runs_in_the_context_and_time_of_its_caller(stage: Stage) -> No
     assert reply is not None
     assert stage.agent.unpack(reply.body) == (42, 7.0, 101.0)  # type: ignore[attr-defined]
     assert reply.stitch == Stitch(42, None, (), ())  # type: ignore[attr-defined]
-    assert remaining_deadline() is None
+    assert INHERITED.deadline is None
 
 
 def test_texts_name_function_and_caller(stage: Stage) -> None:
