@@ -157,7 +157,6 @@ class DistributedOptimizer:
         )
 
 
-@needed
 def _by_owner(
     references: Iterable[RRef[torch.Tensor]],
 ) -> dict[WorkerInfo, dict[int, RRef[torch.Tensor]]]:
@@ -173,6 +172,7 @@ def _by_owner(
     return found
 
 
+@needed
 def _new_local_optimizer(
     optimizer_class: Callable[..., Optimizer],
     references: Sequence[RRef[torch.Tensor]],
