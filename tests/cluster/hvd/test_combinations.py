@@ -8,7 +8,7 @@ from torch import nn
 
 from lockstitch import hvd
 from tests.cluster.hvd.ranks import on_ranks
-from tests.cluster.hvd.test_optimizer import (
+from tests.cluster.hvd.steps import (
     OPTIMIZERS,
     STEPS,
     assert_all_are,

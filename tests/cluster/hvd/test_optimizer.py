@@ -2,73 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-import warnings
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import nn
 
 from lockstitch import hvd
-from lockstitch.collectives import LocalSessions
-from lockstitch.hvd.job import in_job
-from lockstitch.hvd.optimizer import _DistributedOptimizer
 from tests.cluster.hvd.ranks import on_ranks
-
-STEPS = 4
-WITHOUT_SKIPPING = r"ignore:optimizer\.step\(\) called without"
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "adam": lambda p: torch.optim.AdamW(p, lr=0.05),
-}
-
-
-def model():
-    generator = torch.Generator().manual_seed(0)
-    made = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return made
-
-
-def batch(step, rows=12):
-    generator = torch.Generator().manual_seed(100 + step)
-    inputs = torch.randn(rows, 4, generator=generator, dtype=torch.float64)
-    return inputs, torch.randint(0, 3, (rows,), generator=generator)
-
-
-def mine(tensor):
-    return tensor.chunk(hvd.size())[hvd.rank()]
-
-
-def loss_of(net, inputs, labels):
-    return nn.functional.cross_entropy(net(inputs), labels)
-
-
-def values(net):
-    return [parameter.detach().clone() for parameter in net.parameters()]
-
-
-def in_one_process(make, steps=STEPS):
-    net = model()
-    optimizer = make(net.parameters())
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(net, *batch(step)).backward()
-        optimizer.step()
-    return values(net)
-
-
-def assert_all_are(expected, results, **tolerance):
-    for result in results:
-        for ours, theirs in zip(result, expected, strict=True):
-            torch.testing.assert_close(ours, theirs, **tolerance)
-    for result in results[1:]:
-        for ours, first in zip(result, results[0], strict=True):
-            assert torch.equal(ours, first)
+from tests.cluster.hvd.steps import (
+    OPTIMIZERS,
+    STEPS,
+    WITHOUT_SKIPPING,
+    assert_all_are,
+    batch,
+    in_one_process,
+    loss_of,
+    mine,
+    model,
+    values,
+)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -297,32 +248,6 @@ def test_sparse_gradients(sparse_as_dense):
     assert on_ranks(2, program) == [expected] * 2
 
 
-def test_a_step_after_synchronize_warns_unless_it_skips():
-    def program():
-        weight = nn.Parameter(torch.zeros(1))
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([weight], lr=1.0), [("w", weight)], backward_passes_per_step=2
-        )
-        assert optimizer.backward_passes_per_step == 2
-        assert optimizer._parameter_names == {weight: "w"}
-        warned = []
-        for is_skipping in (True, False, False):
-            (weight * hvd.rank()).sum().backward()
-            optimizer.synchronize()
-            if len(warned) == 2:
-                optimizer.zero_grad()  # what was synchronized is given up
-            skipping = optimizer.skip_synchronize() if is_skipping else nullcontext()
-            with warnings.catch_warnings(record=True) as found, skipping:
-                warnings.simplefilter("always")
-                optimizer.step()
-            warned.append([str(each.message)[:23] for each in found])
-        return weight.item(), warned
-
-    message = "optimizer.step() called"
-    with LocalSessions(1) as sessions:  # what is filtered is of the whole process
-        assert sessions.run(in_job(program)) == [(0.0, [[], [message], []])]
-
-
 def test_two_optimizers_may_have_the_same_names_at_once():
     def program():
         nets = [nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)]
@@ -339,114 +264,6 @@ def test_two_optimizers_may_have_the_same_names_at_once():
         return [net.weight.item() for net in nets]
 
     assert on_ranks(2, program) == [[-0.5, -1.0]] * 2
-
-
-def test_class_state_scheduler_and_hooks_stay():
-    def program():
-        net = model()
-        plain = OPTIMIZERS["sgd"](net.parameters())
-        scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.5)
-        optimizer = hvd.DistributedOptimizer(plain)
-        fired = []
-        optimizer.register_step_post_hook(lambda *_: fired.append(1))
-        assert isinstance(optimizer, torch.optim.SGD)
-        assert type(optimizer).__name__ == "SGD"
-        for step in range(3):
-            loss_of(net, *map(mine, batch(step))).backward()
-            optimizer.step()
-            scheduler.step()
-            if step == 1:
-                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-            optimizer.zero_grad()
-        return len(fired), optimizer.param_groups[0]["lr"]
-
-    assert on_ranks(2, program) == [(3, pytest.approx(0.1 / 8))] * 2
-
-
-def test_what_an_optimizer_was_given_can_be_read():
-    def program():
-        plain = hvd.DistributedOptimizer(
-            OPTIMIZERS["sgd"](model().parameters()), gradient_predivide_factor=2.0
-        )
-        adaptive = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model().parameters()), op=hvd.Adasum)
-        adaptive.set_backward_passes_per_step(3)
-        assert plain.process_set is adaptive.process_set is hvd.global_process_set
-        return (
-            (plain.op, plain.gradient_predivide_factor, plain.sparse_as_dense),
-            (plain.backward_passes_per_step, adaptive.backward_passes_per_step),
-        )
-
-    assert on_ranks(2, program) == [((hvd.Average, 2.0, False), (1, 3))] * 2
-
-
-def test_misuse_is_told():
-    def program():
-        net = model()
-        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()))
-        loss_of(net, *batch(0)).backward()
-        with pytest.raises(AssertionError, match="backward_passes_per_step=1"):
-            loss_of(net, *batch(0)).backward()
-        optimizer.step()
-        optimizer.set_backward_passes_per_step(2)
-        for _ in range(2):
-            loss_of(net, *batch(0)).backward()
-        optimizer.step()
-
-    on_ranks(2, program)
-
-
-def test_zero_grad_while_gradients_are_under_way_is_told():
-    def program():
-        parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum, groups=2
-        )
-        parameters[0].sum().backward()
-        with pytest.raises(AssertionError, match="zero_grad"):
-            optimizer.zero_grad()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert optimizer.without_gradient() == ["noname.1"]
-
-    on_ranks(2, program)
-
-
-WRONG = {
-    "twice": ({"named_parameters": lambda p: [("a", p[0]), ("a", p[1])]}, "twice"),
-    "missing": ({"named_parameters": lambda p: [("a", p[0])]}, "1 parameters"),
-    "no pairs": ({"named_parameters": lambda p: list(p)}, "pairs"),
-    "passes": ({"backward_passes_per_step": lambda p: 0}, "at least 1"),
-    "maximum": ({"op": lambda p: hvd.Max}, "hvd.Average, hvd.Sum or hvd.Adasum"),
-    "predivide": (
-        {"op": lambda p: hvd.Sum, "gradient_predivide_factor": lambda p: 2.0},
-        "op=hvd.Average",
-    ),
-    "groups": ({"groups": lambda p: -1}, "negative"),
-    "two groups": ({"groups": lambda p: [[p[0]], [p[0]]]}, "two groups"),
-    "strangers": ({"groups": lambda p: [[torch.ones(1)]]}, "not the optimizer's"),
-    "no tensors": ({"groups": lambda p: [["a"]]}, "lists of parameters"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_arguments(case):
-    options, words = WRONG[case]
-
-    def program():
-        parameters = [nn.Parameter(torch.ones(1)) for _ in range(2)]
-        chosen = {name: make(parameters) for name, make in options.items()}
-        with pytest.raises(ValueError, match=words):
-            hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), **chosen)
-
-    on_ranks(1, program)
-
-
-def test_num_groups_is_the_older_word():
-    def program():
-        with pytest.warns(DeprecationWarning, match="groups"):
-            hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model().parameters()), num_groups=2)
-
-    on_ranks(1, program)
 
 
 @pytest.mark.parametrize("order", ["plain", "unscale", "synchronize"])
@@ -585,106 +402,3 @@ def test_names_may_be_those_of_the_whole_model_where_an_optimizer_has_a_part_of_
     results = on_ranks(2, program)
     assert [untouched for untouched, _ in results] == [[None, None]] * 2
     assert_all_are(values(net), [result for _, result in results])
-
-
-@pytest.mark.parametrize("first", [hvd.Average, hvd.Adasum])
-def test_an_optimizer_that_is_made_distributed_again_begins_anew(first):
-    def program():
-        weight = nn.Parameter(torch.zeros(1))
-        optimizer = torch.optim.SGD([weight], lr=1.0)
-        once = hvd.DistributedOptimizer(optimizer, [("w", weight)], op=first)
-        again = hvd.DistributedOptimizer(once, [("w", weight)], op=hvd.Sum)
-        assert isinstance(again, _DistributedOptimizer)
-        for _ in range(2):
-            again.zero_grad()
-            (weight * (1 + hvd.rank())).sum().backward()
-            again.step()
-        return weight.item(), again.op
-
-    assert on_ranks(2, program) == [(-6.0, hvd.Sum)] * 2
-
-
-@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_copies_are_optimizers_of_the_own_class(op, copied):
-    def program():
-        net = model()
-        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()), op=op)
-        loss_of(net, *batch(0)).backward()
-        optimizer.step()
-        other = copied(optimizer)
-        assert type(other) is torch.optim.SGD
-        other.zero_grad()
-        other.step()
-        return len(other.state_dict()["state"]), optimizer.state_dict().keys()
-
-    expected = (4, {"state": 0, "param_groups": 0}.keys())
-    assert on_ranks(2, program) == [expected] * 2
-
-
-class Demanding(torch.optim.SGD):
-    """With methods as programs write them."""
-
-    def step(self, closure, scale=1.0):
-        for group in self.param_groups:
-            group["lr"] = scale
-        return super().step(closure)
-
-    def zero_grad(self):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-    def state_dict(self, extra=None):
-        return {**super().state_dict(), "extra": extra}
-
-    def load_state_dict(self, state_dict, strict=True):
-        assert not strict
-        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
-
-
-@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
-def test_methods_take_what_those_of_the_own_class_take(op):
-    def program():
-        weight = nn.Parameter(torch.zeros(1))
-        optimizer = hvd.DistributedOptimizer(Demanding([weight], lr=1.0), op=op)
-
-        def closure():
-            optimizer.zero_grad()
-            loss = (weight * 2).sum()
-            loss.backward()
-            return loss
-
-        closure()
-        optimizer.step(None, 0.5)
-        found = [weight.item(), optimizer.step(closure, scale=2.0).item(), weight.item()]
-        optimizer.step(closure=closure)
-        state = optimizer.state_dict(extra=3)
-        optimizer.load_state_dict(state, strict=False)
-        return [*found, weight.item(), state["extra"]]
-
-    assert on_ranks(2, program) == [[-1.0, -2.0, -5.0, -7.0, 3]] * 2
-
-
-def test_a_class_in_place_of_an_optimizer_is_explained():
-    with LocalSessions(1) as sessions:
-        outcome = sessions.run(in_job(lambda: explanation_of_a_class()))
-    assert outcome == ["optimizer is one that was made already"]
-
-
-def test_what_is_no_optimizer_and_no_compression_are_explained():
-    def program():
-        model = torch.nn.Linear(2, 1)
-        with pytest.raises(TypeError, match="not a Linear"):
-            hvd.DistributedOptimizer(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(TypeError, match=r"hvd\.Compression\.fp16, .* not 'fp16'"):
-            hvd.DistributedOptimizer(optimizer, compression="fp16")
-
-    on_ranks(1, program)
-
-
-def explanation_of_a_class():
-    with pytest.raises(TypeError, match="not the class SGD") as caught:
-        hvd.DistributedOptimizer(torch.optim.SGD)
-    return str(caught.value).partition(",")[0]
