@@ -1,7 +1,7 @@
 """What real workers say to each other, and to the store, counted where it leaves them.
 
 This is apart from `processes`, where times are taken. In each process, before it joins, the sending
-end of all streams is replaced, and the store as `init_rpc` gets it.
+end of the connections within one host is replaced, and the store as `init_rpc` gets it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from benchmarks.worlds import START_SECONDS, Member, all_do
 from lockstitch import rpc
 from lockstitch.rpc import startup
 from lockstitch.testing.traffic import Tally, Traffic, kind_of
-from lockstitch.transport.stream import StreamConnection, size_of
+from lockstitch.transport.ring_stream import RingStream
+from lockstitch.transport.stream import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,10 +110,10 @@ def _tallies() -> tuple[Tally, StoreTally]:
 
 def _join(_library: None, name: str, rank: int, size: int, place: str) -> None:
     frames, requests = _tallies()
-    send, sealed_by = StreamConnection.send, startup.sealed_by
+    send, sealed_by = RingStream.send, startup.sealed_by
 
     def send_counted(
-        self: StreamConnection, buffers: Sequence[Buffer], *arguments: Any, **options: Any
+        self: RingStream, buffers: Sequence[Buffer], *arguments: Any, **options: Any
     ) -> None:
         head = bytes(memoryview(buffers[0]).cast("B")[:_HEAD_BYTES])
         frames.note_sent(name, kind_of(head), sum(map(size_of, buffers)))
@@ -121,7 +122,7 @@ def _join(_library: None, name: str, rank: int, size: int, place: str) -> None:
     def store_counted(*arguments: Any) -> CountingStore:
         return CountingStore(sealed_by(*arguments), requests)
 
-    StreamConnection.send = send_counted  # type: ignore[method-assign]
+    RingStream.send = send_counted  # type: ignore[method-assign]
     startup.sealed_by = store_counted  # type: ignore[assignment]
     options = rpc.TensorPipeRpcBackendOptions(init_method=place)
     rpc.init_rpc(name, rank=rank, world_size=size, rpc_backend_options=options)
