@@ -248,7 +248,10 @@ def remote(
 
 def _callee(worker: Worker, to: Target, function: object) -> WorkerInfo:
     if not callable(function):
-        raise TypeError("function should be callable.")
+        raise TypeError(
+            f"function should be callable. This is a {type(function).__name__}: pass the function "
+            "itself, without calling it here, and its arguments as args=(…)"
+        )
     return worker.agent.peers.resolve(to)
 
 

@@ -116,8 +116,11 @@ def test_a_single_argument_without_its_comma_is_explained(cluster) -> None:
 
 
 def test_what_is_not_callable_cannot_be_called(cluster) -> None:
-    with pytest.raises(TypeError, match="function should be callable"):
+    with pytest.raises(TypeError, match=r"function should be callable\. This is a str"):
         rpc.rpc_sync("worker1", "add", (1, 2))
+    for call_it in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
+        with pytest.raises(TypeError, match=r"This is a int: .* without calling it here"):
+            call_it("worker1", add(1, 2))
 
 
 def test_a_timeout_says_so_in_the_incumbents_words(cluster) -> None:
