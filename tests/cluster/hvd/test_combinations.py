@@ -157,3 +157,17 @@ def test_a_step_that_a_scaler_passes_over_and_gradients_set_to_zero_by_the_modul
         return net.weight.item(), scaler.get_scale()
 
     assert on_ranks(2, program) == [(-1.0 * passes, 1.0)] * 2
+
+
+def test_a_rank_alone_adds_to_gradients_as_often_as_it_likes():
+    def program():
+        net = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(net.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0))
+        for factor in (1.0, 1.0, 2.0):  # nothing was reduced that could be reduced again
+            net.zero_grad(set_to_none=False)
+            (net(torch.ones(1, 1)) * factor).sum().backward()
+        optimizer.step()
+        return net.weight.item()
+
+    assert on_ranks(1, program) == [-2.0]
