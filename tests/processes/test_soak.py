@@ -297,5 +297,6 @@ def test_a_short_soak_is_right_and_leaves_nothing() -> None:
 def test_a_long_soak_is_right_and_leaves_nothing(request) -> None:
     seconds = request.config.getoption("--soak-seconds")
     mappings = soak(seconds, most_threads=10, most_growth_mb=48.0)
-    # Dozens of segments are given up in each half, and others made in their place.
-    assert mappings[1] <= 1.2 * mappings[0], mappings
+    # Dozens of segments are given up in each half, and others made in their place: how many there
+    # are at a moment depends on who stood still before.
+    assert mappings[1] - mappings[0] <= 64 * WORKERS, mappings
