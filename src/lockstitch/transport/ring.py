@@ -13,8 +13,8 @@ and back takes 1 µs.
 
 The ring goes along a stream, which remains what one sleeps on, and both together keep their order
 by two rules. The sender puts something in only where the receiver has taken all that the stream has
-brought. And the receiver takes nothing from the stream without having looked here after it had seen
-that there is something: what is in the ring then is older, and nothing can be added meanwhile.
+brought. And the receiver, when the stream has brought something, looks into the ring once more
+before it says so: what is there then is older, and nothing can have been added that is not.
 
 *Nobody sleeps on.* The receiver says that it looks no more, passes a fence, and looks once more.
 The sender puts in, passes a fence, and sees whether somebody looks; if not, and nobody has taken

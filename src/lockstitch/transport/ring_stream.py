@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from lockstitch.transport.base import SendTimeoutError
-from lockstitch.transport.ring import KNOCK, TAKEN, RingReader, RingWriter
+from lockstitch.transport.ring import KNOCK, TAIL, TAKEN, RingReader, RingWriter
 from lockstitch.transport.stream import StreamConnection, as_connection_error, size_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # How many bytes have been sent, where an interrupt has kept that from being known: then nothing is
 # put into the ring any more.
 _UNKNOWN = -1
-_PEEKING = int(socket.MSG_PEEK)
 _KNOCKING = ((b"\0",), (socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0),))
 
 
@@ -33,7 +32,8 @@ class RingStream(StreamConnection):
         self._sent = 0
         """How many bytes have been sent, or kept to be, along the stream."""
         self._taken = 0
-        self._glimpse = memoryview(bytearray(1))
+        self._kept = b""
+        """What the stream has brought, but is behind what is in the ring."""
 
     def use_rings(self, outgoing: memoryview, incoming: memoryview) -> None:
         """From now on there are rings in this memory, as `ring.both_ways` gives it."""
@@ -80,7 +80,7 @@ class RingStream(StreamConnection):
         if sent is None:
             sent = []
         try:
-            super().send(buffers, sent, patience=patience)
+            StreamConnection.send(self, buffers, sent, patience=patience)
         except BaseException as error:
             if position != _UNKNOWN:
                 is_kept = isinstance(error, SendTimeoutError) and error.is_begun
@@ -115,39 +115,63 @@ class RingStream(StreamConnection):
         """Waits for bytes; see `Connection.receive_into`."""
         reader = self.ring
         if reader is None:
-            self._receive_counted(view, counts, timeout_seconds, flags)
+            self._receive_before_rings(view, counts, timeout_seconds, flags)
             return
-        while not reader.take(view, counts):
+        words, has_come = reader.words, False
+        while not has_come:
+            if words[TAIL] != reader.head:
+                has_come = reader.take(view, counts)
+                continue
+            if self._kept and self._take_kept(reader, view, counts):
+                return
             if timeout_seconds != 0 and reader.look_away():
                 continue
-            seen: list[int] = []
-            super().receive_into(self._glimpse, seen, timeout_seconds, _PEEKING)
-            if reader.take(view, counts):
-                return
-            if reader.words[KNOCK] == self._taken + 1 and 0 not in seen:
-                seen.clear()
-                self._receive_counted(self._glimpse, seen, 0, 0)
-            else:
-                self._receive_counted(view, counts, 0, 0)
-                return
+            received: list[int] = []
+            try:
+                StreamConnection.receive_into(self, view, received, timeout_seconds, flags)
+            finally:
+                if received:  # from here on without a call: no interrupt can come between
+                    has_knock = words[KNOCK] == self._taken + 1 and received[0]
+                    if words[TAIL] != reader.head or has_knock:
+                        self._kept = b"" + view[: received[0]]
+                    else:
+                        counts += received
+                        words[TAKEN] = self._taken = self._taken + received[0]
+                        has_come = True
 
-    def _receive_counted(
+    def _receive_before_rings(
         self, view: memoryview, counts: list[int], timeout_seconds: float | None, flags: int
     ) -> None:
         received: list[int] = []
         try:
-            super().receive_into(view, received, timeout_seconds, flags)
+            StreamConnection.receive_into(self, view, received, timeout_seconds, flags)
         finally:
-            if received:  # from here on without a call: no interrupt can come between
+            if received:
                 counts += received
                 self._taken += received[0]
-                if self.ring is not None:
+                if self.ring is not None:  # since just now
                     self.ring.words[TAKEN] = self._taken
+
+    def _take_kept(self, reader: RingReader, view: memoryview, counts: list[int]) -> bool:
+        """Hands out what the stream has brought while there was something in the ring, which came
+        first, but for a knock; False if that was all."""
+        kept, words = self._kept, reader.words
+        if words[KNOCK] == self._taken + 1:
+            self._kept = kept = kept[1:]
+            words[TAKEN] = self._taken = self._taken + 1
+        if not kept:
+            return False
+        count = min(len(view), len(kept))
+        view[:count] = kept[:count]
+        counts += (count,)
+        self._kept = kept[count:]
+        words[TAKEN] = self._taken = self._taken + count
+        return True
 
     def has_left_over(self) -> bool:
         """See `Connection.has_left_over`."""
         reader = self.ring
-        return reader is not None and reader.look_away()
+        return reader is not None and (reader.look_away() or len(self._kept) > 0)
 
     def wait_readable(self, waker: Waker) -> None:
         """See `StreamConnection.wait_readable`."""

@@ -75,9 +75,12 @@ class _Turn:
     back. Two threads that take it in the same instant do no harm, the slow look ends that.
     """
 
-    __slots__ = ("shares_until", "taken_until")
+    __slots__ = ("latest", "latest_since", "shares_until", "taken_until")
 
     def __init__(self) -> None:
+        self.latest: object = None
+        self.latest_since = 0.0
+        """Who has received something last in this process, and since when nobody else has."""
         self.taken_until = 0.0
         self.shares_until = 0.0
         """Until when this process is taken to have other things to do too."""
@@ -186,6 +189,8 @@ class Spinner:
         if since:
             self._waits_since = 0.0
             now = self._now()
+            if _TURN.latest is not self:
+                _TURN.latest, _TURN.latest_since = self, now
             self._waits_for.note(now - since)
             self._awake_until = now + _AWAKE_SECONDS
 
@@ -198,7 +203,7 @@ class Spinner:
         usual: float,
     ) -> bool:
         receive_into, now, yield_cpu = connection.receive_into, self._now, self._yield_cpu
-        ring = connection.ring
+        ring = connection.ring if self._is_alone() else None
         before = self._waits_since
         glance_at = before + _GLANCE_SECONDS
         keeps = _TURN.shares_until < before < self._awake_until
@@ -236,6 +241,11 @@ class Spinner:
                     return False
                 glance_at = after + _GLANCE_SECONDS
             before = after if yields else self._watch(ring, after)
+
+    def _is_alone(self) -> bool:
+        """Whether nobody else in this process has received anything of late, who might want the
+        GIL soon: for one who watches a ring keeps it."""
+        return _TURN.latest is self and self._waits_since > _TURN.latest_since + _SHARING_SECONDS
 
     def _watch(self, ring: RingReader | None, time: float) -> float:
         """Looks into the ring, if there is one, until something is there or it is time to look

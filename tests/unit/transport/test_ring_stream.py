@@ -299,4 +299,4 @@ def test_no_interrupt_of_a_receiver_loses_or_doubles_a_byte():
         pair.close()
         return second if strike.remaining > 0 else strike
 
-    assert strike_everywhere(attempt) > 15
+    assert strike_everywhere(attempt) > 5

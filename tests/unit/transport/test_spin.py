@@ -389,8 +389,10 @@ def test_a_spinner_finds_what_comes_into_the_ring(rings):
 def test_a_spinner_whose_peer_is_awake_looks_into_the_ring_alone(rings):
     time = Happening(1.0, None)
     spinner = Spinner(now=time)
-    rings.near.send([b"x"])
-    assert spin(spinner, rings.far)
+    for _ in range(2):
+        time.now += 10e-3  # for so long nobody else has received anything here
+        rings.near.send([b"x"])
+        assert spin(spinner, rings.far)
     looks = 0
     receive = rings.far._recv_into
 
@@ -405,6 +407,17 @@ def test_a_spinner_whose_peer_is_awake_looks_into_the_ring_alone(rings):
     assert not spin(spinner, rings.far)
     assert seen <= [1], "and at the stream now and then"
     assert looks > 5, "but more often where it offers the CPU"
+
+
+def test_where_others_have_received_something_of_late_the_gil_is_not_kept(rings):
+    time = Happening(1.0, None)
+    spinner, other = Spinner(now=time), Spinner(now=time)
+    for each in (spinner, spinner, other, spinner):
+        time.now += 3e-3
+        rings.near.send([b"x"])
+        assert spin(each, rings.far)
+    rings.far.ring.watch = None  # whoever calls it, fails
+    assert not spin(spinner, rings.far)
 
 
 def test_what_comes_into_the_ring_at_the_very_end_is_not_left_there(rings):
