@@ -153,7 +153,7 @@ class Channel:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing keeps anybody from calling: the short way to ask for both of these."""
+        """Whether it is neither behind nor full: the short way to ask for both."""
         return not self.is_behind and len(self._pending) < self._most
 
     @property
