@@ -90,19 +90,27 @@ class RingStream(StreamConnection):
             self._sent = position + sum(sent)
 
     def _see_to_notice(self, writer: RingWriter) -> None:
-        """Knocks, where nobody looks any more who could notice what is in the ring."""
-        if not writer.is_noticed():
+        """Knocks, where nobody looks any more who could notice what is in the ring.
+
+        Not while the stream has something that has not been taken: that wakes the receiver, and a
+        knock that comes behind other bytes would pass for one of them."""
+        words = writer.words
+        if not writer.is_noticed() and words[TAKEN] == self._sent:
             sent: list[int] = []
-            writer.words[KNOCK] = self._sent + 1
+            self._sending = True  # keeps the descriptor, as in `send`
+            words[KNOCK] = self._sent + 1
             try:
                 sent.extend(map(self._send, *_KNOCKING))
             except OSError as error:
                 raise as_connection_error(error, self.peer) from error
             finally:
+                self._sending = False
                 if sent:
                     self._sent += 1
                 else:  # nobody can tell any more where the knock lies
                     self.close()
+                if self._closed:
+                    self._leave()
         writer.is_doubtful = False
 
     def receive_into(

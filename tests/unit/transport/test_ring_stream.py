@@ -255,6 +255,36 @@ def test_no_interrupt_of_a_sender_loses_or_tears_a_message():
     assert strike_everywhere(attempt) > 20
 
 
+@pytest.mark.parametrize(
+    "later",
+    [[[b"second"]], [[bytes(CAPACITY + 1)], [b"third"]], [[b"sec", b"ond"], [b"third"]]],
+    ids=["short", "long", "in pieces"],
+)
+def test_what_follows_an_interrupted_knock_arrives_whole_though_nobody_has_heard_it_yet(later):
+    module = "lockstitch.transport."
+    rest = b"".join(b"".join(buffers) for buffers in later)
+
+    def attempt(number: int) -> Interrupter:
+        pair = RingPair()
+        try:
+            pair.look()
+            pair.before_the_next_put(pair.look_away)
+            with interrupted(number, module + "ring", module + "ring_stream") as strike:
+                pair.near.send([b"first"])
+            if not pair.near.is_closed:
+                for buffers in later:
+                    pair.near.send(buffers)
+                received = b"".join(iter(pair.receive, b""))
+                whole = [b"first" + rest, rest]
+                assert received in (whole[:1] if strike.remaining > 0 else whole), strike.where
+                assert not pair.is_called, strike.where
+        finally:
+            pair.close()
+        return strike
+
+    assert strike_everywhere(attempt) > 5
+
+
 def test_no_interrupt_of_a_receiver_loses_or_doubles_a_byte():
     module = "lockstitch.transport."
 
