@@ -115,6 +115,24 @@ def test_what_a_peer_has_put_in_before_it_ended_is_found_before_the_end(pair):
     assert receive_all(pair.far, 100) == b"goodbye"
 
 
+def test_what_a_peer_has_put_in_is_found_though_it_ended_without_reading_all(pair):
+    pair.far.send([b"request"])
+    pair.look()
+    receive = pair.far._recv_into
+
+    def end_and_receive(*arguments: Any) -> int:
+        pair.far._recv_into = receive
+        pair.near.send([b"goodbye"])
+        pair.near.close()
+        return receive(*arguments)
+
+    pair.far._recv_into = end_and_receive
+    assert pair.receive() == b"goodbye"
+    counts: list[int] = []
+    pair.far.receive_into(memoryview(bytearray(9)), counts, 0)
+    assert counts == [0]
+
+
 def test_a_closed_end_sends_and_receives_no_more(pair):
     pair.look()
     pair.near.send([b"short"])
