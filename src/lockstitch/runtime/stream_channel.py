@@ -222,7 +222,7 @@ class StreamChannel(Channel):
             return
         # The poller does not know of either.
         if self._is_left_over() or self.connection.has_left_over():
-            self.agent.spawn(self.serve)
+            self.agent.crew.resume(self)
         self.expect_answers()
 
     def expect_answers(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lockstitch.errors import ConnectionLostError, PeerDiedError, RpcTimeoutError
-from lockstitch.runtime import sending, stream_channel
+from lockstitch.runtime import crew, sending, stream_channel
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.clock import ManualClock
 from lockstitch.wire.encodings import PicklingRegistry
@@ -348,3 +348,27 @@ def _no_second_time(connection):  # type: ignore[no-untyped-def]
         raise AssertionError("reads on although the answer is there")
 
     return receive_into
+
+
+def test_what_a_reader_of_the_crew_leaves_is_taken_while_its_task_goes_on() -> None:
+    with Stage() as stage:
+        future = stage.call_async(1)
+        call = stage.peer.receive_call()
+        channel = _channel(stage)
+        decoder, over = channel.decoder, threading.Event()
+
+        def handle_and_go_on() -> None:
+            crew._member.after = []  # as the handler of a message whose tasks it runs afterwards
+            channel._call_successor()
+            over.wait()
+            crew._member.after = None
+
+        with channel._reading:
+            stage.peer.reply(call, "one")
+            channel.connection.receive_into(decoder.space(), decoder.counts, 5)
+        stage.agent.spawn(handle_and_go_on)
+        try:
+            wait_until(lambda: torch.futures.Future.done(future))
+        finally:
+            over.set()
+        assert future.wait() == "one"
