@@ -177,7 +177,8 @@ class Spinner:
         if not has_come:
             if ring is None or not ring.look_away():
                 return False
-            connection.receive_into(view, counts, 0)
+            if not self._look_once_more(connection, view, counts):  # the peer wrote nonsense
+                return False
         self.note_arrival()
         if self._pause_seconds > _SHORTEST_PAUSE_SECONDS:
             self._pause_seconds /= 2

@@ -429,6 +429,22 @@ def test_what_comes_into_the_ring_at_the_very_end_is_not_left_there(rings):
     assert not rings.looks
 
 
+def test_a_peer_that_takes_back_what_it_has_put_in_does_no_harm(rings):
+    spinner = Spinner(now=SteppingTime(MICROSECOND))
+    reader = rings.far.ring
+    look_away = reader.look_away
+
+    def see_what_is_taken_back() -> bool:
+        reader.words[ring.TAIL] = reader.head + 1
+        try:
+            return look_away()
+        finally:
+            reader.words[ring.TAIL] = reader.head
+
+    reader.look_away = see_what_is_taken_back
+    assert not spin(spinner, rings.far)
+
+
 def test_who_looks_on_is_told_what_comes_meanwhile_by_the_ring(rings):
     spinner = Spinner(now=SteppingTime(MICROSECOND), looks_on=True)
     rings.near.send([b"x"])
