@@ -25,14 +25,16 @@ class Pressure:
         self._limit = limit
         self.least = limit // _MOST_REQUESTS
         """What holds no more than so much is not worth counting, in bytes."""
-        self._changed = threading.Condition()
+        # Taken itself, and not by the condition: an interrupt in the code of that would keep it.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._waiting = 0
         self.bytes = 0
 
     def add(self, nbytes: int, look: Callable[[], None]) -> None:
         """Takes in a request of that size, when there is room for it. `look` is called now and then
         meanwhile, and may end the wait by an exception."""
-        with self._changed:
+        with self._lock:
             while not self._fits(nbytes):
                 self._waiting += 1
                 try:
@@ -45,7 +47,7 @@ class Pressure:
 
     def fits(self, nbytes: int) -> bool:
         """Whether there is room for a request of that size."""
-        with self._changed:
+        with self._lock:
             return self._fits(nbytes)
 
     def _fits(self, nbytes: int) -> bool:
@@ -53,7 +55,7 @@ class Pressure:
 
     def remove(self, nbytes: int) -> None:
         """A request of that size is over, one way or the other."""
-        with self._changed:
+        with self._lock:
             self.bytes -= nbytes
             if self._waiting:
                 self._changed.notify_all()

@@ -10,6 +10,7 @@ from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.pressure import Pressure
 from lockstitch.testing.clock import ManualClock
 from tests.unit.runtime.stage import Background, Stage, wait_until
+from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
 
 LARGE = torch.zeros(1000)
 
@@ -93,3 +94,16 @@ def test_waiting_for_fewer_calls_ends_with_its_time_and_with_the_peer() -> None:
         stage.peer.vanish()
         with pytest.raises(PeerDiedError):
             waiting.result()
+
+
+def test_no_interrupt_keeps_all_others_out():
+    def attempt(number: int) -> Interrupter:
+        pressure = Pressure(100)
+        with interrupted(number, "threading", "lockstitch.runtime.pressure") as strike:
+            pressure.fits(1)
+            pressure.add(1, lambda: None)
+            pressure.remove(1)
+        assert not pressure._lock.locked(), strike.where
+        return strike
+
+    assert strike_everywhere(attempt) > 3
