@@ -125,6 +125,8 @@ class Meetings:
                 raise RpcTimeoutError(
                     f"worker {self._worker.name!r} had not come to rest in time{whom}: {agent!r}"
                 )
+            for channel in agent.peers.channels():
+                channel.attend()  # an interrupt may have struck whoever was to read an answer
             # Nobody announces the last moment of the last call, and a shutdown may wait 20 ms.
             with agent.blocked():
                 never.wait(pause)

@@ -7,6 +7,7 @@ import pytest
 from lockstitch import rpc
 from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.rpc.meetings import Meetings
+from lockstitch.runtime.calling import Calling
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing.cluster import LocalCluster
 from tests.unit.rpc.programs import (
@@ -53,6 +54,20 @@ def test_a_callback_that_calls_on_is_waited_out(cluster) -> None:
     cluster.run(0, call_with_callback)
     on_all(cluster, meet)
     assert ARRIVALS == ["first", "second"]
+
+
+def test_an_answer_whose_caller_was_struck_before_it_could_wait_keeps_nobody(cluster, monkeypatch):
+    def struck(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def call() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Calling, "_await", struck)
+            with pytest.raises(KeyboardInterrupt):
+                rpc.rpc_sync("worker1", pass_on, (0, [], ""))
+
+    cluster.run(0, call)
+    assert set(on_all(cluster, lambda: meet(10.0)).values()) == {None}
 
 
 def test_a_call_that_lasts_too_long_is_a_timeout_that_says_who_is_busy(cluster) -> None:
