@@ -53,7 +53,12 @@ def test_a_slot_does_what_the_plain_module_does(wrap, behaviour):
     assert_equal(behaviour(wrap), expected)
 
 
-@pytest.mark.parametrize("behaviour", OWN, ids=lambda behaviour: behaviour.__name__)
+# What streams do not promise (see the docstring of `nn.slots.cuda`).
+NOT_PROMISED = {"checkpointed_parts_that_draw_random_numbers_draw_the_same_again"}
+PROMISED = [behaviour for behaviour in OWN if behaviour.__name__ not in NOT_PROMISED]
+
+
+@pytest.mark.parametrize("behaviour", PROMISED, ids=lambda behaviour: behaviour.__name__)
 def test_it_does_what_is_said_of_it(wrap, behaviour):
     behaviour(wrap)
 

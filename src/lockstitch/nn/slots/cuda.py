@@ -16,7 +16,8 @@ slot's. It must never wait for the slot, which needs it too. So `start_backward`
 
 All modules of a device draw from one generator of random numbers. What draws any, and what is over
 so soon that a thread gains nothing, the caller queues itself on the slot's stream after its own
-part: on the device the two still run at once.
+part: on the device the two still run at once. Not so for backward passes: what they compute again
+under `torch.utils.checkpoint` must not draw any, or it may draw others than in the forward pass.
 """
 
 from __future__ import annotations
