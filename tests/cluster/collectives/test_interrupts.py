@@ -36,7 +36,6 @@ MODULES = tuple(
         "session",
         "shared_memory.backend",
         "shared_memory.bells",
-        "shared_memory.changes",
         "shared_memory.channel",
         "shared_memory.in_chunks",
         "shared_memory.in_place",

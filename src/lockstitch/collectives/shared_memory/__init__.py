@@ -4,7 +4,6 @@
   nobody waits
 - `channel`: one process set: logs, table, operations under way; `publishing`: what it tells others
 - `operations`: how tensors move: `whole`, `in_place`, or `in_chunks`, chosen by `ways`
-- `changes`: what is changed in place once, whatever interrupts it
 - `definitions`: what is known of each name
 - `log`: what each rank did, as words in shared memory
 - `arena`: room in a rank's part of the segment

@@ -131,7 +131,7 @@ class Definition:
             length = block_bytes_for(len(places)) // item
             found = self._blocks[places] = [
                 [
-                    # By `data` each has a version of its own, which `Changes` needs.
+                    # By `data` each has a version of its own, which `InPlace` needs.
                     segment.tensor(place + at * item, dtype, (min(length, end - at),)).data
                     for place in places
                 ]

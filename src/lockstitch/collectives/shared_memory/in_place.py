@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstitch.collectives.arithmetic import outputs_of, result_scale
 from lockstitch.collectives.copying import copy
 from lockstitch.collectives.shared_memory.arena import ArenaFullError
-from lockstitch.collectives.shared_memory.changes import Changes
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 
 if TYPE_CHECKING:
+    import torch
+
     from lockstitch.collectives.shared_memory.operations import Part, Room
 
 
@@ -27,8 +27,11 @@ class InPlace(Operation):
         """Where this rank's tensor is copied to, if it does not live there."""
         self._is_staged = False
         self._blocks_done = 0
-        self._changes: Changes | None = None
-        """Of the block that comes next, if it was begun."""
+        self._begun: tuple[list[torch.Tensor], int, int] | None = None
+        """Of the block that comes next, if it was begun: its tensors, how many changes (a sum with
+        each other tensor, and scaling) the first has had, and its version with the last of them. An
+        interrupt may come when torch has made a change and nobody has noted it; the version tells.
+        """
 
     def step(self, room: Room) -> bool:
         if not self._own.produced:
@@ -77,15 +80,22 @@ class InPlace(Operation):
         index = [part.rank for part in self.present].index(room.rank)
         blocks = self.definition.blocks(room.segment, places, index)
         while self._blocks_done < len(blocks):
-            first, *others = blocks[self._blocks_done]
-            changes = self._changes
-            if changes is None:
-                changes = self._changes = Changes(first)
-            for number, other in enumerate(others):
-                changes.make(number, partial(combine_two, first, other, out=first))
-            changes.make(len(others), partial(scale.apply_, first))
-            for other in others:
+            if self._begun is None:
+                block = blocks[self._blocks_done]
+                self._begun = block, 0, block[0]._version
+            block, made, version = self._begun
+            first = block[0]
+            for number in range(made, len(block)):
+                if first._version != version:  # it was made, and an interrupt came at once
+                    pass
+                elif number + 1 < len(block):
+                    combine_two(first, block[number + 1], out=first)
+                else:
+                    scale.apply_(first)
+                version = first._version
+                self._begun = block, number + 1, version
+            for other in block[1:]:
                 copy(other, first)
             # Without a call in between, so that no interrupt can separate them.
-            self._changes = None
+            self._begun = None
             self._blocks_done += 1
