@@ -51,12 +51,15 @@ class Threads:
     def assign(self, task: Callable[[], None]) -> None:
         """Has `task` run, which must raise nothing."""
         with self._lock:
-            if not self._idle:
+            idle = self._idle
+            if not idle:
                 self._start(task)
                 return
-            place = self._idle.pop()
-        place.task = task
-        place.lock.release()
+            # Without a call in between, so that no interrupt can lose the task or the thread.
+            place = idle[-1]
+            del idle[-1]
+            place.task = task
+            place.lock.release()
 
     def close(self) -> None:
         """Idle threads end now, the others after their task."""
@@ -74,8 +77,13 @@ class Threads:
         thread = threading.Thread(
             target=self._work, args=(place,), name=f"{self._name}-{self._started}", daemon=True
         )
-        self._living.add(thread)
-        thread.start()
+        try:
+            self._living.add(thread)
+            thread.start()
+        except BaseException:  # an interrupt, or the system has no more threads
+            if thread.ident is None:
+                self._living.discard(thread)
+            raise
 
     def _work(self, place: _Place) -> None:
         self._enter()

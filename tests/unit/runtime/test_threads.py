@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 
 from lockstitch.runtime import threads as module
 from lockstitch.runtime.threads import Threads
+from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,3 +113,19 @@ def test_who_is_idle_for_long_ends(monkeypatch: pytest.MonkeyPatch, threads: Thr
     thread.join(SECONDS)
     assert not thread.is_alive()
     assert run(threads) == "crew-2"
+
+
+def test_no_interrupt_of_who_assigns_loses_a_thread_or_leaves_one_busy() -> None:
+    def attempt(number: int) -> Interrupter:
+        threads = Threads("crew", lambda: None)
+        for _ in range(2):  # one that is to be started, one that is idle
+            with interrupted(number, "lockstitch.runtime.threads") as strike:
+                threads.assign(lambda: None)
+            deadline = time.monotonic() + SECONDS
+            while threads.busy > 0 and time.monotonic() < deadline:
+                threading.Event().wait(0.001)
+            assert threads.busy == 0, strike.where
+        threads.close()
+        return strike
+
+    assert strike_everywhere(attempt) > 1
