@@ -4,14 +4,14 @@ somebody looks; all else, and what wakes those who sleep, goes by the stream.
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING
 
 from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.ring import KNOCK, TAIL, TAKEN, RingReader, RingWriter
-from lockstitch.transport.stream import StreamConnection, as_connection_error, size_of
+from lockstitch.transport.stream import AT_ONCE, StreamConnection, as_connection_error, size_of
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
 
     from lockstitch.transport.base import Buffer, Patience
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # How many bytes have been sent, where an interrupt has kept that from being known: then nothing is
 # put into the ring any more.
 _UNKNOWN = -1
-_KNOCKING = ((b"\0",), (socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0),))
+_KNOCKING = ((b"\0",), AT_ONCE)
 
 
 class RingStream(StreamConnection):
@@ -114,16 +114,12 @@ class RingStream(StreamConnection):
         writer.is_doubtful = False
 
     def receive_into(
-        self,
-        view: memoryview,
-        counts: list[int],
-        timeout_seconds: float | None,
-        flags: int = 0,
+        self, view: memoryview, counts: list[int], timeout_seconds: float | None
     ) -> None:
         """Waits for bytes; see `Connection.receive_into`."""
         reader = self.ring
         if reader is None:
-            self._receive_before_rings(view, counts, timeout_seconds, flags)
+            self._receive_before_rings(view, counts, timeout_seconds)
             return
         words, has_come = reader.words, False
         while not has_come:
@@ -136,7 +132,7 @@ class RingStream(StreamConnection):
                 continue
             received: list[int] = []
             try:
-                StreamConnection.receive_into(self, view, received, timeout_seconds, flags)
+                StreamConnection.receive_into(self, view, received, timeout_seconds)
             except ConnectionError:  # a peer may have put in its last answer just before it ended
                 if words[TAIL] == reader.head:
                     raise
@@ -151,11 +147,11 @@ class RingStream(StreamConnection):
                         has_come = True
 
     def _receive_before_rings(
-        self, view: memoryview, counts: list[int], timeout_seconds: float | None, flags: int
+        self, view: memoryview, counts: list[int], timeout_seconds: float | None
     ) -> None:
         received: list[int] = []
         try:
-            StreamConnection.receive_into(self, view, received, timeout_seconds, flags)
+            StreamConnection.receive_into(self, view, received, timeout_seconds)
         finally:
             if received:
                 counts += received

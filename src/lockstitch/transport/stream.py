@@ -37,10 +37,10 @@ _SEND_SECONDS = 1.0
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
 # Arguments for `map`, which wants an iterable for each parameter.
 _WHOLE_VIEW = (0,)
-_DONT_WAIT = int(socket.MSG_DONTWAIT)
+_DONT_WAIT = (socket.MSG_DONTWAIT,)
 _NO_ANCILLARY: tuple[tuple[()]] = ((),)
 # A peer's death is an exception for the sender, also where a program gave SIGPIPE its default back.
-_AT_ONCE = (getattr(socket, "MSG_NOSIGNAL", 0) | socket.MSG_DONTWAIT,)
+AT_ONCE = (getattr(socket, "MSG_NOSIGNAL", 0) | socket.MSG_DONTWAIT,)
 
 
 class SocketEnd:
@@ -129,13 +129,9 @@ class StreamConnection(SocketEnd):
         return f"<StreamConnection to {self.peer!r} · {state}>"
 
     def receive_into(
-        self,
-        view: memoryview,
-        counts: list[int],
-        timeout_seconds: float | None,
-        flags: int = 0,
+        self, view: memoryview, counts: list[int], timeout_seconds: float | None
     ) -> None:
-        """Waits for bytes; see `Connection.receive_into`. `flags` are those of `recv`.
+        """Waits for bytes; see `Connection.receive_into`.
 
         A signal whose handler returns makes the waiting start anew.
         """
@@ -145,13 +141,13 @@ class StreamConnection(SocketEnd):
             if self._closed:
                 counts.append(0)
             elif timeout_seconds == 0:
-                counts.extend(map(self._recv_into, (view,), _WHOLE_VIEW, (flags | _DONT_WAIT,)))
+                counts.extend(map(self._recv_into, (view,), _WHOLE_VIEW, _DONT_WAIT))
             else:
                 # setsockopt is dear beside the rest, so it is called only for another value.
                 if timeout_seconds != self._timeout_in_force:
                     set_timeout(self._socket, socket.SO_RCVTIMEO, timeout_seconds)
                     self._timeout_in_force = timeout_seconds
-                counts.extend(map(self._recv_into, (view,), _WHOLE_VIEW, (flags,)))
+                counts.extend(map(self._recv_into, (view,)))
         except (BlockingIOError, ConnectionError):
             raise
         except OSError as error:
@@ -196,11 +192,11 @@ class StreamConnection(SocketEnd):
                 self._send_left_over(patience)
             try:
                 if len(buffers) == 1:
-                    sent.extend(map(self._send, buffers, _AT_ONCE))
+                    sent.extend(map(self._send, buffers, AT_ONCE))
                     if type(buffers[0]) is bytes and sent[0] == len(buffers[0]):
                         return
                 elif 0 < len(buffers) <= _MOST_BUFFERS:
-                    sent.extend(map(self._sendmsg, (buffers,), _NO_ANCILLARY, _AT_ONCE))
+                    sent.extend(map(self._sendmsg, (buffers,), _NO_ANCILLARY, AT_ONCE))
             except BlockingIOError:  # there is no room
                 sent.append(0)
             if sum(sent) != sum(map(size_of, buffers)):
@@ -224,7 +220,7 @@ class StreamConnection(SocketEnd):
             if self._closed:
                 raise BrokenPipeError(f"the connection to {self.peer} is closed")
             with contextlib.suppress(BlockingIOError):
-                sent.extend(map(self._sendmsg, (rest[:_MOST_BUFFERS],), _NO_ANCILLARY, _AT_ONCE))
+                sent.extend(map(self._sendmsg, (rest[:_MOST_BUFFERS],), _NO_ANCILLARY, AT_ONCE))
                 self.progress += 1
 
     def _send_rest_or_keep(

@@ -87,11 +87,7 @@ class TlsConnection(StreamConnection):
         return self._is_greeted
 
     def receive_into(
-        self,
-        view: memoryview,
-        counts: list[int],
-        timeout_seconds: float | None,
-        flags: int = 0,  # noqa: ARG002 - nobody peeks into a sealed stream
+        self, view: memoryview, counts: list[int], timeout_seconds: float | None
     ) -> None:
         """Waits for bytes; see `Connection.receive_into`."""
         self._receiving = True
