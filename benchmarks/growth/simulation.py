@@ -7,6 +7,7 @@ stands still, and nobody asks a slow neighbour whether it lives.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,19 +84,10 @@ def _repeat(cluster: LocalCluster, work: Callable[..., None], argument: Any) -> 
 
 
 def _shut_down_all(cluster: LocalCluster) -> None:
-    errors: list[Exception] = []
-
     def shut_down(worker: Worker) -> None:
         with worker.active():
-            try:
-                rpc.shutdown(timeout=0)
-            except RuntimeError as error:
-                errors.append(error)
+            rpc.shutdown(timeout=0)
 
-    threads = [threading.Thread(target=shut_down, args=(worker,)) for worker in cluster]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    workers = list(cluster)
+    with ThreadPoolExecutor(len(workers)) as threads:
+        list(threads.map(shut_down, workers))  # which raises what one of them has raised

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -113,22 +114,13 @@ def size_of(value: object) -> int:
 def count_start(size: int) -> StoreTally:
     """So many workers join, each in a thread of this process. Raises RuntimeError."""
     store, tally = HashStore(), StoreTally()
-    errors: list[Exception] = []
 
     def come(rank: int) -> None:
-        try:
-            address = f"unix:{rank:08}"
-            counting: Any = CountingStore(store, tally)
-            roster = join(counting, f"worker{rank:04}", rank, size, [address], _JOIN_SECONDS)
-            assert len(roster.members()) == size
-        except Exception as error:  # noqa: BLE001 - raised below
-            errors.append(error)
+        address = f"unix:{rank:08}"
+        counting: Any = CountingStore(store, tally)
+        roster = join(counting, f"worker{rank:04}", rank, size, [address], _JOIN_SECONDS)
+        assert len(roster.members()) == size
 
-    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(size) as threads:
+        list(threads.map(come, range(size)))  # which raises what one of them has raised
     return tally
