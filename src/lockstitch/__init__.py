@@ -10,8 +10,10 @@
     testing      clusters in one process, mishaps by script, proofs of equality
     launch       `lockstitch run -n 4 train.py`
     observe      what every worker waits for: explain_waits()
+    replacement  ours in the place of the libraries above, for programs that nobody edits: replace()
 
-`ARCHITECTURE.md` has the map of the whole house.
+`ARCHITECTURE.md` has the map of the whole house. (And for pytest, which would rewrite the
+assertions of all modules of a package with a plugin: PYTEST_DONT_REWRITE.)
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstitch.observe import explain_waits
+    from lockstitch.replacement import replace
 
-__all__ = ["__version__", "explain_waits"]
+__all__ = ["__version__", "explain_waits", "replace"]
 
 __version__ = "0.1.0.dev0"
 
@@ -31,4 +34,6 @@ def __getattr__(name: str) -> Any:
     # The launcher imports this package too, and has no use for torch.
     if name == "explain_waits":
         return import_module("lockstitch.observe").explain_waits
+    if name == "replace":
+        return import_module("lockstitch.replacement").replace
     raise AttributeError(f"module 'lockstitch' has no attribute {name!r}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PUBLIC_NAMES = {
-    "lockstitch": "__version__ explain_waits",
+    "lockstitch": "__version__ explain_waits replace",
     "lockstitch.rpc": """
         init_rpc shutdown rpc_sync rpc_async remote RRef PyRRef Future wait_all get_worker_info
         get_worker_infos wait_for_worker add_membership_callback MembershipEvent invitation

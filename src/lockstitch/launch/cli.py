@@ -100,6 +100,7 @@ def run(
     module: options.Module = False,
     grace_seconds: options.Grace = GRACE_SECONDS,
     output_folder: options.OutputFolder = None,
+    replace: options.Replace = None,
     verbose: options.Verbose = False,
     hosts: options.Hosts = None,
     hostfile: options.HostFile = None,

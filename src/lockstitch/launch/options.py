@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from lockstitch.launch.config import read_config
+from lockstitch.replacement.table import INCUMBENTS, parse_names
 
 _where = partial(typer.Option, rich_help_panel="Where they run")
 _elastic = partial(typer.Option, rich_help_panel="Workers that come and go")
@@ -59,6 +60,14 @@ class Level(str, Enum):
         return self.value
 
 
+def _check_names(text: str | None) -> str | None:
+    try:
+        parse_names(text or "")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
 Program = Annotated[
     str,
     typer.Argument(
@@ -86,6 +95,15 @@ OutputFolder = Annotated[
     Path | None,
     typer.Option(
         "--output-filename", help="Folder for what workers say: rank.N/stdout, rank.N/stderr."
+    ),
+]
+Replace = Annotated[
+    str | None,
+    typer.Option(
+        "--replace",
+        callback=_check_names,
+        help="Put Lockstitch in the place of these, wherever the program imports them: "
+        f"{', '.join(INCUMBENTS)} (with commas between), or all.",
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say what the launcher does.")]

@@ -1,8 +1,10 @@
-"""What `lockstitch run` tells programs of `lockstitch.hvd`, as environment variables."""
+"""What `lockstitch run` tells the programs that it starts, as environment variables."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch.replacement.table import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,6 +36,7 @@ _VARIABLES: Final[tuple[tuple[str, str, Callable[[Any], object]], ...]] = (
     ("start_timeout", "HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds),
     ("meeting_seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", _seconds),
     ("log_level", "HOROVOD_LOG_LEVEL", str),
+    ("replace", VARIABLE, str),
     ("log_timestamp", "HOROVOD_LOG_HIDE_TIME", _unset),
 )
 """A parameter of `run`, the variable, and the value's form. Of two parameters for one variable the

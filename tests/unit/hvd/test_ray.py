@@ -1,4 +1,4 @@
-"""Also of `hvd.spark` and `hvd.torch`: what a program meets that looks for parts of Horovod which
+"""Also of `hvd.spark`: what a program meets that looks for parts of Horovod which
 are not here, or elsewhere."""
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import pytest
         ("ray", r"each of your own actors set HOROVOD_RANK.* lockstitch\.hvd\.run"),
         ("spark", r"each task of a barrier stage set HOROVOD_RANK.* lockstitch\.hvd\.run"),
         ("spark.torch", "no estimators"),
-        ("torch", "import lockstitch.hvd as hvd has what"),
-        ("torch.mpi_ops", r"lockstitch\.hvd\.mpi_ops"),
     ],
 )
 def test_what_is_not_there_says_what_to_do(name: str, advice: str) -> None:

@@ -1,0 +1,136 @@
+"""An import hook: ours where somebody imports a module that is replaced.
+
+A module under a replaced name is our module itself, not a copy of it: whoever imports it, or looks
+for it in `sys.modules`, gets the same object as by our own name. Where torch has still to be
+imported the hook waits for that, since ours stand on torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+_WITHOUT_TORCH: Final = frozenset(
+    " __main__ pytest_plugin replacement launch board trust"
+    " errors ids clock folders records fences".split(" ")
+)
+"""What of ours is imported without torch."""
+
+
+class AliasFinder(MetaPathFinder):
+    """Finds modules under the names of others."""
+
+    def __init__(self) -> None:
+        self.aliases: dict[str, str] = {}
+        """Modules, with all below them, and what stands in for them."""
+
+        self.active: dict[str, None] = {}
+        """What is replaced, in the order in which it was asked for."""
+
+        self.after_torch: list[Callable[[], None]] = []
+        """What is to be done once torch is imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Ours for a module that is replaced; torch's own, which tells when it is there."""
+        if self.after_torch:
+            if fullname == "torch":
+                return self._torch(fullname, path, target)
+            if _stands_on_torch(fullname):
+                return self._ours(fullname)
+        for name, ours in self.aliases.items():
+            if fullname == name or fullname.startswith(f"{name}."):
+                loader = _AliasLoader(name, ours, ours + fullname[len(name) :])
+                return ModuleSpec(fullname, loader, origin=ours, is_package=True)
+        return None
+
+    def _torch(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _NotifyingLoader(spec.loader, self._torch_is_here)
+        return spec
+
+    def _ours(self, fullname: str) -> ModuleSpec | None:
+        """Torch comes first, and brings in its wake whatever replaces its parts. Ours would else be
+        needed whole while they are on their way, themselves importing torch."""
+        importlib.import_module("torch")
+        module = sys.modules.get(fullname)
+        return None if module is None else _PresentLoader(module).spec
+
+    def _torch_is_here(self) -> None:
+        waiting, self.after_torch = self.after_torch, []
+        for act in waiting:
+            act()
+
+
+def _stands_on_torch(fullname: str) -> bool:
+    package, _, rest = fullname.partition(".")
+    return package == "lockstitch" and rest.partition(".")[0] not in _WITHOUT_TORCH
+
+
+class _PresentLoader(Loader):
+    """Of a module that was imported between the question for it and the answer. The import system
+    would take the spec that it finds in the module, and load it once more: so that one is ours
+    until then."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._before = module.__spec__
+        self.spec = module.__spec__ = ModuleSpec(module.__name__, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._module.__spec__ = self._before
+        sys.modules[module.__name__] = self._module
+
+
+class _AliasLoader(Loader):
+    def __init__(self, alias: str, ours: str, name: str) -> None:
+        self._alias = alias
+        self._ours = ours
+        self._name = name
+
+    def exec_module(self, module: ModuleType) -> None:
+        wanted = module.__name__
+        try:
+            # What the import system finds in the table afterwards is what it hands out.
+            sys.modules[wanted] = importlib.import_module(self._name)
+        except ModuleNotFoundError as error:
+            if error.name != self._name:
+                raise
+            raise ModuleNotFoundError(
+                f"No module named {wanted!r}: {self._ours} stands in for {self._alias} here "
+                f"(LOCKSTITCH_REPLACE, lockstitch run --replace, lockstitch.replace), "
+                "and has no such module",
+                name=wanted,
+            ) from error
+
+
+class _NotifyingLoader(Loader):
+    """Another loader, and a note when it has executed its module."""
+
+    def __init__(self, loader: Loader, tell: Callable[[], None]) -> None:
+        self._loader = loader
+        self._tell = tell
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._tell()

@@ -1,0 +1,204 @@
+"""Putting ours in the place of others, and taking it away again.
+
+Every change is noted with what was there before, and undone in the reverse order. The state of it
+all is in the interpreter's own tables: `sys.modules`, `sys.meta_path`, the modules that were
+changed, and the variable of the environment by which child processes do the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from lockstitch.replacement.finder import AliasFinder
+from lockstitch.replacement.keepers import warn_of_keepers
+from lockstitch.replacement.table import INCUMBENTS, VARIABLE, parse_names
+
+if TYPE_CHECKING:
+    from types import ModuleType, TracebackType
+
+    from lockstitch.replacement.table import Attributes, Incumbent
+
+_NOTHING: Final = object()
+
+
+def replace(*names: str) -> Replacement:
+    """Puts Lockstitch in the place of other libraries, in this process and in its children.
+
+    `names` are of `torch-rpc` (`torch.distributed.rpc`, `.autograd`, `DistributedOptimizer`,
+    `RemoteModule`), `horovod` (`horovod.torch` and what belongs to it) and `data-parallel`
+    (`torch.nn.DataParallel` and the functions that it is made of); none: all three. It lasts until
+    the end of the program, or of the `with` block that it heads, or until `undo()`. What is
+    replaced already stays so, whoever asks again.
+
+    Warns (`RuntimeWarning`) of names that modules have imported before and keep.
+    Raises `ValueError` for a name that it does not know.
+    """
+    already = active()
+    wanted = parse_names(",".join(names)) if names else tuple(INCUMBENTS)
+    return Replacement(tuple(name for name in wanted if name not in already))
+
+
+def active() -> tuple[str, ...]:
+    """What is replaced in this process, by the names that `replace` takes."""
+    finder = _find_finder()
+    return () if finder is None else tuple(finder.active)
+
+
+class Replacement:
+    """What has been replaced, until `undo`, or until the end of the `with` block."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._changes = ExitStack()
+        """Each knows how to undo itself."""
+        if not names:
+            return
+        with ExitStack() as changes:
+            finder = _find_finder() or _install_finder()
+            changes.callback(_remove_if_idle, finder)
+            for name in names:
+                finder.active[name] = None
+                changes.callback(finder.active.pop, name)
+                _begin(INCUMBENTS[name], finder, changes)
+            _set_variable(",".join(finder.active), changes)
+            self._changes = changes.pop_all()
+
+    def __repr__(self) -> str:
+        return f"Replacement({', '.join(self.names) or 'nothing that was not replaced before'})"
+
+    def __enter__(self) -> Replacement:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+    def undo(self) -> None:
+        """Puts back what was there before. Twice is harmless."""
+        self._changes.close()
+
+
+def _find_finder() -> AliasFinder | None:
+    return next((finder for finder in sys.meta_path if isinstance(finder, AliasFinder)), None)
+
+
+def _install_finder() -> AliasFinder:
+    finder = AliasFinder()
+    sys.meta_path.insert(0, finder)
+    return finder
+
+
+def _remove_if_idle(finder: AliasFinder) -> None:
+    if not finder.active and finder in sys.meta_path:
+        sys.meta_path.remove(finder)
+
+
+def _set_variable(value: str, changes: ExitStack) -> None:
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = value
+    if before is None:
+        changes.callback(os.environ.pop, VARIABLE, None)
+    else:
+        changes.callback(os.environ.__setitem__, VARIABLE, before)
+
+
+def _begin(incumbent: Incumbent, finder: AliasFinder, changes: ExitStack) -> None:
+    """Now, or as soon as torch is there."""
+    if not incumbent.needs_torch or "torch" in sys.modules:
+        _swap(incumbent, finder, changes)
+        return
+    # What is changed later is undone at the place in the order where it was asked for.
+    later = changes.enter_context(ExitStack())
+    act = partial(_swap, incumbent, finder, later)
+    finder.after_torch.append(act)
+
+    def forget() -> None:
+        if act in finder.after_torch:
+            finder.after_torch.remove(act)
+
+    changes.callback(forget)
+
+
+def _swap(incumbent: Incumbent, finder: AliasFinder, changes: ExitStack) -> None:
+    changes.callback(_give_back, [them for them in incumbent.attributes if not them.is_here()])
+    originals: dict[int, str] = {}
+    for name, ours in incumbent.modules:
+        for key in _within(name):
+            module = sys.modules.pop(key)
+            originals |= _own(module)
+            changes.callback(sys.modules.__setitem__, key, module)
+        finder.aliases[name] = ours
+        changes.callback(_forget_alias, finder, name)
+    for name, _ in incumbent.modules:
+        package, _, leaf = name.rpartition(".")
+        if package in sys.modules:
+            # Programs write `torch.distributed.rpc` without having imported it. (An import sets
+            # that itself, so what was there is noted first.)
+            _set(sys.modules[package], leaf, None, changes)
+            setattr(sys.modules[package], leaf, importlib.import_module(name))
+    for them in incumbent.attributes:
+        originals |= _set_attributes(them, changes)
+    warn_of_keepers(incumbent.name, originals)
+
+
+def _within(name: str) -> list[str]:
+    """The modules that are imported under a name, and below it."""
+    return [key for key in sys.modules if key == name or key.startswith(f"{name}.")]
+
+
+def _own(module: ModuleType) -> dict[int, str]:
+    """A module, and the functions and classes that it has defined, by identity."""
+    name = module.__name__
+    own = {id(module): name}
+    for attribute, value in list(vars(module).items()):
+        if callable(value) and getattr(value, "__module__", None) == name:
+            own[id(value)] = f"{name}.{attribute}"
+    return own
+
+
+def _set_attributes(them: Attributes, changes: ExitStack) -> dict[int, str]:
+    """What was there, by identity."""
+    originals: dict[int, str] = {}
+    if them.is_here():
+        place = sys.modules[them.place]
+        ours = importlib.import_module(them.ours)
+        for name in them.names:
+            before = vars(place).get(name)
+            if before is not None and hasattr(ours, name):
+                if callable(before):
+                    originals[id(before)] = f"{them.place}.{name}"
+                _set(place, name, getattr(ours, name), changes)
+    return originals
+
+
+def _set(module: ModuleType, name: str, value: object, changes: ExitStack) -> None:
+    before = vars(module).get(name, _NOTHING)
+    if before is _NOTHING:
+        changes.callback(vars(module).pop, name, None)
+    else:
+        changes.callback(setattr, module, name, before)
+    setattr(module, name, value)
+
+
+def _forget_alias(finder: AliasFinder, name: str) -> None:
+    del finder.aliases[name]
+    for key in _within(name):
+        del sys.modules[key]
+
+
+def _give_back(attributes: list[Attributes]) -> None:
+    """To modules that were imported while ours stood there, and have taken ours."""
+    for them in attributes:
+        if them.is_here() and them.origin:
+            origin = importlib.import_module(them.origin)
+            for name in them.names:
+                setattr(sys.modules[them.place], name, getattr(origin, name))
