@@ -27,6 +27,7 @@ BLOCK = re.compile(
     r"(?:^<!-- workers: (?P<workers>\d+) -->\n\n?)?^```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+VARIABLE = re.compile(r"\b(?:LOCKSTITCH|HOROVOD)_[A-Z_]*[A-Z]\b")
 
 
 @dataclass(frozen=True)
@@ -90,3 +91,10 @@ def test_files_on_the_map_exist() -> None:
     named = set(re.findall(r"`([\w/]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text()))
     files = [path for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py")]
     assert {name for name in named if not any(path.match(name) for path in files)} == set()
+
+
+def test_every_variable_of_the_environment_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
+    names = {name for text in sources for name in VARIABLE.findall(text)}
+    assert sorted(name for name in names if f"`{name}`" not in page) == []
