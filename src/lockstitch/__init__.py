@@ -9,6 +9,7 @@
     collectives  reductions over ranks, negotiated by name
     testing      clusters in one process, mishaps by script, proofs of equality
     launch       `lockstitch run -n 4 train.py`
+    doctor       `lockstitch doctor`: what is here, and what is wrong with it
     observe      what every worker waits for: explain_waits()
     replacement  ours in the place of the libraries above, for programs that nobody edits: replace()
 

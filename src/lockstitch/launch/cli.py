@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -17,6 +18,9 @@ from rich.console import Console
 
 from lockstitch import __version__
 from lockstitch.board.muster import MusterOptions
+from lockstitch.doctor.libraries import look_at_libraries
+from lockstitch.doctor.report import show
+from lockstitch.doctor.surroundings import look_around
 from lockstitch.launch import options
 from lockstitch.launch.elastic import Elasticity, ElasticJob
 from lockstitch.launch.hosts import Slots, is_here, parse_hostfile, parse_hosts
@@ -221,6 +225,16 @@ def secret(
         raise typer.BadParameter(
             f"cannot write {output}: {error.strerror}", param_hint="--output"
         ) from error
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is here, what is in force, and what is wrong with it.
+
+    The exit status is 1 if something is.
+    """
+    findings = itertools.chain(look_at_libraries(), look_around(os.environ))
+    raise typer.Exit(1 if show(findings, Console()) else 0)
 
 
 @dataclass

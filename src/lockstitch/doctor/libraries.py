@@ -1,0 +1,142 @@
+"""Which libraries, launchers and engines are here.
+
+Torch is asked in a process of its own: one that cannot be imported, or crashes, is then a finding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch import __version__
+from lockstitch.doctor.findings import Finding, good, note, wrong
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Ask = Callable[[], "dict[str, Any]"]
+
+TORCH: Final = ((2, 10), (2, 16))
+"""The oldest torch that is supported, and the first that is not."""
+PYTHON: Final = ((3, 10), (3, 15))
+
+_QUESTIONS: Final = """
+import json, sys
+answers = {}
+import torch
+answers["version"] = torch.__version__
+answers["cpu"] = torch.backends.cpu.get_cpu_capability()
+answers["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+answers["built for"] = torch.version.cuda or torch.version.hip or ""
+answers["nccl"] = torch.distributed.is_nccl_available()
+answers["gloo"] = torch.distributed.is_gloo_available()
+import lockstitch.rpc, lockstitch.autograd, lockstitch.hvd, lockstitch.nn
+from lockstitch.transport import mapping, ring
+answers["segments"] = mapping.IS_AVAILABLE
+answers["rings"] = ring.IS_AVAILABLE
+print(json.dumps(answers), file=sys.__stdout__)
+"""
+_ASK_SECONDS: Final = 120.0
+_ENGINES: Final = (("ray", "Ray"), ("pyspark", "Spark"))
+_EXTRAS: Final = (("cryptography", "tls", "TLS between hosts"),)
+_LAUNCHERS: Final = "torchrun ssh mpirun srun kubectl ray spark-submit".split()
+
+
+def ask_torch() -> dict[str, Any]:
+    """What torch says of itself, and ours of what it stands on; or `error`, and what was said."""
+    command = [sys.executable, "-c", _QUESTIONS]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"it takes more than {_ASK_SECONDS:.0f} s to import"}
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return {"error": lines[-1] if lines else f"exit status {done.returncode}"}
+    answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+def look_at_libraries(ask: Ask = ask_torch) -> Iterator[Finding]:
+    """Versions, features, extras, launchers and engines."""
+    yield good("lockstitch", __version__)
+    yield check_python(sys.version_info[:2], sysconfig.get_config_var("Py_GIL_DISABLED") == 1)
+    answers = ask()
+    yield check_torch(answers)
+    if "error" not in answers:
+        yield from describe_features(answers)
+    yield from describe_others()
+
+
+def check_python(running: tuple[int, int], is_free_threaded: bool) -> Finding:
+    """The version, and whether there is a GIL."""
+    text = platform.python_version()
+    if not PYTHON[0] <= running < PYTHON[1]:
+        says = f"{'.'.join(map(str, running))} is not among those that are tested (3.10 to 3.14)"
+        return wrong("python", says, "use one that is")
+    if is_free_threaded:
+        return note("python", f"{text}, without the GIL: not tested", "use the ordinary build")
+    return good("python", text)
+
+
+def check_torch(answers: dict[str, Any]) -> Finding:
+    """Whether ours stand on it, and whether it is one that they are tested with."""
+    if "error" in answers:
+        return wrong(
+            "torch",
+            f"Lockstitch cannot be imported with it: {answers['error']}",
+            "install a torch from 2.10 to 2.15: pip install 'torch>=2.10,<2.16'",
+        )
+    text = str(answers["version"])
+    known = tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdecimal())
+    if not TORCH[0] <= known < TORCH[1]:
+        return note("torch", f"{text} is not among those that are tested (2.10 to 2.15)")
+    return good("torch", text)
+
+
+def describe_features(answers: dict[str, Any]) -> Iterator[Finding]:
+    """What calls and reductions can use here."""
+    yield good("cpu", f"{platform.machine()}, {answers['cpu']}")
+    if answers["gpus"]:
+        nccl = "with NCCL" if answers["nccl"] else "without NCCL: reductions go through the host"
+        yield good("gpu", f"{', '.join(answers['gpus'])}, {nccl}")
+    else:
+        built = answers["built for"]
+        yield note("gpu", f"none, though torch is built for CUDA {built}" if built else "none")
+    ways = ["unix sockets", "TCP"]
+    ways += ["shared memory for large tensors"] * answers["segments"]
+    ways += ["shared memory for short messages"] * answers["rings"]
+    yield good("transports", ", ".join(ways))
+    if not answers["gloo"]:
+        yield note("transports", "torch has no Gloo: no reductions between hosts")
+
+
+def describe_others() -> Iterator[Finding]:
+    """Extras, launchers and engines."""
+    for package, extra, what in _EXTRAS:
+        found = _version(package)
+        if found is None:
+            yield note("extras", f"{extra} is not installed: {what}", f"lockstitch[{extra}]")
+        else:
+            yield good("extras", f"{extra}: {what} ({package} {found})")
+    # Those of this environment are beside its Python, also where nobody has activated it.
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+    launchers = [name for name in _LAUNCHERS if shutil.which(name, path=path)]
+    yield good("launchers", ", ".join(["lockstitch run", *launchers]))
+    engines = [f"{name} {_version(package)}" for package, name in _ENGINES if _version(package)]
+    yield good("engines", ", ".join(engines) or "none")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,177 @@
+"""What surrounds a worker: variables, address, secret, limits, memory, clock.
+
+Without torch: each of these can be looked at before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import resource
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lockstitch.doctor.findings import Finding, good, note, wrong
+from lockstitch.replacement import VARIABLE as REPLACE
+from lockstitch.replacement import parse_names
+from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE, find_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+KNOWN: Final = frozenset(
+    "LOCKSTITCH_" + name
+    for name in (
+        "ADDRESS BOARD BUFFER_POOL_BYTES HEARTBEAT_TIMEOUT INSECURE REACHED_AT REPLACE SECRET "
+        "SECRET_FILE SEGMENT_POOL_BYTES STORE SWITCH_INTERVAL TLS TRANSPORTS WORKER"
+    ).split()
+)
+"""Every variable of ours; docs/reference/environment.md explains them."""
+
+_HOOK: Final = "lockstitch_replace.pth"
+"""What obeys the variable when Python starts."""
+_FEW_DESCRIPTORS: Final = 1024
+_LITTLE_SHARED_MEMORY: Final = 256 << 20
+_EARLIEST: Final = 1_735_689_600  # 2025: no clock that is right says less
+
+
+def look_around(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """All of them."""
+    yield from check_variables(environment)
+    yield check_address(environment)
+    yield check_secret(environment)
+    yield check_replacement(environment)
+    yield check_descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield from check_cpus(os.cpu_count() or 1, _usable_cpus(), environment)
+    yield check_shared_memory(Path("/dev/shm"))
+    yield check_clock(time.time())
+
+
+def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Of ours, those that are set; a name that is not known is probably misspelt."""
+    for name in sorted(it for it in environment if it.startswith("LOCKSTITCH_")):
+        if name not in KNOWN:
+            near = difflib.get_close_matches(name, KNOWN, 1)
+            guess = f"did you mean {near[0]}?" if near else "docs/reference/environment.md has all"
+            yield wrong("variables", f"nothing reads {name}", guess)
+        elif name not in (VARIABLE, REPLACE):
+            yield note("variables", f"{name}={environment[name]}")
+
+
+def check_address(environment: Mapping[str, str]) -> Finding:
+    """Where workers of other hosts would reach this one."""
+    given = environment.get("LOCKSTITCH_ADDRESS")
+    name = given or socket.gethostname()
+    where = "LOCKSTITCH_ADDRESS" if given else "this machine's name"
+    try:
+        addresses = sorted({str(it[4][0]) for it in socket.getaddrinfo(name, None)})
+    except OSError as error:
+        if given and any(name == interface for _, interface in socket.if_nameindex()):
+            return good("address", f"LOCKSTITCH_ADDRESS is the interface {name}")
+        says = f"{where}, {name!r}, has no address ({error.strerror})"
+        remedy = "set LOCKSTITCH_ADDRESS to an address or interface that other hosts reach"
+        return wrong("address", says, remedy) if given else note("address", says, remedy)
+    listed = ", ".join(addresses)
+    if all(address.startswith("127.") or address == "::1" for address in addresses):
+        return note(
+            "address",
+            f"{where}, {name!r}, is {listed}: this machine only",
+            "for workers on several hosts set LOCKSTITCH_ADDRESS to one that they reach",
+        )
+    return good("address", f"{where}, {name!r}, is {listed}")
+
+
+def check_secret(environment: Mapping[str, str]) -> Finding:
+    """That of a job that another launcher starts."""
+    try:
+        secret = find_secret(None, None, environment)
+    except (OSError, ValueError) as error:
+        return wrong("secret", str(error), f"make one: lockstitch secret -o FILE, {FILE_VARIABLE}")
+    if secret is not None:
+        return good("secret", "there is one, and nobody else can read it")
+    if environment.get("LOCKSTITCH_INSECURE", "0") not in ("", "0"):
+        return note(
+            "secret",
+            "LOCKSTITCH_INSECURE is set: whoever reaches a worker can run anything there",
+            "unset it, and give the job a secret",
+        )
+    return good("secret", "none is set: lockstitch run makes one for each job")
+
+
+def check_replacement(environment: Mapping[str, str]) -> Finding:
+    """What Lockstitch stands in for, in whatever starts here."""
+    asked = environment.get(REPLACE, "")
+    try:
+        names = parse_names(asked)
+    except ValueError as error:
+        return wrong("replacement", f"{REPLACE}={asked!r}: {error}", "unset it, or correct it")
+    is_installed = any(Path(folder, _HOOK).is_file() for folder in sys.path)
+    if names and not is_installed:
+        return wrong(
+            "replacement",
+            f"{REPLACE} is set, but {_HOOK} is not installed, so nothing obeys it",
+            "install Lockstitch with pip, or call lockstitch.replace() in the program",
+        )
+    return good("replacement", f"in force: {', '.join(names)}" if names else "none is in force")
+
+
+def check_descriptors(limit: int) -> Finding:
+    """A worker has two or three for each peer."""
+    if 0 <= limit < _FEW_DESCRIPTORS:
+        says = f"a process may have {limit} open files: a worker needs three for each peer"
+        return wrong("limits", says, "raise it: ulimit -n 65536")
+    return good("limits", f"a process may have {limit} open files")
+
+
+def check_cpus(total: int, usable: float, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """How many of them this process may use, and how many threads it would compute on."""
+    if usable < total:
+        yield note("cores", f"{usable:g} of {total} may be used here (affinity, or a container)")
+    else:
+        yield good("cores", f"{total}")
+    threads = environment.get("OMP_NUM_THREADS", "")
+    if threads.isdecimal() and int(threads) > usable:
+        yield wrong(
+            "cores",
+            f"OMP_NUM_THREADS={threads} is more than the {usable:g} cores there are",
+            "unset it, or divide the cores by the workers of this host",
+        )
+
+
+def _usable_cpus() -> float:
+    usable: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    with_quota = _quota(Path("/sys/fs/cgroup/cpu.max"))
+    return min(usable, with_quota) if with_quota else usable
+
+
+def _quota(path: Path) -> float | None:
+    try:
+        quota, period = path.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # there is no control group, or it has no limit ("max")
+        return None
+
+
+def check_shared_memory(folder: Path) -> Finding:
+    """Lockstitch needs none of it; torch's data loaders and NCCL do."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return note("shared memory", f"there is no {folder}: torch's data loaders need it")
+    size = f"{folder} has {usage.total >> 20:,} MB, {usage.free >> 20:,} MB free"
+    if usage.free < _LITTLE_SHARED_MEMORY:
+        remedy = "in a container: docker run --shm-size=8g (Lockstitch itself needs none of it)"
+        return note("shared memory", f"{size}: little for data loaders and NCCL", remedy)
+    return good("shared memory", size)
+
+
+def check_clock(now: float) -> Finding:
+    """Certificates are valid for a time."""
+    if now < _EARLIEST:
+        says = f"it says {time.strftime('%Y-%m-%d', time.gmtime(now))}"
+        return wrong("clock", says, "set it: certificates of TLS would not be valid yet")
+    return good("clock", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now)))
