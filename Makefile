@@ -16,7 +16,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 DEMO = examples/digits/train.py
 TESTS = tests
 
-.PHONY: help demo test test-gpu test-again test-all lint format bench docs clean
+.PHONY: help demo test test-gpu test-again test-all test-matrix lint format bench docs package clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -54,8 +54,20 @@ bench: $(VENV)/installed-demo  ## figures, each beside the incumbent's in the sa
 docs: $(VENV)/installed-demo $(VENV)/installed-docs  ## the site, into docs/_build/html
 	sphinx-build -W --keep-going -b html docs docs/_build/html
 
+test-matrix:  ## the core of the suite on each version of torch, in environments of their own
+	$(PYTHON) -m tests.matrix
+
+package: $(VENV)/installed-package  ## sdist and wheel into dist, checked; twice, which gives the same bytes
+	rm -rf dist
+	python -m build --outdir dist
+	python -m build --outdir dist/again
+	for file in dist/again/*; do cmp "$$file" "dist/$${file##*/}" || exit 1; done
+	rm -r dist/again
+	twine check --strict dist/*
+	check-wheel-contents dist/*.whl
+
 clean:  ## remove the environment and everything that was built
-	rm -rf $(VENV) build dist docs/_build out .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) .matrix build dist docs/_build out .pytest_cache .mypy_cache .ruff_cache \
 		.import_linter_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
