@@ -51,7 +51,8 @@ format: $(VENV)/installed-dev  ## let ruff repair what it can
 bench: $(VENV)/installed-demo  ## figures, each beside the incumbent's in the same run; ten minutes
 	python -m benchmarks
 
-docs: $(VENV)/installed-demo $(VENV)/installed-docs  ## the site, into docs/_build/html
+docs: $(VENV)/installed-docs  ## the site, into docs/_build/html, built anew; a warning is a failure
+	rm -rf docs/_build
 	sphinx-build -W --keep-going -b html docs docs/_build/html
 
 test-matrix:  ## the core of the suite on each version of torch, in environments of their own

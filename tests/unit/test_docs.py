@@ -2,6 +2,9 @@
 
 A block is run as `python` would, or, below a line `<!-- workers: 2 -->`, as `lockstitch run -n 2`
 would. What is no whole program stands in a block of another kind (diff, text).
+
+The site itself is built by `make docs`, which continuous integration runs; the slow test here also
+looks at what its reference shows.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,3 +102,40 @@ def test_every_variable_of_the_environment_is_on_its_page() -> None:
     sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
     names = {name for text in sources for name in VARIABLE.findall(text)}
     assert sorted(name for name in names if f"`{name}`" not in page) == []
+
+
+def described(inventory: Path) -> set[str]:
+    """The names that the reference of a site has a description of, as it tells other sites."""
+    head, _, packed = inventory.read_bytes().partition(b"using zlib.\n")
+    assert head.startswith(b"# Sphinx inventory")
+    lines = zlib.decompress(packed).decode().splitlines()
+    return {line.split()[0] for line in lines if line.split()[1].startswith("py:")}
+
+
+@pytest.mark.slow
+def test_site_is_built_from_clean_without_a_warning_and_shows_what_is_public(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("sphinx")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-b", "html", "docs", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    names = described(tmp_path / "objects.inv")
+    assert "lockstitch.rpc.functions.async_execution" in names
+    for module in ("rpc", "autograd", "optim", "checkpoint", "hvd", "testing", "errors"):
+        assert f"lockstitch.{module}" in names
+    future = {name for name in names if name.startswith("lockstitch.rpc.Future.")}
+    assert {name.rpartition(".")[2] for name in future} == {
+        "done",
+        "wait",
+        "then",
+        "add_done_callback",
+    }
+    inner = {"copy_of", "add_note", "check_callee", "check_method", "apply"}
+    assert [name for name in names if name.rpartition(".")[2] in inner] == []
