@@ -21,6 +21,7 @@
     └── ProtocolError                 the two ends disagree
         ├── LocalProtocolError        our side broke the rules (a bug here)
         └── RemoteProtocolError       the peer's side did
+            └── HandshakeError        … in its first words: a stranger, or another version
 
 All derive from `RuntimeError`, so that `except RuntimeError` of a program written for
 `torch.distributed.rpc` goes on working. A callee's own exception is re-raised as *itself*; these
@@ -149,6 +150,15 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The peer's side broke the protocol."""
+
+
+class HandshakeError(RemoteProtocolError):
+    """What came first on a connection is no greeting of a worker of this job; `reason` is one of
+    few, for counting."""
+
+    def __init__(self, message: str, reason: str = "refused") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def copy_of(error: BaseException) -> BaseException:

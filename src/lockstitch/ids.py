@@ -25,6 +25,7 @@ _COUNTER_MASK = (1 << _GENERATION_SHIFT) - 1
 
 _NAME = re.compile("[A-Za-z0-9_:-]*")
 _NAME_LIMIT = 128
+_NUMBER = re.compile(r"\d+")
 _MOST_NAMES = 16
 
 
@@ -133,9 +134,12 @@ class WorkerInfo:
 
 def names_like(key: str | int, names: Sequence[str]) -> str:
     """For who asked for a worker `key` that is not among `names`: the names, or the first of many,
-    and a guess."""
+    and a guess. (That is no name which differs in its number only: nobody mistypes that.)"""
     shown = ", ".join(map(repr, names[:_MOST_NAMES]))
     more = f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
-    alike = difflib.get_close_matches(key, names) if isinstance(key, str) else []
+    alike: list[str] = []
+    if isinstance(key, str):
+        others = [name for name in names if _NUMBER.sub("", name) != _NUMBER.sub("", key)]
+        alike = difflib.get_close_matches(key, others)
     guess = f"; did you mean {' or '.join(map(repr, alike))}?" if alike else ""
     return f"{shown}{more}{guess}"

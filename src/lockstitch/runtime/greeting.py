@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from lockstitch.errors import RpcError
+from lockstitch import __version__
+from lockstitch.errors import HandshakeError, RpcError
 from lockstitch.ids import ANYBODY
 from lockstitch.transport.greetings import GreetingReader
 from lockstitch.transport.handshake import CallerHandshake
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.agent import Agent
     from lockstitch.transport.base import Connection
-    from lockstitch.transport.greetings import Hello
+    from lockstitch.transport.greetings import Hello, Welcome
     from lockstitch.wire.decoding import FrameDecoder
 
 GIVEN_UP: Final = "it has given this worker up as dead"
@@ -36,9 +37,31 @@ def greet(agent: Agent, peer: WorkerInfo, connection: Connection) -> FrameDecode
     """Greets `peer` and returns what reads its messages from now on.
 
     Raises `ConnectionError`, or `BlockingIOError` for a peer that stays silent; `RpcError` where it
-    refuses to serve this worker.
+    refuses to serve this worker, `HandshakeError` where it greets as no worker of this job does.
     """
+    whom = "the group's member" if peer.worker == ANYBODY else f"worker {peer.name!r}"
     handshake = CallerHandshake(agent.info, peer.worker, (_PYTHON, _TORCH), agent.options.secret)
+    try:
+        welcome = _exchange(agent, connection, handshake)
+    except HandshakeError as error:
+        raise HandshakeError(
+            f"no connection to {whom} at {connection.peer}: {error}", error.reason
+        ) from None
+    if handshake.is_proved and peer.worker not in (welcome.worker, ANYBODY):
+        raise ConnectionRefusedError(f"{welcome.worker} has taken its place")
+    if handshake.is_proved and welcome.refusal.startswith(GIVEN_UP):
+        raise ConnectionRefusedError(welcome.refusal)
+    if welcome.refusal:
+        where = f"it listens at {connection.peer}"
+        raise RpcError(f"{whom} refused the connection: {welcome.refusal} ({where})")
+    decoder = agent.decoder(connection, handshake.keys)
+    if decoder.is_sealed and handshake.keys is not None:
+        connection.seal(Sealer(handshake.keys.outgoing))
+    return decoder
+
+
+def _exchange(agent: Agent, connection: Connection, handshake: CallerHandshake) -> Welcome:
+    """Says and hears all greetings; returns the last."""
     reader = GreetingReader()
     connection.send([handshake.opening])
     while handshake.welcome is None:
@@ -50,25 +73,23 @@ def greet(agent: Agent, peer: WorkerInfo, connection: Connection) -> FrameDecode
         answer = b"" if greeting is None else handshake.take(greeting)
         if answer:
             connection.send([answer])
-    welcome = handshake.welcome
-    if handshake.is_proved and peer.worker not in (welcome.worker, ANYBODY):
-        raise ConnectionRefusedError(f"{welcome.worker} has taken its place")
-    if handshake.is_proved and welcome.refusal.startswith(GIVEN_UP):
-        raise ConnectionRefusedError(welcome.refusal)
-    if welcome.refusal:
-        raise RpcError(f"worker {peer.name!r} refused the connection: {welcome.refusal}")
-    decoder = agent.decoder(connection, handshake.keys)
-    if decoder.is_sealed and handshake.keys is not None:
-        connection.seal(Sealer(handshake.keys.outgoing))
-    return decoder
+    return handshake.welcome
 
 
 def why_unfit(hello: Hello) -> str:
-    """Why this worker cannot exchange values with a caller; empty if it can."""
-    if hello.python.split(".")[:2] != _PYTHON.split(".")[:2]:
-        return f"it runs Python {hello.python}, this worker {_PYTHON}: values would not match"
-    if hello.torch.split(".")[:2] != _TORCH.split(".")[:2]:
-        return f"it runs torch {hello.torch}, this worker {_TORCH}"
+    """Why this worker cannot exchange values with a caller; empty if it can. What counts of each
+    version are the first two numbers."""
+    versions = (
+        ("lockstitch", hello.lockstitch, __version__),
+        ("Python", hello.python, _PYTHON),
+        ("torch", hello.torch, _TORCH),
+    )
+    for what, theirs, ours in versions:
+        if theirs.split(".")[:2] != ours.split(".")[:2]:
+            return (
+                f"of the caller, values would not be understood: it runs {what} {theirs}, this "
+                f"worker {ours}; install the same on all workers"
+            )
     return ""
 
 

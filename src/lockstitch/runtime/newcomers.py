@@ -14,8 +14,9 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from lockstitch.errors import HandshakeError
 from lockstitch.runtime.incoming import IncomingConnection
-from lockstitch.transport.greetings import GreetingReader, HandshakeError
+from lockstitch.transport.greetings import GreetingReader
 from lockstitch.transport.handshake import ListenerHandshake
 
 if TYPE_CHECKING:

@@ -107,11 +107,22 @@ class Peers:
             raise ValueError(f"a worker is named by str, int or WorkerInfo, not by {to!r}")
         found = self._directory.find(key)
         if found is None:
-            there_are = names_like(key, [member.name for member in self._directory.members()])
-            raise RpcError(f"could not find destination {key!r}: the workers are {there_are}")
+            raise self._not_found(key)
         if self._directory.is_fixed:
             self._known[key] = found
         return found
+
+    def _not_found(self, key: str | int) -> RpcError:
+        here = names_like(key, [member.name for member in self._directory.members()])
+        text = f"could not find destination {key!r}: "
+        if self._directory.is_fixed:
+            return RpcError(f"{text}the workers are {here}")
+        awaited = repr(key) if isinstance(key, str) else "name"
+        return RpcError(
+            f"{text}this group is dynamic, since init_rpc was given no world_size. To wait for who "
+            f"is still to come, call rpc.wait_for_worker({awaited}), or give all workers the same "
+            f"world_size. The workers now are {here}"
+        )
 
     def info_of(self, worker: WorkerId) -> WorkerInfo:
         """Name and rank of a worker by its identity."""

@@ -6,19 +6,23 @@ messages.
 
     ┌ prefix, 8 bytes: magic, u8 kind, u8 version, u16 length of the rest ┬ at most 504 bytes ┐
 
-The kind stands where that of a message does in its frame (see `wire.frames`). No I/O here.
+The kind stands where that of a message does in its frame (see `wire.frames`). A Hello and a Welcome
+begin with the sender's version of Lockstitch, in every version of the protocol from 3 on: so either
+side can say what the other one runs, even where it understands nothing else. No I/O here.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from lockstitch.errors import RemoteProtocolError
+from lockstitch import __version__
+from lockstitch.errors import HandshakeError
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
 
-VERSION: Final = 2
+VERSION: Final = 3
 LONGEST: Final = 512
 """So many bytes at most has anything said here."""
 NONCE_BYTES: Final = 32
@@ -35,14 +39,8 @@ _LONGEST_NAME: Final = 127
 _LONGEST_VERSION: Final = 40
 _LONGEST_REFUSAL: Final = 255
 _MOST_RANKS: Final = 1 << 31
-
-
-class HandshakeError(RemoteProtocolError):
-    """What came is no greeting of a worker of this job; `reason` is one of few, for counting."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+_TELLS_ITS_VERSION: Final = 3
+"""The first version of the protocol that says which Lockstitch speaks it."""
 
 
 class Greeting:
@@ -64,10 +62,12 @@ class Hello(Greeting):
     worker: WorkerId
     python: str
     torch: str
+    lockstitch: str = __version__
 
     def body(self) -> bytes:
         return b"".join(
             (
+                _text(self.lockstitch, _LONGEST_VERSION),
                 bytes([self.proves]),
                 self.nonce,
                 _IDENTITY.pack(*self.peer),
@@ -111,10 +111,12 @@ class Welcome(Greeting):
     name: str
     worker: WorkerId
     mac: bytes = NO_MAC
+    lockstitch: str = __version__
 
     def body(self) -> bytes:
         return b"".join(
             (
+                _text(self.lockstitch, _LONGEST_VERSION),
                 _IDENTITY.pack(*self.worker),
                 _text(self.name, _LONGEST_NAME),
                 _text(self.refusal, _LONGEST_REFUSAL),
@@ -143,10 +145,11 @@ def decode(data: bytes) -> Hello | Challenge | Proof | Welcome:
     if length != len(data):
         raise _garbage()
     if version != VERSION:
-        raise HandshakeError(OTHER_VERSION, f"it speaks protocol {version}, this worker {VERSION}")
+        raise _other_version(kind, version, _Reader(data[_PREFIX.size :]))
     reader = _Reader(data[_PREFIX.size :])
     greeting: Hello | Challenge | Proof | Welcome
     if kind == Hello.KIND:
+        lockstitch = reader.text(_LONGEST_VERSION)
         proves = reader.bytes(1)
         if proves not in (b"\0", b"\1"):
             raise _garbage()
@@ -158,15 +161,16 @@ def decode(data: bytes) -> Hello | Challenge | Proof | Welcome:
             name=reader.name(),
             python=reader.text(_LONGEST_VERSION),
             torch=reader.text(_LONGEST_VERSION),
+            lockstitch=lockstitch,
         )
     elif kind == Challenge.KIND:
         greeting = Challenge(reader.bytes(NONCE_BYTES))
     elif kind == Proof.KIND:
         greeting = Proof(reader.bytes(MAC_BYTES))
     elif kind == Welcome.KIND:
-        worker = reader.worker()
+        lockstitch, worker = reader.text(_LONGEST_VERSION), reader.worker()
         name, refusal = reader.name(), reader.text(_LONGEST_REFUSAL)
-        greeting = Welcome(refusal, name, worker, reader.bytes(MAC_BYTES))
+        greeting = Welcome(refusal, name, worker, reader.bytes(MAC_BYTES), lockstitch)
     else:
         raise _garbage()
     reader.check_end()
@@ -223,7 +227,20 @@ def _prefix(data: bytes | memoryview) -> tuple[int, int, int]:
 
 
 def _garbage() -> HandshakeError:
-    return HandshakeError("garbage", "what came is no greeting of a worker")
+    return HandshakeError("what came is no greeting of a worker", "garbage")
+
+
+def _other_version(kind: int, version: int, reader: _Reader) -> HandshakeError:
+    lockstitch = ""
+    if version >= _TELLS_ITS_VERSION and kind in (Hello.KIND, Welcome.KIND):
+        lockstitch = reader.text(_LONGEST_VERSION)
+    named = f" (lockstitch {lockstitch})" if re.fullmatch(r"[\w.+!-]+", lockstitch) else ""
+    who = "the caller" if kind in (Hello.KIND, Proof.KIND) else "the worker that was called"
+    return HandshakeError(
+        f"{who} speaks protocol {version}{named}, this worker protocol {VERSION} (lockstitch "
+        f"{__version__}): install the same version of lockstitch on all workers",
+        OTHER_VERSION,
+    )
 
 
 # ---------------------------------------------------------------- reading it

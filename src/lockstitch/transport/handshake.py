@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
+from lockstitch.errors import HandshakeError
 from lockstitch.ids import ANYBODY, WorkerId, WorkerInfo
 from lockstitch.transport.greetings import (
     MAC_BYTES,
@@ -30,7 +31,6 @@ from lockstitch.transport.greetings import (
     OTHER_VERSION,
     Challenge,
     Greeting,
-    HandshakeError,
     Hello,
     Proof,
     Welcome,
@@ -128,9 +128,9 @@ class CallerHandshake:
         self.is_proved = hmac.compare_digest(welcome.mac, expected)
         if not self.is_proved and not welcome.refusal:
             raise HandshakeError(
-                "wrong proof",
                 "whoever listens there has not proved that it has the job's secret: it is a "
                 "stranger, or the two workers were given different secrets",
+                "wrong proof",
             )
         self.keys = self._transcript.keys(_CALLER)
         self.welcome = welcome
@@ -198,7 +198,7 @@ class ListenerHandshake:
         if not refusal and hello.peer not in (self._me.worker, ANYBODY):
             refusal = f"it looks for {hello.peer}, but this is {self._me.worker}"
         if refusal:
-            self.refused = HandshakeError("refused", refusal)
+            self.refused = HandshakeError(refusal)
         else:
             self.caller = WorkerInfo(hello.name, *hello.worker)
         self.keys = self._transcript.keys(_LISTENER)
@@ -215,21 +215,22 @@ class ListenerHandshake:
 
 def _out_of_order(greeting: Greeting) -> HandshakeError:
     return HandshakeError(
-        "out of order", f"a {type(greeting).__name__} came out of order in a greeting"
+        f"a {type(greeting).__name__} came out of order in a greeting", "out of order"
     )
 
 
 _WRONG_PROOF: Final = (
+    "the caller's proof is wrong: the two workers were given different secrets (LOCKSTITCH_SECRET "
+    "or LOCKSTITCH_SECRET_FILE)",
     "wrong proof",
-    "the caller's proof is wrong: the two workers were given different secrets",
 )
 _NO_SECRET_HERE: Final = (
-    "no secret here",
     "the caller proves itself by a secret, but this worker was given none: give both the same "
     "(LOCKSTITCH_SECRET or LOCKSTITCH_SECRET_FILE)",
+    "no secret here",
 )
 _NO_SECRET_THERE: Final = (
-    "no secret there",
     "this worker wants a proof by the job's secret, but the caller was given none: give both the "
     "same (LOCKSTITCH_SECRET or LOCKSTITCH_SECRET_FILE)",
+    "no secret there",
 )

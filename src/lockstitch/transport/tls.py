@@ -16,8 +16,8 @@ import ssl
 import threading
 from typing import TYPE_CHECKING, Any
 
+from lockstitch.errors import HandshakeError
 from lockstitch.transport.base import SendTimeoutError
-from lockstitch.transport.greetings import HandshakeError
 from lockstitch.transport.stream import (
     StreamConnection,
     as_connection_error,
@@ -102,7 +102,9 @@ class TlsConnection(StreamConnection):
         except ssl.SSLError as error:
             if not self._is_greeted:
                 raise HandshakeError(
-                    "no TLS", f"{self.peer} does not speak TLS as we do"
+                    f"{self.peer} does not speak TLS as we do ({error.reason or error}): all "
+                    "workers need tls=True, and certificates of the same secret or authority",
+                    "no TLS",
                 ) from error
             raise ConnectionError(f"TLS with {self.peer} failed: {error}") from error
         except OSError as error:

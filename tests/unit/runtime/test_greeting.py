@@ -6,7 +6,8 @@ import contextlib
 
 import pytest
 
-from lockstitch.errors import PeerDiedError, RemoteProtocolError, RpcError
+from lockstitch import __version__
+from lockstitch.errors import HandshakeError, PeerDiedError, RemoteProtocolError, RpcError
 from lockstitch.ids import WorkerId
 from lockstitch.runtime.greeting import why_unfit
 from lockstitch.transport.greetings import Challenge, Hello, Welcome, encode
@@ -27,7 +28,7 @@ class Closing:
             far.send([answer])
         else:
             far.close()
-        self.peer = "peer1"
+        self.peer = "the address of peer1"
         self.receive_into = self._near.receive_into
         self.lend, self.window = self._near.lend, self._near.window
         self.signs_of_life = self._near.signs_of_life
@@ -64,12 +65,29 @@ def test_connection_that_is_not_welcomed_is_closed(
 
 
 @pytest.mark.parametrize(
-    ("python", "torch", "reason"),
-    [(None, None, ""), ("2.7.18", None, "it runs Python 2.7.18"), (None, "0.4.1", "torch 0.4.1")],
+    ("versions", "reason"),
+    [
+        ({}, ""),
+        ({"python": "2.7.18"}, "it runs Python 2.7.18"),
+        ({"torch": "0.4.1"}, "it runs torch 0.4.1"),
+        ({"lockstitch": "9.1.0"}, f"it runs lockstitch 9.1.0, this worker {__version__}"),
+    ],
 )
-def test_callers_of_other_versions_are_unfit(
-    python: str | None, torch: str | None, reason: str
-) -> None:
-    ours = Stage.versions()
-    hello = Hello(False, bytes(32), PEER, "peer", PEER, python or ours[0], torch or ours[1])
-    assert (reason in why_unfit(hello)) if reason else why_unfit(hello) == ""
+def test_callers_of_other_versions_are_unfit(versions: dict[str, str], reason: str) -> None:
+    python, torch = Stage.versions()
+    given = {"python": python, "torch": torch, **versions}
+    why = why_unfit(Hello(False, bytes(32), PEER, "peer", PEER, **given))
+    assert (reason in why and "install the same" in why) if reason else why == ""
+
+
+def test_a_peer_of_another_protocol_is_named_with_its_address() -> None:
+    welcome = bytearray(encode(Welcome("", "peer1", PEER, lockstitch="9.9.9")))
+    welcome[5] = 99
+    with Stage() as stage:
+        connection = Closing(stage, bytes(welcome))
+        stage.connect = lambda peer, timeout: connection  # type: ignore[assignment, method-assign]
+        with pytest.raises(HandshakeError, match=r"no connection to worker 'peer1' at ") as caught:
+            stage.agent.peers.channel(PEER)
+    assert connection.peer in str(caught.value)
+    assert "speaks protocol 99 (lockstitch 9.9.9)" in str(caught.value)
+    assert f"(lockstitch {__version__})" in str(caught.value)

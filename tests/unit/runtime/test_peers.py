@@ -189,6 +189,27 @@ def test_a_name_that_is_almost_right_is_guessed_and_a_long_list_is_cut() -> None
         assert "did you mean" not in str(caught.value)
 
 
+def test_a_name_that_differs_in_its_number_only_is_no_guess() -> None:
+    with Stage(peers=2) as stage:
+        with pytest.raises(RpcError, match="the workers are .*'peer1', 'peer2'$"):
+            stage.agent.resolve("peer3")
+        with pytest.raises(RpcError, match=r"did you mean 'peer2' or 'peer1'\?$"):
+            stage.agent.resolve("perr")
+
+
+def test_who_is_not_in_a_dynamic_group_may_still_come_and_how_to_wait_is_said() -> None:
+    with Stage(peers=1) as stage:
+        stage.is_fixed = False
+        with pytest.raises(RpcError, match="could not find destination 'peer9'") as caught:
+            stage.agent.resolve("peer9")
+        text = str(caught.value)
+        assert "dynamic, since init_rpc was given no world_size" in text
+        assert text.endswith("The workers now are 'worker', 'peer1'")
+        assert "rpc.wait_for_worker('peer9')" in text
+        with pytest.raises(RpcError, match=r"could not find destination 9: .*_worker\(name\)"):
+            stage.agent.resolve(9)
+
+
 @pytest.mark.parametrize("timeout", [0, 5])
 def test_that_a_peer_is_gone_is_said_once_without_what_was_tried(timeout: float) -> None:
     with Stage() as stage:

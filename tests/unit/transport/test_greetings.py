@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from lockstitch import __version__
+from lockstitch.errors import HandshakeError
 from lockstitch.ids import WorkerId
 from lockstitch.transport.greetings import (
     GREETINGS,
     LONGEST,
+    VERSION,
     Challenge,
     GreetingReader,
-    HandshakeError,
     Hello,
     Proof,
     Welcome,
@@ -19,7 +21,8 @@ from lockstitch.transport.greetings import (
 )
 
 ME, PEER = WorkerId(1, 4), WorkerId(0, 2)
-HELLO = Hello(True, bytes(range(32)), PEER, "trainer", ME, "3.11.0", "2.13.0")
+HELLO_FIELDS = (True, bytes(range(32)), PEER, "trainer", ME, "3.11.0", "2.13.0")
+HELLO = Hello(*HELLO_FIELDS, "0.9")
 EACH = [HELLO, Challenge(bytes(32)), Proof(bytes(32)), Welcome("no", "ps", PEER, bytes(32))]
 
 
@@ -46,6 +49,41 @@ def test_texts_are_cut_to_what_fits() -> None:
     long = Hello(False, bytes(32), PEER, "n" * 127, ME, "v" * 99, "w" * 99)
     assert len(encode(long)) <= LONGEST
     assert decode(encode(Welcome("r" * 999, "ps", PEER))) == Welcome("r" * 255, "ps", PEER)
+
+
+def of_version(version: int, greeting: Hello | Challenge | Proof | Welcome) -> bytes:
+    data = bytearray(encode(greeting))
+    data[5] = version
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "words"),
+    [
+        (Hello(*HELLO_FIELDS, "9.8.7"), r"the caller speaks protocol 99 \(lockstitch 9\.8\.7\)"),
+        (
+            Welcome("no", "ps", PEER, bytes(32), "9.8.7"),
+            r"the worker that was called speaks protocol 99 \(lockstitch 9\.8\.7\)",
+        ),
+        (Proof(bytes(32)), "the caller speaks protocol 99,"),
+        (Challenge(bytes(32)), "the worker that was called speaks protocol 99,"),
+        (Hello(*HELLO_FIELDS, "no\x1b[31mversion"), "the caller speaks protocol 99,"),
+    ],
+)
+def test_another_protocol_is_told_with_both_versions_and_what_to_do(
+    greeting: Hello | Challenge | Proof | Welcome, words: str
+) -> None:
+    with pytest.raises(HandshakeError, match=words) as caught:
+        decode(of_version(99, greeting))
+    text = str(caught.value)
+    assert f"this worker protocol {VERSION} (lockstitch {__version__})" in text
+    assert "install the same version of lockstitch on all workers" in text
+    assert caught.value.reason == "another version"
+
+
+def test_a_protocol_older_than_versions_is_told_without() -> None:
+    with pytest.raises(HandshakeError, match="the caller speaks protocol 2, this worker"):
+        decode(of_version(2, HELLO))
 
 
 def test_reader_takes_no_byte_more_than_the_greeting() -> None:

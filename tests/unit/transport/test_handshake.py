@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstitch.errors import HandshakeError
 from lockstitch.ids import WorkerInfo
 from lockstitch.transport.greetings import (
     LONGEST,
+    VERSION,
     Challenge,
     GreetingReader,
-    HandshakeError,
     Hello,
     Proof,
     Welcome,
@@ -207,7 +208,8 @@ def test_another_version_hears_which() -> None:
     far = listener()
     welcome = decode(far.take(bytes(opening)))
     assert isinstance(welcome, Welcome)
-    assert welcome.refusal == "it speaks protocol 99, this worker 2"
+    assert welcome.refusal.startswith("the caller speaks protocol 99 (lockstitch ")
+    assert "install the same version" in welcome.refusal
     assert far.caller is None
 
 
@@ -253,7 +255,7 @@ def test_any_flipped_bit_keeps_both_out(message: int, bit: int) -> None:
                 st.sampled_from(["trainer", "", "x" * 200, "no good"]),
             ),
             st.builds(
-                lambda kind, body: struct.pack(">4sBBH", b"LKST", kind, 2, len(body)) + body,
+                lambda kind, body: struct.pack(">4sBBH", b"LKST", kind, VERSION, len(body)) + body,
                 st.sampled_from([6, 7, 8, 9]),
                 st.binary(max_size=504),
             ),

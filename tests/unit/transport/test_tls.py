@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from lockstitch.errors import HandshakeError
 from lockstitch.transport.base import SendTimeoutError
-from lockstitch.transport.greetings import HandshakeError
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.tls import TlsTransport
 from lockstitch.trust import Secret
