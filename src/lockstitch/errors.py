@@ -7,6 +7,7 @@
     │   ├── PeerDiedError             … because a worker is gone       (also ConnectionError)
     │   │   └── PeerLeftError         … because it shut down, or its program ended
     │   ├── ConnectionLostError       … or perhaps was, before its connection broke (likewise)
+    │   ├── CalledOffError            … since all shall meet, as in shutdown, and one gave up
     │   ├── SerializationError        … because something cannot cross the wire
     │   ├── OperatorArgumentsError    … because no operator of torch takes these (also TypeError)
     │   └── RemoteError               the callee raised what cannot be rebuilt here
@@ -82,6 +83,21 @@ class ConnectionLostError(RpcError, ConnectionError):
 
     def __reduce__(self) -> tuple[type[ConnectionLostError], tuple[str, str]]:
         return type(self), (self.worker, self.cause)
+
+
+class CalledOffError(RpcError):
+    """A meeting of all workers, as in `shutdown`, does not take place, because another worker has
+    given it up; `reason` is what was raised there."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the meeting of all was called off: {reason} (this was raised on another worker, "
+            "which waits no longer)"
+        )
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[CalledOffError], tuple[str]]:
+        return type(self), (self.reason,)
 
 
 class SerializationError(RpcError):

@@ -153,6 +153,10 @@ class Gatherings:
         """The meeting of that name, between `begin` and `end`."""
         return self._open[meeting]
 
+    def holds(self, meeting: str) -> bool:
+        """Whether that meeting is one of these, and open."""
+        return meeting in self._open
+
     def waiting(self) -> list[list[str]]:
         """Whom each open meeting waits for."""
         with self._lock:

@@ -26,7 +26,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lockstitch.errors import LockstitchError, RpcError, RpcTimeoutError
+from lockstitch.errors import CalledOffError, LockstitchError, RpcTimeoutError
 from lockstitch.rpc.branches import Branch
 from lockstitch.rpc.gatherings import Gathering, Gatherings
 from lockstitch.wire.messages import Announced, Brought, CalledOff
@@ -62,17 +62,6 @@ class TimeLimit:
         if self._deadline is None:
             return 0.0
         return max(_LEAST_SECONDS, self._deadline - self._clock.now())
-
-
-class _CalledOffError(RpcError):
-    """Somebody else has given a meeting up; `reason` is what that one was told."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the meeting of all was called off: {reason}")
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[type[_CalledOffError], tuple[str]]:
-        return _CalledOffError, (self.reason,)
 
 
 class Meetings:
@@ -121,9 +110,10 @@ class Meetings:
             remaining = self._remaining(deadline)
             if remaining is not None and remaining <= 0:
                 owing = self.owing()
-                whom = f", waits for {', '.join(owing)}" if owing else ""
+                whom = f": it waits for answers of {', '.join(owing)}" if owing else ""
                 raise RpcTimeoutError(
-                    f"worker {self._worker.name!r} had not come to rest in time{whom}: {agent!r}"
+                    f"worker {self._worker.name!r} had not come to rest in time{whom} ({agent!r}; "
+                    "lockstitch.explain_waits() tells what each worker waits for)"
                 )
             for channel in agent.peers.channels():
                 channel.attend()  # an interrupt may have struck whoever was to read an answer
@@ -185,7 +175,7 @@ class Meetings:
         try:
             yield
         except LockstitchError as error:
-            reason = error.reason if isinstance(error, _CalledOffError) else str(error)
+            reason = error.reason if isinstance(error, CalledOffError) else str(error)
             told = [*gathering.neighbours_above, *gathering.neighbours_below]
             is_for_parent = gathering.ready.is_set() and isinstance(error, RpcTimeoutError)
             if parent_may_be_late and is_for_parent:
@@ -206,7 +196,7 @@ class Meetings:
             self.gatherings.note_missing(message.meeting, sender, message.names)
 
     def _note_called_off(self, _sender: WorkerId, message: CalledOff) -> None:
-        error = _CalledOffError(message.reason)
+        error = CalledOffError(message.reason)
         self._rests.call_off(message.meeting, error)
         self.gatherings.call_off(message.meeting, error)
 
@@ -238,14 +228,22 @@ class Meetings:
                 if event.is_set():
                     break
                 if remaining is not None and remaining <= 0:
-                    raise RpcTimeoutError(
-                        f"Followers {missing} timed out in _all_gather after "
-                        f"{timeout_seconds:.2f} seconds: worker {worker.name!r} waits for them"
-                    )
+                    raise self._timeout_of(meeting, missing, timeout_seconds or 0.0)
                 worker.agent.spawn(partial(self._nudge, meeting, gathering))
                 patience = min(2 * patience, _LONGEST_NUDGE_SECONDS)
         if gathering.failure is not None:
             raise copy.copy(gathering.failure)
+
+    def _timeout_of(self, meeting: str, missing: list[str], seconds: float) -> RpcTimeoutError:
+        whom = ", ".join(map(repr, missing))
+        has, is_ = ("has", "is") if len(missing) == 1 else ("have", "are")
+        where, why = "_all_gather or _barrier", f"which {has} not called it for the same workers"
+        if self._rests.holds(meeting):
+            where, why = "shutdown", f"which {has} not called shutdown, or {is_} still at work"
+        return RpcTimeoutError(
+            f"Followers {missing} timed out in _all_gather after {seconds:.2f} seconds: worker "
+            f"{self._worker.name!r} waits in {where} for {whom}, {why}"
+        )
 
     def _nudge(self, meeting: str, gathering: Gathering) -> None:
         """Nobody reads a connection on which nothing is expected, so a death may go unnoticed

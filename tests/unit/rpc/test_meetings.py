@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstitch import rpc
-from lockstitch.errors import PeerDiedError, RpcTimeoutError
+from lockstitch.errors import CalledOffError, PeerDiedError, RpcError, RpcTimeoutError
 from lockstitch.rpc.meetings import Meetings
 from lockstitch.runtime.calling import Calling
 from lockstitch.runtime.worker import current_worker
@@ -81,6 +81,30 @@ def test_a_call_that_lasts_too_long_is_a_timeout_that_says_who_is_busy(cluster) 
 def test_who_does_not_come_is_named_by_the_leader(cluster) -> None:
     with pytest.raises(RpcTimeoutError, match=r"Followers \['worker1', 'worker2'\] timed out"):
         cluster.run(0, meet, 0.2)
+
+
+def test_who_has_not_called_shutdown_is_told_to_all_by_errors_that_programs_can_name(
+    cluster,
+) -> None:
+    def meet_or_not() -> None:
+        if current_worker().name != "worker2":
+            meet(0.3)
+
+    results = on_all(cluster, meet_or_not)
+    late = cluster.run(2, lambda: caught_from(lambda: meet(0.3)))
+    assert isinstance(results["worker0"], RpcTimeoutError)
+    words = "'worker0' waits in shutdown for 'worker2', which has not called shutdown, or is still"
+    for error in (results["worker1"], late):
+        assert type(error) is CalledOffError
+        assert error.reason == str(results["worker0"])
+        assert "raised on another worker, which waits no longer" in str(error)
+    assert all(words in str(each) for each in (results["worker0"], results["worker1"], late))
+
+
+def caught_from(function):
+    with pytest.raises(RpcError) as caught:
+        function()
+    return caught.value
 
 
 def test_a_worker_that_dies_meanwhile_ends_the_waiting(cluster) -> None:
