@@ -11,6 +11,7 @@
     │   ├── SerializationError        … because something cannot cross the wire
     │   ├── OperatorArgumentsError    … because no operator of torch takes these (also TypeError)
     │   └── RemoteError               the callee raised what cannot be rebuilt here
+    ├── CallbackError                 a function given to Future.then raised something
     ├── RRefError                     a remote reference was misused
     │   └── OwnerDiedError            … its owner is gone              (also ConnectionError)
     ├── DistAutogradError             a backward pass over several workers failed
@@ -115,6 +116,11 @@ class RemoteError(RpcError):
     """The callee raised an exception that cannot be rebuilt on this side; the text tells all."""
 
 
+class CallbackError(LockstitchError):
+    """What a function given to `Future.then` raised that is no `RuntimeError`; that is the
+    `__cause__`. (In PyTorch a `RuntimeError` with the same words, whatever was raised.)"""
+
+
 class RRefError(LockstitchError):
     """A remote reference was used in a way that its state does not allow."""
 
@@ -185,6 +191,8 @@ def copy_of(error: BaseException) -> BaseException:
     """
     copy = _blank_copy(error)
     copy.__dict__.update(error.__dict__)
+    if "__notes__" in copy.__dict__:
+        copy.__notes__ = list(error.__notes__)  # type: ignore[attr-defined]
     copy.__cause__ = error.__cause__
     copy.__context__ = error.__context__
     copy.__suppress_context__ = error.__suppress_context__

@@ -147,7 +147,10 @@ class Ledger:
                 case Begin():
                     acts.may_begin = True
                 case Barren(reference):
-                    why = RRefError(f"{reference} has no value: its maker died before it could ask")
+                    why = RRefError(
+                        f"a value that worker {self._worker.info.name!r} was to make was never "
+                        f"made: its maker died before it could ask ({reference})"
+                    )
                     acts.calls.append(partial(self._shared[reference].fail, why))
         return acts
 
@@ -257,7 +260,9 @@ class Ledger:
         if value is None:
             value = self._values[reference] = OwnedValue(reference)
             if reference[:2] == self._worker.info.worker:
-                value.fail(RRefError(f"the value of {reference} is gone: nobody held it any more"))
+                gone = "is gone: nobody held a reference to it any more"
+                owner = self._worker.info.name
+                value.fail(RRefError(f"the value on worker {owner!r} {gone} ({reference})"))
         return value
 
     def fork(self, reference: GlobalId, fork: GlobalId, owner: WorkerInfo) -> UserFork:
@@ -265,7 +270,7 @@ class Ledger:
         with self._lock:
             known = self._forks.get(fork)
             if known is None:
-                known = self._forks[fork] = UserFork(reference, fork, owner)
+                known = self._forks[fork] = UserFork(reference, fork, owner, self._worker.info.name)
             return known
 
     def new_fork(
@@ -273,7 +278,7 @@ class Ledger:
     ) -> tuple[UserFork, int]:
         """The fork of a value that `owner` is about to be asked to make, and the number of the
         claim to it."""
-        made = UserFork(reference, fork, owner)
+        made = UserFork(reference, fork, owner, self._worker.info.name)
         with self._lock:
             self._forks[fork] = made
             acts = self._decide_user(Created(reference, fork, owner.worker))

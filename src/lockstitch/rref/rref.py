@@ -93,7 +93,8 @@ class RRef(Generic[T]):
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
         raise RRefError(
-            "Can not pickle rref in python pickler, rref can only be pickled when using RPC"
+            "Can not pickle rref in python pickler, rref can only be pickled when using RPC: send "
+            "it to another worker as an argument, or save the value, to_here()"
         )
 
     if not TYPE_CHECKING:  # a type checker should go on complaining
@@ -191,7 +192,11 @@ class RRef(Generic[T]):
             backward_from(self._home.worker, value, dist_autograd_ctx_id, retain_graph)
             return
         if dist_autograd_ctx_id == UNSET_CONTEXT:
-            raise RRefError("User RRefs require 'dist_autograd_ctx_id' to be specified")
+            assert self._fork is not None
+            raise RRefError(
+                f"{self._fork.whose} needs a context for backward, since that begins elsewhere: "
+                "backward(context_id). User RRefs require 'dist_autograd_ctx_id' to be specified"
+            )
         agent = self._home.worker.agent
         arguments = (self, dist_autograd_ctx_id, retain_graph)
         agent.call(self.owner().worker, _backward_on_owner, arguments)

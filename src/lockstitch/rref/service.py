@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from lockstitch.errors import OwnerDiedError, PeerDiedError, RpcTimeoutError, RRefError
+from lockstitch.errors import PeerDiedError, RpcTimeoutError, RRefError
 from lockstitch.ids import GlobalId, IdSource, WorkerId
 from lockstitch.rref.creation import Creation
 from lockstitch.rref.events import (
@@ -123,7 +123,7 @@ class ReferenceService(Home):
         try:
             self._agent.call_into(creation, to, (function, args, kwargs), timeout, make)
         except BaseException:
-            creation.complete(None, RRefError("the call that should make the value never left"))
+            creation.complete(None, RRefError("rpc.remote raised, so its call has never left"))
             raise
         return rref
 
@@ -142,7 +142,7 @@ class ReferenceService(Home):
         if isinstance(error, RpcTimeoutError):
             fork.time_out()
         elif isinstance(error, PeerDiedError) and self._agent.is_lost(fork.owner.worker):
-            fork.orphan()
+            fork.orphan(error)
         else:
             fork.fail(error)
         self._ledger.tell_user_soon(Abandoned(fork.fork))
@@ -164,8 +164,8 @@ class ReferenceService(Home):
         except PeerDiedError as error:
             if not self._agent.is_lost(owner):
                 raise  # the value itself is an exception that tells of another worker
-            fork.orphan()
-            raise OwnerDiedError(f"{fork.description} lost its value: {error}") from error
+            fork.orphan(error)
+            raise fork.loss(error) from error
         if not fork.is_confirmed():
             self._ledger.tell_user(Settled(fork.fork))
         return value
@@ -197,7 +197,7 @@ class ReferenceService(Home):
         value = self._ledger.claim(Asked(user, reference, fork, serial))
         if value is None:  # the request is late, and nobody waits for it
             value = OwnedValue(reference)
-            value.fail(RRefError(f"{fork} of {reference} was deleted before"))
+            value.fail(RRefError(f"the reference was deleted before ({fork} of {reference})"))
         return RRef._of_value(self, value)
 
     def _rebuild(self, session: UnpickleSession, *state: Any) -> RRef[Any]:

@@ -39,7 +39,8 @@ class ValueServer:
             called = Called(user, message.reference, message.fork, message.serial)
             value = self._ledger.claim(called)
         if value is None:
-            invocation.fail(RRefError(f"the call for {message.reference} came too late"))
+            why = "the call of rpc.remote came when its reference was gone, and has not run"
+            invocation.fail(RRefError(f"{why} ({message.reference})"))
         else:
             invocation.run(partial(_conclude, invocation, value))
 
@@ -50,7 +51,8 @@ class ValueServer:
         asked = Asked(invocation.caller, message.reference, message.fork, message.serial)
         value = self._ledger.claim(asked)
         if value is None:
-            invocation.fail(RRefError(f"{message.fork} of {message.reference} was deleted before"))
+            name = f"{message.fork} of {message.reference}"
+            invocation.fail(RRefError(f"the reference was deleted before ({name})"))
         elif value.is_done:
             _reply(invocation, value)
         else:

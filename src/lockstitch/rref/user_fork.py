@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 class UserFork:
     """One fork of a value that lives elsewhere; all `RRef`s that stand for the fork share it."""
 
-    __slots__ = ("__weakref__", "_confirmed", "_lock", "_trouble", "_waiters", "fork", "owner",
-                 "reference")  # fmt: skip
+    __slots__ = ("__weakref__", "_confirmed", "_lock", "_trouble", "_waiters", "fork", "holder",
+                 "owner", "reference")  # fmt: skip
 
-    def __init__(self, reference: GlobalId, fork: GlobalId, owner: WorkerInfo) -> None:
+    def __init__(
+        self, reference: GlobalId, fork: GlobalId, owner: WorkerInfo, holder: str = "here"
+    ) -> None:
         self.reference = reference
         self.fork = fork
         self.owner = owner
+        self.holder = holder
+        """The name of the worker that it belongs to."""
         self._lock = threading.Lock()
         self._confirmed = False
         self._trouble: BaseException | str | None = None
@@ -34,8 +38,13 @@ class UserFork:
 
     @property
     def description(self) -> str:
-        """How errors name it."""
+        """How the incumbent names it, for whoever searches a log."""
         return f"UserRRef(rref_id={self.reference}, fork_id={self.fork})"
+
+    @property
+    def whose(self) -> str:
+        """How errors begin: for people."""
+        return f"the reference of worker {self.holder!r} to a value of worker {self.owner.name!r}"
 
     @property
     def condition(self) -> str:
@@ -74,17 +83,19 @@ class UserFork:
 
     def time_out(self) -> None:
         """The call that should make the value got no answer in time."""
-        self._end(RRefError(TIMED_OUT))
+        self._end(RRefError(f"{TIMED_OUT} (This is {self.whose}.)"))
 
     def fail(self, error: BaseException) -> None:
         """The call that should make the value could not be served."""
         self._end(error)
 
-    def orphan(self) -> None:
-        """The owner died, and the value with it."""
-        self._end(
-            OwnerDiedError(f"{self.description} lost its value: its owner {self.owner.name!r} died")
-        )
+    def orphan(self, how: object = None) -> None:
+        """The owner died, and the value with it; `how` tells of its death."""
+        self._end(self.loss(how or f"its owner {self.owner.name!r} died, or has left"))
+
+    def loss(self, how: object) -> OwnerDiedError:
+        """What is to be raised then."""
+        return OwnerDiedError(f"{self.whose} lost its value: {how} ({self.description})")
 
     def delete(self) -> None:
         """The owner is told that this fork is gone, although objects still stand for it."""
@@ -103,7 +114,8 @@ class UserFork:
         trouble = self._trouble
         if isinstance(trouble, str):
             raise RRefError(
-                f"{self.description} has been deleted. Cannot call {use} after deletion."
+                f"{self.whose} has been deleted, as shutdown does. Cannot call {use} after "
+                f"deletion. ({self.description})"
             )
         if trouble is not None:
             raise copy_of(trouble)

@@ -315,15 +315,16 @@ class Calling(Packing):
         future = pending.future
         assert future is not None
         pending.answer = answer
+        value, error = None, None
         try:
             value = self.result(pending, peer)
-        except Exception as error:  # noqa: BLE001 - raised where the user waits
-            future.complete(None, error)
-        else:
-            body = getattr(answer, "body", None)
-            if type(body) is StagedPayload and isinstance(future, Future):
-                future.landed = body.landed
-            future.complete(value, None)
+        except Exception as raised:  # noqa: BLE001 - raised where the user waits
+            error = raised
+        # Out here, so that what a callback raises has not come up while handling that.
+        body = getattr(answer, "body", None)
+        if error is None and type(body) is StagedPayload and isinstance(future, Future):
+            future.landed = body.landed
+        future.complete(value, error)
         pending.finish(answer, None)
 
     def fail_pending(self, pending: Pending, error: BaseException) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from lockstitch.devices import side_streams
-from lockstitch.errors import LocalProtocolError, LockstitchError, add_note
+from lockstitch.errors import CallbackError, LocalProtocolError, LockstitchError, add_note
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
 from lockstitch.wire.encodings import CARRY_OWN, PICKLE, UnpickleSession
@@ -224,6 +224,8 @@ class Invocation:
     ) -> None:
         try:
             value, error = future.value(), None
+        except CallbackError as raised:  # the caller gets what its function has raised, as ever
+            value, error = None, raised.__cause__ or raised
         except Exception as raised:  # noqa: BLE001 - raised where the caller waits
             value, error = None, raised
         if isinstance(value, BaseException):

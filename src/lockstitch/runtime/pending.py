@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
 from lockstitch.devices import use_here
 from lockstitch.errors import RpcError, copy_of
+from lockstitch.runtime import callbacks
 from lockstitch.wire.encodings import TakeBack
 
 if TYPE_CHECKING:
@@ -209,16 +211,42 @@ class Future(torch.futures.Future[T]):
         done.wait()
 
     def then(self, callback: Callable[[torch.futures.Future[T]], Any]) -> torch.futures.Future[Any]:
-        """As `torch.futures.Future.then`."""
+        """A future of what `callback(self)` returns; the callback runs when the result is there.
+
+        What the callback raises, `wait` of the new future raises: a `RuntimeError` as it is, and
+        anything else as the cause of a `CallbackError`. Raises `TypeError` for what cannot be
+        called.
+        """
+        if not callbacks.can_be_called(callback):
+            return super().then(callback)  # raises, in torch's words
+        new: Future[Any] = Future()
+
+        def run(done: torch.futures.Future[T]) -> None:
+            try:
+                value = callback(done)
+            except BaseException as error:  # noqa: BLE001 - raised where the new future is waited for
+                new.complete(None, callbacks.error_of(callback, error))
+            else:
+                new.complete(value, None)
+
         self.has_callbacks = True
         self.attend()
-        return super().then(callback)
+        super().add_done_callback(run)
+        return new
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
-        """As `torch.futures.Future.add_done_callback`."""
+        """Has `callback(self)` called when the result is there, at once if it is; several in the
+        order in which they were added.
+
+        Nobody waits for a callback, so what it raises is printed and otherwise left alone. Raises
+        `TypeError` for what cannot be called.
+        """
         self.has_callbacks = True
         self.attend()
-        super().add_done_callback(callback)
+        guarded = (
+            partial(callbacks.call, callback) if callbacks.can_be_called(callback) else callback
+        )
+        super().add_done_callback(guarded)
 
     def add_inner_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         """Has `callback` called by whoever completes it, be it a thread that reads: it must be

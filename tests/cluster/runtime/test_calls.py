@@ -14,6 +14,7 @@ import torch
 from lockstitch.errors import LocalProtocolError, RemoteError, RpcError, SerializationError
 from lockstitch.rpc.functions import async_execution
 from lockstitch.runtime.agent import AgentOptions
+from lockstitch.runtime.worker import current_worker
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.wire.frames import FrameLimits
 from tests.cluster.runtime.programs import (
@@ -332,6 +333,23 @@ def test_deferred_error_keeps_its_type(cluster: LocalCluster, to: str) -> None:
     Gate.futures[0].set_exception(KeyError("later"))
     with pytest.raises(KeyError, match="later"):
         future.wait()
+
+
+@pytest.mark.parametrize("to", SOMEBODY)
+def test_what_a_callback_of_a_deferred_function_raises_keeps_its_type(
+    cluster: LocalCluster, to: str
+) -> None:
+    with pytest.raises(KeyError, match="in the callback"):
+        call(cluster[0], to, defer_and_fail, "worker1")
+
+
+@async_execution
+def defer_and_fail(to: str) -> torch.futures.Future[int]:
+    def fail(_done: object) -> int:
+        raise KeyError("in the callback")
+
+    agent = current_worker().agent
+    return agent.call_async(agent.resolve(to).worker, add, (1, 2)).then(fail)
 
 
 def test_deferred_function_that_returns_no_future(cluster: LocalCluster) -> None:

@@ -14,7 +14,7 @@ NAME = (
 
 @pytest.fixture
 def fork() -> UserFork:
-    return UserFork(GlobalId(0, 0, 3), GlobalId(0, 0, 4), WorkerInfo("ps", 1))
+    return UserFork(GlobalId(0, 0, 3), GlobalId(0, 0, 4), WorkerInfo("ps", 1), "trainer")
 
 
 def test_a_new_fork_can_be_used_although_it_is_pending(fork):
@@ -44,8 +44,11 @@ def test_callbacks_hear_that_the_owner_died(fork):
 
 def test_use_of_an_orphan_names_its_owner(fork):
     fork.orphan()
-    with pytest.raises(OwnerDiedError, match="its owner 'ps' died"):
+    with pytest.raises(OwnerDiedError, match="its owner 'ps' died") as error:
         fork.check_usable("to_here() on it")
+    begin, _, inside = str(error.value).partition(" lost its value: ")
+    assert begin == "the reference of worker 'trainer' to a value of worker 'ps'"
+    assert inside.endswith(f"({NAME})")
 
 
 def test_use_after_deletion_names_the_fork_and_the_use(fork):
@@ -53,7 +56,8 @@ def test_use_after_deletion_names_the_fork_and_the_use(fork):
     with pytest.raises(RRefError) as error:
         fork.check_usable("to_here() on it")
     assert str(error.value) == (
-        f"{NAME} has been deleted. Cannot call to_here() on it after deletion."
+        "the reference of worker 'trainer' to a value of worker 'ps' has been deleted, as shutdown "
+        f"does. Cannot call to_here() on it after deletion. ({NAME})"
     )
     assert fork.condition == "deleted"
 
