@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstitch.checkpoint.structure import Encoder
+from lockstitch.errors import PeerDiedError
+from lockstitch.nn.api import RemoteModule
+from lockstitch.optim import DistributedOptimizer
 from lockstitch.optim.turns import Turns
-from lockstitch.rpc import RRef, rpc_sync
+from lockstitch.rpc import RRef, get_worker_infos, rpc_async, rpc_sync
 from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
+    from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.worker import Worker
 
 
@@ -25,6 +30,8 @@ class Registered:
         self._worker = worker
         self._lock = threading.Lock()
         self._things: dict[str, Any] = {}
+        self.elsewhere: dict[str, WorkerInfo] = {}
+        """Who has what this worker has registered by a reference."""
         self.pending: dict[str, dict[str, Any]] = {}
         """States that have been read and are still to be put in place, by load."""
 
@@ -41,13 +48,32 @@ class Registered:
         if not name:
             raise ValueError("what is registered needs a name")
         _check_kind(name, thing)
+        _check_state(name, thing)
         with self._lock:
             if name in self._things and self._things[name] is not thing:
-                raise ValueError(
-                    f"{name!r} is registered already on worker {self._worker.name!r}; unregister "
-                    "it first"
-                )
+                raise _taken(name, self._worker.name)
+            is_known = name in self._things
             self._things[name] = thing
+        if is_known:
+            return
+        try:
+            # It is in already: of two workers that register the same name at once, one sees it.
+            self._check_is_unique(name)
+        except BaseException:
+            self.remove(name)
+            raise
+
+    def holds(self, name: str) -> bool:
+        """Whether something is registered here under that name."""
+        return name in self._things
+
+    def _check_is_unique(self, name: str) -> None:
+        others = [each for each in get_worker_infos() if each.worker != self._worker.id]
+        answers = [(each, rpc_async(each, _holds, (name,))) for each in others]
+        for other, answer in answers:
+            with contextlib.suppress(PeerDiedError):  # and what it had registered with it
+                if answer.wait():
+                    raise _taken(name, other.name)
 
     def remove(self, name: str) -> None:
         """See `unregister`."""
@@ -92,27 +118,51 @@ def register(name: str, thing: object) -> None:
 
     `thing`: a module, an optimizer or anything with `state_dict` and `load_state_dict`; a tensor; a
     dict or list of plain values, which loading fills in place (step counters, say); or a reference
-    to one of these, which is then registered where its value lives. A state may hold tensors,
-    numbers, strings, True, False, None, and lists, tuples and dicts of these. `thing` is kept alive
-    until `unregister`. Raises `TypeError` for other things, `ValueError` for a name that is taken
-    here.
+    to one of these or a `RemoteModule`, which is then registered where it lives. A state may hold
+    dense tensors of real numbers, numbers, strings, True, False, None, and lists, tuples and dicts
+    of these. `thing` is kept alive until `unregister`.
+
+    Raises `TypeError` for other things, and for those whose state cannot be saved as it is now;
+    `ValueError` for a name that is taken, here or on another worker: all are asked. Registering the
+    same thing again changes nothing.
     """
     worker = current_worker()
-    if isinstance(thing, RRef):
-        if thing.is_owner():
-            thing = thing.local_value()
-        else:
-            rpc_sync(thing.owner(), register, (name, thing))
+    registered = Registered.of(worker)
+    while isinstance(thing, (RRef, RemoteModule)):
+        reference = thing if isinstance(thing, RRef) else thing.get_module_rref()
+        if not reference.is_owner():
+            rpc_sync(reference.owner(), register, (name, reference))
+            registered.elsewhere[name] = reference.owner()
             return
-    Registered.of(worker).add(name, thing)
+        thing = reference.local_value()
+    registered.add(name, thing)
 
 
 def unregister(name: str) -> None:
-    """It is no part of checkpoints any more; harmless when this worker has not registered it."""
-    Registered.of(current_worker()).remove(name)
+    """What this worker has registered under `name`, itself or by a reference, is no part of
+    checkpoints any more; harmless when it has not."""
+    registered = Registered.of(current_worker())
+    registered.remove(name)
+    owner = registered.elsewhere.pop(name, None)
+    if owner is not None:
+        with contextlib.suppress(PeerDiedError):
+            rpc_sync(owner, unregister, (name,))
 
 
 needed(register)
+needed(unregister)
+
+
+@needed
+def _holds(name: str) -> bool:
+    return Registered.of(current_worker()).holds(name)
+
+
+def _taken(name: str, worker: str) -> ValueError:
+    return ValueError(
+        f"{name!r} is registered already on worker {worker!r}, and a name must be unique in the "
+        "group: choose another, or unregister that first"
+    )
 
 
 def _check_kind(name: str, thing: object) -> None:
@@ -122,6 +172,27 @@ def _check_kind(name: str, thing: object) -> None:
             f"{name!r} is of type {type(thing).__name__}: register a tensor, a dict, a list, or "
             "something with state_dict() and load_state_dict()"
         )
+
+
+def _check_state(name: str, thing: object) -> None:
+    """Raises `TypeError` where `save` would: better now than when a training has run for a day."""
+    if isinstance(thing, DistributedOptimizer):
+        return  # it would ask all who own parameters, and theirs are optimizers of torch
+    if isinstance(thing, torch.nn.Module):
+        _check_is_here(name, thing)
+    Encoder(copy=False).encode(_state_of(thing), name)
+
+
+def _check_is_here(path: str, module: torch.nn.Module) -> None:
+    for name, child in module._modules.items():
+        if isinstance(child, RemoteModule):
+            raise TypeError(
+                f"{path}.{name} is a RemoteModule, whose parameters are not here but on "
+                f"{child.on!r}: register it under a name of its own, and the parts that are here "
+                "under theirs"
+            )
+        if child is not None:
+            _check_is_here(f"{path}.{name}", child)
 
 
 def _state_of(thing: Any) -> Any:

@@ -22,9 +22,11 @@ Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 class Encoder:
     """Takes states apart. `tensors` are those met so far, by the keys under which they are written:
-    on the CPU, contiguous, none sharing memory with another or with the original."""
+    on the CPU, contiguous, none sharing memory with another or with the original. One that does
+    not `copy` only looks whether a state can be written."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, copy: bool = True) -> None:
+        self._copies = copy
         self.tensors: dict[str, torch.Tensor] = {}
         self._known: dict[Key, str] = {}
         self._kept: list[torch.Tensor] = []
@@ -56,6 +58,8 @@ class Encoder:
                 f"{path} is a {tensor.dtype} tensor of layout {tensor.layout}: only "
                 "dense ones of real numbers, integers and booleans can be saved"
             )
+        if not self._copies:
+            return path
         place = (tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()))
         key = (*place, tuple(tensor.shape), tensor.stride(), tensor.dtype)
         known = self._known.get(key) if tensor.numel() else None

@@ -8,6 +8,7 @@ import torch
 from lockstitch import autograd, checkpoint, rpc
 from lockstitch.checkpoint import registry
 from lockstitch.errors import PeerDiedError, SerializationError
+from lockstitch.nn import RemoteModule
 from lockstitch.optim import DistributedOptimizer
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
@@ -108,9 +109,57 @@ def test_names_are_unique_and_something_must_be_there(group, tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
         checkpoint.load(tmp_path)
     checkpoint.register("x", {})
+    with pytest.raises(ValueError, match="'x' is registered already on worker 'worker0'"):
+        rpc.rpc_sync("worker1", checkpoint.register, ("x", {}))
+    with pytest.raises(ValueError, match="'x' is registered already on worker 'worker0'"):
+        checkpoint.register("x", rpc.remote("worker2", dict))
+    checkpoint.save(tmp_path)
+    assert checkpoint.names(tmp_path) == {"x": "worker0"}
+    checkpoint.unregister("x")
+    rpc.rpc_sync("worker1", checkpoint.register, ("x", {}))
+
+
+def test_a_name_of_a_worker_that_died_is_free(group) -> None:
+    rpc.rpc_sync("worker1", checkpoint.register, ("x", {}))
+    group.kill("worker1")
+    checkpoint.register("x", {})
+
+
+def test_two_that_register_one_name_unseen_by_each_other_are_found_out_by_save(
+    group, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(registry.Registered, "holds", lambda self, name: False)
+    checkpoint.register("x", {})
     rpc.rpc_sync("worker1", checkpoint.register, ("x", {}))
     with pytest.raises(checkpoint.CheckpointError, match="two workers, 'worker0' and 'worker1'"):
         checkpoint.save(tmp_path)
+
+
+def test_a_remote_module_is_saved_where_it_lives(group, tmp_path) -> None:
+    module = RemoteModule("worker1/cpu", torch.nn.Linear, (2, 1))
+    checkpoint.register("direct", module)
+    behind = rpc.rpc_sync("worker2", handle_of, (module,))
+    with pytest.raises(ValueError, match="'direct' is registered already on worker 'worker1'"):
+        checkpoint.register("direct", {})
+    checkpoint.register("behind", behind)  # on worker2 a reference to a handle, there to worker1
+    before = module(torch.ones(1, 2))
+    checkpoint.save(tmp_path)
+    assert checkpoint.names(tmp_path) == {"direct": "worker1", "behind": "worker1"}
+    for parameter in module.remote_parameters():
+        rpc.rpc_sync("worker1", wipe, (parameter,))
+    assert not module(torch.ones(1, 2)).any()
+    checkpoint.load(tmp_path)
+    assert torch.equal(module(torch.ones(1, 2)), before)
+    checkpoint.unregister("direct")
+    checkpoint.register("direct", {})
+
+
+def handle_of(module: RemoteModule) -> rpc.RRef[RemoteModule]:
+    return rpc.RRef(module)
+
+
+def wipe(parameter: rpc.RRef[torch.nn.Parameter]) -> None:
+    torch.nn.init.zeros_(parameter.local_value())
 
 
 def test_peers_have_a_worker_use_files_where_its_registry_says_so(tmp_path) -> None:

@@ -7,6 +7,8 @@ import torch
 
 from lockstitch import checkpoint, rpc
 from lockstitch.checkpoint.registry import Registered
+from lockstitch.checkpoint.structure import Encoder
+from lockstitch.nn import RemoteModule
 from lockstitch.testing.cluster import LocalCluster
 
 
@@ -49,6 +51,47 @@ def test_what_cannot_be_saved_is_refused_at_once(registered) -> None:
     checkpoint.register("x", {})
     with pytest.raises(ValueError, match="'x' is registered already on worker 'worker0'"):
         checkpoint.register("x", {})
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, **parts: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = torch.nn.ModuleDict(parts)
+
+
+def with_buffer(buffer: torch.Tensor) -> torch.nn.Module:
+    module = torch.nn.Linear(1, 1)
+    module.register_buffer("buffer", buffer)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        ({"a": [1, {2}]}, r"x\.a\.1 is of type set"),
+        (torch.ones(2, dtype=torch.complex64), r"x is a torch\.complex64 tensor"),
+        (torch.ones(2).to_sparse(), r"x is a torch\.float32 tensor of layout torch\.sparse_coo"),
+        (with_buffer(torch.ones(2, dtype=torch.complex64)), r"x\.buffer is a torch\.complex64"),
+    ],
+)
+def test_what_save_would_refuse_is_refused_at_once(registered, thing, words) -> None:
+    with pytest.raises(TypeError, match=words):
+        checkpoint.register("x", thing)
+    assert registered.names() == []
+
+
+def test_a_module_part_of_which_is_elsewhere_is_refused_with_the_part(registered) -> None:
+    there = RemoteModule("worker0/cpu", torch.nn.Linear, (1, 1))
+    with pytest.raises(TypeError, match=r"x\.inner\.there is a RemoteModule, .* on 'worker0'"):
+        checkpoint.register("x", Holder(here=torch.nn.Linear(1, 1), there=there))
+    checkpoint.register("there", there)
+    assert set(registered.states()["there"]) == {"weight", "bias"}
+
+
+def test_looking_whether_a_state_can_be_saved_copies_nothing() -> None:
+    encoder = Encoder(copy=False)
+    encoder.encode({"weight": torch.ones(3)}, "x")
+    assert encoder.tensors == {}
 
 
 @pytest.mark.parametrize(
