@@ -19,6 +19,7 @@
     │   ├── MismatchError             … because ranks submitted different things under one name
     │   ├── RankLostError             … because a rank is gone         (also ConnectionError)
     │   └── StalledError              … because ranks did not submit in time (also TimeoutError)
+    ├── BoardLostError                the launcher of an elastic job is gone
     ├── SlotDiedError                 a slot of a DataParallel is gone   (also ConnectionError)
     └── ProtocolError                 the two ends disagree
         ├── LocalProtocolError        our side broke the rules (a bug here)
@@ -147,6 +148,11 @@ class RankLostError(CollectiveError, ConnectionError):
 
 class StalledError(CollectiveError, TimeoutError):
     """Some ranks did not submit an operation that others wait for."""
+
+
+class BoardLostError(LockstitchError):
+    """The launcher of a job in which workers come and go is gone, or does not speak to this
+    worker."""
 
 
 class SlotDiedError(LockstitchError, ConnectionError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lockstitch.board.line import CHALLENGE_SIZE, Line
 from lockstitch.board.messages import Hello, Message, Over, Place, Ready, Update, Void
-from lockstitch.errors import LockstitchError, RemoteProtocolError
+from lockstitch.errors import BoardLostError, RemoteProtocolError
 from lockstitch.trust import find_secret
 
 if TYPE_CHECKING:
@@ -30,10 +30,6 @@ PURPOSE = "board"
 """Of the key that is derived from the job's secret."""
 
 _CONNECT_SECONDS = 60.0
-
-
-class BoardLostError(LockstitchError):
-    """The launcher is gone, or does not speak to this worker."""
 
 
 class BoardClient:

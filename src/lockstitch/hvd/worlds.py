@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstitch.board import BoardClient, Over
-from lockstitch.board.client import REACHED_AT, BoardLostError
+from lockstitch.board.client import REACHED_AT
 from lockstitch.collectives import call_off, open_session
+from lockstitch.errors import BoardLostError
 from lockstitch.hvd.environment import options_of
 
 if TYPE_CHECKING:

@@ -120,9 +120,16 @@ def _init_rpc_backend(
 
 def _check_types(backend: object, options: object) -> None:
     if backend is not None and not isinstance(backend, BackendType):
-        raise TypeError("Argument backend must be a member of BackendType")
+        raise TypeError(
+            "Argument backend must be a member of BackendType, such as "
+            f"lockstitch.rpc.BackendType.TENSORPIPE, not {backend!r} of {type(backend).__module__}"
+        )
     if options is not None and not isinstance(options, RpcBackendOptions):
-        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+        raise TypeError(
+            "Argument rpc_backend_options must be an instance of RpcBackendOptions, such as "
+            f"lockstitch.rpc.TensorPipeRpcBackendOptions, not a {type(options).__name__} of "
+            f"{type(options).__module__}"
+        )
 
 
 def _begin(

@@ -109,8 +109,9 @@ class OwnedValue:
             with blocked():
                 if not done.wait(timeout_seconds):
                     raise RpcTimeoutError(
-                        f"RPC ran for more than set timeout ({timeout_seconds} s): the value of "
-                        f"{self} is not there yet"
+                        f"RPC ran for more than set timeout ({timeout_seconds} s): here on its "
+                        "owner the value is not there yet, since the function that rpc.remote has "
+                        f"called has not returned ({self})"
                     )
         if self._error is not None:
             raise copy_of(self._error)

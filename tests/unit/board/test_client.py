@@ -6,7 +6,8 @@ from queue import Queue
 import pytest
 
 from lockstitch.board import BoardClient, Over, Place, Ready, Update, Void
-from lockstitch.board.client import ADDRESS, WORKER, BoardLostError
+from lockstitch.board.client import ADDRESS, WORKER
+from lockstitch.errors import BoardLostError
 from lockstitch.trust.secret import VARIABLE
 from tests.unit.board import desks
 

@@ -146,8 +146,12 @@ _REFUSED = (
 
 def _refuse(name: str) -> Callable[..., NoReturn]:
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> NoReturn:
-        del self, args, kwargs
-        raise ValueError(f"Method ``{name}`` not supported for RemoteModule")
+        del args, kwargs
+        raise ValueError(
+            f"Method ``{name}`` not supported for RemoteModule: the module is on "
+            f"{vars(self).get('on')!r}. Call a function there that takes get_module_rref(), and "
+            f"uses {name} of its local_value()"
+        )
 
     method.__name__ = name
     method.__doc__ = "Refused: the module is elsewhere."
