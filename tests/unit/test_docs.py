@@ -1,7 +1,9 @@
 """Every Python block in the README and in docs/ is a program that runs; every link leads somewhere.
 
 A block is run as `python` would, or, below a line `<!-- workers: 2 -->`, as `lockstitch run -n 2`
-would. What is no whole program stands in a block of another kind (diff, text).
+would. What is no whole program stands in a block of another kind (diff, text). Where a block of
+text follows that begins with such a command, what stands below it is what the program prints, to
+the letter.
 
 The site itself is built by `make docs`, which continuous integration runs; the slow test here also
 looks at what its reference shows.
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
-    r"(?:^<!-- workers: (?P<workers>\d+) -->\n\n?)?^```python\n(?P<code>.*?)^```$",
+    r"(?:^<!-- workers: (?P<workers>\d+) -->\n\n?)?^```python\n(?P<code>.*?)^```$"
+    r"(?:\n+^```text\n\$ (?P<command>[^\n]*)\n(?P<output>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
 VARIABLE = re.compile(r"\b(?:LOCKSTITCH|HOROVOD)_[A-Z_]*[A-Z]\b")
@@ -39,6 +42,8 @@ class Snippet:
     place: str
     code: str
     workers: int
+    command: str | None
+    output: str | None
 
 
 def snippets() -> list[Snippet]:
@@ -48,7 +53,8 @@ def snippets() -> list[Snippet]:
         for match in BLOCK.finditer(text):
             line = text.count("\n", 0, match.start("code")) + 1
             place = f"{page.relative_to(ROOT)}:{line}"
-            found.append(Snippet(place, match["code"], int(match["workers"] or 0)))
+            workers = int(match["workers"] or 0)
+            found.append(Snippet(place, match["code"], workers, match["command"], match["output"]))
     return found
 
 
@@ -74,10 +80,20 @@ def launch(script: Path, workers: int) -> Done:
 
 @pytest.mark.parametrize("snippet", snippets(), ids=lambda snippet: snippet.place)
 def test_snippet_runs(snippet: Snippet, python: WarmInterpreter, tmp_path: Path) -> None:
-    script = tmp_path / "snippet.py"
+    script = tmp_path / "program.py"
     script.write_text(snippet.code)
     done = launch(script, snippet.workers) if snippet.workers else python.run(script)
     assert done.status == 0, f"{snippet.place}\n{done.output}\n{done.errors}"
+    if snippet.output is not None:
+        how = f"lockstitch run -n {snippet.workers}" if snippet.workers else "python"
+        assert snippet.command == f"{how} program.py"
+        assert done.output == snippet.output
+
+
+def test_what_programs_of_the_pages_print_is_on_the_pages() -> None:
+    silent = [each.place for each in snippets() if "print(" in each.code and each.output is None]
+    # What every worker waits for, and since when, is another each time.
+    assert [place.partition(":")[0] for place in silent] == ["docs/how-to/understand-a-hang.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
