@@ -6,6 +6,7 @@ call ─► Pending ─► Channel.request …  Channel.deliver ─► result, i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -25,6 +26,9 @@ from lockstitch.wire.staging import StagedPayload, settled
 from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
     from lockstitch.clock import Clock
     from lockstitch.devices import Placement
     from lockstitch.ids import WorkerId
@@ -41,6 +45,7 @@ MakeCall = Callable[[int, int, "bytes | None", "float | None", "Stitch | None", 
 """Builds a request from its number, the function's number and definition, the timeout that travels,
 the stitch and the body."""
 
+_AS_IT_IS: Final = contextlib.nullcontext()
 # Every so many calls it is seen to what is to be done before calls.
 _CALLS_BETWEEN: Final = 8
 UNSET_TIMEOUT: Final = -1.0
@@ -218,6 +223,7 @@ class Calling(Packing):
         interceptor, stitch = self.interceptor, None
         if interceptor is not None and interceptor.is_active():
             stitch = self.stitch(channel.peer.worker, body.items, sealed)
+            pending.records = torch.is_grad_enabled()
         if definition is None:
             return channel.request(
                 pending,
@@ -304,7 +310,6 @@ class Calling(Packing):
             isinstance(answer, Reply)
             and answer.body.encoding not in CARRY_OWN
             and type(answer.body) is not StagedPayload
-            and (answer.stitch is None or _stitches_anywhere(answer.stitch))
         )
         if (is_cheap or is_waiting) and not future.has_callbacks:
             self._settle(pending, answer, peer)
@@ -317,7 +322,8 @@ class Calling(Packing):
         pending.answer = answer
         value, error = None, None
         try:
-            value = self.result(pending, peer)
+            with _recording(answer, is_wanted=pending.records):
+                value = self.result(pending, peer)
         except Exception as raised:  # noqa: BLE001 - raised where the user waits
             error = raised
         # Out here, so that what a callback raises has not come up while handling that.
@@ -344,12 +350,20 @@ class Calling(Packing):
             fail()
 
 
-def _stitches_anywhere(stitch: Stitch) -> bool:
-    """Whether a graph that begins with this message may do so in the current thread, whatever that
-    thread is about: a thread that records no graph would leave it out."""
-    if stitch.message is None:
-        return True
-    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+def _recording(answer: Message, *, is_wanted: bool) -> AbstractContextManager[object]:
+    """Around reading an answer that completes a future: whether a graph begins with it is for the
+    thread that called to say, when it did, and not for the one that happens to read."""
+    stitch = getattr(answer, "stitch", None)
+    if stitch is None or stitch.message is None:
+        return _AS_IT_IS
+    is_so = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    return _AS_IT_IS if is_so is is_wanted else _switched(is_wanted)
+
+
+@contextlib.contextmanager
+def _switched(is_recording: bool) -> Iterator[None]:
+    with torch.inference_mode(False), torch.set_grad_enabled(is_recording):
+        yield
 
 
 def _nbytes(item: torch.Tensor | memoryview | None) -> int:

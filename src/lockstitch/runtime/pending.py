@@ -71,6 +71,8 @@ class Pending:
     """While its request cannot leave: for how long the peer has taken in nothing."""
     kept: list[object] | None = None
     """What the callee relies on until it has answered."""
+    records = True
+    """The call was made where torch records graphs; matters for calls in a context only."""
     is_shared = False
     """Others than readers of the connection may finish it."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -132,6 +134,63 @@ def test_no_grad_and_inference_mode_at_the_caller_leave_no_record(cluster):
         view = autograd._retrieve_context(context_id)
         assert not view._send_functions()
         assert not view._recv_functions()
+
+
+MODES = {
+    "grad": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("reader", ["waiter", "crew"])
+@pytest.mark.parametrize("to", ["worker1", "worker0"])
+@pytest.mark.parametrize("taken", MODES)
+@pytest.mark.parametrize("called", MODES)
+def test_the_mode_in_which_a_call_is_made_says_whether_its_future_has_a_graph(
+    cluster, called, taken, to, reader
+):
+    leaf = torch.ones(3, requires_grad=True)
+    with cluster[0].active(), autograd.context() as context_id:
+        with MODES[called]():
+            future = rpc.rpc_async(to, torch.mul, args=(leaf, 2))
+        with MODES[taken]():
+            if reader == "crew":
+                there = threading.Event()
+                future.add_done_callback(lambda _: there.set())
+                assert there.wait(60)
+            result = future.wait()
+        assert not result.is_inference()
+        assert result.requires_grad == (called == "grad")
+        if called == "grad":
+            autograd.backward(context_id, [result.sum()])
+            assert autograd.get_gradients(context_id)[leaf].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("taken", MODES)
+@pytest.mark.parametrize("called", MODES)
+def test_the_mode_in_which_a_value_is_fetched_says_whether_it_has_a_graph(cluster, called, taken):
+    with cluster[0].active(), autograd.context() as context_id:
+        weight = rpc.remote("worker1", torch.ones, args=(3,), kwargs={"requires_grad": True})
+        with MODES[called]():
+            product = rpc.remote("worker1", double, args=(weight,))
+        with MODES[taken]():
+            result = product.to_here()
+        assert result.requires_grad == (taken == "grad")
+        if taken == "grad":
+            autograd.backward(context_id, [result.sum()])
+            assert (
+                rpc.rpc_sync("worker1", gradient_of, args=(context_id, weight)).tolist()
+                == [2.0] * 3
+            )
+
+
+def double(weight):
+    return weight.local_value() * 2
+
+
+def gradient_of(context_id, weight):
+    return autograd.get_gradients(context_id)[weight.local_value()]
 
 
 class IgnoresTheOther(torch.autograd.Function):
