@@ -23,9 +23,12 @@ class context:  # noqa: N801 - torch's name, used as a statement: `with context(
     """Everything called by RPC within belongs to one forward pass, over all workers.
 
     Entering returns the context's id, an integer that names it on every worker. Leaving releases it
-    everywhere: its graph, its gradients. Contexts of different threads are independent.
+    everywhere: its graph, its gradients. Contexts of different threads are independent. A call that
+    is made under `torch.no_grad()` or `inference_mode()` gives a result without a history, as does
+    `to_here()` under them.
 
-    Raises `RuntimeError` where the thread is inside a context already.
+    Raises `RuntimeError` where the thread is inside a context already, `NotInitializedError`
+    without a worker.
 
         >>> with autograd.context() as context_id:
         ...     loss = rpc.rpc_sync("worker1", model, args=(batch,)).sum()
@@ -66,8 +69,8 @@ def backward(
     where that matters; "fast" assumes that every tensor sent from a worker that the pass reaches
     takes part, as `torch.distributed.autograd` does.
 
-    Raises `TypeError` for arguments of the wrong kind; `RuntimeError` for unknown contexts and
-    unfit roots; `DistAutogradError` "Error on Node N: …" when a worker's part of the graph fails,
+    Raises `TypeError` for arguments of the wrong kind, `ValueError` for another mode;
+    `RuntimeError` for unknown contexts and unfit roots; `DistAutogradError` "Error on Node N: …" when a worker's part of the graph fails,
     with the original exception as its cause, or when the assumption of "fast" is false;
     `PeerDiedError` when a worker of the context dies. After an error the context keeps what was
     added before it.

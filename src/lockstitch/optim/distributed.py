@@ -131,7 +131,8 @@ class DistributedOptimizer:
         """The states of all owners' optimizers as that of one optimizer over all parameters, in the
         order of `params_rref`. So it fits the same parameters on other workers.
 
-        The options of the first owner stand for those of all. Tensors travel here.
+        The options of the first owner stand for those of all. Tensors travel here. Raises
+        `RuntimeError` where an owner does not answer: `PeerDiedError`, `RpcTimeoutError`.
         """
         owners = [reference.owner() for reference in self.remote_optimizers]
         futures = [

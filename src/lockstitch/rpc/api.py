@@ -152,7 +152,8 @@ def rpc_sync(
     for none, by default that of `get_rpc_timeout`; one given here also bounds calls nested in it.
 
     Raises what `func` raised, as its own type; `RpcTimeoutError`; `PeerDiedError` when the callee
-    is gone; `SerializationError` when something cannot cross; `RpcError` for an unknown worker.
+    is gone; `SerializationError` when something cannot cross; `RpcError` for an unknown worker;
+    `NotInitializedError` without a worker here; `TypeError` for arguments of the wrong kind.
     """
     worker = current_worker()
     callee = _callee(worker, to, func)
