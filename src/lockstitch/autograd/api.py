@@ -70,10 +70,10 @@ def backward(
     takes part, as `torch.distributed.autograd` does.
 
     Raises `TypeError` for arguments of the wrong kind, `ValueError` for another mode;
-    `RuntimeError` for unknown contexts and unfit roots; `DistAutogradError` "Error on Node N: …" when a worker's part of the graph fails,
-    with the original exception as its cause, or when the assumption of "fast" is false;
-    `PeerDiedError` when a worker of the context dies. After an error the context keeps what was
-    added before it.
+    `RuntimeError` for unknown contexts and unfit roots; `DistAutogradError` "Error on Node N: …"
+    when a worker's part of the graph fails, with the original exception as its cause, or when the
+    assumption of "fast" is false; `PeerDiedError` when a worker of the context dies. After an error
+    the context keeps what was added before it.
 
     After `torch.distributed.autograd.backward`.
     """

@@ -28,6 +28,7 @@ numbering.py      which requests have come already, and which are wanted no more
 functions.py      how functions are named on the wire
 operators.py      what torch says of arguments that an operator does not take
 pending.py        calls that wait for their answer; Future
+callbacks.py      what callbacks of a Future raise
 timer.py          deadlines and delayed work
 switching.py      how long a thread keeps the interpreter while others wait
 freed_memory.py   memory that torch frees stays for what it makes next
