@@ -9,8 +9,10 @@ So the slots work at the same time in both directions, on torch's own engine, an
 `retain_graph`, accumulation and several forward passes at once are what they always are. The token
 that Begin returns and End takes ties the two together.
 
-With `create_graph=True` the slot's gradients would have to be differentiable here. Then its part is
-computed once more by the caller, with the same random numbers, and the engine goes on from there.
+With `create_graph=True` the slot's gradients have to be differentiable here. Then they are outputs
+of the slot themselves, which depend on what the outputs before depended on, and on the gradients of
+these: one more call, on the slot's graph of the first, with two nodes of its own, and so on.
+Nothing is computed again, so what counts is the module as it was in the forward pass.
 """
 
 from __future__ import annotations
@@ -21,16 +23,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import _autograd
 
-from lockstitch.nn.slots.base import BackwardOrder
-from lockstitch.nn.slots.lifting import fill
-from lockstitch.nn.slots.streams import gpus_of, queued_here, wait_here
-from lockstitch.nn.slots.touch import Touch
+from lockstitch.nn.parallel.modes import Modes
+from lockstitch.nn.slots.base import BackwardOrder, Request, SlopeOf
+from lockstitch.nn.slots.lifting import fill, lift
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from lockstitch.nn.slots.base import Gradients, Outcome, Request, Slot
+    from lockstitch.nn.slots.base import Gradients, Outcome, Slot
     from lockstitch.nn.team import Team
 
 _AGAIN = (
@@ -61,20 +62,22 @@ class Call:
         self.team = team
         self.slot = slot
         self.number = request.number
-        self.request: Request | None = request
+        self._request: Request | None = request
         self.inputs = [t for t, w in zip(tensors, request.wants_gradient, strict=True) if w]
         self.leaves = leaves
-        self.tensors = tensors
         self.written: Sequence[int] = ()
         self._token: torch.Tensor | None = None
         self._outcome: Outcome | None = None
         self._versions: list[int] = []
         self._is_spent = False
         self._may_keep = not team.syncs_gradients
-        self._outer: Sequence[torch.Tensor | None] | None = None
+        self._fills_unused = team.fills_unused
+        self._slope: Call | None = None
+        team.in_flight[self.number] = slot
 
     def __del__(self) -> None:
         self.slot.release(self.number)
+        self.team.in_flight.pop(self.number, None)
 
     def begin(self, *, builds_graph: bool) -> None:
         """[1]"""
@@ -85,8 +88,9 @@ class Call:
 
     def start(self) -> None:
         """Posts the forward pass."""
-        assert self.request is not None
-        self.slot.start(self.request)
+        request, self._request = self._request, None
+        assert request is not None
+        self.slot.start(request)
 
     def end(self) -> Any:
         """[3]: what the module returned in the slot."""
@@ -125,13 +129,11 @@ class Call:
         self._is_spent = not keeps_graph
         pairs = zip(gradients, self._requires_grad, strict=True)
         wanted = [gradient for gradient, requires in pairs if requires]
-        if torch.is_grad_enabled():
-            self._outer = wanted
-            self._devices = gpus_of([each.device for each in wanted if each is not None])
-            self._queued = queued_here(self._devices)
-            return
         if not self.slot.is_thread_safe:
             self.team.limit_threads_until_end_of_backward()
+        if torch.is_grad_enabled():
+            self._post_slope(wanted, SlopeOf(self.number, keeps_graph))
+            return
         number, keeps_gradients = self.number, self._may_keep and not self.team.syncs_gradients
         with self._alone():
             self.slot.start_backward(
@@ -140,19 +142,17 @@ class Call:
 
     def await_gradients(self) -> tuple[torch.Tensor | None, ...]:
         """[5]: of the inputs and the leaves."""
-        if self._outer is not None:
-            outer, self._outer = self._outer, None
-            wait_here(self._queued, self._devices)
-            return self._recompute(outer)
+        if self._slope is not None:
+            return self._await_slope()
         with self._alone():
             found: Gradients = self.slot.finish_backward(self.number)
         if self._is_spent:
-            self.inputs, self.tensors, self.request = [], (), None
+            self.inputs = []
         parameters: Sequence[torch.Tensor | None] = found.leaves
         if not parameters and self.leaves:
             self.team.note_kept_gradients(self.slot, self.leaves)
             parameters = [None] * len(self.leaves)
-        elif self.team.fills_unused:
+        elif self._fills_unused:
             parameters = [
                 torch.zeros_like(leaf) if gradient is None else gradient
                 for gradient, leaf in zip(parameters, self.leaves, strict=True)
@@ -162,33 +162,40 @@ class Call:
     def _alone(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.slot.is_thread_safe else self.team.lock
 
-    def _recompute(
-        self, gradients: Sequence[torch.Tensor | None]
-    ) -> tuple[torch.Tensor | None, ...]:
-        """The slot's gradients as functions of everything that they depend on."""
-        assert self.request is not None
-        sources = [*self.inputs, *self.leaves]
-        outputs = self.team.run_as_slot(self.request, self.tensors)
-        wanting = [output for output in outputs if output.requires_grad]
-        pairs = [
-            (output.to(gradient.device), gradient)
-            for output, gradient in zip(wanting, gradients, strict=True)
-            if gradient is not None
-        ]
-        found = torch.autograd.grad(
-            [output for output, _ in pairs],
-            sources,
-            [gradient for _, gradient in pairs],
-            create_graph=True,
-            allow_unused=True,
+    def _post_slope(self, gradients: Sequence[torch.Tensor | None], slope_of: SlopeOf) -> None:
+        """[1] of the call whose outputs are this one's gradients."""
+        # What the engine does with those that nothing depends on is the plain module's from here.
+        self._fills_unused = False
+        skeleton, tensors = lift((tuple(gradients), {}))
+        request = Request(
+            self.team.new_number(),
+            skeleton,
+            [tensor.data for tensor in tensors],
+            [tensor.requires_grad for tensor in tensors],
+            Modes.of_this_thread(),
+            torch.get_default_dtype(),
+            seed=0,
+            slope_of=slope_of,
         )
-        gradients_found: list[torch.Tensor | None] = list(found)
-        there = [i for i, gradient in enumerate(gradients_found) if gradient is not None]
-        if not self.team.fills_unused or not there:
-            return tuple(gradients_found)
-        touched = Touch.apply(len(there), *[found[i] for i in there], *self.leaves)  # type: ignore[no-untyped-call]
-        of = dict(zip(there, touched, strict=True))
-        return tuple([of.get(i) for i in range(len(gradients_found))])
+        self._slope = slope = Call(self.team, self.slot, request, tensors, self.leaves)
+        slope.inputs = [*self.inputs, *slope.inputs]
+        slope._fills_unused = False
+        with self._alone():
+            slope.begin(builds_graph=True)
+
+    def _await_slope(self) -> tuple[torch.Tensor | None, ...]:
+        """[3] of that call."""
+        slope, self._slope = self._slope, None
+        assert slope is not None
+        with self._alone():
+            found = slope.end()
+        sources = [*self.inputs, *self.leaves]
+        return tuple(
+            [
+                gradient if gradient is None else gradient.to(source.device)
+                for gradient, source in zip(found, sources, strict=True)
+            ]
+        )
 
 
 class Begin(torch.autograd.Function):

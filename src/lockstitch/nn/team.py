@@ -2,7 +2,8 @@
 
 Slots are made at the first call that needs them and kept; before each call a `Watch` says what has
 changed in the module since. A slot that has died is replaced, and all are when the module has
-become another one.
+become another one, or when making one of them has moved the parameters: the others may look at
+where they were. A slot that is no longer wanted ends when nobody can go back through it any more.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class Team:
         self._told: list[Told] = []
         self._watch: Watch | None = None
         self._numbers = itertools.count(1)
+        self.in_flight: dict[int, Slot] = {}
+        """The numbers of passes that somebody can still go back through, and their slots."""
         self._kept: dict[int, tuple[Slot, Sequence[torch.Tensor]]] = {}
         self._threads_before: int | None = None
 
@@ -146,30 +149,50 @@ class Team:
         """Sees to it that the first `count` slots are there and can be told what has changed."""
         watch = self._watch
         if watch is None or not watch.look():
-            self.close()
+            self._forget_slots()
             check_devices(self.module, self._device)
             fresh = Watch(self.module)
             if watch is not None:
                 fresh.succeed(watch)
             watch = self._watch = fresh
             self._told = [Told() for _ in self._slots]
-        for i in range(count):
-            slot = self._slots[i]
-            if slot is None or not slot.is_alive:
-                self._replace(i, watch)
+        while (missing := self._first_missing(count)) is not None:
+            self._replace(missing, watch)
         return watch
 
+    def _first_missing(self, count: int) -> int | None:
+        for i, slot in enumerate(self._slots[:count]):
+            if slot is None or not slot.is_alive:
+                return i
+        return None
+
     def _replace(self, i: int, watch: Watch) -> None:
-        old, self._slots[i] = self._slots[i], None
-        if old is not None:
-            old.close()
+        self._forget(i)
         threads = self._share_of(torch.get_num_threads())
         blueprint = Blueprint(
             self.module, watch.leaves, threads, len(self._slots) + 1, self._device
         )
-        self._slots[i] = self._factories[i](i + 1, blueprint)
-        watch.refresh()
+        # A slot outlives the modes in which it is made: what it makes now is for training too.
+        with torch.inference_mode(mode=False):
+            slot = self._factories[i](i + 1, blueprint)
+        if watch.refresh():
+            for number, other in enumerate(self._slots):
+                if other is not None and other.shares_parameters:
+                    self._forget(number)  # it looks at where they were
+        self._slots[i] = slot
         self._told[i] = watch.new_told()
+
+    def _forget(self, i: int) -> None:
+        """Gives up a slot; if somebody can still go back through it, it ends after that."""
+        slot, self._slots[i] = self._slots[i], None
+        if slot is not None and slot not in self.in_flight.values():
+            slot.close()
+
+    def _forget_slots(self) -> None:
+        """All of them, with nothing lost that they have kept."""
+        self.deliver_kept_gradients()
+        for i in range(len(self._slots)):
+            self._forget(i)
 
     def _post(self, watch: Watch, parts: Sequence[Part], first: int = 1) -> list[Call | OwnCall]:
         """Begins the call on the slots from number `first` on."""
@@ -197,7 +220,7 @@ class Team:
                     continue
             modes = modes or Modes.of_this_thread()
             request = Request(
-                next(self._numbers),
+                self.new_number(),
                 skeleton,
                 data,
                 wants_gradient,
@@ -212,18 +235,9 @@ class Team:
             calls.append(call)
         return calls
 
-    def run_as_slot(self, request: Request, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors that the module returns for a slot's request, computed here, on the graph of
-        `tensors`; the module's buffers and the caller's random numbers stay as they are."""
-        args, kwargs = fill(request.skeleton, [each.to(self._device) for each in tensors])
-        buffers = [(each, each.detach().clone()) for each in self.module.buffers()]
-        try:
-            with inside(), request.modes.active(), generators.kept(self._device):
-                generators.seed(request.seed, self._device)
-                return lift(self.module(*args, **kwargs))[1]
-        finally:
-            for buffer, before in buffers:
-                buffer.data = before
+    def new_number(self) -> int:
+        """For the next pass of a slot."""
+        return next(self._numbers)
 
     def limit_threads_until_end_of_backward(self) -> None:
         """Leaves the slots their cores while a backward pass runs."""
@@ -253,6 +267,10 @@ class Team:
             for slot, leaves in kept:
                 sums = slot.collect()
                 pairs = [(leaf, g) for leaf, g in zip(leaves, sums, strict=False) if g is not None]
+                for leaf, gradient in pairs:
+                    if not leaf.requires_grad:  # frozen meanwhile
+                        leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+                pairs = [(leaf, gradient) for leaf, gradient in pairs if leaf.requires_grad]
                 if pairs:
                     torch.autograd.backward([leaf for leaf, _ in pairs], [g for _, g in pairs])
 

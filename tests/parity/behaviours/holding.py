@@ -71,12 +71,3 @@ def devices_are_checked_when_it_is_called(wrap):
     model.to("meta")
     with pytest.raises(RuntimeError, match="but found one of them on device: meta"):
         model(batch())
-
-
-@own
-def a_penalty_on_gradients_reaches_every_parameter(wrap):
-    module, x = nn.Linear(4, 1), torch.ones(2, 4, requires_grad=True)
-    (slope,) = torch.autograd.grad(wrap(module)(x).sum(), x, create_graph=True)
-    slope.mean().backward()
-    torch.testing.assert_close(module.weight.grad, torch.full((1, 4), 0.25))
-    assert module.bias.grad.tolist() == [0.0]

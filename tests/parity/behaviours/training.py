@@ -124,6 +124,89 @@ def gradients_of_gradients(wrap):
 
 
 @same
+def a_penalty_on_gradients_reaches_what_it_depends_on_and_no_more(wrap):
+    module, x = nn.Linear(4, 1), batch(requires_grad=True)
+    (slope,) = torch.autograd.grad(wrap(module)(x).sum(), x, create_graph=True)
+    slope.pow(2).mean().backward()
+    assert module.bias.grad is None
+    return slope, module.weight.grad
+
+
+@same
+def a_penalty_on_gradients_after_steps_of_training(wrap):
+    """Long enough for passes to be known to be short."""
+    module = Of(lambda self, x: self.linear(x).tanh(), unused=nn.Linear(2, 2))
+    model, results = wrap(module), []
+    for _ in range(20):
+        module.zero_grad()
+        x = batch(requires_grad=True)
+        (slope,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
+        slope.pow(2).sum().backward()
+        results.append([slope, *gradients(module.linear)])
+        assert module.unused.weight.grad is None
+    return results
+
+
+@same
+def what_is_not_differentiated_in_the_second_place(wrap):
+    module = Of(lambda self, x: (self.linear(x), self.other(x)), other=nn.Linear(4, 3))
+    x = batch(requires_grad=True)
+    one, _ = wrap(module)(x)
+    found = torch.autograd.grad(
+        one.pow(3).sum(), [x, *module.parameters()], create_graph=True, allow_unused=True
+    )
+    assert found[3] is found[4] is None
+    (found[0].sum() + found[1].pow(2).sum()).backward()
+    assert module.other.weight.grad is None
+    return [each for each in found if each is not None], x.grad, gradients(module.linear)
+
+
+@same
+def gradients_of_the_third_order(wrap):
+    module, x = Of(lambda self, x: self.linear(x).tanh()), batch(requires_grad=True)
+    value, results = wrap(module)(x).sum(), []
+    for _ in range(3):
+        (slope,) = torch.autograd.grad(value, x, create_graph=True)
+        value = slope.pow(2).sum()
+        results.append(slope)
+    value.backward()
+    return results, x.grad, module.linear.weight.grad
+
+
+def _changes(module):
+    yield module.eval
+    yield lambda: setattr(module, "fixed", nn.Parameter(torch.full((3,), 9.0), requires_grad=False))
+    yield lambda: setattr(module, "shift", torch.full((3,), 7.0))
+    yield lambda: setattr(module, "factor", 5)
+    yield lambda: setattr(module.linear, "weight", nn.Parameter(torch.ones(3, 4)))
+
+
+@same
+def the_module_as_it_was_counts_for_gradients_of_gradients(wrap):
+    def forward(self, x):
+        once = self.linear(x).tanh() * self.fixed + self.shift * x.sum(1, keepdim=True)
+        return once * (self.factor if self.training else 11)
+
+    results = []
+    for i in range(5):
+        module = Of(forward, factor=2)
+        module.fixed = nn.Parameter(torch.full((3,), 3.0), requires_grad=False)
+        module.register_buffer("shift", torch.full((3,), 2.0))
+        model = wrap(module)
+        for calls_again in (False, True):
+            module.train()
+            parameters, x = list(module.linear.parameters()), batch(requires_grad=True)
+            value = model(x).pow(2).sum()
+            list(_changes(module))[i]()
+            if calls_again:
+                model(batch())
+            (slope,) = torch.autograd.grad(value, x, create_graph=True)
+            found = torch.autograd.grad(slope.pow(2).sum(), [x, *parameters], allow_unused=True)
+            results.append([slope, *[each for each in found if each is not None]])
+    return results
+
+
+@same
 def weights_under_a_parametrization(wrap):
     module = nn.Sequential(weight_norm(nn.Linear(4, 4)), nn.Tanh())
     return step(wrap(module), module, batch())

@@ -190,3 +190,49 @@ def test_after_close_there_are_no_slots_until_the_next_call(team):
     assert team.slots == []
     assert not any(slot.alive for slot in before)
     assert values(team) == [2, 4, 6]
+
+
+class Mover(Desk):
+    """A slot whose making moves the parameters, as that of a forked one does."""
+
+    def __init__(self, number, blueprint):
+        for leaf in blueprint.leaves:
+            if not hasattr(leaf, "has_moved"):
+                leaf.has_moved = True
+                leaf.data = leaf.data.clone()
+        super().__init__(number, blueprint)
+
+
+@pytest.mark.parametrize("factories", [[Desk, Mover], [Mover, Desk], [Mover, Mover]])
+def test_all_slots_look_at_where_the_parameters_are(module, factories):
+    team = Team(module, factories)
+    assert values(team, PARTS[:2]) == [2, 4]  # the second slot is made later
+    assert values(team) == [2, 4, 6]
+    with torch.no_grad():
+        module.weight += 1
+    assert values(team) == [3, 6, 9]
+    team.close()
+
+
+def test_slots_given_up_with_passes_under_way_end_after_these(module):
+    team = Team(module, [Desk, Mover])
+    first = torch.cat(team.run(PARTS[:2]))
+    (slot,) = team.slots
+    second = torch.cat(team.run(PARTS))
+    assert slot not in team.slots
+    module.weight, old = nn.Parameter(torch.tensor([5.0])), module.weight
+    assert values(team) == [5, 10, 15]
+    (first.sum() + second.sum()).backward()
+    assert old.grad.tolist() == [9]
+    del first, second
+    assert not team.in_flight
+    team.close()
+
+
+def test_what_slots_have_kept_is_delivered_before_they_are_given_up(team, module):
+    team.syncs_gradients = False
+    torch.cat(team.run(PARTS)).sum().backward()
+    old, module.weight = module.weight, nn.Parameter(torch.tensor([5.0]))
+    module.unused.requires_grad_(requires_grad=False)
+    values(team)
+    assert old.grad.tolist() == [6]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from lockstitch.nn.parallel.places import CPU
 
@@ -47,9 +47,17 @@ class Changes:
 NO_CHANGES = Changes()
 
 
+class SlopeOf(NamedTuple):
+    """Of which pass gradients are to be computed that can be differentiated themselves."""
+
+    number: int
+    keeps_graph: bool
+
+
 @dataclass(slots=True)
 class Request:
-    """One forward pass of one slot."""
+    """One forward pass of one slot: through its module, or through the gradients of an earlier pass
+    (`slope_of`), where these are to be differentiated."""
 
     number: int
     skeleton: Any
@@ -65,6 +73,9 @@ class Request:
     generator_state: int = 0
     """The caller's generator before the call (`generators.fingerprint`)."""
     changes: Changes = NO_CHANGES
+    slope_of: SlopeOf | None = None
+    """Then the positional arguments are the gradients of the outputs of that pass, as in a
+    `BackwardOrder`, and what is returned are those of its inputs and of the leaves, on a graph."""
 
 
 @dataclass(slots=True)
@@ -142,6 +153,8 @@ class Slot(ABC):
     statistics: SlotStatistics
     is_thread_safe = False
     """Whether passes backward may be asked for and waited for without the lock of the team."""
+    shares_parameters = True
+    """Whether the replica's parameters lie where the caller's do, and must lie there."""
 
     @abstractmethod
     def start(self, request: Request) -> None:

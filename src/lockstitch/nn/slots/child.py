@@ -106,7 +106,7 @@ class _Server:
         if what == FORWARD:
             request = self._unpacker.unpack(number, order, tensors)
             del tensors, order
-            start = self._start(what)
+            start = None if request.slope_of else self._start(what)
             outcome = self._executor.forward(request)
             seconds = None if start is None else time.perf_counter() - start
             del request

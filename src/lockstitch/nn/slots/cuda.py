@@ -141,6 +141,10 @@ class CudaSlot(Slot):
         return _DeviceExecutor(replica, copies, self._device)
 
     def start(self, request: Request) -> None:
+        if request.slope_of is not None:
+            work = partial(self._executor.forward, request)
+            self._hand_over(self._task((FORWARD, request.number), work))
+            return
         module = self._module()
         mode = module is not None and module.training, request.modes.is_grad_enabled
         self.statistics.passes += 1
@@ -169,17 +173,22 @@ class CudaSlot(Slot):
             self._hand_over(task)
 
     def finish(self, number: int) -> Outcome:
-        mode, state, deferred = self._passes.pop(number)
-        draws = generators.fingerprint(self._home) != state
-        self._draws[mode] = draws or self._draws.get(mode, False)
-        if deferred is not None:
-            task = deferred._replace(work=partial(deferred.work, draws=draws))
-            with generators.kept(self._device) if draws else contextlib.nullcontext():
-                self._bench.do(task)
+        asked = self._passes.pop(number, None)
+        if asked is not None:
+            self._finish_asking(asked)
         outcome: Outcome = self._wait((FORWARD, number))
         for tensor in outcome.tensors:
             lend(tensor)
         return outcome
+
+    def _finish_asking(self, asked: _Pass) -> None:
+        """After the caller's own part of a pass through the module."""
+        draws = generators.fingerprint(self._home) != asked.state
+        self._draws[asked.mode] = draws or self._draws.get(asked.mode, False)
+        if asked.deferred is not None:
+            task = asked.deferred._replace(work=partial(asked.deferred.work, draws=draws))
+            with generators.kept(self._device) if draws else contextlib.nullcontext():
+                self._bench.do(task)
 
     def start_backward(self, order: BackwardOrder) -> None:
         work = partial(self._executor.backward, order)

@@ -22,7 +22,7 @@ from lockstitch.nn.slots.watch import apply_changes, places_of_others, versions_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.nn.slots.base import BackwardOrder, Request
+    from lockstitch.nn.slots.base import BackwardOrder, Request, SlopeOf
 
 
 _NOTE: Final = "lockstitch"
@@ -33,6 +33,9 @@ class _Graph(NamedTuple):
 
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
+    is_shared: bool = False
+    """Whether it shares nodes with that of the pass whose gradients it has computed, or with that
+    which has computed its own. What the nodes have saved is then freed with the last of them."""
 
 
 class _Source(torch.autograd.Function):
@@ -90,14 +93,19 @@ class Executor:
         with request.modes.active():
             args, kwargs = fill(request.skeleton, self.bring(given))
             del given
-            if self.draws_random_numbers:
-                generators.seed(request.seed, self.device)
-            output = self._module(*args, **kwargs)
+            if request.slope_of is not None:
+                inputs, output = self._slope(request.slope_of, args, inputs)
+            else:
+                if self.draws_random_numbers:
+                    generators.seed(request.seed, self.device)
+                output = self._module(*args, **kwargs)
         skeleton, outputs = lift(output)
         requires_grad = [tensor.requires_grad for tensor in outputs]
         if any(requires_grad):
-            self._strays.end_pass(outputs, inputs, self.leaves, self._module.training)
-            self._graphs[request.number] = _Graph(inputs, outputs)
+            if request.slope_of is None:
+                self._strays.end_pass(outputs, inputs, self.leaves, self._module.training)
+            is_shared = request.slope_of is not None
+            self._graphs[request.number] = _Graph(inputs, outputs, is_shared)
         pairs = zip(before, versions_of(self._others) if before else (), strict=True)
         written = [i for i, (old, new) in enumerate(pairs) if old != new]
         return Outcome(skeleton, [each.detach() for each in outputs], requires_grad, written)
@@ -105,19 +113,8 @@ class Executor:
     def backward(self, order: BackwardOrder) -> Gradients:
         """Goes back through the graph of a forward pass."""
         self._drop_released()
-        graph = self._graphs.get(order.number)
-        if graph is None:
-            raise RuntimeError(
-                "the graph of this slot's forward pass is gone: the slot was replaced meanwhile"
-            )
-        if not order.keeps_graph:
-            del self._graphs[order.number]
-        roots, gradients = [], []
-        wanting = [output for output in graph.outputs if output.requires_grad]
-        for output, gradient in zip(wanting, order.gradients, strict=True):
-            if gradient is not None:
-                roots.append(output)
-                gradients.append(gradient)
+        graph = self._take(order.number, keeps=order.keeps_graph)
+        roots, gradients = _roots_of(graph, order.gradients)
         sources = [*graph.inputs, *self.leaves]
         found: Sequence[torch.Tensor | None] = [None] * len(sources)
         if roots and sources:
@@ -128,7 +125,7 @@ class Executor:
                 found = torch.autograd.Variable._execution_engine.run_backward(
                     tuple(roots),
                     tuple(gradients),
-                    order.keeps_graph,
+                    order.keeps_graph or graph.is_shared,
                     False,  # create_graph
                     () if gathers else tuple(sources),
                     allow_unreachable=True,
@@ -142,6 +139,40 @@ class Executor:
             self._add(of_leaves)
             return Gradients(of_inputs)
         return Gradients(of_inputs, of_leaves)
+
+    def _slope(
+        self,
+        slope_of: SlopeOf,
+        gradients: Sequence[torch.Tensor | None],
+        own_inputs: list[torch.Tensor],
+    ) -> tuple[list[torch.Tensor], tuple[torch.Tensor | None, ...]]:
+        """The gradients of an earlier pass as functions of all that they depend on, of which the
+        inputs are returned first. Its graph has what was in force in that pass: modes, buffers,
+        random numbers."""
+        number, keeps = slope_of
+        graph = self._take(number, keeps=keeps)
+        if keeps:
+            self._graphs[number] = graph._replace(is_shared=True)
+        roots, given = _roots_of(graph, gradients)
+        found = torch.autograd.grad(
+            roots,
+            [*graph.inputs, *self.leaves],
+            given,
+            retain_graph=True,
+            create_graph=True,
+            allow_unused=True,
+        )
+        return [*graph.inputs, *own_inputs], found
+
+    def _take(self, number: int, *, keeps: bool) -> _Graph:
+        graph = self._graphs.get(number)
+        if graph is None:
+            raise RuntimeError(
+                "the graph of this slot's forward pass is gone: the slot was replaced meanwhile"
+            )
+        if not keeps:
+            del self._graphs[number]
+        return graph
 
     def bring(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The arguments, on the graph, where the replica can take them."""
@@ -163,6 +194,15 @@ class Executor:
     def _drop_released(self) -> None:
         while self._released:
             self._graphs.pop(self._released.popleft(), None)
+
+
+def _roots_of(
+    graph: _Graph, gradients: Sequence[torch.Tensor | None]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The outputs to go back from, with their gradients."""
+    wanting = [output for output in graph.outputs if output.requires_grad]
+    pairs = [(o, g) for o, g in zip(wanting, gradients, strict=True) if g is not None]
+    return [output for output, _ in pairs], [gradient for _, gradient in pairs]
 
 
 def _attach(request: Request) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -112,7 +112,7 @@ class ForkSlot(Slot):
     def start(self, request: Request) -> None:
         if request.changes:
             self._own_passes.disturb()
-        self.statistics.passes += 1
+        self.statistics.passes += request.slope_of is None
         order, tensors = self._packer.pack(request)
         for _, tensor in request.changes.others:
             self.statistics.other_bytes += 0 if tensor is None else tensor.nbytes

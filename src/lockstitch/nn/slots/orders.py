@@ -43,7 +43,8 @@ class Packer:
             told = changes.attributes, [i for i, _ in changes.others]
             tensors = [*tensors, *(tensor for _, tensor in changes.others)]
         skeleton = None if is_single_argument(request.skeleton) else request.skeleton
-        order = skeleton, request.wants_gradient, self._packed, request.seed, told
+        slope_of = request.slope_of
+        order = skeleton, request.wants_gradient, self._packed, request.seed, told, slope_of
         return order, tensors
 
 
@@ -55,7 +56,7 @@ class Unpacker:
 
     def unpack(self, number: int, order: Any, tensors: Sequence[Any]) -> Request:
         """The request of this number. Buffers and the like become the slot's own."""
-        skeleton, wants_gradient, packed, seed, told = order
+        skeleton, wants_gradient, packed, seed, told, slope_of = order
         if skeleton is None:
             skeleton = SINGLE_ARGUMENT
         modes = self._modes.get(packed)
@@ -75,5 +76,13 @@ class Unpacker:
             tensors = tensors[:count]
         caller, dtype = modes
         return Request(
-            number, skeleton, tensors, wants_gradient, caller, dtype, seed, changes=changes
+            number,
+            skeleton,
+            tensors,
+            wants_gradient,
+            caller,
+            dtype,
+            seed,
+            changes=changes,
+            slope_of=slope_of,
         )

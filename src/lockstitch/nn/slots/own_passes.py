@@ -118,28 +118,18 @@ class OwnPasses:
 
 
 def _with_zeros_for_unused(output: Any, leaves: Sequence[torch.Tensor]) -> Any:
-    """`output`, so that whoever goes back through it reaches all leaves: so does who goes back
-    through the gradients then, if they are on a graph."""
+    """`output`, so that whoever goes back through it reaches all leaves."""
     skeleton, outputs = (Hole(0), [output]) if type(output) is torch.Tensor else lift(output)
     wanting = [i for i, each in enumerate(outputs) if each.requires_grad]
     missing: dict[int, torch.Tensor] = {}
     for i in wanting:
         missing.update(_unreached(outputs[i], leaves))
-        if outputs[i].grad_fn is not None:
-            outputs[i].register_hook(partial(_on_the_graph, leaves))  # type: ignore[no-untyped-call]
     if not missing:
         return output
     touched = Touch.apply(len(wanting), *[outputs[i] for i in wanting], *missing.values())  # type: ignore[no-untyped-call]
     for i, each in zip(wanting, touched, strict=True):
         outputs[i] = each
     return fill(skeleton, outputs)
-
-
-def _on_the_graph(leaves: Sequence[torch.Tensor], gradient: torch.Tensor) -> torch.Tensor | None:
-    if not torch.is_grad_enabled():
-        return None
-    (touched,) = Touch.apply(1, gradient, *leaves)  # type: ignore[no-untyped-call]
-    return touched  # type: ignore[no-any-return]
 
 
 def _unreached(output: torch.Tensor, leaves: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:

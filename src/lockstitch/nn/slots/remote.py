@@ -111,6 +111,8 @@ class RemoteSlot(Slot):
     `SlotDiedError` for a worker that is gone.
     """
 
+    shares_parameters = False
+
     def __init__(self, place: str, number: int, blueprint: Blueprint) -> None:
         parsed = RemoteDevice(place)
         self._worker = _worker_for(place)
@@ -140,7 +142,7 @@ class RemoteSlot(Slot):
         for i in numbers:
             self._sent[i] = self._leaves[i]._version
             self.statistics.parameter_bytes += self._leaves[i].nbytes
-        self.statistics.passes += 1
+        self.statistics.passes += request.slope_of is None
         self.statistics.other_bytes += sum(
             0 if tensor is None else tensor.nbytes for _, tensor in request.changes.others
         )

@@ -115,6 +115,11 @@ class ThreadSlot(Slot):
         return not (self._own or self._deferred or self._desk.under_way) and self.is_alive
 
     def start(self, request: Request) -> None:
+        if request.slope_of is not None:
+            self._start_going_back(
+                (FORWARD, request.number), partial(self._executor.forward, request)
+            )
+            return
         if request.changes:
             self._own_passes.disturb()
         module = self._module()
@@ -128,6 +133,8 @@ class ThreadSlot(Slot):
             self._deferred[request.number] = request
 
     def finish(self, number: int) -> Outcome:
+        if number not in self._passes:
+            return self._wait((FORWARD, number))  # type: ignore[no-any-return]
         key, state = self._passes.pop(number)
         draws = generators.fingerprint() != state
         self._draws[key] = draws or self._draws.get(key, False)
@@ -146,16 +153,18 @@ class ThreadSlot(Slot):
             self._executor.draws_random_numbers = draws
             return self._executor.forward(request)
 
-        self._post((FORWARD, request.number), run)
+        self._post((FORWARD, request.number), run, self._habits[FORWARD])
 
     def start_backward(self, order: BackwardOrder) -> None:
-        key = (BACKWARD, order.number)
+        self._start_going_back((BACKWARD, order.number), partial(self._executor.backward, order))
+
+    def _start_going_back(self, key: Key, work: Callable[[], Any]) -> None:
         self._answers.expect(key)
-        work = partial(self._executor.backward, order)
+        habit = self._habits[BACKWARD]
         if self._recomputing.must_be_alone():
-            self._post(key, partial(self._recomputing.watch, work), by_caller=True)
+            self._post(key, partial(self._recomputing.watch, work), habit, by_caller=True)
         else:
-            self._post(key, work)
+            self._post(key, work, habit)
 
     def finish_backward(self, number: int) -> Gradients:
         return self._wait((BACKWARD, number))  # type: ignore[no-any-return]
@@ -163,14 +172,15 @@ class ThreadSlot(Slot):
     def collect(self) -> Sequence[torch.Tensor | None]:
         key = (COLLECT, 0)
         self._answers.expect(key)
-        self._post(key, self._executor.collect)
+        self._post(key, self._executor.collect, self._habits[COLLECT])
         return self._wait(key)  # type: ignore[no-any-return]
 
-    def _post(self, key: Key, work: Callable[[], Any], *, by_caller: bool = False) -> None:
+    def _post(
+        self, key: Key, work: Callable[[], Any], habit: Habit, *, by_caller: bool = False
+    ) -> None:
         if not self.is_alive:
             raise SlotDiedError(self.name, "its thread has ended")
         self._run_own()  # in their order
-        habit = self._habits[key[0]]
         item = key, partial(habit.measure, work), contextvars.copy_context()
         if habit.is_short or by_caller:
             self._own.append(item)

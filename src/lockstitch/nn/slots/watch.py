@@ -39,6 +39,7 @@ _CONTAINERS = (dict, list, set)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _TABLES_OF_TORCH = frozenset(vars(nn.Module()))
 _DEEPEST = 4
+_UNKNOWN = -1  # the version of a tensor of inference mode: nobody counts its changes
 
 
 class Deleted:
@@ -67,7 +68,7 @@ def places_of_others(modules: Iterable[nn.Module]) -> list[Place]:
 def versions_of(places: Iterable[Place]) -> list[int]:
     """How often each of these tensors has been written to, as far as torch counts."""
     tensors = [table[name] for table, name in places]
-    return [-1 if each is None or each.is_inference() else each._version for each in tensors]
+    return [_UNKNOWN if each is None or each.is_inference() else each._version for each in tensors]
 
 
 def keeps_nothing_else(module: nn.Module) -> bool:
@@ -107,8 +108,9 @@ def apply_changes(modules: Sequence[nn.Module], others: Sequence[Place], changes
         if old is None or tensor is None:
             table[name] = tensor
         else:
-            # Not in place: a graph may have saved it, which may go back to what it was then.
-            old.data = tensor
+            # Another tensor, under the same names. A graph that has saved the old one may go back
+            # to what it was then; `old.data = tensor` would change that, unseen.
+            torch._C._swap_tensor_impl(old, tensor)
 
 
 class Told:
@@ -135,6 +137,7 @@ class Watch:
         self._news: dict[tuple[int, str], tuple[int, Any]] = {}
         self._last_news = 0
         self._keeps_own = False
+        self._traits: list[Any] = []
         self._take()
 
     @property
@@ -142,9 +145,11 @@ class Watch:
         """Whether the module has not been seen to keep anything in its forward pass."""
         return not self._keeps_own
 
-    def refresh(self) -> None:
-        """Making a slot may have moved parameters."""
+    def refresh(self) -> bool:
+        """After making a slot: whether that has moved parameters."""
+        before = self._traits
         self._traits = self._current_traits()
+        return self._traits != before
 
     def _take(self) -> None:
         self._seen = [(module.__dict__, dict(module.__dict__)) for module in self.modules]
@@ -253,11 +258,13 @@ class Watch:
         if not attributes and not stale:
             return NO_CHANGES
         others = []
-        for i, (table, name) in enumerate(self.others if stale else ()):
-            if id(table) in stale:
-                told.others[i] = _state(table, name)
-                tensor = table[name]
-                others.append((i, None if tensor is None else tensor.detach().clone()))
+        # Slots keep them, beyond the mode that is on now.
+        with torch.inference_mode(mode=False):
+            for i, (table, name) in enumerate(self.others if stale else ()):
+                if id(table) in stale:
+                    told.others[i] = _state(table, name)
+                    tensor = table[name]
+                    others.append((i, None if tensor is None else tensor.detach().clone()))
         return Changes(attributes, others)
 
 
@@ -265,13 +272,13 @@ def _state(table: dict[str, Any], name: str) -> tuple[torch.Tensor | None, int]:
     tensor = table.get(name)
     if tensor is None:
         return None, 0
-    return tensor, -1 if tensor.is_inference() else tensor._version
+    return tensor, _UNKNOWN if tensor.is_inference() else tensor._version
 
 
 def _is_other(
     old: tuple[torch.Tensor | None, int] | None, new: tuple[torch.Tensor | None, int]
 ) -> bool:
-    return old is None or old[0] is not new[0] or old[1] != new[1]
+    return old is None or old[0] is not new[0] or old[1] != new[1] or new[1] == _UNKNOWN
 
 
 def _differs(now: Any, before: Any) -> bool:

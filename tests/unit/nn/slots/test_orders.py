@@ -8,7 +8,7 @@ import pickle
 import torch
 
 from lockstitch.nn.parallel.modes import Modes
-from lockstitch.nn.slots.base import Changes, Request
+from lockstitch.nn.slots.base import Changes, Request, SlopeOf
 from lockstitch.nn.slots.lifting import lift
 from lockstitch.nn.slots.orders import Packer, Unpacker
 
@@ -61,3 +61,10 @@ def test_modes_are_pickled_when_they_change_and_read_once():
     again = sent(packer, unpacker, request(4))
     assert second.modes is first.modes is again.modes
     assert not other.modes.is_grad_enabled
+
+
+def test_it_says_whose_gradients_are_wanted():
+    original = dataclasses.replace(request(), slope_of=SlopeOf(3, keeps_graph=True))
+    got = sent(Packer(), Unpacker(), original)
+    assert got.slope_of == SlopeOf(3, keeps_graph=True)
+    assert sent(Packer(), Unpacker(), request()).slope_of is None

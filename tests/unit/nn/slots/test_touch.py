@@ -14,3 +14,12 @@ def test_who_goes_back_through_one_reaches_the_others_with_zeros():
     first.sum().backward()
     assert used.grad.tolist() == [2, 2]
     assert unused.grad.tolist() == [0, 0, 0]
+
+
+def test_no_zeros_where_gradients_are_differentiated_themselves():
+    used, unused = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+    (output,) = Touch.apply(1, used**3, unused)
+    (slope,) = torch.autograd.grad(output.sum(), used, create_graph=True)
+    (slope.sum() + output.sum()).backward()
+    assert used.grad.tolist() == [9, 9]
+    assert unused.grad is None

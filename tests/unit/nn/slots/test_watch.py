@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lockstitch.nn.slots.watch import Deleted, Watch
+from lockstitch.nn.slots.base import Changes
+from lockstitch.nn.slots.watch import Deleted, Watch, apply_changes, places_of_others
 
 
 class Net(nn.Module):
@@ -182,3 +183,40 @@ def test_hooks_of_a_forward_pass_are_a_reason_to_make_slots_anew(net, watch):
     add_hook(net)
     watch.settle()
     assert not watch.look()
+
+
+def test_copies_for_slots_are_no_tensors_of_inference_mode():
+    module = nn.BatchNorm1d(2)
+    watch = Watch(module)
+    told = watch.new_told()
+    with torch.inference_mode():
+        module.running_mean.add_(1)
+        changes = watch.changes(told)
+    assert changes.others
+    assert not any(tensor.is_inference() for _, tensor in changes.others)
+
+
+def test_a_buffer_whose_changes_nobody_counts_is_told_each_time():
+    module = nn.Module()
+    with torch.inference_mode():
+        module.register_buffer("shift", torch.zeros(2))
+    watch = Watch(module)
+    told = watch.new_told()
+    for value in (1.0, 2.0):
+        with torch.inference_mode():
+            module.shift.fill_(value)
+        ((_, copied),) = watch.changes(told).others
+        assert copied.tolist() == [value, value]
+
+
+def test_a_graph_that_has_saved_a_buffer_keeps_it_as_it_was():
+    module = nn.BatchNorm1d(2).eval()
+    x = torch.ones(2, 2, requires_grad=True)
+    places, also = places_of_others([module]), [module.running_var]
+    output = x * module.running_var
+    number = next(i for i, (_, name) in enumerate(places) if name == "running_var")
+    apply_changes([module], places, Changes(others=[(number, torch.full((2,), 3.0))]))
+    assert also[0] is module.running_var
+    assert module.running_var.tolist() == [3, 3]
+    output.sum().backward()
+    assert x.grad.tolist() == [[1, 1], [1, 1]]
