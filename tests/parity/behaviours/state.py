@@ -47,6 +47,22 @@ def buffers_changed_in_place_and_replaced(wrap):
 
 
 @same
+def what_was_replaced_since_counts_as_it_was(wrap):
+    module = Of(lambda self, x: self.linear(x) * self.scale * self.fixed)
+    module.register_buffer("scale", torch.full((3,), 2.0))
+    module.fixed = nn.Parameter(torch.full((3,), 3.0), requires_grad=False)
+    model = wrap(module)
+    earlier = model(batch())
+    module.scale = torch.full((3,), 5.0)
+    module.fixed = nn.Parameter(torch.full((3,), 7.0), requires_grad=False)
+    later = model(batch())
+    earlier.sum().backward()
+    before = [grad.clone() for grad in gradients(module.linear)]
+    later.sum().backward()
+    return before, gradients(module.linear)
+
+
+@same
 def a_buffer_written_by_the_module(wrap):
     def count(self, x):
         self.calls += 1
@@ -157,6 +173,33 @@ def without_gradients(wrap):
         output = model(batch())
     assert not output.requires_grad
     return output
+
+
+def _modes():
+    yield torch.inference_mode()
+    yield torch.no_grad()
+    yield torch.autocast("cpu", dtype=torch.bfloat16)
+    yield torch.device("cpu")
+
+
+@same
+def other_modes_before_training_and_between(wrap):
+    """What a trainer does that checks itself first: evaluation, then training."""
+    results = []
+    for mode in _modes():
+        module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6).eval(), nn.Linear(6, 3))
+        module[2].requires_grad_(requires_grad=False)
+        module[1].register_buffer("offset", torch.zeros(6))
+        model = wrap(module)
+        for factor in (2.0, 3.0):
+            with mode:
+                model(batch())
+                module[1].running_mean.add_(factor)
+                model(batch())
+            module[2].weight.mul_(factor)
+            x = batch(requires_grad=True)
+            results.append([*step(model, module, x), x.grad])
+    return results
 
 
 @same

@@ -43,12 +43,14 @@ def create_file() -> int:
 
 
 class Piece:
-    """A piece that this side has mapped."""
+    """A piece that this side has mapped. Its tensors are kept and filled in whatever mode is on by
+    then, so they are none of inference mode, which must not be written to in another one."""
 
     def __init__(self, descriptor: int, name: PieceName) -> None:
         self.name = name
         self._memory = mmap.mmap(descriptor, name.size, offset=name.offset)
-        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        with torch.inference_mode(mode=False):
+            self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.address = self.bytes.data_ptr()
         self.idle_since = 0
         # Made once: each type that ctypes makes is a cycle of references.
@@ -64,15 +66,21 @@ class Piece:
         key = dtype, shape, strides, offset
         tensor = self._tensors.get(key)
         if tensor is None:
-            typed = self._typed.get(dtype)
-            if typed is None:
-                size = self.name.size // dtype.itemsize * dtype.itemsize
-                typed = self._typed[dtype] = self.bytes[:size].view(dtype)
+            with torch.inference_mode(mode=False):
+                tensor = self._new_tensor(*key)
             if len(self._tensors) > 1000:
                 self._tensors.clear()
-            tensor = typed.as_strided(shape, strides, offset // dtype.itemsize)
             self._tensors[key] = tensor
         return tensor
+
+    def _new_tensor(
+        self, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int
+    ) -> torch.Tensor:
+        typed = self._typed.get(dtype)
+        if typed is None:
+            size = self.name.size // dtype.itemsize * dtype.itemsize
+            typed = self._typed[dtype] = self.bytes[:size].view(dtype)
+        return typed.as_strided(shape, strides, offset // dtype.itemsize)
 
 
 class OwnedMemory:

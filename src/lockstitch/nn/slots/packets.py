@@ -78,13 +78,15 @@ class Leaves:
         if kept is None or kept[0] is not piece:
             if len(self._views) > 8:
                 self._views.clear()
-            kept = self._views[piece.name.number] = piece, self.views(piece.bytes)
+            with torch.inference_mode(mode=False):  # they are kept
+                kept = self._views[piece.name.number] = piece, self.views(piece.bytes)
         return kept[1]
 
     def views(self, memory: Any) -> list[torch.Tensor]:
         """All gradients as they lie in `memory`, a tensor of bytes or what offers its memory."""
         found: dict[int, torch.Tensor] = {
-            i: torch.empty(shape, dtype=dtype) for i, (shape, dtype) in self._empty.items()
+            i: torch.empty(shape, dtype=dtype, device="cpu")
+            for i, (shape, dtype) in self._empty.items()
         }
         for dtype, elements, offset, members, shapes in self._groups:
             if isinstance(memory, torch.Tensor):
@@ -175,7 +177,7 @@ class Postbox:
             dtype = _DTYPES[code]
             count = _numel(shape)
             if memory is None or not count:
-                tensors.append(torch.empty(shape, dtype=dtype))
+                tensors.append(torch.empty(shape, dtype=dtype, device="cpu"))
                 continue
             flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
             if strides is not None:

@@ -123,11 +123,11 @@ def _move(group: Sequence[torch.Tensor], arena: Arena, offset: int) -> None:
     """All tensors of one storage."""
     size = group[0].untyped_storage().nbytes()
     memory = torch.frombuffer(arena.memory(offset, size), dtype=torch.uint8)
-    old = torch.empty(0, dtype=torch.uint8).set_(group[0].untyped_storage())
+    old = torch.empty(0, dtype=torch.uint8, device="cpu").set_(group[0].untyped_storage())
     memory.copy_(old)
     for leaf in group:
         shape, strides, first = leaf.shape, leaf.stride(), leaf.storage_offset()
-        data = torch.empty(0, dtype=leaf.dtype)
+        data = torch.empty(0, dtype=leaf.dtype, device="cpu")
         leaf.data = data.set_(memory.untyped_storage(), first, shape, strides)
 
 

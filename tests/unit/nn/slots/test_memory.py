@@ -27,6 +27,15 @@ def read(reader, piece):
     return torch.frombuffer(reader.open(piece.name), dtype=torch.float32, count=4)
 
 
+def test_a_piece_made_in_inference_mode_is_filled_in_every_mode(two_ends):
+    owner, reader = two_ends
+    with torch.inference_mode():
+        piece = owner.allocate(16)
+        fill(piece, 1.0)
+    fill(piece, 2.0)
+    assert read(reader, piece).tolist() == [2] * 4
+
+
 def test_the_reader_sees_what_the_owner_wrote(two_ends):
     owner, reader = two_ends
     piece = owner.allocate(16)

@@ -73,3 +73,10 @@ def test_a_child_of_the_programs_own_does_not_write_to_its_parents_parameters():
 def test_what_is_no_plain_memory_is_refused(leaf):
     with pytest.raises(ValueError, match="use slots that are threads"):
         share([leaf])
+
+
+def test_memory_is_that_of_the_cpu_whatever_the_default_device_is():
+    leaf = nn.Parameter(torch.ones(4))
+    with torch.device("meta"):
+        assert share([leaf])
+    assert leaf.tolist() == [1] * 4
