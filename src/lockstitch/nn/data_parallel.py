@@ -231,9 +231,12 @@ class DataParallel(nn.DataParallel[M]):
 
     def close(self) -> None:
         """Ends the slots. The next call makes new ones; without `close` they end with this object.
-        Harmless when repeated."""
+        Harmless when repeated. Gradients that they keep (`no_sync`) are added to `.grad` first."""
         if self._team is not None:
-            self._team.close()
+            try:
+                self._team.deliver_kept_gradients()
+            finally:
+                self._team.close()
         if self._automatic is not None:
             self._automatic.close()
 

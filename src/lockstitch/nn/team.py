@@ -3,7 +3,7 @@
 Slots are made at the first call that needs them and kept; before each call a `Watch` says what has
 changed in the module since. A slot that has died is replaced, and all are when the module has
 become another one, or when making one of them has moved the parameters: the others may look at
-where they were. A slot that is no longer wanted ends when nobody can go back through it any more.
+where they were. A slot that is given up ends when nobody can go back through it any more.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ class Team:
         """Sees to it that the first `count` slots are there and can be told what has changed."""
         watch = self._watch
         if watch is None or not watch.look():
-            self._forget_slots()
+            for i in range(len(self._slots)):
+                self._forget(i)
             check_devices(self.module, self._device)
             fresh = Watch(self.module)
             if watch is not None:
@@ -183,16 +184,12 @@ class Team:
         self._told[i] = watch.new_told()
 
     def _forget(self, i: int) -> None:
-        """Gives up a slot; if somebody can still go back through it, it ends after that."""
+        """Gives up a slot. If somebody can still go back through it, or it has kept gradients, it
+        ends after that."""
         slot, self._slots[i] = self._slots[i], None
-        if slot is not None and slot not in self.in_flight.values():
-            slot.close()
-
-    def _forget_slots(self) -> None:
-        """All of them, with nothing lost that they have kept."""
-        self.deliver_kept_gradients()
-        for i in range(len(self._slots)):
-            self._forget(i)
+        if slot is None or id(slot) in self._kept or slot in self.in_flight.values():
+            return
+        slot.close()
 
     def _post(self, watch: Watch, parts: Sequence[Part], first: int = 1) -> list[Call | OwnCall]:
         """Begins the call on the slots from number `first` on."""
@@ -275,7 +272,7 @@ class Team:
                     torch.autograd.backward([leaf for leaf, _ in pairs], [g for _, g in pairs])
 
     def close(self) -> None:
-        """Ends all slots; the next call makes new ones."""
+        """Ends all slots, whatever they have kept; the next call makes new ones."""
         for i, slot in enumerate(self._slots):
             self._slots[i] = None
             if slot is not None:

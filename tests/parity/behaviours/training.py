@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -48,6 +50,17 @@ def gradients_accumulate(wrap):
     model = wrap(module)
     step(model, module, batch())
     return step(model, module, batch())
+
+
+@same
+def slots_closed_before_the_end_of_a_block_without_sync(wrap):
+    module = Net()
+    model = wrap(module)
+    with model.no_sync() if wrap.is_parallel else contextlib.nullcontext():
+        model(batch()).sum().backward()
+        if wrap.is_parallel:
+            model.close()
+    return gradients(module)
 
 
 @same

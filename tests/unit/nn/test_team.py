@@ -229,10 +229,22 @@ def test_slots_given_up_with_passes_under_way_end_after_these(module):
     team.close()
 
 
-def test_what_slots_have_kept_is_delivered_before_they_are_given_up(team, module):
+def test_slots_given_up_with_gradients_that_they_have_kept_deliver_them(module):
+    team = Team(module, [Desk, Mover])
     team.syncs_gradients = False
-    torch.cat(team.run(PARTS)).sum().backward()
+    torch.cat(team.run(PARTS[:2])).sum().backward()
+    torch.cat(team.run(PARTS)).sum().backward()  # the second slot, which is new, moves parameters
     old, module.weight = module.weight, nn.Parameter(torch.tensor([5.0]))
     module.unused.requires_grad_(requires_grad=False)
     values(team)
-    assert old.grad.tolist() == [6]
+    team.deliver_kept_gradients()
+    assert old.grad.tolist() == [9]
+    team.close()
+
+
+def test_a_parameter_that_was_frozen_meanwhile_gets_what_was_kept(team, module):
+    team.syncs_gradients = False
+    torch.cat(team.run(PARTS)).sum().backward()
+    module.weight.requires_grad_(requires_grad=False)
+    team.deliver_kept_gradients()
+    assert module.weight.grad.tolist() == [6]
