@@ -46,6 +46,21 @@ def parameters_that_share_memory(wrap):
 
 
 @same
+def buffers_and_frozen_parameters_in_the_memory_of_parameters(wrap):
+    module = Of(lambda self, x: self.linear(x) + x @ (self.same + self.twin + self.fixed).t())
+    module.register_buffer("same", module.linear.weight.data)
+    module.register_buffer("twin", module.linear.weight.detach())
+    module.fixed = nn.Parameter(module.linear.weight.data, requires_grad=False)
+    model, results = wrap(module), []
+    optimizer = torch.optim.SGD(module.linear.parameters(), lr=0.1)
+    for _ in range(3):
+        module.zero_grad()
+        results.append(step(model, module.linear, batch())[0])
+        optimizer.step()
+    return results, module.same, module.fixed
+
+
+@same
 def sparse_gradients(wrap):
     module = nn.Embedding(8, 3, sparse=True)
     output, (grad,) = step(wrap(module), module, torch.tensor([1, 2, 2, 7, 1, 0]))

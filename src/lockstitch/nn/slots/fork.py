@@ -16,6 +16,7 @@ child is dead. It is killed without ceremony: all that it has belongs to the par
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -61,9 +62,11 @@ class ForkSlot(Slot):
         reason = obstacle()
         if reason is not None:
             raise RuntimeError(f'{reason}; use slots that are threads, device_ids=["thread", …]')
-        self.statistics = SlotStatistics(parameter_bytes=share(blueprint.leaves))
+        module = blueprint.module
+        others = itertools.chain(module.parameters(), module.buffers())
+        self.statistics = SlotStatistics(parameter_bytes=share(blueprint.leaves, others))
         self._number = number
-        self._module = weakref.ref(blueprint.module)
+        self._module = weakref.ref(module)
         self._habits = {kind: Habit() for kind in (FORWARD, BACKWARD)}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         rings, spin_seconds = create_memory(), spin_seconds_for(blueprint.slots)

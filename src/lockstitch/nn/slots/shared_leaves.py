@@ -1,8 +1,8 @@
 """Parameters where forked slots see them: moved once into memory that is shared over a fork.
 
-An optimizer's step is then seen by all slots, and no parameter is ever sent. Tensors that shared a
-storage share one afterwards. The memory belongs to an anonymous file and is gone with the last
-process that maps it.
+An optimizer's step is then seen by all slots, and no parameter is ever sent. Tensors of the module
+that shared a storage share one afterwards. The memory belongs to an anonymous file and is gone with
+the last process that maps it.
 
 A child that the program itself forks (a DataLoader's worker) must not write to its parent's
 parameters: in it the memory becomes its own, page by page, when it is written to.
@@ -23,7 +23,7 @@ import torch
 from lockstitch.transport.forks import abandon_in_child
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _NAME: Final = "lockstitch-parameters"
 _ALIGNMENT: Final = 64
@@ -94,8 +94,9 @@ def forking_a_slot() -> Iterator[None]:
         _FORKING.a_slot = False
 
 
-def share(leaves: Sequence[torch.Tensor]) -> int:
-    """Moves what is not shared yet; returns how many bytes were moved.
+def share(leaves: Sequence[torch.Tensor], others: Iterable[torch.Tensor] = ()) -> int:
+    """Moves what is not shared yet, and those of `others` that lie in the same memory; returns how
+    many bytes were moved.
 
     Raises `ValueError` for tensors that are not plain memory of the CPU.
     """
@@ -111,6 +112,11 @@ def share(leaves: Sequence[torch.Tensor]) -> int:
     size = sum(_aligned(group[0].untyped_storage().nbytes()) for group in storages.values())
     if not size:
         return 0
+    for other in others:
+        if other.layout is torch.strided and other.is_cpu:
+            group = storages.get(other.untyped_storage().data_ptr(), [])
+            if group and all(other is not each for each in group):
+                group.append(other)
     arena = Arena(size)
     offset = 0
     for group in storages.values():

@@ -134,6 +134,7 @@ class Watch:
         self.leaves = trainable(module)
         """What gradients are wanted of: parameters, and buffers that are treated like them."""
         self.others = places_of_others(self.modules)
+        self._is_uncounted = _overlaps(self.others, self.leaves)
         self._news: dict[tuple[int, str], tuple[int, Any]] = {}
         self._last_news = 0
         self._keeps_own = False
@@ -253,7 +254,7 @@ class Watch:
         stale = {
             id(table)
             for i, (table, name) in enumerate(self.others)
-            if _is_other(told.others.get(i), _state(table, name))
+            if self._is_uncounted[i] or _is_other(told.others.get(i), _state(table, name))
         }
         if not attributes and not stale:
             return NO_CHANGES
@@ -273,6 +274,31 @@ def _state(table: dict[str, Any], name: str) -> tuple[torch.Tensor | None, int]:
     if tensor is None:
         return None, 0
     return tensor, _UNKNOWN if tensor.is_inference() else tensor._version
+
+
+def _overlaps(places: Iterable[Place], leaves: Iterable[torch.Tensor]) -> list[bool]:
+    """Of each of these tensors: whether it lies where one of `leaves` does. Then it changes with
+    each step, and nobody counts that."""
+    taken: dict[int, list[tuple[int, int]]] = {}
+    for leaf in leaves:
+        address, *span = _span(leaf)
+        taken.setdefault(address, []).append((span[0], span[1]))
+    found = []
+    for table, name in places:
+        tensor = table[name]
+        address, start, end = (0, 0, 0) if tensor is None else _span(tensor)
+        found.append(any(start < other[1] and other[0] < end for other in taken.get(address, ())))
+    return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """The address of a tensor's storage, and of its own beginning and end; zeros if it has none."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return 0, 0, 0
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    length = 1 + sum((count - 1) * stride for count, stride in sizes)
+    start = tensor.data_ptr()
+    return tensor.untyped_storage().data_ptr(), start, start + length * tensor.itemsize
 
 
 def _is_other(

@@ -80,3 +80,14 @@ def test_memory_is_that_of_the_cpu_whatever_the_default_device_is():
     with torch.device("meta"):
         assert share([leaf])
     assert leaf.tolist() == [1] * 4
+
+
+def test_what_else_lies_in_their_memory_goes_with_them():
+    leaf = nn.Parameter(torch.ones(4))
+    view, apart = leaf.data[1:3], torch.ones(4)
+    address = apart.data_ptr()
+    share([leaf], [leaf, view, apart])
+    with torch.no_grad():
+        leaf.fill_(5)
+    assert view.tolist() == [5, 5]
+    assert apart.data_ptr() == address

@@ -220,3 +220,16 @@ def test_a_graph_that_has_saved_a_buffer_keeps_it_as_it_was():
     assert module.running_var.tolist() == [3, 3]
     output.sum().backward()
     assert x.grad.tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_buffer_in_the_memory_of_a_parameter_is_told_each_time():
+    module = nn.Linear(2, 2)
+    module.register_buffer("beside", torch.zeros(2))
+    module.register_buffer("same", module.bias.data)
+    watch = Watch(module)
+    told = watch.new_told()
+    for value in (1.0, 2.0):
+        with torch.no_grad():
+            module.bias.fill_(value)
+        sent = dict(watch.changes(told).others)
+        assert sent[watch.others.index((module._buffers, "same"))].tolist() == [value] * 2
