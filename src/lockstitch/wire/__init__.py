@@ -8,6 +8,7 @@ unpickling.py payloads → values
 arrays.py     NumPy's arrays for that
 restricted.py what a peer has pickled, read where a registry says what it may name
 tensors.py    headers and memory of tensors
+sharing.py    tensors of one message that overlap
 frames.py     what a frame is: lengths and limits
 encoding.py   messages → frames
 decoding.py   bytes → messages

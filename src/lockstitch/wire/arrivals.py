@@ -17,11 +17,13 @@ import torch
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.wire.tensors import (
+    CONJUGATE,
     DTYPE_BITS,
     DTYPES,
     INLINE_BYTES,
     ITEM_SIZE,
     LAYOUTS,
+    NEGATIVE,
     PARAMETER,
     REQUIRES_GRAD,
     SHARED,
@@ -47,6 +49,7 @@ _FINISHED_LATER: Final = DTYPE_BITS | REQUIRES_GRAD | PARAMETER
 # Allocating like a tensor that is at hand is quicker than from a shape.
 _MOST_PROTOTYPES: Final = 256
 _MOST_ELEMENTS: Final = (1 << 62) - 1
+_WITH_REAL_VIEW: Final = (torch.complex64, torch.complex128)
 _prototypes: Final[dict[tuple[int, tuple[int, ...]], tuple[torch.Tensor, int]]] = {}
 """Dtype and shape → a tensor of that form, and how many bytes it has."""
 
@@ -74,7 +77,7 @@ class Arrivals:
         self._address = address
         self._small = small_length
         self._bulk = bulk_length
-        self._bases: dict[int, torch.Tensor] | None = None
+        self._bases: dict[int, _Base] | None = None
 
     def add_all(self, headers: Iterable[Header | int | None]) -> None:
         """Appends the items of all headers. Whoever reads may do so for another thread, so the
@@ -188,19 +191,18 @@ class Arrivals:
             raise ValueError(f"{shape!r} or {stride!r} is not made of sizes")
         if self._bases is None:
             self._bases = {}
-        if code & STRIDED:  # the first of those that share a storage: it brings the bytes
+        if code & STRIDED:  # the first of those that share a memory: it brings the bytes
             self._announce(extent)
-            base = self._bytes(extent)
-            self._bases[len(self.items)] = base
+            base = self._bases[len(self.items)] = _Base(self._bytes(extent))
         else:
             base = self._bases[extent]
-        index = code & DTYPE_BITS
-        start, fraction = divmod(offset, ITEM_SIZE[index])
-        # set_ would give a storage that is too small another, larger memory.
-        if fraction or (start + span(shape, stride)) * ITEM_SIZE[index] > base.numel():
-            raise ValueError("a tensor that does not lie within the storage that it shares")
-        tensor = torch.empty(0, dtype=DTYPES[index], device=_HOST)
-        return tensor.set_(base.untyped_storage(), start, shape, stride)
+        tensor = base.view(DTYPES[code & DTYPE_BITS], shape, stride, offset)
+        if code & CONJUGATE:
+            tensor = tensor.conj()
+        if code & NEGATIVE:
+            tensor = torch._neg_view(tensor)
+        # Leaves know nothing of each other, but see that they were written to.
+        return tensor.detach() if code & (REQUIRES_GRAD | PARAMETER) else tensor
 
     def _sparse(self, header: Header) -> torch.Tensor:
         _, shape, layout_index, coalesced, components = header
@@ -216,6 +218,37 @@ class Arrivals:
         return torch.sparse_compressed_tensor(
             compressed, plain, values, shape, layout=layout, check_invariants=False
         )
+
+
+class _Base:
+    """A memory that several items share. Those of one dtype, or of one and its complex counterpart,
+    are views of one tensor to torch, so that its autograd sees a write to one of them in all; all
+    have one version counter, by which it sees that what it has saved was overwritten."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self._typed: dict[torch.dtype | None, torch.Tensor] = {}
+
+    def view(self, dtype: torch.dtype | None, shape: Any, stride: Any, offset: int) -> torch.Tensor:
+        """A tensor of that form, `offset` bytes from the beginning."""
+        if dtype is None:
+            raise TypeError("this torch has no such dtype")
+        start, fraction = divmod(offset, dtype.itemsize)
+        # The storage may go on behind this memory.
+        if fraction or (start + span(shape, stride)) * dtype.itemsize > self._memory.numel():
+            raise ValueError("a tensor that does not lie within the memory that it shares")
+        if dtype in _WITH_REAL_VIEW:
+            real = self._of(dtype.to_real())
+            pairs = real[: real.numel() // 2 * 2].view(-1, 2)
+            return torch.view_as_complex(pairs).as_strided(shape, stride, start)
+        return self._of(dtype).as_strided(shape, stride, start)
+
+    def _of(self, dtype: torch.dtype) -> torch.Tensor:
+        typed = self._typed.get(dtype)
+        if typed is None:
+            whole = self._memory.numel() // dtype.itemsize * dtype.itemsize
+            typed = self._typed[dtype] = self._memory[:whole].view(dtype).detach()
+        return typed
 
 
 def take_small(headers: tuple[Any, ...], address: int, length: int) -> list[torch.Tensor] | None:
@@ -261,9 +294,12 @@ def finish(header: Header | int | None, item: Any, *, as_leaf: bool) -> Any:
         _check_sparse(item)
     if code & STAGED:
         return item
-    if as_leaf and code & (PARAMETER | REQUIRES_GRAD):
-        if code & PARAMETER:
-            return torch.nn.Parameter(item, requires_grad=bool(code & REQUIRES_GRAD))
+    if not as_leaf:
+        # It may lie beside others of its stitch: writes to these are none to it.
+        return item.data if code & SHARED else item
+    if code & PARAMETER:
+        return torch.nn.Parameter(item, requires_grad=bool(code & REQUIRES_GRAD))
+    if code & REQUIRES_GRAD:
         item.requires_grad_(True)
     return item
 

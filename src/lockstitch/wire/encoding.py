@@ -21,19 +21,21 @@ from lockstitch.wire.frames import (
     digest_of,
 )
 from lockstitch.wire.layouts import layout_of
+from lockstitch.wire.sharing import find_shared, overlaps_itself
 from lockstitch.wire.staging import Fetching
 from lockstitch.wire.tensors import (
     INLINE_BYTES,
     Memories,
     Memory,
+    Part,
     copy_small,
     describe,
-    find_shared,
 )
 from lockstitch.wire.windows import aligned
 
 if TYPE_CHECKING:
     from lockstitch.devices import Placement
+    from lockstitch.wire.layouts import Layout
     from lockstitch.wire.messages import Message
 
 
@@ -59,7 +61,7 @@ def encode(
         if items or is_long:
             small = copy_small(items) if placement is None and not is_long else None
             if small is None:
-                return _encode_items(cls.KIND, values, limits, lend, with_digests, placement)
+                return _encode_items(layout, values, limits, lend, with_digests, placement)
             headers, memory = small
             nbytes = len(memory)
             inline = marshal.dumps((*values[:-1], headers)) + memory
@@ -80,7 +82,7 @@ def _too_long(nbytes: int, limits: FrameLimits) -> LocalProtocolError:
 
 
 def _encode_items(
-    kind: int,
+    layout: Layout,
     values: tuple[Any, ...],
     limits: FrameLimits,
     lend: Lend | None,
@@ -89,9 +91,16 @@ def _encode_items(
 ) -> list[Any]:
     *fields, encoding, stream, items = values
     memories = Memories()
-    shared = find_shared(items) if len(items) > 1 else {}
+    stitch = None if layout.stitch is None else fields[layout.stitch]
+    stitched = frozenset(stitch[2] if stitch else ())
+    if stitched:
+        items = [
+            _without_overlaps(item) if index in stitched else item
+            for index, item in enumerate(items)
+        ]
+    parts = find_shared(items, stitched) if len(items) > 1 else {}
     headers = tuple(
-        _describe_item(item, memories, shared, index, placement) for index, item in enumerate(items)
+        _describe_item(item, memories, parts, index, placement) for index, item in enumerate(items)
     )
     large = [memory for memory in memories if memory.nbytes > INLINE_BYTES]
     announced: Any = stream
@@ -121,7 +130,7 @@ def _encode_items(
         small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
     elif loan is not None:
         _fill(loan, large)
-    inline = announcement + small_bytes
+    inline, kind = announcement + small_bytes, layout.cls.KIND
     if loan is not None:
         return [
             HEADER.pack(len(inline), kind, IN_SEGMENT, loan.number, small_length, bulk) + inline
@@ -166,17 +175,24 @@ def _fetch(memories: Memories, large: list[Memory], loan: Loan | None) -> None:
 def _describe_item(
     item: Any,
     memories: Memories,
-    shared: dict[int, tuple[int, int, int]],
+    parts: dict[int, Part],
     index: int,
     placement: Placement | None,
 ) -> Any:
     if item is None:
         return None
     if isinstance(item, torch.Tensor):
-        return describe(item, memories, shared, index, placement)
+        return describe(item, memories, parts, index, placement)
     view = item.cast("B") if item.format != "B" or item.ndim != 1 else item
     memories.append(_BufferMemory(view))
     return view.nbytes
+
+
+def _without_overlaps(item: torch.Tensor) -> torch.Tensor:
+    """A tensor of a stitch shares no memory, nor do its elements: see `wire.sharing`."""
+    if item.layout is torch.strided and not item.is_contiguous() and overlaps_itself(item):
+        return item.detach().contiguous()
+    return item
 
 
 class _BufferMemory(Memory):

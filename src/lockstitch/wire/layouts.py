@@ -81,6 +81,8 @@ def _restorer(annotation: Any) -> Callable[[Any], Any] | None:
 
 def _restore_stitch(value: tuple[Any, ...]) -> Stitch:
     context, message, tensors, workers = value
+    if type(tensors) is not tuple:
+        raise TypeError("the tensors of a stitch are no tuple")
     return Stitch(
         context,
         None if message is None else GlobalId._make(message),

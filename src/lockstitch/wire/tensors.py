@@ -2,12 +2,13 @@
 
 A *header* is a tuple of plain values from which the receiver allocates a tensor of the same dtype,
 shape and strides; the tensor's bytes follow, by whatever channel is cheapest. Only the part of a
-storage that the tensor views is sent. Tensors of one message that share a storage share one
-afterwards as well. Conjugate and negative bits are resolved: the values are the same.
+storage that the tensor views is sent. Tensors of one message that overlap do so afterwards as well
+(`wire.sharing`). Conjugate and negative bits are resolved elsewhere: the values are the same.
 
     strided, contiguous   (code, shape)
     strided, else         (code, shape, stride, offset, span)     offset and span in elements
-    shares a storage      (code, shape, stride, offset, item)     … with that earlier item
+    shares memory         (code, shape, stride, offset, length)   brings the memory, in bytes
+    shares memory         (code, shape, stride, offset, item)     … with that earlier item
     sparse                (code, shape, layout, coalesced, parts) parts: headers of their own
     of another device     (code, header, device, mapped)          header: of its bytes on the host
 
@@ -18,7 +19,7 @@ afterwards as well. Conjugate and negative bits are resolved: the values are the
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -27,7 +28,7 @@ from lockstitch.devices import begin_fetch, is_on_host, stage_out
 from lockstitch.errors import SerializationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from lockstitch.devices import Placement
 
@@ -53,6 +54,8 @@ STRIDED = 0x400
 SHARED = 0x800
 SPARSE = 0x1000
 STAGED = 0x2000
+CONJUGATE = 0x4000
+NEGATIVE = 0x8000
 
 _SPARSE_PARTS: Final[dict[torch.layout, tuple[str, str]]] = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -64,10 +67,8 @@ _SPARSE_PARTS: Final[dict[torch.layout, tuple[str, str]]] = {
 LAYOUTS: Final = list(_SPARSE_PARTS)
 
 # A view that uses less than half of a storage larger than this is sent as a compact copy.
-_COMPACT_ABOVE_BYTES = 8 * 1024
-_COMPACT_FACTOR = 2
-# The size of the largest element.
-_ALIGNMENT = 16
+COMPACT_ABOVE_BYTES: Final = 8 * 1024
+COMPACT_FACTOR: Final = 2
 _MOST_SMALL_ITEMS: Final = 8
 _STRIDED: Final = torch.strided
 _string_at: Final = ctypes.string_at
@@ -141,18 +142,27 @@ class Memories(list[Memory]):
     """Whether some of them are to be fetched from a device."""
 
 
+class Part(NamedTuple):
+    """The place of a tensor in a memory that several items share: `first` is the item that brings
+    the memory; the offset is in bytes, since they may differ in dtype, the stride in elements."""
+
+    first: int
+    offset: int
+    stride: tuple[int, ...]
+    memory: Memory | None
+
+
 def describe(
     tensor: torch.Tensor,
     memories: list[Memory],
-    seen: dict[int, tuple[int, int, int]],
+    parts: Mapping[int, Part],
     index: int,
     placement: Placement | None = None,
 ) -> Header:
     """Makes the header of `tensor`, item number `index`, and appends the memory that goes with it.
 
-    `seen` maps storages of this message to (item, lowest byte, byte after the highest) of the
-    memory that is sent of them; see `find_shared`. `placement` is that of a request. Raises
-    `RuntimeError` where it says nothing of the tensor's device.
+    `parts` are those of the items that share memory; see `wire.sharing`. `placement` is that of a
+    request. Raises `RuntimeError` where it says nothing of the tensor's device.
     """
     code = _CODE_OF[tensor.dtype]
     if tensor.requires_grad:
@@ -162,7 +172,7 @@ def describe(
     if placement is not None or not is_on_host(tensor):
         destination = tensor.device if placement is None else placement.destination(tensor.device)
         if is_on_host(tensor):
-            header = describe(tensor, memories, seen, index)
+            header = describe(tensor, memories, parts, index)
         else:
             header = _describe_on_device(tensor.detach(), code, memories)
         if destination.type == "cpu":
@@ -170,17 +180,15 @@ def describe(
         return (code | STAGED, header, str(destination), placement is not None)
     if tensor.layout is not torch.strided:
         return _describe_sparse(tensor.detach(), code, memories)
+    if parts and index in parts:
+        return _describe_shared(tensor, code, parts[index], memories)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
     shape = tuple(tensor.shape)
     size = ITEM_SIZE[code & DTYPE_BITS]
-    if seen and tensor.numel():
-        shared = seen.get(tensor.untyped_storage().data_ptr())
-        if shared is not None:
-            return _describe_shared(tensor, code, shared, memories, index)
     if not tensor.is_contiguous():
         extent = span(shape, tensor.stride())
-        if extent * size <= _COMPACT_ABOVE_BYTES or extent < tensor.numel() * _COMPACT_FACTOR:
+        if extent * size <= COMPACT_ABOVE_BYTES or extent < tensor.numel() * COMPACT_FACTOR:
             memories.append(Memory(tensor.data_ptr(), extent * size, tensor))
             return (code | STRIDED, shape, tensor.stride(), 0, extent)
         tensor = tensor.detach().contiguous()
@@ -244,43 +252,17 @@ def _copy_one(tensor: object) -> tuple[Header, bytes] | None:
     return (code, tuple(tensor.shape)), _string_at(tensor.data_ptr(), nbytes)
 
 
-def find_shared(tensors: Sequence[object]) -> dict[int, tuple[int, int, int]]:
-    """Storages that several of the tensors view: address → (first item, lowest, highest + 1)."""
-    extents: dict[int, tuple[int, int, int, int]] = {}
-    for index, tensor in enumerate(tensors):
-        if (
-            not isinstance(tensor, torch.Tensor)
-            or tensor.layout is not torch.strided
-            or not tensor.numel()
-            or not is_on_host(tensor)
-            or tensor.is_conj()
-            or tensor.is_neg()
-        ):
-            continue
-        key, low = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
-        high = low + span(tensor.shape, tensor.stride()) * tensor.element_size()
-        low -= (low - key) % _ALIGNMENT  # lest an element of another dtype begin at a fraction
-        item, lowest, highest, count = extents.get(key, (index, low, high, 0))
-        extents[key] = (item, min(low, lowest), max(high, highest), count + 1)
-    return {
-        key: (item, low, high) for key, (item, low, high, count) in extents.items() if count > 1
-    }
-
-
-def _describe_shared(
-    tensor: torch.Tensor,
-    code: int,
-    shared: tuple[int, int, int],
-    memories: list[Memory],
-    index: int,
-) -> Header:
-    item, low, high = shared
-    offset = tensor.data_ptr() - low  # in bytes: the tensors may differ in dtype
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    if item == index:
-        memories.append(Memory(low, high - low, tensor))
-        return (code | STRIDED | SHARED, shape, stride, offset, high - low)
-    return (code | SHARED, shape, stride, offset, item)
+def _describe_shared(tensor: torch.Tensor, code: int, part: Part, memories: list[Memory]) -> Header:
+    first, offset, stride, memory = part
+    shape = tuple(tensor.shape)
+    if tensor.is_conj():
+        code |= CONJUGATE
+    if tensor.is_neg():
+        code |= NEGATIVE
+    if memory is None:
+        return (code | SHARED, shape, stride, offset, first)
+    memories.append(memory)
+    return (code | STRIDED | SHARED, shape, stride, offset, memory.nbytes)
 
 
 def _describe_sparse(tensor: torch.Tensor, code: int, memories: list[Memory]) -> Header:

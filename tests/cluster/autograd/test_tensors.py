@@ -345,3 +345,56 @@ def test_a_local_backward_over_a_received_tensor_says_what_to_do(cluster):
         y = rpc.rpc_sync("worker1", torch.mul, args=(leaf, 2))
         with pytest.raises(RuntimeError, match=r"use lockstitch.autograd.backward"):
             y.sum().backward()
+
+
+# ---------------------------------------------------------------- tensors that overlap
+
+
+def write_into_the_second(one, other, *more):
+    other.mul_(2)
+    return one * other.sum() + sum(each.sum() for each in more)
+
+
+def overlapping_results(tensor):
+    y = tensor * OWNED["w"]
+    return y, y[1:], y.view(3, 1).expand(3, 2)
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda x: (x, x[1:]),
+        lambda x: (x[:2], x[1:]),
+        lambda x: (x, x.view(3, 1)),
+        lambda x: (x, x.detach()),
+        lambda x: (x.detach(), x),
+        lambda x: (x, x.detach()[1:], x[1:]),
+        lambda x: (x.expand(3, 3), x.unfold(0, 2, 1)),
+        lambda x: (torch.complex(x, x), torch.complex(x, x).conj()),
+    ],
+    ids=lambda view: "",
+)
+def test_overlapping_tensors_are_written_each_for_itself(cluster, views):
+    def program(leaves):
+        return [call("worker1", write_into_the_second, *views(leaves["x"].tanh())).real]
+
+    assert_same(cluster, program)
+
+
+def test_views_of_a_complex_tensor_are_written_each_for_itself(cluster):
+    def program(leaves):
+        z = torch.complex(leaves["x"].tanh(), leaves["y"])
+        return [call("worker1", write_into_the_second, z.imag, torch.view_as_real(z), z.real)]
+
+    assert_same(cluster, program)
+
+
+def test_overlapping_results_are_written_each_for_itself(cluster):
+    def program(leaves):
+        one, other, wide = call("worker1", overlapping_results, leaves["x"].tanh())
+        other.mul_(leaves["v"][1:])
+        wide[0].mul_(3)
+        one.add_(leaves["y"])
+        return [one * 2, other * 3, wide * leaves["v"].view(3, 1)]
+
+    assert_same(cluster, program)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstitch.errors import SerializationError
-from lockstitch.wire.tensors import DTYPES, INLINE_BYTES, Memory, describe, find_shared
+from lockstitch.wire.sharing import find_shared
+from lockstitch.wire.tensors import DTYPES, INLINE_BYTES, Memory, describe
 from tests.unit.wire.road import cross
 
 SENDABLE = [dtype for dtype in DTYPES if dtype is not None]
