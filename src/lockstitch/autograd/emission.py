@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from lockstitch.devices import is_on_host, wait_for
+from lockstitch.wire.subclasses import is_kept_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +75,10 @@ class Emission:
 
 
 def compact(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """A small gradient crosses quicker if it is laid out densely; that of a sum is not."""
+    """A small gradient crosses quicker if it is laid out densely; that of a sum is not. Raises
+    `TypeError` for one that has no memory to be sent."""
+    if gradient is not None and type(gradient) is not torch.Tensor:
+        gradient = _plain(gradient)
     if (
         gradient is None
         or gradient.layout is not torch.strided
@@ -82,3 +86,14 @@ def compact(gradient: torch.Tensor | None) -> torch.Tensor | None:
     ):
         return gradient
     return gradient.contiguous()
+
+
+def _plain(gradient: torch.Tensor) -> torch.Tensor:
+    cls = type(gradient)
+    if not is_kept_in_memory(cls):
+        raise TypeError(
+            f"the gradient of a tensor that was received over RPC is a {cls.__module__}."
+            f"{cls.__qualname__}, and what was sent is a plain tensor: a gradient of that type "
+            "cannot cross"
+        )
+    return gradient.as_subclass(torch.Tensor)

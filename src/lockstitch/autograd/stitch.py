@@ -150,6 +150,11 @@ class Stitcher:
         self.is_active: Callable[[], object] = CURRENT.get
         """Whether the current thread is inside a context, be it another worker's."""
 
+    def is_recording(self) -> bool:
+        """Whether `outgoing` would record tensors that require grad."""
+        context = current_context(self._home)
+        return context is not None and not context.is_released and torch.is_grad_enabled()
+
     def outgoing(
         self, to: WorkerId, items: Sequence[torch.Tensor | memoryview | None]
     ) -> Stitch | None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
+from lockstitch.autograd.context import context_of_this_thread
 from lockstitch.rpc.functions import async_execution
 from lockstitch.rpc.profiling import RPCExecMode, profiling_key
 from lockstitch.rref.rref import RRef
@@ -56,7 +59,8 @@ class _InternalRPCPickler:
 
     def serialize(self, obj: object) -> tuple[bytes, list[Item]]:
         """`obj` as bytes, and the tensors (or large buffers) lifted out of it."""
-        payload, _ = pack(obj, self._registry)
+        records = context_of_this_thread() is not None and torch.is_grad_enabled()
+        payload, _ = pack(obj, self._registry, records=records)
         return bytes([payload.encoding]) + bytes(payload.stream), list(payload.items)
 
     def deserialize(self, binary_data: bytes, tensor_table: Sequence[Item]) -> Any:

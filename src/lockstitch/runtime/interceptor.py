@@ -25,6 +25,10 @@ class Interceptor(Protocol):
         path, best answered without Python code."""
         ...
 
+    def is_recording(self) -> bool:
+        """Whether `outgoing`, called on this thread now, would record tensors that require grad."""
+        ...
+
     def outgoing(self, to: WorkerId, items: Sequence[Any]) -> Stitch | None:
         """Called on the sending thread, inside the context, just before a message leaves.
         Records the send; returns the stitch to travel with it (None outside a context)."""

@@ -21,18 +21,23 @@ _DEEPEST: Final = 16
 _OWN_WAYS: Final = ("__getstate__", "__reduce__", "__reduce_ex__")
 
 
-def describe_culprit(parts: Sequence[tuple[str, object]], registry: PicklingRegistry) -> str:
+def describe_culprit(
+    parts: Sequence[tuple[str, object]], registry: PicklingRegistry, *, records: bool = False
+) -> str:
     """What part of a value cannot be sent: how it is reached and what it is, such as
     `args[1].model.lock is <unlocked _thread.lock object>`; "" where each part alone could be.
 
-    `parts`: those of the value as a whole, each with what a path to it begins with.
+    `parts`: those of the value as a whole, each with what a path to it begins with; `records`: see
+    `PickleSession`.
     """
     harmless = _without_effects(registry)
     path, seen = "", list[object]()
     within: Iterable[tuple[str, object]] = parts
     while len(seen) < _DEEPEST:
         for step, part in within:
-            if all(part is not each for each in seen) and not can_pack(part, harmless):
+            if all(part is not each for each in seen) and not can_pack(
+                part, harmless, records=records
+            ):
                 path += step
                 seen.append(part)
                 within = _parts_of(part)

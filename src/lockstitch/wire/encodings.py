@@ -41,17 +41,29 @@ ONE_ITEM_TWICE: Final = marshal.dumps((..., (0,)))
 class PickleSession:
     """One value being pickled: collects what is lifted out."""
 
-    __slots__ = ("items", "kept", "sealed", "to", "undo")
+    __slots__ = ("items", "kept", "plain", "records", "sealed", "to", "undo")
 
-    def __init__(self, to: WorkerId | None, kept: list[object] | None) -> None:
+    def __init__(
+        self, to: WorkerId | None, kept: list[object] | None, *, records: bool = False
+    ) -> None:
         self.to = to
         self.kept = kept
         """Takes what the sender will keep until the value was answered; None: nothing is kept."""
+        self.records = records
+        """Whether autograd records that tensors are sent, so that gradients come back to them."""
         self.items: list[Item] = []
+        self.plain: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Instances of subclasses, and the plain tensors that were lifted for them."""
         self.sealed: set[int] = set()
         """Ids of parameters that belong to a pickled module and so stay leaves."""
         self.undo: list[Callable[[], None]] = []
         """What takes back what reducers did, called if the pickling fails."""
+
+    def seal_plain(self) -> None:
+        """What holds for an instance of a subclass holds for what was lifted for it."""
+        for tensor, plain in self.plain:
+            if id(tensor) in self.sealed:
+                self.sealed.add(id(plain))
 
     def take_back(self) -> None:
         """The pickling has failed."""

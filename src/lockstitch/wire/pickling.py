@@ -33,6 +33,12 @@ from lockstitch.wire.encodings import (
     Reduce,
 )
 from lockstitch.wire.messages import Payload
+from lockstitch.wire.subclasses import (
+    check_wants_no_gradient,
+    is_plain_at_heart,
+    rebuild_subclass,
+    reduce_subclass,
+)
 from lockstitch.wire.tensors import is_liftable
 
 if TYPE_CHECKING:
@@ -71,9 +77,11 @@ def pack(
     registry: PicklingRegistry,
     to: WorkerId | None = None,
     kept: list[object] | None = None,
+    *,
+    records: bool = False,
 ) -> tuple[Payload, set[int]]:
     """Encodes `value`. Also returns the ids of lifted parameters that must stay leaves (see
-    `PickleSession.sealed`); `kept`: see `PickleSession.kept`.
+    `PickleSession.sealed`); `kept` and `records`: see `PickleSession`.
 
     Raises `SerializationError` where something in it cannot cross the wire.
     """
@@ -89,7 +97,7 @@ def pack(
             return payload, set()
     elif cls in _SCALARS:
         return Payload(MARSHAL, _dumps(value), ()), set()
-    return _pack_pickle(value, registry, PickleSession(to, kept))
+    return _pack_pickle(value, registry, PickleSession(to, kept, records=records))
 
 
 def pack_arguments(args: tuple[object, ...]) -> Payload | None:
@@ -199,7 +207,7 @@ def _pack_pickle(
             ) from _from_users_code(first)
         # Functions and classes that no module holds: cloudpickle sends them by value.
         try:
-            again = PickleSession(session.to, session.kept)
+            again = PickleSession(session.to, session.kept, records=session.records)
             return _run_pickler(_ClosurePickler, value, registry, again)
         except LockstitchError:
             raise
@@ -207,10 +215,10 @@ def _pack_pickle(
             raise _refusal(value, f"{second}{_advice(str(second))}") from _from_users_code(second)
 
 
-def can_pack(value: object, registry: PicklingRegistry) -> bool:
+def can_pack(value: object, registry: PicklingRegistry, *, records: bool = False) -> bool:
     """Whether `value` can be pickled. Its reducers are run."""
     try:
-        _pack_pickle(value, registry, PickleSession(None, None))
+        _pack_pickle(value, registry, PickleSession(None, None, records=records))
     except Exception:  # noqa: BLE001 - whatever a __reduce__ may raise
         return False
     return True
@@ -251,6 +259,7 @@ def _run_pickler(
     for buffer in buffers:
         tensor = lifted.get(id(buffer))
         session.items.append(tensor if tensor is not None else buffer.raw())
+    session.seal_plain()
     session.keep_undo()
     stream = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     return Payload(PICKLE, stream, session.items), session.sealed
@@ -289,24 +298,42 @@ class _Reducing:
         """The reduction of tensors and registered types; NotImplemented for all others."""
         cls = type(obj)
         if cls in _LIFTED_TYPES:
-            if not is_liftable(cast("torch.Tensor", obj)):
-                return NotImplemented
-            # A writable placeholder: a read-only one would be wrapped by the unpickler.
-            buffer = pickle.PickleBuffer(bytearray())
-            self.lifted[id(buffer)] = cast("torch.Tensor", obj)
-            return take, (buffer,)
+            return self._reduce_plain(cast("torch.Tensor", obj))
         if self.is_restricted and isinstance(obj, _BY_CONTENT):
             return _reduce_by_content(obj)
         entry = self.reducers.get(cls)
         if entry is not None:
             tag, reduce = entry
             return rebuild, (tag, *reduce(obj, self.session))
+        if isinstance(obj, torch.Tensor):
+            return self._reduce_subclass(obj)
         if isinstance(obj, torch.nn.Module):
             own_way = getattr(cls, "__rpc_reduce__", None)
             if own_way is not None:
                 return own_way(obj)
             # Submodules come by themselves.
             self.session.sealed.update(map(id, obj.parameters(recurse=False)))
+        return NotImplemented
+
+    def _reduce_plain(self, tensor: torch.Tensor) -> Any:
+        if is_liftable(tensor):
+            return take, (self._lift(tensor),)
+        check_wants_no_gradient(tensor, self.session)
+        return NotImplemented
+
+    def _lift(self, tensor: torch.Tensor) -> pickle.PickleBuffer:
+        # A writable placeholder: a read-only one would be wrapped by the unpickler.
+        buffer = pickle.PickleBuffer(bytearray())
+        self.lifted[id(buffer)] = tensor
+        return buffer
+
+    def _reduce_subclass(self, tensor: torch.Tensor) -> Any:
+        if is_plain_at_heart(tensor):
+            plain, state = reduce_subclass(tensor)
+            if is_liftable(plain):
+                self.session.plain.append((tensor, plain))
+                return rebuild_subclass, (type(tensor), self._lift(plain), state)
+        check_wants_no_gradient(tensor, self.session)
         return NotImplemented
 
 

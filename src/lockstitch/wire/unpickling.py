@@ -27,6 +27,7 @@ from lockstitch.wire.encodings import (
 from lockstitch.wire.pickling import rebuild, take
 from lockstitch.wire.restricted import RestrictedUnpickler
 from lockstitch.wire.scanning import check_marshal
+from lockstitch.wire.subclasses import rebuild_subclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 # How the streams of `wire.pickling` name what the unpickler puts something of its own for.
 _REBUILD: Final = (rebuild.__module__, rebuild.__qualname__)
 _TAKE: Final = (take.__module__, take.__qualname__)
+_SUBCLASS: Final = (rebuild_subclass.__module__, rebuild_subclass.__qualname__)
 
 # What goes by marshal is flat: a tuple or list of plain values, and places in tuples.
 _MOST_NESTING: Final = 4
@@ -82,6 +84,7 @@ def _unpickle(payload: Payload, registry: PicklingRegistry, session: UnpickleSes
         own: dict[tuple[str, str], Callable[..., Any]] = {
             _REBUILD: rebuild_here,
             _TAKE: take,
+            _SUBCLASS: rebuild_subclass,
             **_ARRAYS,
         }
         return RestrictedUnpickler(_open(stream), registry.allowed, own, items).load()
