@@ -1,15 +1,16 @@
 """Names of `torch.distributed.autograd` that only ported programs and its own tests reach for.
 
 Each is a line over a public operation, or a view of our records in the form of theirs: torch keeps
-one node per message, we keep one alias node per tensor.
+one node per message, we keep one alias node per tensor, and one per tensor that was received.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstitch.autograd.api import service
-from lockstitch.autograd.stitch import SEND_NAME
+from lockstitch.autograd.stitch import SEND_NAME, received_message
+from lockstitch.autograd.torch_internals import OWN_NODES
 from lockstitch.ids import greatest_context_id
 from lockstitch.runtime.worker import current_worker
 
@@ -19,6 +20,34 @@ if TYPE_CHECKING:
     from lockstitch.autograd.context import DistAutogradContext, Send
     from lockstitch.autograd.torch_internals import Node
     from lockstitch.ids import GlobalId
+
+
+class NodeView:
+    """A node of a graph as torch's has it: without those of ours between it and a receive."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self._node is (other._node if isinstance(other, NodeView) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._node)
+
+    @property
+    def next_functions(self) -> tuple[tuple[NodeView | None, int], ...]:
+        return tuple([_torchs(*edge) for edge in self._node.next_functions])
+
+
+def _torchs(node: Node, position: int) -> tuple[NodeView | None, int]:
+    if type(node) in OWN_NODES:
+        below = node.next_functions[0]
+        if received_message(below[0]) is not None:
+            node, position = below
+    return None if node is None else NodeView(node), position
 
 
 class SendView:
@@ -31,8 +60,8 @@ class SendView:
         return SEND_NAME
 
     @property
-    def next_functions(self) -> tuple[tuple[Node, int], ...]:
-        return tuple(alias.next_functions[0] for alias in self._send.aliases)
+    def next_functions(self) -> tuple[tuple[NodeView | None, int], ...]:
+        return tuple([_torchs(*alias.next_functions[0]) for alias in self._send.aliases])
 
 
 class ContextView:

@@ -36,7 +36,12 @@ from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.graph import interior_nodes
 from lockstitch.autograd.stitch import ANCHOR
-from lockstitch.autograd.torch_internals import AccumulateGrad, node_hooks, run_engine
+from lockstitch.autograd.torch_internals import (
+    AccumulateGrad,
+    node_hooks,
+    node_prehooks,
+    run_engine,
+)
 from lockstitch.wire.staging import arrive
 
 if TYPE_CHECKING:
@@ -158,13 +163,23 @@ class ComponentRun(NamedTuple):
             for receive in receives:
                 receive.outlet = None
         gradients.clear()
+        # The engine runs hooks of tensors, but not those of a node that it captures.
+        for index in component.hooked:
+            _change_by_prehooks(component.leaves[index].node, captured, index)
         self.context.add_gradients(component.leaves, captured)
         for index in component.hooked:
             gradient = captured[index]
             if gradient is not None:
-                # The engine runs hooks of tensors, but not those of a node that it captures.
                 for hook in node_hooks(component.leaves[index].node):
                     hook((), (gradient,))
+
+
+def _change_by_prehooks(node: Node, captured: list[torch.Tensor | None], index: int) -> None:
+    if captured[index] is not None:
+        for hook in node_prehooks(node):
+            changed = hook((captured[index],))
+            if changed is not None:
+                captured[index] = changed if isinstance(changed, torch.Tensor) else changed[0]
 
 
 def _leaf(edge: GradientEdge) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torch.autograd.graph import GradientEdge
 
-from lockstitch.autograd.torch_internals import AccumulateGrad, Node, node_hooks
+from lockstitch.autograd.torch_internals import AccumulateGrad, Node, has_node_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -186,7 +186,7 @@ class _Walk:
         # A shared leaf does not unite, since gradients can be added in any order; but a hook must
         # see their sum, and only once.
         area.leaves[node] = None
-        if node_hooks(node):
+        if has_node_hooks(node):
             area.hooked.add(node)
             self._owner[node] = index
         elif node.variable._backward_hooks:

@@ -8,7 +8,9 @@
 A *send* is a private alias of each tensor that leaves: its node is where the gradient will enter,
 and it stands below nothing else, so nobody else ever runs it. A *receive* is a node above which the
 received tensors' graph grows; run by a backward pass, it hands their gradients to that pass, which
-sends them back to A. Where no gradient is wanted, nothing is recorded and nothing costs anything.
+sends them back to A. Where it has several tensors, each gets a node of its own above it: the engine
+calls the hooks of all outputs of a node that runs, also of those for which no gradient has come.
+Where no gradient is wanted, nothing is recorded and nothing costs anything.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.context import CURRENT, current_context, set_current_context
+from lockstitch.autograd.torch_internals import give_own_node
 from lockstitch.devices import is_on_host
 from lockstitch.wire.messages import Stitch
 
@@ -196,9 +199,11 @@ class Stitcher:
             stitch.message,
             [items[index] for index in stitch.tensors],  # type: ignore[misc]
         )
-        for index, tensor in zip(stitch.tensors, received, strict=True):
-            items[index] = tensor
         context.add_receive(stitch.message, received[0].grad_fn)
+        for index, tensor in zip(stitch.tensors, received, strict=True):
+            if len(received) > 1:
+                give_own_node(tensor)
+            items[index] = tensor
 
     @contextlib.contextmanager
     def scope(self, stitch: Stitch) -> Iterator[None]:

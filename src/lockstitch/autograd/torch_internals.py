@@ -7,6 +7,8 @@ instead of a wrong gradient later. The unit tests of this file pin how they beha
     AccumulateGrad        the type of the node at which a leaf's gradient arrives
     _sequence_nr, _set_…  the order in which the engine picks among nodes that are ready
     _use_count, _storage_Use_Count    how many hold a tensor, or share its buffer
+    aten::lift            the identity that puts a node on the very tensor it is given
+    Node.metadata         what may be noted in a node
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ if TYPE_CHECKING:
 Node: TypeAlias = Any
 """A node of torch's graph. Its C++ classes are not importable by a type checker."""
 
-_NEEDED_OF_NODES = ("_sequence_nr", "_set_sequence_nr", "next_functions", "register_prehook")
+_NEEDED_OF_NODES = (
+    "_sequence_nr",
+    "_set_sequence_nr",
+    "metadata",
+    "next_functions",
+    "register_prehook",
+)
 
 
 def _probe() -> None:
@@ -39,6 +47,8 @@ def _probe() -> None:
         missing.append("Tensor._use_count")
     if not hasattr(torch._C, "_storage_Use_Count"):
         missing.append("torch._C._storage_Use_Count")
+    if not _lifts():
+        missing.append("an aten::lift that returns what it is given")
     if missing:
         raise ImportError(
             f"lockstitch.autograd cannot work with torch {torch.__version__}: it lacks "
@@ -46,8 +56,24 @@ def _probe() -> None:
         )
 
 
+def _lifts() -> bool:
+    tensor = torch.zeros(1, requires_grad=True).clone()
+    before: Node = tensor.grad_fn
+    lifted: Any = torch.ops.aten.lift(tensor)
+    node: Node = tensor.grad_fn
+    return lifted is tensor and node.next_functions[0][0] is before
+
+
 _probe()
 
+_NOT_TRANSPOSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_some = torch.zeros(1, requires_grad=True)
+OWN_NODES: tuple[Any, ...] = (
+    type(torch.ops.aten.lift(_some.clone()).grad_fn),
+    type(_some.clone().transpose_(0, 0).grad_fn),
+)
+"""What `give_own_node` puts on a tensor."""
+del _some
 AccumulateGrad: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _run_backward: Callable[..., tuple[torch.Tensor | None, ...]] = (
     torch.autograd.Variable._execution_engine.run_backward
@@ -79,19 +105,55 @@ def run_engine(
     )
 
 
-def node_hooks(node: Node) -> list[Callable[..., Any]]:
-    """The hooks that were registered on `node` itself from Python (`node.register_hook`).
+def give_own_node(tensor: torch.Tensor) -> None:
+    """Puts a node upon that of `tensor` which has only this output: so the engine runs it, and with
+    it the hooks of the tensor, only where a gradient comes for this very tensor."""
+    if not tensor.is_complex():
+        torch.ops.aten.lift(tensor)
+    elif tensor.layout not in _NOT_TRANSPOSED:
+        tensor.transpose_(0, 0)  # changes nothing, and is differentiable for complex numbers
 
-    Torch has no reader for them, but a new hook joins the dictionary of those already there.
+
+def has_node_hooks(node: Node) -> bool:
+    """Whether hooks were registered on `node` itself from Python."""
+    before, after = _hook_tables(node)
+    return bool(before or after)
+
+
+def node_prehooks(node: Node) -> list[Callable[..., Any]]:
+    """Those of `node.register_prehook`: each takes a tuple of gradients, and may return others."""
+    return list(_hook_tables(node)[0].values())
+
+
+def node_hooks(node: Node) -> list[Callable[..., Any]]:
+    """Those of `node.register_hook`."""
+    return list(_hook_tables(node)[1].values())
+
+
+def _hook_tables(node: Node) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The dictionaries in which a node keeps its hooks, noted in the node when first asked for.
+
+    Torch has no reader for them, but a new hook joins the dictionary of those already there, which
+    stays with the node.
     """
-    handle = node.register_hook(_no_hook)
-    hooks = handle.hooks_dict_ref()
-    handle.remove()
-    return list(hooks.values())
+    tables = node.metadata.get(_TABLES)
+    if tables is None:
+        handles = node.register_prehook(_no_prehook), node.register_hook(_no_hook)
+        tables = node.metadata[_TABLES] = tuple([handle.hooks_dict_ref for handle in handles])
+        for handle in handles:
+            handle.remove()
+    return tables[0](), tables[1]()
+
+
+_TABLES = "lockstitch: references to the tables of hooks"
+
+
+def _no_prehook(_gradients: Any) -> None:
+    """Never called: it is registered and removed at once."""
 
 
 def _no_hook(_grad_inputs: Any, _grad_outputs: Any) -> None:
-    """Never called: it is registered and removed at once."""
+    """Likewise."""
 
 
 def is_sole_owner(holder: list[torch.Tensor | None], index: int) -> bool:

@@ -49,6 +49,30 @@ def test_sends_and_receives_look_like_torchs_nodes(cluster):
         assert context._get_gradients() == {}
 
 
+def run_again(one, other):
+    return rpc.rpc_sync("worker0", torch.add, args=(one, other))
+
+
+def test_a_graph_above_a_receive_looks_like_torchs(cluster):
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    with autograd.context() as context_id:
+        rpc.rpc_sync("worker1", run_again, args=(x, y))
+        with cluster[1].active():
+            sends = list(autograd._retrieve_context(context_id)._send_functions().values())
+            receives = autograd._retrieve_context(context_id)._recv_functions().values()
+        (one, _), (other, _) = sends[0].next_functions
+        assert one == other
+        assert len({one, other}) == 1
+        assert one.name() == "torch::distributed::autograd::RecvRpcBackward"
+        assert any(one == receive for receive in receives)
+        own = autograd._current_context()._send_functions().values()
+        added = [send.next_functions for send in own if len(send.next_functions) == 1]
+        assert added[0][0][0].name() == "AddBackward0"
+        (left, at), (right, and_at) = added[0][0][0].next_functions
+        assert left == right
+        assert (at, and_at) == (0, 1)
+
+
 def test_the_greatest_id_and_the_counts(cluster):
     autograd._init(0)
     assert autograd._get_max_id() == (1 << 48) - 1

@@ -7,7 +7,15 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lockstitch.autograd import torch_internals
-from lockstitch.autograd.torch_internals import is_sole_owner, node_hooks, run_engine
+from lockstitch.autograd.torch_internals import (
+    OWN_NODES,
+    give_own_node,
+    has_node_hooks,
+    is_sole_owner,
+    node_hooks,
+    node_prehooks,
+    run_engine,
+)
 
 
 def leaf_edge(tensor):
@@ -163,3 +171,44 @@ def test_a_torch_that_lacks_something_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(torch_internals, "_NEEDED_OF_NODES", ("no_such_attribute",))
     with pytest.raises(ImportError, match=r"lacks Node.no_such_attribute, .*_storage_Use_Count"):
         torch_internals._probe()
+
+
+def test_prehooks_of_a_node_are_found_and_stay():
+    x = torch.ones(2, requires_grad=True)
+    node = (x * 2).grad_fn.next_functions[0][0]
+    assert not has_node_hooks(node)
+
+    def hook(_gradients):
+        return None
+
+    handle = node.register_prehook(hook)
+    assert has_node_hooks(node)
+    assert node_prehooks(node) == [hook]
+    assert node_hooks(node) == []
+    handle.remove()
+    assert not has_node_hooks(node)
+    node.register_hook(lambda _into, _out: None)
+    assert has_node_hooks(node)
+
+
+def test_hooks_of_a_node_that_was_made_anew_are_other_ones():
+    x = torch.ones(2, requires_grad=True)
+    node = (x * 2).grad_fn.next_functions[0][0]
+    node.register_prehook(lambda _gradients: None)
+    assert has_node_hooks(node)
+    del node
+    assert not has_node_hooks((x * 2).grad_fn.next_functions[0][0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_tensor_gets_a_node_of_its_own(dtype):
+    leaf = torch.ones((), dtype=dtype, requires_grad=True)
+    tensor = leaf.sin()
+    before, address = tensor.grad_fn, tensor.data_ptr()
+    give_own_node(tensor)
+    assert type(tensor.grad_fn) in OWN_NODES
+    assert tensor.grad_fn.next_functions == ((before, 0),)
+    assert tensor.data_ptr() == address
+    assert not tensor._is_view()
+    tensor.abs().backward()
+    assert leaf.grad is not None
