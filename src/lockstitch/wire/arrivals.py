@@ -81,8 +81,9 @@ class Arrivals:
 
     def add_all(self, headers: Iterable[Header | int | None]) -> None:
         """Appends the items of all headers. Whoever reads may do so for another thread, so the
-        modes of this one do not count: neither inference nor a default device."""
-        if torch.is_inference_mode_enabled():
+        modes of this one do not count: neither inference nor a default device, nor no_grad, which
+        views would remember."""
+        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
             with torch.inference_mode(False):
                 self.add_all(headers)
             return

@@ -39,10 +39,8 @@ def is_kept_in_memory(cls: type[torch.Tensor]) -> bool:
 
 def reduce_subclass(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """The plain tensor that an instance of a subclass is, on the same graph, and its attributes."""
-    with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+    with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
         plain = tensor.as_subclass(torch.Tensor)
-        if tensor.requires_grad and not plain.requires_grad:  # in inference mode
-            plain = plain.detach().requires_grad_()
         return plain, torch._utils._get_obj_state(tensor)  # type: ignore[no-untyped-call]
 
 
@@ -50,11 +48,12 @@ def rebuild_subclass(cls: type[torch.Tensor], plain: torch.Tensor, state: Any) -
     """What was reduced, on the graph of `plain`, or a leaf if that is one."""
     if not issubclass(cls, torch.Tensor):
         raise SerializationError(f"{cls.__qualname__} is no class of tensors")
-    with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+    # The modes of a thread that sends or receives are none of the tensor's.
+    with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
         made: torch.Tensor
-        if plain.is_leaf:
-            made = torch.Tensor._make_subclass(cls, plain.detach(), plain.requires_grad)
-        else:
+        if plain.requires_grad and plain.is_leaf:
+            made = torch.Tensor._make_subclass(cls, plain.detach(), True)
+        else:  # it may be a view of what others view, too
             made = plain.as_subclass(cls)
     if cls.__setstate__ is not torch.Tensor.__setstate__:
         made.__setstate__(state)  # type: ignore[no-untyped-call]
