@@ -187,20 +187,35 @@ class Stitcher:
         sender: WorkerId,
         stitch: Stitch,
         items: list[torch.Tensor | memoryview | None],
+        *,
+        records: bool = True,
     ) -> None:
         """Lets the graph of the received tensors begin here; makes the context if it is new."""
         context = self._find_context(stitch.context)
         if context is None:
             return
         context.learn(sender, stitch.workers, self._worker)
-        if stitch.message is None or not torch.is_grad_enabled():
+        if stitch.message is None or not records:
             return
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # a thread that was to read it, or for another one
+                self._begin_graph(context, stitch.message, stitch.tensors, items)
+        else:
+            self._begin_graph(context, stitch.message, stitch.tensors, items)
+
+    @staticmethod
+    def _begin_graph(
+        context: DistAutogradContext,
+        message: GlobalId,
+        places: tuple[int, ...],
+        items: list[torch.Tensor | memoryview | None],
+    ) -> None:
         received = stitch_receive(
-            stitch.message,
-            [items[index] for index in stitch.tensors],  # type: ignore[misc]
+            message,
+            [items[index] for index in places],  # type: ignore[misc]
         )
-        context.add_receive(stitch.message, received[0].grad_fn)
-        for index, tensor in zip(stitch.tensors, received, strict=True):
+        context.add_receive(message, received[0].grad_fn)
+        for index, tensor in zip(places, received, strict=True):
             if len(received) > 1:
                 give_own_node(tensor)
             items[index] = tensor

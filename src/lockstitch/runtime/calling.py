@@ -6,7 +6,6 @@ call ─► Pending ─► Channel.request …  Channel.deliver ─► result, i
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,9 +25,6 @@ from lockstitch.wire.staging import StagedPayload, settled
 from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
     from lockstitch.clock import Clock
     from lockstitch.devices import Placement
     from lockstitch.ids import WorkerId
@@ -45,7 +41,6 @@ MakeCall = Callable[[int, int, "bytes | None", "float | None", "Stitch | None", 
 """Builds a request from its number, the function's number and definition, the timeout that travels,
 the stitch and the body."""
 
-_AS_IT_IS: Final = contextlib.nullcontext()
 # Every so many calls it is seen to what is to be done before calls.
 _CALLS_BETWEEN: Final = 8
 UNSET_TIMEOUT: Final = -1.0
@@ -176,11 +171,15 @@ class Calling(Packing):
         inherited = INHERITED.deadline
         now = self.clock.now()
         if seconds is None and inherited is None:
-            return Pending(None, None, future, since=now)
-        if inherited is not None and (seconds is None or inherited - now < seconds):
-            seconds = given = max(inherited - now, 0.0)
-        assert seconds is not None
-        return Pending(now + seconds, seconds, future, since=now, travels=given)
+            pending = Pending(None, None, future, since=now)
+        else:
+            if inherited is not None and (seconds is None or inherited - now < seconds):
+                seconds = given = max(inherited - now, 0.0)
+            assert seconds is not None
+            pending = Pending(now + seconds, seconds, future, since=now, travels=given)
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            pending.records = False
+        return pending
 
     def _send_call(
         self,
@@ -223,7 +222,6 @@ class Calling(Packing):
         interceptor, stitch = self.interceptor, None
         if interceptor is not None and interceptor.is_active():
             stitch = self.stitch(channel.peer.worker, body.items, sealed)
-            pending.records = torch.is_grad_enabled()
         if definition is None:
             return channel.request(
                 pending,
@@ -281,7 +279,7 @@ class Calling(Packing):
         try:
             if answer.stitch is None and body.encoding not in CARRY_OWN:
                 return unpack(body, self._pickling)
-            return self.open(body, answer.stitch, peer)
+            return self.open(body, answer.stitch, peer, records=pending.records)
         except Exception as error:
             call = "" if pending.what is None else f" to a call of {name_of(pending.what)}"
             name = self.peers.info_of(peer).name
@@ -322,8 +320,7 @@ class Calling(Packing):
         pending.answer = answer
         value, error = None, None
         try:
-            with _recording(answer, is_wanted=pending.records):
-                value = self.result(pending, peer)
+            value = self.result(pending, peer)
         except Exception as raised:  # noqa: BLE001 - raised where the user waits
             error = raised
         # Out here, so that what a callback raises has not come up while handling that.
@@ -348,22 +345,6 @@ class Calling(Packing):
             self.crew.spawn(fail)
         else:
             fail()
-
-
-def _recording(answer: Message, *, is_wanted: bool) -> AbstractContextManager[object]:
-    """Around reading an answer that completes a future: whether a graph begins with it is for the
-    thread that called to say, when it did, and not for the one that happens to read."""
-    stitch = getattr(answer, "stitch", None)
-    if stitch is None or stitch.message is None:
-        return _AS_IT_IS
-    is_so = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    return _AS_IT_IS if is_so is is_wanted else _switched(is_wanted)
-
-
-@contextlib.contextmanager
-def _switched(is_recording: bool) -> Iterator[None]:
-    with torch.inference_mode(False), torch.set_grad_enabled(is_recording):
-        yield
 
 
 def _nbytes(item: torch.Tensor | memoryview | None) -> int:

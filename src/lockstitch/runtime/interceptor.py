@@ -34,9 +34,12 @@ class Interceptor(Protocol):
         Records the send; returns the stitch to travel with it (None outside a context)."""
         ...
 
-    def incoming(self, sender: WorkerId, stitch: Stitch, items: list[Any]) -> None:
+    def incoming(
+        self, sender: WorkerId, stitch: Stitch, items: list[Any], *, records: bool = True
+    ) -> None:
         """Called on the receiving thread before the payload is unpickled. Replaces in `items` the
-        tensors named by the stitch with ones whose graph begins at the receive."""
+        tensors named by the stitch with ones whose graph begins at the receive, whatever the modes
+        of the thread, unless nothing is to be recorded."""
         ...
 
     def scope(self, stitch: Stitch) -> AbstractContextManager[None]:

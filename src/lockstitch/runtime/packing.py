@@ -83,13 +83,15 @@ class Packing:
         stitch: Stitch | None,
         sender: WorkerId,
         session: UnpickleSession | None = None,
+        *,
+        records: bool = True,
     ) -> Any:
-        """Reads a payload; tensors that the stitch names begin a graph here."""
+        """Reads a payload; tensors that the stitch names begin a graph here, if that `records`."""
         if type(body) is StagedPayload:
             body = settled(body)
         if stitch is not None and self.interceptor is not None:
             items = list(body.items)
-            self.interceptor.incoming(sender, stitch, items)
+            self.interceptor.incoming(sender, stitch, items, records=records)
             body = Payload(body.encoding, body.stream, items)
         if session is None and body.encoding in CARRY_OWN:
             session = UnpickleSession(sender)

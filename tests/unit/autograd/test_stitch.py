@@ -163,14 +163,25 @@ def test_received_tensors_begin_a_graph_in_a_context_made_on_demand(office):
         assert there.receives == {stitch.message: received.grad_fn}
 
 
-def test_a_receiver_without_grad_mode_records_nothing(office):
+def test_what_was_asked_for_without_grad_mode_is_not_recorded(office):
     with context_on(office[0]) as context:
         stitch = stitcher(office[0]).outgoing(office[1].id, [torch.ones(1, requires_grad=True)])
         items = [torch.ones(1)]
-        with torch.no_grad():
-            stitcher(office[1]).incoming(office[0].id, stitch, items)
+        stitcher(office[1]).incoming(office[0].id, stitch, items, records=False)
         assert not items[0].requires_grad
         assert office[1].autograd.find_context(context.id).receives == {}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_modes_of_the_thread_that_reads_are_no_matter(office, mode):
+    with context_on(office[0]) as context:
+        stitch = stitcher(office[0]).outgoing(office[1].id, [torch.ones(1, requires_grad=True)])
+        items = [torch.ones(1)]
+        with mode():
+            stitcher(office[1]).incoming(office[0].id, stitch, items)
+        assert items[0].requires_grad
+        (receive,) = office[1].autograd.find_context(context.id).receives.values()
+        assert items[0].grad_fn is receive
 
 
 def test_a_message_of_a_released_context_does_not_bring_it_back(office):

@@ -45,7 +45,7 @@ def test_timeouts_of_a_call() -> None:
 
 
 class Readers:
-    """An interceptor that notes which thread opened an answer, and whether it records graphs."""
+    """An interceptor that notes which thread opened an answer, and whether it was to record it."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[threading.Thread, bool]] = []
@@ -53,23 +53,28 @@ class Readers:
     def is_active(self) -> bool:
         return False
 
-    def incoming(self, _sender: WorkerId, _stitch: Stitch, _items: list[Any]) -> None:
-        self.seen.append((threading.current_thread(), torch.is_grad_enabled()))
+    def incoming(
+        self, _sender: WorkerId, _stitch: Stitch, _items: list[Any], *, records: bool = True
+    ) -> None:
+        self.seen.append((threading.current_thread(), records))
 
 
 @pytest.mark.parametrize("message", [None, GlobalId(1, 0, 5)], ids=["context alone", "tensors"])
-@pytest.mark.parametrize("records", [True, False])
-def test_who_reads_the_answer_of_another_lets_a_graph_begin_there_whatever_it_is_about(
-    message: GlobalId | None, records: bool
+@pytest.mark.parametrize("calls_with", [True, False])
+@pytest.mark.parametrize("reads_with", [True, False])
+def test_who_reads_the_answer_of_another_opens_it_as_if_it_had_made_the_call(
+    message: GlobalId | None, calls_with: bool, reads_with: bool
 ) -> None:
     def wait_for_the_second() -> threading.Thread:
-        with torch.set_grad_enabled(records):
+        with torch.set_grad_enabled(reads_with):
             second.wait()
         return threading.current_thread()
 
     with Stage() as stage:
         stage.agent.interceptor = readers = cast("Any", Readers())
-        first, second = stage.call_async(), stage.call_async()
+        with torch.set_grad_enabled(calls_with):
+            first = stage.call_async()
+        second = stage.call_async()
         calls = [stage.peer.receive_call(), stage.peer.receive_call()]
         waiter = Background(wait_for_the_second)
         channel = cast("StreamChannel", stage.agent.peers.channel(PEER))
@@ -79,6 +84,4 @@ def test_who_reads_the_answer_of_another_lets_a_graph_begin_there_whatever_it_is
         stage.peer.reply(calls[1], None)
         reader = waiter.result()
         first.wait()
-        ((thread, recorded),) = readers.seen
-        assert recorded or message is None
-        assert thread is reader
+        assert readers.seen == [(reader, calls_with)]

@@ -115,10 +115,15 @@ class Contexts:
     def is_active(self) -> bool:
         return self.current is not None
 
+    def is_recording(self) -> bool:
+        return False
+
     def outgoing(self, to: object, items: Any) -> Stitch | None:
         return Stitch(self.current or 0, None, (), ())
 
-    def incoming(self, sender: object, stitch: Stitch, items: list[Any]) -> None:
+    def incoming(
+        self, sender: object, stitch: Stitch, items: list[Any], *, records: bool = True
+    ) -> None:
         self.incoming_items += items
         items[:] = [item + 100 for item in items]
 
