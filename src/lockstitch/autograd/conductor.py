@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from lockstitch.autograd.listening import Listening
-from lockstitch.errors import LockstitchError
+from lockstitch.errors import ConnectionLostError, LockstitchError
 from lockstitch.runtime import remote_errors
 from lockstitch.wire.encodings import PICKLE
 from lockstitch.wire.messages import BackwardFailed, NeedParts, Payload, Report
 
 if TYPE_CHECKING:
     from lockstitch.autograd.post import Participant
+    from lockstitch.errors import RpcError
     from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.runtime.pending import Pending
     from lockstitch.wire.messages import Message
@@ -167,10 +168,16 @@ class DistantInitiator:
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """Sends a message of the pass, on the way back where the initiator listens."""
-        if self._is_listened_to and worker == self._terms.initiator:
-            self._worker.agent.send_back(worker, message)
-        else:
-            self._worker.agent.send(worker, message)
+        is_initiator = worker == self._terms.initiator
+        try:
+            if self._is_listened_to and is_initiator:
+                self._worker.agent.send_back(worker, message)
+            else:
+                self._worker.agent.send(worker, message)
+        except ConnectionLostError as error:
+            if is_initiator:  # who will hear of it, as one that lost its connection to this worker
+                raise ConnectionLostError(self._worker.name, error.cause) from error
+            raise
 
     def answer_on_way_back(self) -> None:
         """See `Conductor.answer_on_way_back`."""
@@ -189,6 +196,11 @@ class DistantInitiator:
         described = remote_errors.describe(error, self._worker.name)
         body = Payload(PICKLE, pickle.dumps(described, 5), ())
         self._tell(BackwardFailed(self._context, self._terms.id, str(error), body))
+
+    def note_lost(self, error: RpcError) -> None:
+        """A connection to or from the initiator has ended, and what it carried may be lost."""
+        if isinstance(error, ConnectionLostError):  # else it is gone
+            self.fail(ConnectionLostError(self._worker.name, error.cause))
 
     def _tell(self, message: Message) -> None:
         # If the initiator is gone, so is the pass.

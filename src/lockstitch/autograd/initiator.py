@@ -80,6 +80,10 @@ class Initiator:
                 return "the graph of its roots runs"
             return f"on their way or being worked on: {self._balance!r}"
 
+    def involves(self, worker: WorkerId) -> bool:
+        """Whether something of this pass may come from `worker`, or go there."""
+        return worker in self.context.workers or worker in self._asked
+
     # ------------------------------------------------------------ on the thread that called
 
     def run(self, roots: Entry, gradients: Gradients) -> None:

@@ -358,15 +358,18 @@ class AutogradService:
         with self._lock:
             initiators = list(self._initiators.values())
         for initiator in initiators:
-            if worker in initiator.context.workers:
+            if initiator.involves(worker):
                 initiator.fail(error)
         for context in self.contexts:
-            if worker in context.workers:
-                for initiator_id, backward_pass in context.passes.copy().items():
-                    if initiator_id == worker:
-                        backward_pass.fail(error)
-                    else:
-                        backward_pass.abandon(error)
+            for initiator_id, backward_pass in context.passes.copy().items():
+                if initiator_id == worker:
+                    backward_pass.fail(error)
+                    # It may have seen the connection break before the pass began, and what was
+                    # lost may have been a failure of ours: so it is told in any case.
+                    conductor = DistantInitiator(self._worker, context.id, backward_pass.terms)
+                    conductor.note_lost(error)
+                elif worker in context.workers:
+                    backward_pass.abandon(error)
 
     def _on_close(self) -> None:
         """This worker leaves: whoever waits for a pass of it must not wait for ever."""

@@ -98,6 +98,8 @@ class Gatherings:
         self._counts: Counter[str] = Counter()
         self._open: dict[str, Gathering] = {}
         self._lost: dict[WorkerId, PeerDiedError] = {}
+        self._latest: dict[str, tuple[str, Any]] = {}
+        """Of each set of workers the meeting that was left last, and its result."""
 
     def begin(self, members: Mapping[str, WorkerId]) -> str:
         """This worker comes to the next meeting of `members`; returns the meeting's name."""
@@ -115,13 +117,16 @@ class Gatherings:
             self._check_losses(gathering)
         return meeting
 
-    def bring(self, meeting: str, name: str, obj: object) -> None:
-        """`name`, this worker or a child, has come with everything of its branch."""
+    def bring(self, meeting: str, name: str, obj: object, *, may_repeat: bool = False) -> None:
+        """`name`, this worker or a child, has come with everything of its branch. Raises
+        `ValueError` when it comes twice, unless it may."""
         with self._lock:
             gathering = self._expected(meeting)
             if gathering is None:
                 return
             if name in gathering.brought:
+                if may_repeat:
+                    return
                 raise ValueError(f"{name} came twice to the gathering {meeting}")
             gathering.brought[name] = obj
             gathering.check_ready(self._name)
@@ -134,6 +139,17 @@ class Gatherings:
             if gathering is not None and gathering.failure is None:
                 gathering.result = result
                 gathering.settled.set()
+
+    def result_of(self, meeting: str) -> list[Any]:
+        """The result, alone in a list, of a meeting that is settled; nothing, while it is not. What
+        has become of one before the latest, nobody asks any more."""
+        with self._lock:
+            gathering = self._open.get(meeting)
+            if gathering is not None:
+                is_settled = gathering.settled.is_set() and gathering.failure is None
+                return [gathering.result] if is_settled else []
+            latest, result = self._latest.get(_everybody_of(meeting), ("", None))
+            return [result] if latest == meeting else []
 
     def call_off(self, meeting: str, error: LockstitchError) -> None:
         """That meeting does not take place; whoever comes to it later hears so at once."""
@@ -170,7 +186,9 @@ class Gatherings:
     def end(self, meeting: str) -> None:
         """This worker leaves the meeting."""
         with self._lock:
-            self._open.pop(meeting, None)
+            gathering = self._open.pop(meeting, None)
+            if gathering is not None and gathering.settled.is_set() and not gathering.failure:
+                self._latest[_everybody_of(meeting)] = meeting, gathering.result
 
     def lose(self, worker: WorkerId, error: PeerDiedError) -> None:
         """`worker` is dead: every meeting that waits for it, now or later, fails with `error`."""
@@ -193,3 +211,8 @@ class Gatherings:
         for worker in gathering.awaited.values():
             if worker in self._lost:
                 gathering.fail(self._lost[worker])
+
+
+def _everybody_of(meeting: str) -> str:
+    """What the names of all meetings of the same workers begin with."""
+    return meeting.rpartition("#")[0]

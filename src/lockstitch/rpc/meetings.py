@@ -26,7 +26,12 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lockstitch.errors import CalledOffError, LockstitchError, RpcTimeoutError
+from lockstitch.errors import (
+    CalledOffError,
+    ConnectionLostError,
+    LockstitchError,
+    RpcTimeoutError,
+)
 from lockstitch.rpc.branches import Branch
 from lockstitch.rpc.gatherings import Gathering, Gatherings
 from lockstitch.wire.messages import Announced, Brought, CalledOff
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     from lockstitch.errors import PeerDiedError
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.worker import Worker
+    from lockstitch.wire.messages import Message
 
 _SHORTEST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.02
@@ -156,12 +162,16 @@ class Meetings:
                 self.wait_for(meeting, gathering, gathering.ready, self._remaining(deadline))
                 total: int = sum(gathering.brought.values())
                 for parent in gathering.neighbours_above:
-                    agent.send(parent, Brought(meeting, name, total))
-                    self.wait_for(meeting, gathering, gathering.settled, self._remaining(deadline))
+                    brought = Brought(meeting, name, total)
+                    with contextlib.suppress(ConnectionLostError):  # it is said again
+                        agent.send(parent, brought)
+                    remaining = self._remaining(deadline)
+                    self.wait_for(meeting, gathering, gathering.settled, remaining, brought)
                     total = gathering.result
                 self._rests.announce(meeting, total)
                 for child in gathering.neighbours_below:
-                    agent.send(child, Announced(meeting, (), (total,)))
+                    with contextlib.suppress(ConnectionLostError):  # then the child asks again
+                        agent.send(child, Announced(meeting, (), (total,)))
             return total
         finally:
             self._rests.end(meeting)
@@ -185,8 +195,15 @@ class Meetings:
                     self._worker.agent.send(neighbour, CalledOff(meeting, reason))
             raise
 
-    def _note_brought(self, _sender: WorkerId, message: Brought) -> None:
-        self._rests.bring(message.meeting, message.name, message.activity)
+    def _note_brought(self, sender: WorkerId, message: Brought) -> None:
+        self._rests.bring(message.meeting, message.name, message.activity, may_repeat=True)
+        for total in self._rests.result_of(message.meeting):  # it says so again: it has not heard
+            answer = Announced(message.meeting, (), (total,))
+            self._worker.agent.spawn(partial(self._tell, sender, answer))
+
+    def _tell(self, neighbour: WorkerId, message: Message) -> None:
+        with contextlib.suppress(LockstitchError):  # if it is gone, `lose` hears of it
+            self._worker.agent.send(neighbour, message)
 
     def _note_announced(self, sender: WorkerId, message: Announced) -> None:
         for total in message.activities:
@@ -216,9 +233,11 @@ class Meetings:
         gathering: Gathering,
         event: threading.Event,
         timeout_seconds: float | None,
+        brought: Brought | None = None,
     ) -> None:
         """Blocks until `gathering` is ready, or settled, whichever `event` of it is given. Raises
-        `RpcTimeoutError`, `PeerDiedError`, or `RpcError` where somebody has called it off."""
+        `RpcTimeoutError`, `PeerDiedError`, or `RpcError` where somebody has called it off.
+        `brought` is told the parent again and again: it may be lost, or the answer."""
         worker = self._worker
         deadline = self._deadline(timeout_seconds)
         patience = _FIRST_NUDGE_SECONDS
@@ -229,7 +248,7 @@ class Meetings:
                     break
                 if remaining is not None and remaining <= 0:
                     raise self._timeout_of(meeting, missing, timeout_seconds or 0.0)
-                worker.agent.spawn(partial(self._nudge, meeting, gathering))
+                worker.agent.spawn(partial(self._nudge, meeting, gathering, brought))
                 patience = min(2 * patience, _LONGEST_NUDGE_SECONDS)
         if gathering.failure is not None:
             raise copy.copy(gathering.failure)
@@ -245,17 +264,16 @@ class Meetings:
             f"{self._worker.name!r} waits in {where} for {whom}, {why}"
         )
 
-    def _nudge(self, meeting: str, gathering: Gathering) -> None:
+    def _nudge(self, meeting: str, gathering: Gathering, brought: Brought | None) -> None:
         """Nobody reads a connection on which nothing is expected, so a death may go unnoticed
         there. Sending something finds out; and the parent learns for whom this worker waits."""
-        if not gathering.ready.is_set():
-            for parent in gathering.neighbours_above:
-                with contextlib.suppress(LockstitchError):  # then `lose` hears of it
-                    missing = tuple(gathering.missing)
-                    self._worker.agent.send(parent, Announced(meeting, missing, ()))
+        for parent in gathering.neighbours_above:
+            if brought is not None:
+                self._tell(parent, brought)
+            elif not gathering.ready.is_set():
+                self._tell(parent, Announced(meeting, tuple(gathering.missing), ()))
         for neighbour in list(gathering.awaited.values()):
-            with contextlib.suppress(LockstitchError):
-                self._worker.agent.send(neighbour, Announced("", (), ()))
+            self._tell(neighbour, Announced("", (), ()))
 
     def describe_waits(self) -> list[str]:
         """A line for each meeting that this worker waits in; see `runtime.waits`."""

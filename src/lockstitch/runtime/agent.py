@@ -340,7 +340,7 @@ class Agent(Calling):
         except PeerDiedError:
             raise
         except ConnectionError as error:
-            raise PeerDiedError(caller.peer.name, str(error)) from error
+            raise ConnectionLostError(caller.peer.name, str(error)) from error
 
     def handle_on_way_back(self, sender: WorkerId, message: Message) -> None:
         """A message that is no answer has come where answers belong."""

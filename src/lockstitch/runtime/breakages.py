@@ -66,8 +66,19 @@ class Breakages:
         return cast("RpcError", copy_of(error))
 
     def judge_caller(self, peer: WorkerInfo, cause: BaseException) -> None:
-        """The connection has ended on which a peer called us, and there is no other to it."""
-        self._agent.spawn(partial(self._judge, peer, cause, None))
+        """A connection has ended on which a peer called us. Where we call it as well, that other
+        connection shows whether it lives; where it has called anew, that does."""
+        self._agent.spawn(partial(self._judge_caller, peer, cause))
+
+    def _judge_caller(self, peer: WorkerInfo, cause: BaseException) -> None:
+        channel = self._agent.peers.standing(peer.worker)
+        error = ConnectionLostError(peer.name, str(cause))
+        if channel is not None:
+            self._agent.liveness.when_heard(channel, partial(self._tell, peer.worker, error))
+        elif self._agent.peers.caller(peer.worker) is not None:
+            self._tell(peer.worker, error)
+        else:
+            self._judge(peer, cause, None)
 
     def _judge(self, peer: WorkerInfo, cause: BaseException, channel: Channel | None) -> None:
         self._causes[peer.worker] = str(cause)
@@ -84,8 +95,12 @@ class Breakages:
             if channel is not None:
                 self._end(channel, error)
         if isinstance(error, ConnectionLostError):
-            for callback in self._on_broken:
-                callback(peer.worker, error)
+            self._tell(peer.worker, error)
+
+    def _tell(self, worker: WorkerId, error: ConnectionLostError) -> None:
+        self._agent.liveness.stop_hoping(worker)
+        for callback in self._on_broken:
+            callback(worker, error)
 
     def _end(self, channel: Channel, error: RpcError) -> None:
         channel.fail_all(error)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.agent import Agent
+    from lockstitch.runtime.channel import Channel
 
 _PARTS: Final = 5
 _SILENT_PARTS: Final = 4
@@ -57,6 +58,7 @@ class Liveness:
         self._due: float | None = None
         self._answers: dict[WorkerId, int] = {}
         self._watches: dict[WorkerId, _Watch] = {}
+        self._hopes: dict[WorkerId, tuple[int, Callable[[], None]]] = {}
         self._concerns: list[Callable[[], Iterable[WorkerId]]] = []
         agent.handlers[Heartbeat] = self._note_heartbeat
         agent.handlers[Alive] = self._note_alive
@@ -116,6 +118,20 @@ class Liveness:
         finally:
             watch.asking = False
 
+    def when_heard(self, channel: Channel, callback: Callable[[], None]) -> None:
+        """Asks a peer whether it lives, and runs `callback` on a thread of the crew when it has
+        answered: never, where it is lost, the channel has broken, or this is called again."""
+        number = next(self._numbers)
+        self._hopes[channel.peer.worker] = number, callback
+        try:
+            channel.ask(Heartbeat(number))
+        except LockstitchError:  # this connection, too; what that means is being found out
+            self.stop_hoping(channel.peer.worker)
+
+    def stop_hoping(self, worker: WorkerId) -> None:
+        """What would be said once that peer is heard has been said."""
+        self._hopes.pop(worker, None)
+
     def _note_heartbeat(self, sender: WorkerId, message: Heartbeat) -> None:
         caller = self._agent.peers.caller(sender)
         if caller is not None:
@@ -124,6 +140,11 @@ class Liveness:
 
     def _note_alive(self, sender: WorkerId, message: Alive) -> None:
         self._answers[sender] = message.number
+        hope = self._hopes.get(sender)
+        if hope is not None and hope[0] <= message.number:
+            self._hopes.pop(sender, None)
+            self._agent.spawn(hope[1])
 
     def _forget(self, worker: WorkerId) -> None:
         self._answers.pop(worker, None)
+        self._hopes.pop(worker, None)

@@ -89,7 +89,6 @@ class Peers:
         self.refused = 0
         """How many that were given up as dead have tried to go on."""
         self._lost: dict[WorkerId, PeerDiedError] = {}
-        self._met: set[WorkerId] = set()
         self.breakages = Breakages(agent)
         self._on_lost: list[Callable[[WorkerId, PeerDiedError], None]] = []
         self._closed = False
@@ -147,6 +146,10 @@ class Peers:
         """A channel that needs no connecting: the one to oneself."""
         self._channels[worker] = channel
 
+    def standing(self, worker: WorkerId) -> Channel | None:
+        """The channel to a worker, if there is one now."""
+        return self._channels.get(worker)
+
     def channel(self, to: WorkerId, pending: Pending | None = None) -> Channel:
         """The channel to a worker; connects on first use. Raises `PeerDiedError`; with a `pending`
         that has a deadline, `RpcTimeoutError` then, or after half a second: connecting goes on."""
@@ -201,14 +204,13 @@ class Peers:
             advice = "; has its program ended without waiting in shutdown?" if ended else ""
             gone = self._unreachable(peer, f"it cannot be reached ({error}){advice}")
             raise gone from None  # it says all that the errors below it do
-        self._met.add(peer.worker)
         return StreamChannel(self._agent, peer, connection, decoder)
 
     def _open(self, peer: WorkerInfo) -> tuple[Connection, FrameDecoder]:
-        """A connection on which both sides know each other. One to a worker that was met before may
-        break as the one before it did: whoever has ended does not let anybody connect."""
+        """A connection on which both sides know each other. One that breaks meanwhile is made anew:
+        whoever has ended does not let anybody connect."""
         bound = patience_seconds(self._agent)
-        for again in range(_GREETINGS if peer.worker in self._met else 1, 0, -1):
+        for again in range(_GREETINGS, 0, -1):
             connection = self._directory.connect(peer, bound)
             self._greeting[connection] = peer
             self._agent.liveness.start()
@@ -272,15 +274,17 @@ class Peers:
     # ------------------------------------------------------------ losing them
 
     def caller_lost(self, caller: IncomingConnection, cause: BaseException) -> None:
-        """The connection on which a peer called us has ended."""
+        """The connection on which a peer called us has ended; harmless when repeated."""
         peer = caller.peer
-        self._incoming.discard(caller)
+        try:
+            self._incoming.remove(caller)
+        except KeyError:
+            return
         if self._callers.get(peer.worker) is caller:
             del self._callers[peer.worker]
             self._agent.served.drop(peer.worker)
-            # Where we call it as well, that connection shows whether it lives.
-            if not (self._closed or peer.worker in self._channels or self.is_lost(peer.worker)):
-                self.breakages.judge_caller(peer, cause)
+        if not (self._closed or self.is_lost(peer.worker)):
+            self.breakages.judge_caller(peer, cause)
         if not isinstance(cause, ConnectionError):
             self._agent.report(cause)
 

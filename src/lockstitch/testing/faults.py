@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
-from lockstitch.transport.memory import Action, Deliver, Kill
+from lockstitch.transport.memory import Action, Break, Deliver, Kill
 from lockstitch.wire.messages import KINDS
 
 if TYPE_CHECKING:
@@ -87,6 +87,17 @@ class _Kill:
 
     def alter(self, actions: Actions) -> Actions:
         return [*actions, Kill(self.worker)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Break:
+    own: bool = True
+    others: bool = True
+    before: bool = False
+
+    def alter(self, actions: Actions) -> Actions:
+        broken = Break(self.own, self.others)
+        return [broken, *actions] if self.before else [*actions, broken]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -175,6 +186,19 @@ class Faults:
     ) -> Faults:
         """The worker dies once such a frame, from it or to it, has been sent."""
         return self._add(Rule(_Kill(worker), _kind(after), worker, **which))
+
+    def break_connections(
+        self,
+        message: type[Message] | None = None,
+        *,
+        own: bool = True,
+        others: bool = True,
+        before: bool = False,
+        **which: Unpack[Which],
+    ) -> Faults:
+        """Connections between its sender and its receiver break, once the frame has arrived, or
+        `before`, so that it does not: its `own`, and the `others`."""
+        return self._add(Rule(_Break(own, others, before), _kind(message), **which))
 
     def apply(self, sender: str, receiver: str, kind: int) -> Actions:
         """What shall happen to a frame; see `FrameScript`."""

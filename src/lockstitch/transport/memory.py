@@ -47,7 +47,16 @@ class Kill:
     worker: str
 
 
-Action = Deliver | Kill
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Connections between the frame's sender and its receiver end, and both live: the frame's own
+    one, the others, or all of them."""
+
+    own: bool = True
+    others: bool = True
+
+
+Action = Deliver | Kill | Break
 
 
 class FrameScript(Protocol):
@@ -136,8 +145,18 @@ class MemoryNetwork:
         for action in actions:
             if isinstance(action, Kill):
                 self.kill(action.worker)
+            elif isinstance(action, Break):
+                self._break(sender, receiver, pipe, action)
             else:
                 pipe.put(frame, action.after_seconds, action.behind, patience)
+
+    def _break(self, sender: str, receiver: str, pipe: Pipe, which: Break) -> None:
+        with self._lock:
+            transports = [each for each in self._transports if each.name == sender]
+        for transport in transports:
+            for connection in transport.connections(receiver):
+                if which.own if connection.sends_by(pipe) else which.others:
+                    connection.close()
 
     def note_taken(self, receiver: str, frame: bytes) -> None:
         """`receiver` has read a frame to its end; for subclasses."""
@@ -223,11 +242,14 @@ class MemoryTransport:
 
     def reset(self, other: str) -> None:
         """Ends all connections with that worker."""
+        for connection in self.connections(other):
+            connection.close()
+
+    def connections(self, other: str) -> list[MemoryConnection]:
+        """This worker's ends of all connections with that one."""
         with self._lock:
-            ends = list(self._ends)
-        for end in ends:
-            if isinstance(end, MemoryConnection) and end.peer.split("/")[0] == f"memory:{other}":
-                end.close()
+            ends = [each for each in self._ends if isinstance(each, MemoryConnection)]
+        return [each for each in ends if each.peer.split("/")[0] == f"memory:{other}"]
 
     def adopt(self, end: MemoryConnection | MemoryListener) -> None:
         """Makes `end` one of this worker's, to be closed with it."""

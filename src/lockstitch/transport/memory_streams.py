@@ -267,6 +267,10 @@ class MemoryConnection:
         self._incoming.end()
         self._outgoing.end()
 
+    def sends_by(self, pipe: Pipe) -> bool:
+        """Whether `pipe` is what this end puts its frames into."""
+        return self._outgoing is pipe
+
     def readable_at(self) -> float | None:
         return self._incoming.readable_at()
 

@@ -203,6 +203,7 @@ class StreamConnection(SocketEnd):
                 self._send_rest_or_keep(buffers, sent, patience)
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None:
+                self._end_sending()
                 raise as_connection_error(error, self.peer) from error
             if sent and not self._closed and type(error) is not SendTimeoutError:
                 self._keep_whole(buffers, sent)
@@ -252,6 +253,12 @@ class StreamConnection(SocketEnd):
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         poll.poll(math.ceil(seconds * 1000))
+
+    def _end_sending(self) -> None:
+        """What has failed may have left in part, or not at all, whatever the reason was. The peer
+        must not wait for it: it sees the stream end. What it has sent can still be received."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def _keep_whole(self, buffers: Sequence[Buffer], sent: list[int]) -> None:
         """After an interrupt: half a message would make all that follows unreadable."""

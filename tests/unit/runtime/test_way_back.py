@@ -214,5 +214,5 @@ def test_who_is_gone_cannot_be_answered(monkeypatch):
     with Stage() as stage:
         gone = SimpleNamespace(peer=stage.peer.info, reply=reply)
         monkeypatch.setattr(stage.agent.peers, "caller", lambda _worker: gone)
-        with pytest.raises(PeerDiedError, match="peer1"):
+        with pytest.raises(ConnectionLostError, match="peer1"):
             stage.agent.send_back(stage.peer.info.worker, ContextReleased(3))
