@@ -1,8 +1,8 @@
 """A program, run again and again: each time connections break at another one of its messages.
 
-First it runs undisturbed, and every message is noted: who sent it, to whom, of which kind, and which
-of these it was. Then, for each message and each way of breaking, it runs with exactly that break.
-It ends, in the right value or in an error that names a worker; and the same workers go on.
+First it runs undisturbed, and every message is noted: who sent it, to whom, of which kind, and
+which of these it was. Then, for each message and each way of breaking, it runs with exactly that
+break. It ends, in the right value or in an error that names a worker; and the same workers go on.
 """
 
 from __future__ import annotations

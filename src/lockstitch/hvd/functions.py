@@ -13,6 +13,7 @@ from lockstitch.hvd.asynchronous import broadcast_async_
 from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
 from lockstitch.hvd.synchronous import broadcast_
+from lockstitch.imports import loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -208,4 +209,4 @@ def _pickled(value: object) -> torch.Tensor:
 
 
 def _unpickled(content: torch.Tensor) -> Any:
-    return cloudpickle.loads(content.numpy().tobytes())
+    return loads(content.numpy().tobytes())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from lockstitch.autograd.context import context_of_this_thread
+from lockstitch.imports import IMPORTS
 from lockstitch.rpc.functions import async_execution
 from lockstitch.rpc.profiling import RPCExecMode, profiling_key
 from lockstitch.rref.rref import RRef
@@ -51,6 +52,7 @@ class _InternalRPCPickler:
 
     def __init__(self) -> None:
         self._registry = PicklingRegistry()
+        self._registry.find = IMPORTS.find
         self._registry.register(
             RRef,
             lambda reference, _session: (reference._serialize(),),

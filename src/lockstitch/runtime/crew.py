@@ -20,6 +20,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from lockstitch.imports import IMPORTS
 from lockstitch.runtime.monitor import Monitor, Sight
 from lockstitch.runtime.threads import Threads
 
@@ -113,10 +114,20 @@ class Crew:
 
     @contextlib.contextmanager
     def blocked(self) -> Iterator[None]:
-        """Around a wait: others may read and run meanwhile."""
-        if _member.crew is not self:
-            yield
-            return
+        """Around a wait: others may read and run meanwhile, and import."""
+        is_importing = IMPORTS.under_way and IMPORTS.suspend()
+        try:
+            if _member.crew is self:
+                with self._blocked():
+                    yield
+            else:
+                yield
+        finally:
+            if is_importing:
+                IMPORTS.resume()
+
+    @contextlib.contextmanager
+    def _blocked(self) -> Iterator[None]:
         self.yield_lead()
         member = _member
         counted, member.counted = member.counted, False  # a wait inside the wait changes nothing

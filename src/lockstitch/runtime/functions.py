@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from lockstitch.errors import SerializationError
+from lockstitch.imports import IMPORTS
 from lockstitch.transport.spin import Habit
 from lockstitch.wire.unpickling import missing_here
 
@@ -96,6 +97,13 @@ def _find(module: str, name: str) -> Any:
     return found
 
 
+def _imported(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
 def resolve(qualified: str) -> Callable[..., Any]:
     """The function of that name here; imports its module when needed.
 
@@ -103,9 +111,7 @@ def resolve(qualified: str) -> Callable[..., Any]:
     """
     module, _, name = qualified.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found: Any = IMPORTS.find(module, name, _imported)
     except (ImportError, AttributeError) as error:
         raise missing_here(f"{qualified} cannot be found here", error) from error
     if not callable(found):

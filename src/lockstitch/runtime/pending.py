@@ -16,6 +16,7 @@ import torch
 
 from lockstitch.devices import use_here
 from lockstitch.errors import RpcError, copy_of
+from lockstitch.imports import IMPORTS
 from lockstitch.runtime import callbacks
 from lockstitch.wire.encodings import TakeBack
 
@@ -210,7 +211,12 @@ class Future(torch.futures.Future[T]):
         # torch's own wait would hold back Ctrl-C until the result is there.
         done = threading.Event()
         super().add_done_callback(lambda _future: done.set())
-        done.wait()
+        is_importing = IMPORTS.under_way and IMPORTS.suspend()
+        try:
+            done.wait()
+        finally:
+            if is_importing:
+                IMPORTS.resume()
 
     def then(self, callback: Callable[[torch.futures.Future[T]], Any]) -> torch.futures.Future[Any]:
         """A future of what `callback(self)` returns; the callback runs when the result is there.

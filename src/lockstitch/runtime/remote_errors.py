@@ -11,11 +11,12 @@ import os
 import pickle
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
 
 from lockstitch.errors import LockstitchError, RemoteError, RemoteProtocolError, add_note
+from lockstitch.imports import loads
 from lockstitch.wire.unpickling import load_plain
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def rebuild(described: Described, allowed: Registry | None = None) -> BaseExcept
     reason = ""
     if pickled is not None:
         try:
-            error = load_plain(pickled, allowed)
+            error = _load(pickled, allowed)
         except Exception as problem:  # noqa: BLE001 - constructors of exceptions raise anything
             reason = f"Exception was not rebuilt here ({type(problem).__name__}: {problem}). "
     if isinstance(error, Exception):
@@ -126,4 +127,8 @@ def from_payload(payload: Payload, allowed: Registry | None = None) -> BaseExcep
     """Reads the body of a `Failure`."""
     if len(payload.items) or not payload.stream:
         raise RemoteProtocolError("the body of a failure is not readable")
-    return rebuild(load_plain(payload.stream, allowed), allowed)
+    return rebuild(_load(payload.stream, allowed), allowed)
+
+
+def _load(stream: bytes | memoryview, allowed: Registry | None) -> Any:
+    return loads(stream) if allowed is None else load_plain(stream, allowed)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import copy_of
+from lockstitch.imports import IMPORTS
 from lockstitch.runtime.channel import NOT_BLOCKING, Channel
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.sending import STILL_SECONDS, Sending
@@ -119,7 +120,7 @@ class StreamChannel(Channel):
 
     def wait(self, pending: Pending) -> None:
         crew = self.agent.crew
-        if crew.is_member():
+        if IMPORTS.under_way or crew.is_member():
             with crew.blocked():
                 self._wait(pending)
         else:

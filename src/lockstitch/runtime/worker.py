@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.errors import NotInitializedError
+from lockstitch.imports import IMPORTS
 from lockstitch.runtime.agent import Agent, AgentOptions
 from lockstitch.runtime.ending import end_threads, keep_asleep, stand_still_instead_of_aborting
 from lockstitch.wire.encodings import PicklingRegistry
@@ -95,6 +96,7 @@ class Worker:
         self.info = info
         self.clock = clock
         self.pickling = PicklingRegistry()
+        self.pickling.find = IMPORTS.find
         self.abandoned = False
         self._services: dict[type[Any], object] = {}
         self.agent = Agent(self, directory, transport, options or AgentOptions())

@@ -101,6 +101,15 @@ Reduce = Callable[[Any, PickleSession], tuple[Any, ...]]
 Rebuild = Callable[..., Any]
 
 
+Find = Callable[[str, str, Callable[[str, str], Any]], Any]
+"""Finds what a module holds under a name, by what the unpickler itself would find it by, which may
+import the module."""
+
+
+def _find(module: str, name: str, find: Callable[[str, str], Any]) -> Any:
+    return find(module, name)
+
+
 class PicklingRegistry:
     """How instances of certain types cross the wire, by exact type; one registry per worker."""
 
@@ -109,6 +118,8 @@ class PicklingRegistry:
         self.rebuilders: dict[str, Rebuild] = {}
         self.allowed: Registry | None = None
         """What peers may name in what they send; None: anything."""
+        self.find: Find = _find
+        """How a function or class is found that they name, where they may name anything."""
 
     def register(
         self,

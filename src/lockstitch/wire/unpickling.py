@@ -141,10 +141,8 @@ def _unpack_flat_with_own(
     return filled if type(value) is list else tuple(filled)
 
 
-def load_plain(stream: bytes | memoryview, allowed: Registry | None) -> Any:
-    """Reads a pickle in which nothing was lifted out; names as in `PicklingRegistry.allowed`."""
-    if allowed is None:
-        return pickle.loads(stream)
+def load_plain(stream: bytes | memoryview, allowed: Registry) -> Any:
+    """Reads a pickle in which nothing was lifted out, and which may name only what is `allowed`."""
     return RestrictedUnpickler(io.BytesIO(stream), allowed, {}, ()).load()
 
 
@@ -205,11 +203,12 @@ class _Unpickler(pickle.Unpickler):
     def prepare(self, session: UnpickleSession, registry: PicklingRegistry) -> None:
         # Not a method: the unpickler's memo keeps it, and would keep the unpickler with all values.
         self._rebuild = partial(_rebuild, session, registry.rebuilders)
+        self._find = registry.find
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == _REBUILD:
             return self._rebuild
-        return super().find_class(module, name)
+        return self._find(module, name, super().find_class)
 
 
 class _Discarder(_Unpickler):

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from lockstitch.errors import add_note
+from lockstitch.imports import loads
 from lockstitch.runtime.remote_errors import RemoteTraceback
 
 
@@ -41,9 +42,9 @@ class Failure:
         kind: Any = RuntimeError
         if self.pickled is not None:
             try:
-                kind, pickled = pickle.loads(self.pickled)
+                kind, pickled = loads(self.pickled)
                 if pickled is not None:
-                    error = pickle.loads(pickled)
+                    error = loads(pickled)
                     if isinstance(error, Exception):
                         return error
                 return kind(story)  # type: ignore[no-any-return]
