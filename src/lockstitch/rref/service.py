@@ -166,6 +166,9 @@ class ReferenceService(Home):
                 raise  # the value itself is an exception that tells of another worker
             fork.orphan(error)
             raise fork.loss(error) from error
+        except RRefError:
+            fork.check_usable("to_here() on it")  # the call that makes the value failed meanwhile
+            raise
         if not fork.is_confirmed():
             self._ledger.tell_user(Settled(fork.fork))
         return value

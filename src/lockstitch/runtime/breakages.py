@@ -85,6 +85,8 @@ class Breakages:
         error: RpcError = ConnectionLostError(peer.name, str(cause))
         try:
             self._agent.peers.channel(peer.worker)
+        except ConnectionLostError:  # nobody can tell now: this process cannot connect
+            pass
         except PeerDiedError as death:
             error = death.with_traceback(None)
         except LockstitchError:  # it refuses, or this worker has left

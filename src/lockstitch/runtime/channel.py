@@ -14,7 +14,7 @@ from lockstitch.errors import LockstitchError, RpcTimeoutError, copy_of
 from lockstitch.runtime.functions import OutgoingFunctions
 from lockstitch.runtime.pressure import Pressure
 from lockstitch.transport.base import SendTimeoutError
-from lockstitch.wire.messages import Cancel, Failure, Reply
+from lockstitch.wire.messages import Alive, Cancel, Failure, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -245,7 +245,8 @@ class Channel:
         reading thread itself waits for. After an interrupt the same answer may be delivered again.
         """
         if type(message) is not Reply and type(message) is not Failure:
-            self._is_asking = False
+            if type(message) is Alive:
+                self._is_asking = False
             self.agent.handle_on_way_back(self.peer.worker, message)
             return
         number = message.request

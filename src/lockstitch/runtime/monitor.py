@@ -91,9 +91,19 @@ class Monitor:
         self.rests = False
         with self._starting:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._watch, name=self._name, daemon=True)
-                self._thread.start()
+                self._start()
         self._wake.set()
+
+    def _start(self) -> None:
+        thread = self._thread = threading.Thread(target=self._watch, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except BaseException as error:
+            if thread.ident is None:
+                self._thread = None
+                self.rests = True
+            if not isinstance(error, RuntimeError):
+                raise  # else the system has no more threads: who rouses it next tries again
 
     def hasten(self) -> None:
         """What it was asked to look after could not have waited: it looks more often again."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from lockstitch.errors import (
+    ConnectionLostError,
     LockstitchError,
     NotInitializedError,
     PeerDiedError,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from lockstitch.wire.decoding import FrameDecoder
 
 _MANY: Final = 1000
+_OUR_OWN: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+"""What keeps us from connecting, and says nothing of the peer."""
 _GREETINGS: Final = 3
 _CONTACT_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.1
@@ -199,6 +203,10 @@ class Peers:
         try:
             connection, decoder = self._open(peer)
         except (ConnectionError, TimeoutError, BlockingIOError) as error:
+            if getattr(error.__cause__, "errno", None) in _OUR_OWN:
+                raise ConnectionLostError(
+                    peer.name, f"no connection can be made: {error}"
+                ) from None
             # Nobody listens any more: most likely its program had nothing left to do.
             ended = isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError))
             advice = "; has its program ended without waiting in shutdown?" if ended else ""

@@ -43,12 +43,22 @@ class Timer:
                 return
             heapq.heappush(self._heap, (when, next(self._order), task))
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name=f"{self._name}-timer", daemon=True
-                )
-                self._thread.start()
+                self._start()
             elif self._heap[0][0] == when:
                 self._changed.set()
+
+    def _start(self) -> None:
+        thread = self._thread = threading.Thread(
+            target=self._run, name=f"{self._name}-timer", daemon=True
+        )
+        try:
+            thread.start()
+        except BaseException as error:
+            if thread.ident is None:
+                self._thread = None
+            if not isinstance(error, RuntimeError):
+                raise
+            self._report(error)  # the system has no more threads: the next task tries again
 
     def _run(self) -> None:
         while True:

@@ -207,7 +207,10 @@ class UnixTransport:
         Raises `ConnectionError` when nobody listens there or the listener is another user's,
         `TimeoutError` when the time is over.
         """
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise ConnectionError(f"cannot connect to {address}: {error}") from error
         try:
             sock.setblocking(True)
             # Waiting for room in the backlog counts as sending.

@@ -187,3 +187,19 @@ def test_a_later_life_of_the_dead_is_awaited_again() -> None:
     leader.lose(WorkerId(1, 0), PeerDiedError("b"))
     meeting = leader.begin({**MEMBERS, "b": WorkerId(1, 1)})
     assert leader.get(meeting).failure is None
+
+
+def test_who_comes_again_hears_the_result_again() -> None:
+    """Its word or the answer may have been lost."""
+    leader = gatherings_of("a")
+    meeting = leader.begin(MEMBERS)
+    for name in ("a", "b", "b", "c"):
+        leader.bring(meeting, name, 1, may_repeat=True)
+        assert leader.result_of(meeting) == []
+    leader.announce(meeting, 3)
+    assert leader.result_of(meeting) == [3]
+    leader.end(meeting)
+    assert leader.result_of(meeting) == [3]
+    following = leader.begin(MEMBERS)
+    assert leader.result_of(following) == []
+    assert leader.result_of(meeting) == [3]

@@ -11,7 +11,7 @@ from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.ids import WorkerId
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.clock import ManualClock
-from lockstitch.wire.messages import Alive, Heartbeat
+from lockstitch.wire.messages import Alive, ContextReleased, Heartbeat
 from tests.unit.runtime.stage import Background, Caller, Stage, wait_until
 
 if TYPE_CHECKING:
@@ -135,3 +135,24 @@ def test_one_who_was_given_up_is_refused_when_it_comes_back(
     assert welcome is not None
     assert welcome.refusal == "it has given this worker up as dead: it has been silent for 5 s"
     assert stage.agent.statistics().refused == 1
+
+
+def test_whoever_wants_to_hear_of_a_peer_waits_for_the_answer_and_for_nothing_else(
+    stage: Stage,
+) -> None:
+    channel = stage.agent.peers.channel(PEER)
+    heard: list[str] = []
+    stage.agent.handle(ContextReleased, lambda *_: None)
+    stage.agent.liveness.when_heard(channel, lambda: heard.append("heard"))
+    message = stage.peer.receive()
+    assert isinstance(message, Heartbeat)
+    stage.peer.send(ContextReleased(3))  # it may be on its way already, and says nothing
+    stage.peer.send(Alive(message.number))
+    wait_until(lambda: heard == ["heard"])
+
+
+def test_nothing_is_hoped_of_a_connection_that_has_broken(stage: Stage) -> None:
+    channel = stage.agent.peers.channel(PEER)
+    channel.close()
+    stage.agent.liveness.when_heard(channel, lambda: None)
+    assert stage.agent.liveness._hopes == {}

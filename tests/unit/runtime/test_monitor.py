@@ -129,3 +129,23 @@ def test_a_closed_one_starts_no_thread() -> None:
     monitor.close()
     monitor.rouse()
     assert monitor.thread is None
+
+
+def test_where_there_are_no_more_threads_the_next_one_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    looks: list[int] = []
+    monitor = Monitor("test", lambda: looks.append(1) or Sight.QUIET)  # type: ignore[func-returns-value]
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        monitor.rouse()
+    assert monitor.rests
+    monitor.rouse()
+    wait_until(lambda: looks)
+    thread = monitor.thread
+    monitor.close()
+    assert thread is not None
+    thread.join(PATIENCE_SECONDS)

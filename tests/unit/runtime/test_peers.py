@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import traceback
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lockstitch.errors import (
+    ConnectionLostError,
     NotInitializedError,
     PeerDiedError,
     RpcError,
@@ -218,3 +220,41 @@ def test_that_a_peer_is_gone_is_said_once_without_what_was_tried(timeout: float)
             stage.call(timeout=timeout)
         text = "".join(traceback.format_exception(caught.value))
         assert text.count("Traceback (most recent call last)") == 1
+
+
+def test_what_keeps_us_from_connecting_says_nothing_of_the_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_arguments: object) -> None:
+        try:
+            raise OSError(errno.EMFILE, "Too many open files")
+        except OSError as error:
+            raise ConnectionError(f"cannot connect: {error}") from error
+
+    with Stage() as stage:
+        with monkeypatch.context() as patched:
+            patched.setattr(stage, "connect", fail)
+            with pytest.raises(ConnectionLostError, match="'peer1'.*Too many open files"):
+                stage.call()
+        assert not stage.agent.is_lost(PEER)
+        future = stage.call_async("later")
+        stage.peer.reply(stage.peer.receive_call(), "answered")
+        assert future.wait() == "answered"
+
+
+def test_a_first_connection_that_breaks_in_the_greeting_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Stage() as stage:
+        connect, made = stage.connect, []
+
+        def connect_and_break(*arguments: Any) -> Any:
+            made.append(connect(*arguments))
+            if len(made) == 1:
+                made[0].close()
+            return made[-1]
+
+        monkeypatch.setattr(stage, "connect", connect_and_break)
+        future = stage.call_async("hello")
+        stage.peer.reply(stage.peer.receive_call(), "answered")
+        assert future.wait() == "answered"

@@ -208,3 +208,18 @@ def test_no_rounding_keeps_a_deadline_from_its_time(seconds: list[float], start:
         task()
     timer.close()
     assert looked == [clock.now()]
+
+
+def test_where_there_are_no_more_threads_the_next_task_tries_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ran: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        scene.timer.call_later(0, lambda: ran.append(1))
+    assert "can't start" in str(scene.errors)
+    scene.timer.call_later(0, lambda: ran.append(2))
+    wait_until(lambda: ran == [1, 2])

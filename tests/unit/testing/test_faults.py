@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstitch.testing.faults import Faults
-from lockstitch.transport.memory import Deliver, Kill
+from lockstitch.transport.memory import Break, Deliver, Kill
 from lockstitch.wire.messages import Call, Reply
 
 
@@ -68,3 +68,10 @@ def test_a_script_reads_as_it_was_written():
         "kill(Reply, worker='w2') [0 seen]>"
     )
     assert repr(Faults()) == "<Faults: none>"
+
+
+def test_connections_break_before_a_frame_arrives_or_after():
+    before = Faults().break_connections(Call, before=True)
+    assert fates(before, Call.KIND) == [[Break(own=True, others=True), Deliver()]]
+    after = Faults().break_connections(Call, own=False)
+    assert fates(after, Call.KIND) == [[Deliver(), Break(own=False, others=True)]]

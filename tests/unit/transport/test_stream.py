@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import socket
@@ -360,3 +361,17 @@ def test_a_timeout_is_rounded_up_and_none_is_for_ever(seconds):
         assert 0 < whole + micro / 1e6 - seconds < 0.02 or whole + micro / 1e6 == seconds
     left.close()
     right.close()
+
+
+def test_where_something_could_not_be_sent_the_receiver_sees_the_end(pair, monkeypatch):
+    near, far = pair
+    far.send([b"said before"])
+
+    def fail(*_arguments):
+        raise OSError(errno.ENOBUFS, "no buffer space")
+
+    monkeypatch.setattr(near, "_send", fail)
+    with pytest.raises(ConnectionError, match="no buffer space"):
+        near.send([b"lost"])
+    assert receive_some(far) == b""
+    assert receive_all(near, 11) == b"said before"
