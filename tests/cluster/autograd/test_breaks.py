@@ -174,7 +174,7 @@ def check_of(name: str) -> Callable[[Any], None]:
 
 PROGRAMS: dict[str, Callable[[World], Any]] = {
     **{form.__name__: once(form) for form in FORMS},
-    **{f"{form.__name__} 2": once(form, 2) for form in (one_callee, chain, questions)},
+    **{f"{form.__name__} 2": once(form, 2) for form in (one_callee, kept)},
     "twice_at_once": twice_at_once,
 }
 
