@@ -42,6 +42,7 @@ from lockstitch.autograd.torch_internals import (
     node_prehooks,
     run_engine,
 )
+from lockstitch.modes import in_plain_modes
 from lockstitch.wire.staging import arrive
 
 if TYPE_CHECKING:
@@ -216,6 +217,7 @@ def _placeholder(alias: Node) -> torch.Tensor:
 
 
 @functools.cache
+@in_plain_modes
 def _zero(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.zeros((), dtype=dtype, device=device)
 

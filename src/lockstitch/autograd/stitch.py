@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge
 from lockstitch.autograd.context import CURRENT, current_context, set_current_context
 from lockstitch.autograd.torch_internals import give_own_node
 from lockstitch.devices import is_on_host
+from lockstitch.modes import plain_modes
 from lockstitch.wire.messages import Stitch
 
 if TYPE_CHECKING:
@@ -87,8 +88,9 @@ RECEIVE_NODE.__name__ = RECV_NAME
 # Torch's own looks first which functions the class has, whenever a node runs.
 RECEIVE_NODE.apply = RecvRpc.backward  # type: ignore[attr-defined]
 
-_ANCHOR = torch.zeros(0, requires_grad=True)
-ANCHOR = GradientEdge(torch.ops.aten.alias(_ANCHOR).grad_fn.next_functions[0][0], 0)
+with plain_modes(), torch.enable_grad():  # this may be imported in any mode
+    _ANCHOR = torch.zeros(0, requires_grad=True)
+    ANCHOR = GradientEdge(torch.ops.aten.alias(_ANCHOR).grad_fn.next_functions[0][0], 0)
 """The edge below every receive: with it among the engine's inputs, receives run."""
 
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from lockstitch.modes import in_plain_modes, plain_modes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -35,9 +37,11 @@ _NEEDED_OF_NODES = (
 )
 
 
+@in_plain_modes
 def _probe() -> None:
     engine = getattr(torch.autograd.Variable, "_execution_engine", None)
-    node = torch.zeros(1, requires_grad=True).clone().grad_fn
+    with torch.enable_grad():  # this may be imported in any mode
+        node = torch.zeros(1, requires_grad=True).clone().grad_fn
     missing = [f"Node.{name}" for name in _NEEDED_OF_NODES if not hasattr(node, name)]
     if not hasattr(engine, "run_backward"):
         missing.append("the engine's run_backward")
@@ -183,11 +187,12 @@ def _owners_of_view(view: torch.Tensor) -> tuple[int, int, int]:
 
 
 # What the counters say of a tensor that a list alone holds, on this Python and this torch.
-_lone = torch.zeros(1)
-_holder: list[torch.Tensor | None] = [_lone]
-del _lone
-_REFERENCES_OF_ONE = sys.getrefcount(_holder[0])
-_USERS_OF_ONE = _storage_users(_holder[0])  # type: ignore[arg-type]
-_holder[0] = torch.zeros(1).view(1, 1)
-_OWNERS_OF_LONE_VIEW = _owners_of_view(_holder[0])  # type: ignore[arg-type]
-del _holder
+with plain_modes():
+    _lone = torch.zeros(1)
+    _holder: list[torch.Tensor | None] = [_lone]
+    del _lone
+    _REFERENCES_OF_ONE = sys.getrefcount(_holder[0])
+    _USERS_OF_ONE = _storage_users(_holder[0])  # type: ignore[arg-type]
+    _holder[0] = torch.zeros(1).view(1, 1)
+    _OWNERS_OF_LONE_VIEW = _owners_of_view(_holder[0])  # type: ignore[arg-type]
+    del _holder

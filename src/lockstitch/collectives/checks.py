@@ -49,6 +49,16 @@ def check_outputs(request: Request) -> None:
             )
 
 
+def check_devices(request: Request) -> None:
+    """Raises `ValueError` where tensors are on a device that has no memory."""
+    for tensor in (*request.tensors, *(request.outputs or ())):
+        if tensor.is_meta:
+            raise ValueError(
+                f"{_what(request)}: a tensor on the meta device has no data; materialise it first "
+                "(to_empty)"
+            )
+
+
 def _check_tensor(request: Request, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise ValueError(

@@ -40,6 +40,7 @@ from lockstitch.collectives.shared_memory.introduction import (
 from lockstitch.collectives.shared_memory.segment import Geometry, create
 from lockstitch.collectives.topology import Topology
 from lockstitch.errors import CollectiveError
+from lockstitch.modes import in_plain_modes
 from lockstitch.rendezvous import StaticRoster, host_identity, join, open_store, sealed_by
 from lockstitch.rendezvous.static_group import call_off as call_off_meeting
 from lockstitch.transport import TcpTransport
@@ -59,6 +60,7 @@ _CALL_OFF_SECONDS = 10.0
 _HOST, _DOOR, _HUB, _TOKEN = "host:", "door:", "hub:", "token:"
 
 
+@in_plain_modes
 def open_session(
     rank: int,
     size: int,

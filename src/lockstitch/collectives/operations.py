@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lockstitch.collectives.requests import AVERAGE, GLOBAL_SET, Kind, Reduction, Request
+from lockstitch.modes import are_plain, has_memory, writable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -219,14 +220,28 @@ class Deferred(Operations):
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with nothing of autograd. Raises `TypeError` for anything else."""
+    """The tensor, with nothing of autograd or of inference mode. Raises `TypeError` for anything
+    else, `ValueError` where it stands for numbers that are not there."""
+    if type(tensor) is not torch.Tensor or not are_plain():
+        _check(tensor)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return writable(tensor) if tensor.is_inference() else tensor
+
+
+def _check(tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"a tensor is needed, not {type(tensor).__name__} ({tensor!r:.40}): "
             "torch.as_tensor makes one of numbers and arrays; objects have allgather_object and "
             "broadcast_object"
         )
-    return tensor.detach() if tensor.requires_grad else tensor
+    if not has_memory(tensor):
+        raise ValueError(
+            f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} without data cannot be "
+            "sent: operations between ranks are for real tensors, outside of fake-tensor modes, of "
+            "the meta device and of the transforms of torch.func"
+        )
 
 
 def _all_plain(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -15,6 +15,9 @@ gives the result, `poll(handle)` says whether there is one.
   operations that only move tensors take every dtype. Inputs must not change before the operation is
   done. All ranks get the same bits from a reduction.
 - *Threads*. Any thread may submit and wait, also while others do.
+- *Modes* of torch (inference mode, a default device, …) do not matter: whoever waits does the work
+  of all, and what is made for it is kept. So it is done in plain modes (`lockstitch.modes`), and
+  results are ordinary tensors.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET, Kind, Request
 from lockstitch.collectives.staging import Staging, is_on_host
 from lockstitch.errors import CollectiveError
+from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -137,10 +141,16 @@ class Session(Operations):
     def submit(self, request: Request) -> Handle[Any]:
         """What all operations come down to. Raises `ValueError` when the request makes no
         sense or its name is in flight, `CollectiveError` when the session is over."""
+        if not are_plain():
+            with plain_modes():
+                return self.submit(request)
         outstanding = self._outstanding
         if outstanding.is_broken:
             outstanding.check()
         process_set = self._sets[request.process_set]
+        is_for_backend = self._is_on_host(request) or self._backend.takes_devices
+        if not is_for_backend:
+            checks.check_devices(request)
         if not request.name:
             # Only now, so that a request that is refused here is not missed in the counting.
             checks.check(request, process_set, self.rank)
@@ -151,7 +161,7 @@ class Session(Operations):
             if request.outputs is not None and request.outputs is not request.tensors:
                 checks.check_outputs(request)
             handle = outstanding.begin(request, form)
-        if self._is_on_host(request) or self._backend.takes_devices:
+        if is_for_backend:
             self._backend.submit(handle)
         else:
             self._devices.submit(handle, process_set)
@@ -159,6 +169,9 @@ class Session(Operations):
 
     def poll(self, handle: Handle[Any]) -> bool:
         """Whether the operation is done; never waits."""
+        if not handle.is_done and not are_plain():
+            with plain_modes():
+                return self.poll(handle)
         if not handle.is_done:
             if self._staging.is_busy:
                 self._staging.advance()
@@ -167,6 +180,9 @@ class Session(Operations):
 
     def wait(self, handle: Handle[T]) -> T:
         """The operation's result, or raises its error."""
+        if (not handle.is_done or handle.landing is not None) and not are_plain():
+            with plain_modes():
+                return self.wait(handle)
         if not handle.is_done:
             if handle.road is None:
                 self._backend.wait(handle)
@@ -174,6 +190,7 @@ class Session(Operations):
                 self._wait(handle)
         return handle.result()
 
+    @in_plain_modes
     def wait_unless_wanted(self, handle: Handle[Any]) -> bool:
         """Waits like `wait`, but not for ever while other ranks wait for this one elsewhere: after
         a second of that it returns False, and the operation is still under way. For waits that
@@ -195,6 +212,7 @@ class Session(Operations):
 
     # ------------------------------------------------------------ memory
 
+    @in_plain_modes
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor that is reduced fastest, in place: it lives where the other ranks
         of this host can reach it. Views of it (the gradients in a bucket) are as good. It is an
@@ -216,6 +234,7 @@ class Session(Operations):
         """All sets, the one of all ranks first."""
         return self._sets.all()
 
+    @in_plain_modes
     def add_process_set(self, ranks: Iterable[int]) -> ProcessSet:
         """Makes a new set, on all ranks of the session: each must call this, with the same ranks,
         in the same order as other changes of sets. Returns when all have. Raises `ValueError` for
@@ -230,6 +249,7 @@ class Session(Operations):
             self._sets.add(added)
             return added
 
+    @in_plain_modes
     def remove_process_set(self, set_id: int) -> None:
         """Ends a set, on all ranks of the session, as `add_process_set` begins it."""
         with self._set_changes:
@@ -247,6 +267,7 @@ class Session(Operations):
             self._devices.close_set(set_id)
             self._backend.close_set(removed)
 
+    @in_plain_modes
     def join(self) -> int:
         """See `Operations.join`. All ranks number their unnamed operations anew afterwards: until
         then those with more data may have submitted more of them."""
@@ -260,6 +281,7 @@ class Session(Operations):
 
     # ------------------------------------------------------------ the end
 
+    @in_plain_modes
     def shutdown(self) -> None:
         """Ends this rank's part; harmless when repeated. What is under way here fails, as does
         whatever other ranks still want from this one. Waits for nobody."""

@@ -15,6 +15,7 @@ from lockstitch.hvd.constants import Average, Sum, reduction_of, scattered_reduc
 from lockstitch.hvd.handles import Operation
 from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
+from lockstitch.modes import in_plain_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -235,6 +236,7 @@ def sparse_allreduce_async(
     return sparse_operation(current_session(), tensor, full_name, op, process_set)
 
 
+@in_plain_modes
 def sparse_operation(
     session: Session,
     tensor: torch.Tensor,
@@ -249,6 +251,7 @@ def sparse_operation(
     divisor = process_set.size() if op is Average else 1
     shape = tensor.shape
 
+    @in_plain_modes
     def assemble(gathered: list[torch.Tensor]) -> torch.Tensor:
         places, values = gathered
         if divisor != 1:

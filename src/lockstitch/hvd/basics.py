@@ -16,6 +16,7 @@ from lockstitch.hvd.logs import begin_logs, end_logs
 from lockstitch.hvd.process_sets import ProcessSet, add_first_sets
 from lockstitch.hvd.timeline import begin_timeline_of, end_timeline
 from lockstitch.hvd.worlds import LAUNCHER
+from lockstitch.modes import in_plain_modes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +49,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 
+@in_plain_modes
 def init(
     comm: Sequence[int] | Communicator | None = None,
     process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None,

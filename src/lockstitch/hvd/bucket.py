@@ -21,6 +21,7 @@ from lockstitch.hvd.compression import NoneCompressor
 from lockstitch.hvd.exchange import ONE_PHASE_BYTES, Exchange, gradient_of
 from lockstitch.hvd.handles import Operation
 from lockstitch.hvd.process_sets import id_of
+from lockstitch.modes import in_plain_modes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 class Bucket:
     """The memory, and each gradient's part of it, in the layout of its parameter."""
 
+    @in_plain_modes
     def __init__(self, session: Session, parameters: Sequence[torch.Tensor]) -> None:
         self._session = weakref.ref(session)
         self._parameters = tuple(parameters)

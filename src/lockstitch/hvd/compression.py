@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstitch.modes import in_plain_modes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -106,6 +108,7 @@ class PowerSGD(NoneCompressor):
         small = (rows + columns) * min(self.rank, rows, columns)
         return small * self._smallest_ratio <= rows * columns
 
+    @in_plain_modes
     def memory_of(self, parameter: torch.Tensor, name: str) -> Memory:
         """What is kept for a parameter; the first factor is random, but the same on all ranks."""
         memory = self._memories.get(parameter)
@@ -113,7 +116,10 @@ class PowerSGD(NoneCompressor):
             rows = parameter.shape[0]
             columns = parameter.numel() // rows
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            factor = torch.randn(columns, min(self.rank, rows, columns), generator=generator)
+            width = min(self.rank, rows, columns)
+            factor = torch.randn(
+                columns, width, generator=generator, dtype=torch.float32, device="cpu"
+            )
             memory = self._memories[parameter] = Memory(
                 torch.zeros(rows, columns, dtype=_wide(parameter.dtype), device=parameter.device),
                 factor.to(parameter.device, _wide(parameter.dtype)),

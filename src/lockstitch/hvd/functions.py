@@ -14,6 +14,7 @@ from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
 from lockstitch.hvd.synchronous import broadcast_
 from lockstitch.imports import loads
+from lockstitch.modes import in_plain_modes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,6 +25,7 @@ _REFUSED: Final = -1
 """What stands for the size of an object that cannot be pickled: nobody shall wait for it."""
 
 
+@in_plain_modes
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor],
     root_rank: int,
@@ -64,6 +66,7 @@ def _named(params: Any) -> list[tuple[str | None, torch.Tensor | None]]:
     return pairs
 
 
+@in_plain_modes
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,
@@ -141,6 +144,7 @@ def _lowered(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
+@in_plain_modes
 def broadcast_object(
     obj: T,
     root_rank: int = 0,
@@ -170,6 +174,7 @@ def broadcast_object(
     return received
 
 
+@in_plain_modes
 def allgather_object(
     obj: T, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:

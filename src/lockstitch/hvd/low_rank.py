@@ -40,7 +40,8 @@ class LowRankExchange(Exchange):
         self._gradient = gradient_of(parameter)
         self._memory = compression.memory_of(parameter, name)
         self._matrix = self._memory.error + self._gradient.data.reshape(self._memory.error.shape)
-        self._left = self._matrix @ self._memory.factor
+        with self._exactly():
+            self._left = self._matrix @ self._memory.factor
         self._first = self._begin_mean(self._left, "left")
         self._second: Handle[torch.Tensor] | None = None
         self._is_done = False
@@ -48,8 +49,9 @@ class LowRankExchange(Exchange):
     def proceed(self) -> None:
         if self._second is None:
             self._session.wait(self._first)
-            self._left = torch.linalg.qr(self._left).Q
-            self._factor = self._matrix.mT @ self._left
+            with self._exactly():
+                self._left = torch.linalg.qr(self._left).Q
+                self._factor = self._matrix.mT @ self._left
             self._second = self._begin_mean(self._factor, "right")
 
     def wait(self) -> None:
@@ -58,7 +60,8 @@ class LowRankExchange(Exchange):
             return
         assert self._second is not None
         self._session.wait(self._second)
-        mean = self._left @ self._factor.mT
+        with self._exactly():
+            mean = self._left @ self._factor.mT
         self._memory.error, self._memory.factor = self._matrix - mean, self._factor
         reduction = self._options.reduction
         factor = reduction.prescale * reduction.postscale
@@ -73,6 +76,10 @@ class LowRankExchange(Exchange):
         self.proceed()
         assert self._second is not None
         return self._session.wait_unless_wanted(self._second)
+
+    def _exactly(self) -> torch.autocast:
+        """A program may call `backward` under autocast, which would round what is computed here."""
+        return torch.autocast(self._gradient.device.type, enabled=False)
 
     def _begin_mean(self, tensor: torch.Tensor, side: str) -> Handle[torch.Tensor]:
         return self._session.allreduce(

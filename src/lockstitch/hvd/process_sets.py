@@ -10,6 +10,7 @@ import torch
 from lockstitch.collectives import GLOBAL_SET
 from lockstitch.hvd.communicators import Communicator
 from lockstitch.hvd.job import current_session
+from lockstitch.modes import in_plain_modes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,6 +109,7 @@ def add_first_sets(process_sets: Iterable[ProcessSet | Iterable[int]]) -> None:
                 process_set.process_set_id = None
 
 
+@in_plain_modes
 def _add_parts(process_set: ProcessSet, comm: Communicator) -> None:
     """Each rank has its own part of a communicator that was split: makes a set of each part."""
     session = current_session()

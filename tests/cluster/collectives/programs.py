@@ -2,8 +2,8 @@
 in one place, without any of the code that is tested.
 
 A program is a list of operations. Each rank submits those of its process sets in an order of its
-own, several before it waits for one, and may stop early, by joining. Numbers are small and whole,
-so that results are exact in every dtype.
+own, several before it waits for one, and may stop early, by joining. It may be in a mode of torch
+meanwhile. Numbers are small and whole, so that results are exact in every dtype.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from lockstitch.collectives import ReduceOp, Reduction
 from lockstitch.errors import CollectiveError, MismatchError
+from tests.modes import MODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,13 +116,14 @@ def ops(draw: Any, size: int, sets: Sequence[tuple[int, ...]]) -> Op:
 @dataclass(frozen=True)
 class Program:
     """Operations, in which order each rank submits them, and how many it submits at all. Who does
-    not submit all joins, and in that case all do."""
+    not submit all joins, and in that case all do. `modes`, by rank, are those in which it does."""
 
     ops: list[Op]
     orders: list[list[int]]
     most_under_way: int
     ends: list[int]
     joins: bool
+    modes: list[str]
 
     def submitted(self, rank: int) -> list[int]:
         """The numbers of the operations, in this rank's order. Whoever joins sooner submits what
@@ -142,16 +144,20 @@ def programs(draw: Any, size: int, sets: Sequence[tuple[int, ...]]) -> Program:
     # Whoever waits for an operation that another one submits after its own wait waits for ever.
     most = draw(st.sampled_from([len(drawn), 1])) if all(o == orders[0] for o in orders) else 99
     ends = [draw(st.integers(0, len(drawn))) if joins else len(drawn) for _ in range(size)]
-    return Program(drawn, orders, most, ends, joins)
+    modes = [draw(st.sampled_from(["none", *MODES])) for _ in range(size)]
+    return Program(drawn, orders, most, ends, joins, modes)
 
 
 # ---------------------------------------------------------------- running
 
 
-def submit(session: Session, op: Op, turn: int, name: str, set_id: int) -> Handle[Any]:
+def submit(
+    session: Session, op: Op, turn: int, name: str, set_id: int, mode: str = "none"
+) -> Handle[Any]:
     """Asks for the operation as this rank does."""
     rank = session.rank
-    tensors = op.inputs(rank, turn)
+    with torch.inference_mode(mode == "inference"):
+        tensors = op.inputs(rank, turn)
     if op.defect is not None and op.defect[0] == rank:
         wrong = torch.int16 if op.defect[1] == "dtype" else op.dtype
         tensors = [torch.ones(op.count + (op.defect[1] == "shape"), dtype=wrong)]
@@ -169,17 +175,20 @@ def submit(session: Session, op: Op, turn: int, name: str, set_id: int) -> Handl
         "alltoall": lambda: session.alltoall(tensor, op.splits(rank), **named),
         "reducescatter": lambda: session.reducescatter(tensor, op.reduction, **named),
     }
-    return ways[op.kind]()
+    with MODES[mode]():
+        return ways[op.kind]()
 
 
 def run(session: Session, program: Program, turn: int, ids: dict[tuple[int, ...], int]) -> dict:
     """What this rank gets: by number of the operation, its result or the type of its error."""
     results: dict[int, Any] = {}
     handles: dict[int, Handle[Any]] = {}
+    mode = program.modes[session.rank]
 
     def take(number: int) -> None:
         try:
-            results[number] = session.wait(handles.pop(number))
+            with MODES[mode]():
+                results[number] = session.wait(handles.pop(number))
         except CollectiveError as error:
             results[number] = type(error)
 
@@ -187,16 +196,18 @@ def run(session: Session, program: Program, turn: int, ids: dict[tuple[int, ...]
         op = program.ops[number]
         if op.kind == "barrier":
             continue  # they would tie the orders of ranks to each other
-        handles[number] = submit(session, op, turn, f"op {number}", ids[op.members])
+        set_id = ids[op.members]
+        handles[number] = submit(session, op, turn, f"op {number}", set_id, mode)
         if len(handles) >= program.most_under_way:
             take(next(iter(handles)))
     for number in list(handles):
         take(number)
-    if program.joins:
-        results[-1] = session.join()
-    for op in program.ops:
-        if op.kind == "barrier" and session.rank in op.members:
-            session.barrier(process_set=ids[op.members])
+    with MODES[mode]():
+        if program.joins:
+            results[-1] = session.join()
+        for op in program.ops:
+            if op.kind == "barrier" and session.rank in op.members:
+                session.barrier(process_set=ids[op.members])
     return results
 
 

@@ -1,5 +1,5 @@
 """Programs of reductions that nobody would have thought of, on every backend and by two to four
-ranks, against torch in one process."""
+ranks, each in some mode of torch, against torch in one process."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_any_program_gives_what_torch_gives(backend: str, size: int) -> None:
 def same(value: Any, wanted: Any) -> bool:
     """Whether the result is the one that was wanted, bit by bit."""
     if isinstance(wanted, torch.Tensor):
-        return value.dtype is wanted.dtype and torch.equal(value, wanted)
+        return type(value) is torch.Tensor and (
+            value.dtype is wanted.dtype and torch.equal(value, wanted) and not value.is_inference()
+        )
     if isinstance(wanted, list):
         return len(value) == len(wanted) and all(map(same, value, wanted))
     if isinstance(wanted, tuple):

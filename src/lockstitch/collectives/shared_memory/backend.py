@@ -114,10 +114,11 @@ class SharedMemoryBackend:
             except ArenaFullError:
                 self._check_hope(handle)
                 return False
-            except ValueError:
-                raise
-            except BaseException as error:  # an interrupt: others may have been told, or not
-                self._break(error)
+            except BaseException as error:
+                # An interrupt: others may have been told, or not. Any other error that comes before
+                # they are is this rank's alone, as that of a tensor which cannot be read.
+                if not isinstance(error, Exception) or self._is_changing():
+                    self._break(error)
                 raise
         return True
 
@@ -222,12 +223,15 @@ class SharedMemoryBackend:
                     is_news = True
                     death = death or channel.death
         except BaseException as error:
-            if isinstance(error, Exception) or any(each.is_changing for each in channels):
+            if isinstance(error, Exception) or self._is_changing():
                 self._break(error)
             raise
         if death is not None:
             self._break(death)
         return is_news
+
+    def _is_changing(self) -> bool:
+        return any(channel.is_changing for channel in self._open_channels)
 
     def is_wanted(self) -> bool:
         with self._lock:

@@ -367,8 +367,7 @@ class Channel:
 
     def _release(self, operation: Operation) -> None:
         self._lingering.discard(operation)
-        for place in operation.held:
-            self._arena.give_back(place)
+        self.give_back(operation)
         operation.end()
 
     # ------------------------------------------------------------ for operations
@@ -378,6 +377,11 @@ class Channel:
         place = self._arena.take(size)
         operation.held.append(place)
         return self._arena_begin + place
+
+    def give_back(self, operation: Operation) -> None:
+        for place in operation.held:
+            self._arena.give_back(place)
+        operation.held = []
 
     def tell_progress(self, operation: Operation, count: int) -> None:
         self._publisher.say_one(word(log.SLICE_DONE, operation.handle.form.number, count))

@@ -44,6 +44,10 @@ class Room(Protocol):
         """Room in this rank's arena, until all are done with the operation; see `Arena.take`."""
         ...
 
+    def give_back(self, operation: Operation) -> None:
+        """Nobody needs what it has taken."""
+        ...
+
     def tell_progress(self, operation: Operation, count: int) -> None:
         """So many chunks, or the slice, are there."""
         ...

@@ -31,11 +31,12 @@ def prepared(
         place = _resident_place(room.segment, room.rank, request)
         if place != NOWHERE:
             return InPlace(handle, definition), place, log.RESIDENT
-    if definition.is_large:
-        chunked = InChunks(handle, definition)
-        return chunked, chunked.prepare(room), 0
-    whole = Whole(handle, definition)
-    return whole, whole.prepare(room, room.rank), 0
+    operation = (InChunks if definition.is_large else Whole)(handle, definition)
+    try:
+        return operation, operation.prepare(room), 0
+    except BaseException:  # a tensor that cannot be read, say: nobody knows of the operation yet
+        room.give_back(operation)
+        raise
 
 
 def agreed(operation: Operation, present: Iterable[Part]) -> Operation:

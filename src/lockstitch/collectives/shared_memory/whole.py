@@ -26,10 +26,10 @@ class Whole(Operation):
     _is_begun = False
     """Whether the result may have been written, in part, before an interrupt."""
 
-    def prepare(self, room: Room, rank: int) -> int:
+    def prepare(self, room: Room) -> int:
         """Copies the tensors; returns where they are."""
         request = self.request
-        if not request.tensors or (request.kind is Kind.BROADCAST and request.root != rank):
+        if not request.tensors or (request.kind is Kind.BROADCAST and request.root != room.rank):
             return NOWHERE
         definition = self.definition
         place = room.take(self, definition.layout.size)
