@@ -19,7 +19,13 @@ import torch
 import lockstitch.hvd as hvd
 
 for life in range(3):
-    hvd.init()
+    try:
+        hvd.init(process_sets=[hvd.ProcessSet([1]), hvd.ProcessSet([0]), hvd.ProcessSet([1])])
+    except ValueError as error:
+        assert "entry number 2 of process_sets is a duplicate" in str(error)
+    else:
+        raise AssertionError("no error")
+    hvd.init(process_sets=[hvd.ProcessSet([0])])
     assert (hvd.size(), hvd.local_size(), hvd.local_rank()) == (2, 2, hvd.rank())
     total = hvd.allreduce(torch.full((100_000,), 1.0 + hvd.rank()), op=hvd.Sum)
     assert total.eq(3).all()

@@ -14,7 +14,7 @@ import torch
 from lockstitch.hvd.constants import Average, Sum, reduction_of, scattered_reduction_of
 from lockstitch.hvd.handles import Operation
 from lockstitch.hvd.job import current_session
-from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
+from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of, size_of
 from lockstitch.modes import in_plain_modes
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def sparse_operation(
     if op not in (Average, Sum):
         raise ValueError(f"sparse tensors can be summed or averaged, not {op!r}")
     entries = tensor.detach().coalesce()
-    divisor = process_set.size() if op is Average else 1
+    divisor = size_of(process_set) if op is Average else 1
     shape = tensor.shape
 
     @in_plain_modes

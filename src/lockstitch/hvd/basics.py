@@ -13,7 +13,7 @@ from lockstitch.hvd.communicators import Communicator
 from lockstitch.hvd.environment import Place, options_of
 from lockstitch.hvd.job import PROCESS, active, current_session, has_session
 from lockstitch.hvd.logs import begin_logs, end_logs
-from lockstitch.hvd.process_sets import ProcessSet, add_first_sets
+from lockstitch.hvd.process_sets import ProcessSet, add_first_sets, ids_by_ranks
 from lockstitch.hvd.timeline import begin_timeline_of, end_timeline
 from lockstitch.hvd.worlds import LAUNCHER
 from lockstitch.modes import in_plain_modes
@@ -59,16 +59,20 @@ def init(
 
     `comm`: the ranks of the launcher that make up the job, numbered anew by their places in the
     list (each process names the list it is in); or a communicator of mpi4py, whose ranks they then
-    are; None: all ranks. `process_sets`: sets to be made at once, the same on all ranks, of which
-    those that repeat another are passed over; more may be added at any time, so `"dynamic"` says
-    nothing new.
+    are; None: all ranks. `process_sets`: sets to be made at once, the same on all ranks; more may
+    be added at any time, so `"dynamic"` says nothing new.
 
-    Raises `ValueError` for a `comm` that does not fit and for variables of the environment that
-    make no sense, `RuntimeError` where ranks do not come in time. Before `init` and after
-    `shutdown` all that needs the ranks raises `ValueError`.
+    Raises `ValueError` for a `comm` that does not fit, for a set that repeats another or has all
+    ranks, and for variables of the environment that make no sense, `RuntimeError` where ranks do
+    not come in time. Before `init` and after `shutdown` all that needs the ranks raises
+    `ValueError`.
     """
     if has_session():
         return
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(f'process_sets is a list of sets or "dynamic", not {process_sets!r}')
+        process_sets = None
     session = _open(comm)
     session.observers.stall = _report_stall
     try:
@@ -76,8 +80,7 @@ def init(
         _log.info("rank %d of %d, over %s", session.rank, session.size, session.backend_name)
         begin_timeline_of(session, os.environ, is_first_world=LAUNCHER.is_first_world())
         with active(session):
-            if process_sets is not None and process_sets != "dynamic":
-                add_first_sets(process_sets)
+            add_first_sets(process_sets or ())
     except BaseException:
         session.shutdown()
         end_timeline(session)
@@ -203,6 +206,11 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """Whether torch has been built with ROCm."""
     return torch.version.hip is not None
+
+
+def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """Under the name by which programs of the original look at its inside."""
+    return {set_id: list(ranks) for ranks, set_id in ids_by_ranks().items()}
 
 
 def _topology() -> Topology:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.collectives import ReduceOp, Reduction
 from lockstitch.errors import CollectiveError
+from lockstitch.hvd.process_sets import size_of
 
 if TYPE_CHECKING:
     from lockstitch.hvd.process_sets import ProcessSet
@@ -50,7 +51,7 @@ def reduction_of(
 def require_pairs(process_set: ProcessSet) -> None:
     """Adasum combines ranks in pairs, then pairs of pairs. Raises `NotImplementedError`, as Horovod
     does, where that does not come out even."""
-    size = process_set.size()
+    size = size_of(process_set)
     if size & (size - 1):
         raise NotImplementedError(
             f"Adasum needs a number of ranks that is a power of two, but {process_set!r} has {size}"

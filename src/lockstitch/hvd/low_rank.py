@@ -20,7 +20,7 @@ import torch
 from lockstitch.collectives import AVERAGE, ReduceOp
 from lockstitch.hvd.compression import PowerSGD
 from lockstitch.hvd.exchange import Exchange, ReducerOptions, gradient_of
-from lockstitch.hvd.process_sets import id_of
+from lockstitch.hvd.process_sets import id_of, size_of
 
 if TYPE_CHECKING:
     from lockstitch.collectives import Handle, Session
@@ -66,7 +66,7 @@ class LowRankExchange(Exchange):
         reduction = self._options.reduction
         factor = reduction.prescale * reduction.postscale
         if reduction.op is ReduceOp.SUM:
-            factor *= self._options.process_set.size()
+            factor *= size_of(self._options.process_set)
         self._gradient.data.copy_(mean.mul_(factor).view(self._gradient.shape))
         self._is_done = True
 

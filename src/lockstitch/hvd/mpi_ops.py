@@ -5,6 +5,7 @@ here, as in the original, but are not told of.
 """
 
 from lockstitch.hvd import asynchronous, basics, constants, handles, synchronous, timeline
+from lockstitch.hvd import basics as _basics  # noqa: F401 - `hvd.mpi_ops._basics`, as there
 from lockstitch.hvd.asynchronous import *  # noqa: F403 - their lists of names are ours
 from lockstitch.hvd.basics import *  # noqa: F403
 from lockstitch.hvd.common.util import gpu_available as gpu_available

@@ -34,6 +34,7 @@ from lockstitch.hvd.exchange import Exchange, gradient_of, sparse_zeros
 from lockstitch.hvd.groups import Groups, Place, buckets_of
 from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.low_rank import LowRankExchange
+from lockstitch.hvd.process_sets import size_of
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class GradientReducer:
         """Whether there is another rank to reduce with."""
         if self._is_needed is None:
             process_set = self._options.process_set
-            self._is_needed = process_set.included() and process_set.size() > 1
+            self._is_needed = bool(process_set.included()) and size_of(process_set) > 1
         return self._is_needed
 
     @property

@@ -63,9 +63,12 @@ def test_a_process_that_is_not_in_comm_is_told(monkeypatch):
 
 
 def test_init_that_fails_leaves_nothing():
-    with pytest.raises(ValueError, match="ranks"):
-        hvd.init(process_sets=[hvd.ProcessSet([5])])
-    assert not hvd.is_initialized()
+    for wrong in ([hvd.ProcessSet([5])], [hvd.ProcessSet([0])], "static"):
+        with pytest.raises(ValueError, match="ranks|duplicate|dynamic"):
+            hvd.init(process_sets=wrong)
+        assert not hvd.is_initialized()
+    hvd.init(process_sets="Dynamic")
+    hvd.shutdown()
 
 
 def test_stall_is_reported_with_names(caplog):

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -82,14 +85,98 @@ def test_each_part_of_a_split_communicator_becomes_a_set():
         assert sessions.run(in_job(program)) == [even, odd, even]
 
 
-def test_at_the_beginning_sets_that_repeat_others_are_passed_over():
+def test_at_the_beginning_sets_are_numbered_in_their_order_whatever_that_of_their_ranks():
     def program():
-        sets = [hvd.ProcessSet(ranks) for ranks in ([0], [1, 0], [0], [1])]
-        add_first_sets([*sets, [1]])
+        orders = (range(1, 3), reversed(range(1, 3)))
+        sets = [hvd.ProcessSet([0]), hvd.ProcessSet(orders[hvd.rank() % 2])]
+        add_first_sets([*sets, [0, 1]])
+        assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {
+            0: [0, 1, 2],
+            1: [0],
+            2: [1, 2],
+            3: [0, 1],
+        }
+        assert str(sets[1]) == "ProcessSet(process_set_id=2, ranks=[1, 2], mpi_comm=None)"
+        return [each.process_set_id for each in sets]
+
+    with LocalSessions(3) as sessions:
+        assert sessions.run(in_job(program)) == [[1, 2]] * 3
+
+
+@pytest.mark.parametrize("repeated", [[0], [1, 0]])
+def test_at_the_beginning_a_set_that_repeats_another_or_has_all_ranks_is_refused(repeated):
+    def program():
+        sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1]), hvd.ProcessSet(repeated)]
+        with pytest.raises(ValueError, match="entry number 2 of process_sets is a duplicate: Proc"):
+            add_first_sets(sets)
         return [each.process_set_id for each in sets]
 
     with LocalSessions(2) as sessions:
-        assert sessions.run(in_job(program)) == [[1, None, None, 2]] * 2
+        assert sessions.run(in_job(program)) == [[1, 2, None]] * 2
+
+
+def test_at_the_beginning_a_communicator_that_repeats_a_set_is_refused_on_all_ranks():
+    rings = Ring(2), Ring(1)
+
+    def program():
+        rank = hvd.rank()
+        comm = FakeCommunicator(rings[rank % 2], rank // 2)
+        with pytest.raises(ValueError, match="entry number 1 of process_sets is a duplicate"):
+            add_first_sets([[1], hvd.ProcessSet(comm)])
+
+    with LocalSessions(3) as sessions:
+        sessions.run(in_job(program))
+
+
+def test_a_set_that_is_not_known_has_no_size_and_no_rank():
+    unknown = hvd.ProcessSet([0])
+    assert hvd.global_process_set.ranks == []
+    with pytest.raises(ValueError, match="not been initialized"):
+        hvd.global_process_set.size()
+
+    def program():
+        assert (unknown.size(), unknown.rank(), unknown.included()) == (None, None, True)
+        split = hvd.ProcessSet(FakeCommunicator(Ring(1), 0))
+        assert (split.size(), split.rank(), split.included()) == (None, None, None)
+        for kind in (hvd.Average, hvd.Adasum):
+            with pytest.raises(ValueError, match="is not known"):
+                hvd.allreduce(torch.ones(2), op=kind, process_set=unknown)
+
+    with LocalSessions(1) as sessions:
+        sessions.run(in_job(program))
+
+
+def test_a_set_of_an_earlier_job_is_not_taken_for_another_of_the_same_number():
+    def begin(ranks):
+        made = hvd.add_process_set(ranks)
+        assert made.process_set_id == 1
+        return made
+
+    with LocalSessions(2) as sessions:
+        earlier = sessions.run(in_job(lambda: begin([0, 1][:1])))
+
+    def program():
+        begin([1])
+        again = earlier[hvd.rank()]
+        with pytest.raises(ValueError, match="belongs to an earlier job"):
+            hvd.barrier(process_set=again)
+        return hvd.add_process_set(again).process_set_id
+
+    with LocalSessions(2) as sessions:
+        assert sessions.run(in_job(program)) == [2, 2]
+
+
+def test_a_set_that_another_object_has_ended_is_not_ended_again():
+    def program():
+        some = hvd.add_process_set([0])
+        same = copy.copy(some)
+        assert pickle.loads(pickle.dumps(some)) == some
+        assert hvd.remove_process_set(some)
+        assert not hvd.remove_process_set(same)
+        return same.process_set_id
+
+    with LocalSessions(2) as sessions:
+        assert sessions.run(in_job(program)) == [None, None]
 
 
 def test_what_is_no_rank_is_refused():
