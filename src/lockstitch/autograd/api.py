@@ -90,7 +90,12 @@ def backward(
         )
     if mode not in ("smart", "fast"):
         raise ValueError(f"mode is 'smart' or 'fast', not {mode!r}")
-    service().backward(context_id, roots, retain_graph, mode)
+    if torch.is_inference_mode_enabled():
+        # Gradients are kept, and added to by later passes outside of that mode.
+        with torch.inference_mode(False), torch.no_grad():
+            service().backward(context_id, roots, retain_graph, mode)
+    else:
+        service().backward(context_id, roots, retain_graph, mode)
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import Store
 
+from lockstitch.modes import in_plain_modes
 from lockstitch.rendezvous import open_store
 from lockstitch.rendezvous.joining import outside
 from lockstitch.rpc import api
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _ALREADY = "RPC is already initialized; a process has one worker at a time, until shutdown"
 
 
+@in_plain_modes
 def init_rpc(
     name: str,
     backend: BackendType | None = None,

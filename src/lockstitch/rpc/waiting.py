@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lockstitch.errors import PeerDiedError
+from lockstitch.modes import in_plain_modes
 from lockstitch.runtime.pending import Future as OurFuture
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.stream_channel import StreamChannel
@@ -58,6 +59,7 @@ class _Countdown:
                 self.sleeper.finish(None, None)
 
 
+@in_plain_modes
 def wait_all(futures: Iterable[Future[T]]) -> list[T]:
     """Returns the values of all `futures`, in their order, when the last has completed.
 

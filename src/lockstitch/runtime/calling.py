@@ -2,6 +2,9 @@
 
 call ─► Pending ─► Channel.request …  Channel.deliver ─► result, in the thread that waits
 └► Completion, where none does
+
+The caller may be in any mode of torch. Values cross in plain modes (`lockstitch.modes`): tensors
+are read and made here as they would be by a thread of ours.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import torch
 
 from lockstitch.errors import RpcTimeoutError, add_note
+from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.channel import NOT_BLOCKING
 from lockstitch.runtime.functions import BY_VALUE, name_of
@@ -67,6 +71,9 @@ class Calling(Packing):
         timeout: float = UNSET_TIMEOUT,
     ) -> T:
         """Runs `function(*args, **kwargs)` on a worker and returns its value; see `rpc_sync`."""
+        if not are_plain():
+            with plain_modes():
+                return self.call(to, function, args, kwargs, timeout)
         pending = self._pending(timeout, None)
         channel = self.peers.channel(to, pending)
         number = self._send_call(channel, pending, function, args, kwargs)
@@ -96,6 +103,9 @@ class Calling(Packing):
     ) -> None:
         """Like `call_async`, for an answer that completes `completion`. `make` may build another
         request with a call's fields."""
+        if not are_plain():
+            with plain_modes():
+                return self.call_into(completion, to, call, timeout, make)
         pending = self._pending(timeout, completion)
 
         def send(channel: Channel) -> None:
@@ -103,6 +113,7 @@ class Calling(Packing):
 
         self._begin(to, pending, completion, send)
 
+    @in_plain_modes
     def ask(
         self,
         to: WorkerId,
@@ -125,6 +136,7 @@ class Calling(Packing):
             raise
         return self.result(pending, channel.peer.worker)
 
+    @in_plain_modes
     def request(
         self,
         to: WorkerId,

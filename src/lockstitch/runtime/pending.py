@@ -17,6 +17,7 @@ import torch
 from lockstitch.devices import use_here
 from lockstitch.errors import RpcError, copy_of
 from lockstitch.imports import IMPORTS
+from lockstitch.modes import are_plain, plain_modes
 from lockstitch.runtime import callbacks
 from lockstitch.wire.encodings import TakeBack
 
@@ -197,6 +198,9 @@ class Future(torch.futures.Future[T]):
 
     def wait(self) -> T:
         """Blocks until the result is there; returns it, or raises the call's exception."""
+        if not super().done() and not are_plain():  # this thread may read it
+            with plain_modes():
+                return self.wait()
         if not super().done():
             channel, pending = self._channel, self._pending
             if channel is not None and pending is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from lockstitch.errors import RemoteProtocolError
+from lockstitch.modes import are_plain, plain_modes
 from lockstitch.wire.tensors import (
     CONJUGATE,
     DTYPE_BITS,
@@ -81,10 +82,10 @@ class Arrivals:
 
     def add_all(self, headers: Iterable[Header | int | None]) -> None:
         """Appends the items of all headers. Whoever reads may do so for another thread, so the
-        modes of this one do not count: neither inference nor a default device, nor no_grad, which
+        modes of this one do not count: neither inference, nor a default device, nor no_grad, which
         views would remember."""
-        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-            with torch.inference_mode(False):
+        if not are_plain() or not torch.is_grad_enabled():
+            with plain_modes(), torch.inference_mode(mode=False):
                 self.add_all(headers)
             return
         for header in headers:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstitch.errors import RemoteProtocolError
+from lockstitch.modes import in_plain_modes
 from lockstitch.wire.arrivals import Allocate, Arrivals, finish
 from lockstitch.wire.frames import (
     DEFAULT_LIMITS,
@@ -341,6 +342,7 @@ class FrameDecoder:
             self._start = self._end = 0
 
 
+@in_plain_modes
 def _allocate(capacity: int) -> tuple[torch.Tensor, memoryview]:
     # A tensor's memory, because it is aligned and its address known.
     buffer = torch.empty(capacity, dtype=torch.uint8, device="cpu")

@@ -15,10 +15,9 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import torch
-
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import GlobalId, WorkerId
+from lockstitch.modes import are_plain
 from lockstitch.wire.arrivals import finish, take_small
 from lockstitch.wire.checking import check_of
 from lockstitch.wire.messages import Message, Payload, Stitch
@@ -176,7 +175,7 @@ class Layout:
             return None
         if not headers and not small:
             return self.cls(*fields, _new_tuple(Payload, (encoding, stream, ())))  # type: ignore[call-arg]
-        if len(headers) > most_items or torch.is_inference_mode_enabled():
+        if len(headers) > most_items or not are_plain():
             return None
         items = take_small(headers, address, small)
         if items is None:
