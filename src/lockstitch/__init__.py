@@ -20,7 +20,7 @@ assertions of all modules of a package with a plugin: PYTEST_DONT_REWRITE.)
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lockstitch.observe import explain_waits
@@ -31,10 +31,12 @@ __all__ = ["__version__", "explain_waits", "replace"]
 __version__ = "0.1.0.dev0"
 
 
-def __getattr__(name: str) -> Any:
-    # The launcher imports this package too, and has no use for torch.
-    if name == "explain_waits":
-        return import_module("lockstitch.observe").explain_waits
-    if name == "replace":
-        return import_module("lockstitch.replacement").replace
-    raise AttributeError(f"module 'lockstitch' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a type checker would find any name here
+
+    def __getattr__(name: str) -> object:
+        # The launcher imports this package too, and has no use for torch.
+        if name == "explain_waits":
+            return import_module("lockstitch.observe").explain_waits
+        if name == "replace":
+            return import_module("lockstitch.replacement").replace
+        raise AttributeError(f"module 'lockstitch' has no attribute {name!r}")

@@ -1,27 +1,87 @@
 """Every operation and question under the module name that programs know: `hvd.mpi_ops.allreduce`.
 
-Each name stands in the `__all__` of the module that has it, and nowhere else. Some more are found
-here, as in the original, but are not told of.
+All names are spelt out, here and in `lockstitch.hvd`: type checkers do not find those that a star
+brings along. Some more are found here, as in the original, but are not told of.
 """
 
-from lockstitch.hvd import asynchronous, basics, constants, handles, synchronous, timeline
 from lockstitch.hvd import basics as _basics  # noqa: F401 - `hvd.mpi_ops._basics`, as there
-from lockstitch.hvd.asynchronous import *  # noqa: F403 - their lists of names are ours
-from lockstitch.hvd.basics import *  # noqa: F403
+from lockstitch.hvd.asynchronous import (
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+    reducescatter_async,
+    sparse_allreduce_async,
+)
+from lockstitch.hvd.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
 from lockstitch.hvd.common.util import gpu_available as gpu_available
 from lockstitch.hvd.common.util import num_rank_is_power_2 as num_rank_is_power_2
 from lockstitch.hvd.compression import Compression as Compression
-from lockstitch.hvd.constants import *  # noqa: F403
+from lockstitch.hvd.constants import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+)
 from lockstitch.hvd.exceptions import HorovodInternalError
-from lockstitch.hvd.handles import *  # noqa: F403
+from lockstitch.hvd.handles import (
+    barrier,
+    join,
+    poll,
+    synchronize,
+)
 from lockstitch.hvd.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from lockstitch.hvd.synchronous import *  # noqa: F403
-from lockstitch.hvd.timeline import *  # noqa: F403
+from lockstitch.hvd.synchronous import (
+    allgather,
+    allreduce,
+    allreduce_,
+    alltoall,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_reducescatter,
+    reducescatter,
+)
+from lockstitch.hvd.timeline import (
+    start_timeline,
+    stop_timeline,
+)
 
 __all__ = [
     "HorovodInternalError",
@@ -29,10 +89,59 @@ __all__ = [
     "add_process_set",
     "global_process_set",
     "remove_process_set",
+    "init",
+    "shutdown",
+    "is_initialized",
+    "size",
+    "rank",
+    "local_size",
+    "local_rank",
+    "cross_size",
+    "cross_rank",
+    "is_homogeneous",
+    "mpi_threads_supported",
+    "mpi_enabled",
+    "mpi_built",
+    "gloo_enabled",
+    "gloo_built",
+    "nccl_built",
+    "ddl_built",
+    "ccl_built",
+    "cuda_built",
+    "rocm_built",
+    "Average",
+    "Sum",
+    "Adasum",
+    "Min",
+    "Max",
+    "Product",
+    "allreduce",
+    "allreduce_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "allgather",
+    "grouped_allgather",
+    "broadcast",
+    "broadcast_",
+    "alltoall",
+    "reducescatter",
+    "grouped_reducescatter",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "allgather_async",
+    "grouped_allgather_async",
+    "broadcast_async",
+    "broadcast_async_",
+    "alltoall_async",
+    "reducescatter_async",
+    "grouped_reducescatter_async",
+    "sparse_allreduce_async",
+    "poll",
+    "synchronize",
+    "join",
+    "barrier",
+    "start_timeline",
+    "stop_timeline",
 ]
-__all__ += basics.__all__
-__all__ += constants.__all__
-__all__ += synchronous.__all__
-__all__ += asynchronous.__all__
-__all__ += handles.__all__
-__all__ += timeline.__all__

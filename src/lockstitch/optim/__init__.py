@@ -12,16 +12,23 @@ What else `torch.distributed.optim` offers (`ZeroRedundancyOptimizer`, `PostLoca
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from lockstitch.optim.distributed import DistributedOptimizer
 
+if TYPE_CHECKING:
+    from torch.distributed.optim import PostLocalSGDOptimizer as PostLocalSGDOptimizer
+    from torch.distributed.optim import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
+    from torch.distributed.optim import as_functional_optim as as_functional_optim
+
 __all__ = ["DistributedOptimizer"]
 
+if not TYPE_CHECKING:  # else a type checker would find any name here
 
-def __getattr__(name: str) -> object:
-    """What torch offers under this name; imported when first asked for, since it takes a second."""
-    if not name.startswith("__"):
-        theirs = importlib.import_module("torch.distributed.optim")
-        if hasattr(theirs, name):
-            return getattr(theirs, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        """What torch offers under this name; imported when first asked for: it takes a second."""
+        if not name.startswith("__"):
+            theirs = importlib.import_module("torch.distributed.optim")
+            if hasattr(theirs, name):
+                return getattr(theirs, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,6 +30,7 @@ _testing/ (the backend that loses and delays messages).
 
 import sys
 from datetime import timedelta as timedelta  # programs of ProcessGroup days say rpc.timedelta
+from typing import TYPE_CHECKING
 
 from lockstitch.ids import WorkerInfo
 from lockstitch.rpc import (
@@ -147,10 +148,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """Tells whoever looks for a name of `torch.distributed.rpc` that is not here what to do."""
-    raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r}{why_not_here(name)}",
-        name=name,
-        obj=sys.modules[__name__],
-    )
+if not TYPE_CHECKING:  # else a type checker would find any name here
+
+    def __getattr__(name: str) -> object:
+        """Tells whoever looks for a name of `torch.distributed.rpc` that is not here what to do."""
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}{why_not_here(name)}",
+            name=name,
+            obj=sys.modules[__name__],
+        )
