@@ -22,6 +22,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from lockstitch.compiling import keep_from_compilers
+
 if TYPE_CHECKING:
     from lockstitch.observe import explain_waits
     from lockstitch.replacement import replace
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "explain_waits", "replace"]
 
 __version__ = "0.1.0.dev0"
+
+keep_from_compilers(__name__)
 
 
 if not TYPE_CHECKING:  # else a type checker would find any name here

@@ -34,8 +34,6 @@ class Way(Enum):
 class RRefProxy:
     """Stands for the value of a reference: its methods can be called, one way or another."""
 
-    __slots__ = ("_rref", "_timeout", "_way")
-
     def __init__(self, rref: RRef[Any], way: Way, timeout: float) -> None:
         self._rref = rref
         self._way = way

@@ -1,0 +1,64 @@
+"""Code of ours inside functions that `torch.compile` has compiled: it is left as it is.
+
+Calls, contexts and reductions talk to other processes, so there is nothing for a compiler in them.
+Torch's compiler has a list of folders that it passes over; when it is imported, which may be much
+later and takes seconds, this package is added. A compiled function is then cut at each call of
+ours, or torch says that it cannot be (`fullgraph=True`). What we call in turn is compiled as ever.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+_RULES: Final = "torch._dynamo.trace_rules"
+"""The module that knows what is passed over."""
+
+
+def keep_from_compilers(package: str) -> None:
+    """From now on the package is passed over."""
+    rules = sys.modules.get(_RULES)
+    if rules is None:
+        sys.meta_path.insert(0, _Watch(package))
+    else:
+        _tell(rules, package)
+
+
+class _Watch(MetaPathFinder):
+    """Sees the module being imported; it finds nothing else, and is gone afterwards."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - names and order are the interpreter's
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        if fullname != _RULES or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_tell(module: ModuleType) -> None:
+                execute(module)
+                _tell(module, self._package)
+
+            spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]
+        return spec
+
+
+def _tell(rules: ModuleType, package: str) -> None:
+    add = getattr(rules, "add", None)  # a torch without it compiles what it can
+    if add is not None:
+        add(package)
