@@ -96,7 +96,9 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 def writable(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, as a tensor that may be written in plain modes: what was made in inference
-    mode may not."""
+    mode may not. Other layouts than strided stay as they are."""
+    if tensor.layout is not torch.strided:
+        return tensor
     with torch.inference_mode(False):
         alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         storage = tensor.untyped_storage()

@@ -120,6 +120,17 @@ def test_a_tensor_without_data_is_refused_on_its_rank_and_the_session_goes_on(ba
     assert on_two(program, backend) == [[2.0, 2.0]] * 2
 
 
+def test_sparse_tensors_of_inference_mode_are_added_up_and_refused_where_dense_ones_are_needed():
+    def program():
+        with torch.inference_mode():
+            sparse = torch.eye(2).to_sparse()
+        with pytest.raises(ValueError, match="make it dense"):
+            hvd.allreduce(sparse)
+        return hvd.sparse_allreduce_async(sparse, None, hvd.Sum)().to_dense().tolist()
+
+    assert on_two(program) == [[[2.0, 0.0], [0.0, 2.0]]] * 2
+
+
 class Unreadable(torch.Tensor):
     """Looks like any other, until somebody copies it."""
 
