@@ -20,6 +20,7 @@ from lockstitch.collectives import (
     Session,
     SessionOptions,
     open_session,
+    opening,
 )
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.testing.leaks import Inventory
@@ -153,6 +154,24 @@ def test_killed_rank_ends_the_session_of_every_survivor(backend: str) -> None:
     with RankProcesses(4) as ranks:
         ranks.start(wait_for_the_dead, backend)
         assert all("died" in ranks.next(rank) for rank in range(3))
+
+
+def die_on_the_way(rank: int, size: int, file: str, backend: str) -> str:
+    if rank == 1:
+        opening.call_hub = opening.introduce_oneself = lambda *_arguments: os._exit(1)  # type: ignore[assignment]
+    options = SessionOptions(backend=backend, timeout_seconds=1)  # type: ignore[arg-type]
+    with pytest.raises(CollectiveError) as caught:
+        open_session(rank, size, FileStore(file), options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["shared_memory", "c10d"])
+def test_rank_that_dies_before_it_has_greeted_ends_the_start_of_all_others(backend: str) -> None:
+    with RankProcesses(3) as ranks:
+        ranks.start(die_on_the_way, backend)
+        for rank in (0, 2):
+            told = ranks.next(rank)
+            assert "rank 1" in told, told
 
 
 # ---------------------------------------------------------------- forks and signals

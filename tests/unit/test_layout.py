@@ -38,7 +38,6 @@ EXCEPTIONS = {
     "collectives/streams.py": "needs a GPU: tests/gpu/test_cuda_hvd.py",
     "collectives/c10d/device_stream.py": "needs a GPU: tests/gpu/test_cuda_hvd.py",
     "collectives/doors.py": "run by tests/cluster/collectives/test_devices.py",
-    "collectives/opening.py": "opens every session of tests/cluster and tests/processes",
     "collectives/shared_memory/backend.py": "run by tests/cluster/collectives/test_session.py",
     "collectives/shared_memory/channel.py": "run by tests/cluster/collectives/test_session.py",
     "collectives/shared_memory/in_chunks.py": "run by tests/cluster/collectives/test_session.py",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,10 +15,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstitch.collectives.c10d.backend import C10dBackend
 from lockstitch.collectives.c10d.hub import Hub
+from lockstitch.collectives.c10d.line import Password
 from lockstitch.collectives.c10d.plane import GroupPlane, Plane
-from lockstitch.collectives.c10d.star import Centre, Password, Spoke, call_hub
+from lockstitch.collectives.c10d.star import Centre, Spoke, call_hub
 from lockstitch.collectives.placement import Placement, placed
-from lockstitch.rendezvous import host_identity
+from lockstitch.rendezvous import LOOPBACK, address_towards, host_identity
 from lockstitch.transport import TcpTransport
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from lockstitch.collectives.topology import Topology
     from lockstitch.transport import Listener
     from lockstitch.trust import Secret
-
-_LOOPBACK = "127.0.0.1"
 
 
 class NcclDoors:
@@ -85,14 +83,30 @@ class NcclDoors:
                 with self._lock:
                     transport, listener = self._open.pop(process_set.id)
                 hub = Hub(self._topology.size, self._options.fusion_bytes)
-                return Centre(hub, transport, listener, hear, word, rank)
-            line = call_hub(TcpTransport(_LOOPBACK), first.door, seconds)
+                others = process_set.ranks[1:]
+                return Centre(
+                    hub,
+                    transport,
+                    listener,
+                    hear,
+                    word,
+                    rank,
+                    expected=others,
+                    hello_seconds=seconds,
+                )
+            line = call_hub(TcpTransport(LOOPBACK), first.door, seconds, centre)
             return Spoke(rank, line, hear, word, centre)
 
         store = PrefixStore(f"devices of {process_set.id}", self._store)
         plane = self._plane(store, device)
         return C10dBackend(
-            plane, self._sets, self._outstanding, connect, "nccl", only_for=process_set
+            plane,
+            self._sets,
+            self._outstanding,
+            connect,
+            "nccl",
+            only_for=process_set,
+            start_seconds=seconds,
         )
 
     def shut(self, process_set: ProcessSet) -> None:
@@ -116,12 +130,8 @@ class NcclDoors:
         """At which the ranks of other hosts reach this one."""
         if self._options.address is not None:
             return self._options.address
-        known = os.environ.get("MASTER_ADDR", _LOOPBACK)
+        known = os.environ.get("MASTER_ADDR", LOOPBACK)
         hosts = self._topology.hosts
         if hosts[self._rank] == hosts[0]:
             return known
-        # Whichever leads to rank 0's host. Nothing is sent.
-        family, *_, address = socket.getaddrinfo(known, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
+        return address_towards(known)

@@ -11,20 +11,23 @@ otherwise take it down under ranks that are on their way into the next session.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
 from typing import TYPE_CHECKING
 
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.collectives.c10d.backend import C10dBackend
+from lockstitch.collectives.c10d.beginning import in_thread
 from lockstitch.collectives.c10d.hierarchical import HierarchicalPlane
 from lockstitch.collectives.c10d.hub import Hub
+from lockstitch.collectives.c10d.line import Password
 from lockstitch.collectives.c10d.plane import GroupPlane, Plane
-from lockstitch.collectives.c10d.star import Centre, Password, Spoke, call_hub
+from lockstitch.collectives.c10d.star import Centre, Spoke, call_hub
 from lockstitch.collectives.doors import NcclDoors
 from lockstitch.collectives.memory import LocalSessions
 from lockstitch.collectives.options import SessionOptions
@@ -33,15 +36,26 @@ from lockstitch.collectives.process_sets import ProcessSets
 from lockstitch.collectives.session import Session
 from lockstitch.collectives.shared_memory.backend import SharedMemoryBackend
 from lockstitch.collectives.shared_memory.introduction import (
+    Acquaintance,
     Doorway,
     introduce_oneself,
     knock_in_vain,
 )
 from lockstitch.collectives.shared_memory.segment import Geometry, create
 from lockstitch.collectives.topology import Topology
-from lockstitch.errors import CollectiveError
+from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.modes import in_plain_modes
-from lockstitch.rendezvous import StaticRoster, host_identity, join, open_store, sealed_by
+from lockstitch.rendezvous import (
+    LOOPBACK,
+    StaticRoster,
+    address_towards,
+    host_identity,
+    is_loopback,
+    join,
+    missing_keys,
+    open_store,
+    sealed_by,
+)
 from lockstitch.rendezvous.static_group import call_off as call_off_meeting
 from lockstitch.transport import TcpTransport
 from lockstitch.trust import find_secret
@@ -56,6 +70,8 @@ if TYPE_CHECKING:
 
 _PREFIX = "reductions"
 _CALL_OFF_SECONDS = 10.0
+# A store that is at work answers within so long.
+_STORE_SECONDS = 10.0
 # What ranks publish: their host, where it may be entered, and, by rank 0, how to reach the hub.
 _HOST, _DOOR, _HUB, _TOKEN = "host:", "door:", "hub:", "token:"
 
@@ -126,9 +142,9 @@ class _Opening:
         self._outstanding = outstanding
         self._sets = ProcessSets(size)
         self._secret = find_secret(None, None, os.environ)
-        self._transport = TcpTransport(
-            options.address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
-        )
+        self._address = options.address or _own_address(store)
+        self._transport = TcpTransport(self._address)
+        self._notice: Notice | None = None
 
     def session(self) -> Session:
         """Publishes, meets, chooses, connects."""
@@ -139,14 +155,8 @@ class _Opening:
             addresses = [_HOST + (options.host or host_identity()), _DOOR + door.address]
             if listener is not None:
                 addresses += [_HUB + listener.address, _TOKEN + secrets.token_hex(16)]
-            roster = join(
-                sealed_by(self._secret, self._store),
-                f"rank{self._rank}",
-                self._rank,
-                self._size,
-                addresses,
-                options.timeout_seconds,
-            )
+            roster = self._join(addresses)
+            self._notice = Notice(self._store, roster.me.generation)
             topology = Topology.of(self._rank, _published(roster, _HOST))
             name = _chosen_backend(topology, options)
             backend: Backend
@@ -154,13 +164,29 @@ class _Opening:
             if name == "shared_memory":
                 backend = self._share_memory(roster, topology, door, self._outstanding)
             else:
+                _check_reach(roster)
                 backend = self._distribute(roster, topology, door, listener, name)
                 listener = None
+        except Exception as error:
+            reason = self._notice and self._notice.post(self._rank, error)
+            if reason and isinstance(error, CollectiveError):
+                raise RankLostError(reason) from error
+            raise
         finally:
             door.close()
             if listener is not None:
                 listener.close()
         return Session(topology, backend, self._outstanding, self._sets, doors)
+
+    def _join(self, addresses: list[str]) -> StaticRoster:
+        """Meets the others. A store may wait for ever: one in a file for whoever has locked it."""
+        seconds = self._options.timeout_seconds
+
+        def work() -> StaticRoster:
+            store = sealed_by(self._secret, self._store)
+            return join(store, f"rank{self._rank}", self._rank, self._size, addresses, seconds)
+
+        return in_thread(work, self._outstanding, seconds + _STORE_SECONDS)
 
     def _doors(self, roster: StaticRoster, topology: Topology) -> NcclDoors | None:
         """For operations between devices; None where none are wanted."""
@@ -186,18 +212,22 @@ class _Opening:
     ) -> SharedMemoryBackend:
         """The backend of the ranks of this host; they are numbered from 0."""
         options = self._options
-        local_rank, count = topology.local_rank, topology.local_size
+        local_rank, ranks = topology.local_rank, topology.local_ranks
         if options.backend == "shared_memory" and topology.host_count > 1:
             raise CollectiveError(
                 f"shared memory needs all ranks on one host, but there are {topology.host_count}"
             )
-        geometry = Geometry(count, arena_bytes=options.arena_bytes)
+        geometry = Geometry(len(ranks), arena_bytes=options.arena_bytes)
+        assert self._notice is not None
+        seconds, why = options.timeout_seconds, self._notice.read
+
+        def begin(known: Acquaintance) -> SharedMemoryBackend:
+            return SharedMemoryBackend(local_rank, geometry, known, outstanding)
+
         if local_rank == 0:
-            known = door.receive_all(count, create(geometry), options.timeout_seconds)
-        else:
-            first = _published(roster, _DOOR)[topology.local_ranks[0]]
-            known = introduce_oneself(first, local_rank, count, options.timeout_seconds)
-        return SharedMemoryBackend(local_rank, geometry, known, outstanding)
+            return door.receive_all(ranks, create(geometry), begin, seconds, why)
+        first = _published(roster, _DOOR)[ranks[0]]
+        return introduce_oneself(first, local_rank, ranks, begin, seconds, why)
 
     def _distribute(
         self,
@@ -216,19 +246,37 @@ class _Opening:
         def connect(hear: Callable[[Message], None]) -> Centre | Spoke:
             if listener is not None:
                 hub = Hub(self._size, options.fusion_bytes)
-                return Centre(hub, transport, listener, hear, word)
+                others = range(1, self._size)
+                seconds = options.timeout_seconds
+                return Centre(
+                    hub,
+                    transport,
+                    listener,
+                    hear,
+                    word,
+                    expected=others,
+                    hello_seconds=seconds,
+                )
             return Spoke(rank, call_hub(transport, address, options.timeout_seconds), hear, word)
 
         store = PrefixStore(f"groups/{roster.me.generation}", self._store)
-        plane: Plane = GroupPlane(rank, store, options.device, options.timeout_seconds)
+        # Several hosts may each call themselves by an address that leads nowhere from the others.
+        own = self._address if len(set(_machines(roster))) > 1 else None
+        seconds = options.timeout_seconds
+        plane: Plane = GroupPlane(rank, store, options.device, seconds, own)
         if name == "hierarchical":
-            plane = HierarchicalPlane(
-                topology,
-                store,
-                self._local_session(roster, topology, door),
-                options.timeout_seconds,
-            )
-        return C10dBackend(plane, self._sets, self._outstanding, connect, name)
+            local = self._local_session(roster, topology, door)
+            plane = HierarchicalPlane(topology, store, local, seconds, own)
+        assert self._notice is not None
+        return C10dBackend(
+            plane,
+            self._sets,
+            self._outstanding,
+            connect,
+            name,
+            start_seconds=seconds,
+            has_failed=functools.partial(self._notice.read, 0.0),
+        )
 
     def _local_session(self, roster: StaticRoster, topology: Topology, door: Doorway) -> Session:
         """A session of the ranks of this host among themselves."""
@@ -238,6 +286,65 @@ class _Opening:
         outstanding = Outstanding(topology.local_rank, self._outstanding.clock)
         backend = self._share_memory(roster, topology, door, outstanding)
         return Session(local, backend, outstanding, ProcessSets(local.size))
+
+
+class Notice:
+    """Why a rank gives up on its way in, once all have met: in the store, for those who wait for
+    it. Only the first such word is kept."""
+
+    def __init__(self, store: Store, generation: int) -> None:
+        # Of its own, for a store that waits for one thread answers no other.
+        self._store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        self._key = f"given up/{generation}"
+
+    def post(self, rank: int, error: Exception) -> str | None:
+        """This rank does; returns what another one has said before."""
+        mine = f"rank {rank} gave up: {error}"
+        with contextlib.suppress(RuntimeError):  # the store has gone with rank 0
+            first = bytes(self._store.compare_set(self._key, "", mine)).decode()
+            return None if first == mine else first
+        return None
+
+    def read(self, patience_seconds: float = 0.0) -> str | None:
+        """What is posted, by then."""
+        # Where the store has gone with rank 0, the end of rank 0 is seen as well.
+        with contextlib.suppress(RuntimeError):
+            if patience_seconds:
+                missing_keys(self._store, [self._key], patience_seconds)
+            if self._store.check([self._key]):
+                return bytes(self._store.get(self._key)).decode()
+        return None
+
+
+def _own_address(store: Store) -> str:
+    """At which the ranks of other hosts reach this one: that of the way to where they meet."""
+    place = store
+    while isinstance(place, PrefixStore):
+        place = place.underlying_store
+    host = place.host if isinstance(place, TCPStore) else os.environ.get("MASTER_ADDR")
+    try:
+        return address_towards(host or LOOPBACK)
+    except OSError:  # a name that nobody knows, say
+        return LOOPBACK
+
+
+def _machines(roster: StaticRoster) -> list[str]:
+    """Where the ranks really are, whatever their hosts are called."""
+    return [member.host for member in sorted(roster.members(), key=lambda member: member.info.id)]
+
+
+def _check_reach(roster: StaticRoster) -> None:
+    """All ranks see at once that some of them will not come to rank 0."""
+    (address,) = _published(roster, _HUB)
+    machines = _machines(roster)
+    away = [rank for rank, machine in enumerate(machines) if machine != machines[0]]
+    if away and is_loopback(address.removeprefix(TcpTransport.scheme).rpartition(":")[0]):
+        raise CollectiveError(
+            f"rank 0 can be reached at {address} only, where ranks {away}, which are on other "
+            "hosts, do not find it: set MASTER_ADDR (or HOROVOD_GLOO_RENDEZVOUS_ADDR) to an "
+            "address of rank 0's host that leads there from every host, on rank 0 too; or "
+            "SessionOptions.address"
+        )
 
 
 def _doors_alone(

@@ -25,7 +25,8 @@ class SessionOptions:
     sets of which each rank has a GPU of its own, else through host memory; `nccl`: by NCCL, or an
     error; `host`: through host memory."""
     timeout_seconds: float = 60.0
-    """How long the ranks may take to find each other, and those of a process set to connect."""
+    """How long the ranks may take to find each other, and those of a process set to connect; and,
+    between hosts, how long an operation that all have begun may stand still."""
     stall_warning_seconds: float = 60.0
     """After how long the wait for other ranks is reported; 0: never."""
     stall_failure_seconds: float = 0.0
@@ -35,7 +36,7 @@ class SessionOptions:
     arena_bytes: int = 1 << 36
     """How much memory a rank may share with the others of its host. Only what is used is taken."""
     address: str | None = None
-    """Of this rank's host, for the ranks of others; default MASTER_ADDR, or else loopback. Only
-    rank 0 is connected to."""
+    """Of this rank's host, for the ranks of others; default: that of the way to the host where they
+    meet (the store's, or MASTER_ADDR)."""
     host: str | None = None
     """The name of this rank's host, where that is not to be found out."""

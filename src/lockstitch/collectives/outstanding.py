@@ -140,12 +140,14 @@ class Outstanding:
         self,
         missing: Callable[[Handle[Any]], tuple[int, ...] | None],
         road: Road | None = None,
+        give_up: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Reports what has waited too long on a road (None: the session's backend), each once; to
         be called now and then by who waits.
 
         `missing` says for whom an operation waits, or None where that has to be asked first. What
-        has waited longer than the failure time breaks the session.
+        has waited longer than the failure time breaks the session, by `give_up`, which tells other
+        ranks, too.
         """
         now = self.clock.now()
         if now < self._next_look[road]:
@@ -166,7 +168,7 @@ class Outstanding:
             if is_late:
                 self._warn(handle, waited, absent)
             if is_hopeless:
-                self.break_off(_stalled(handle, waited, absent, self.rank))
+                (give_up or self.break_off)(_stalled(handle, waited, absent, self.rank))
 
     def _warn(self, handle: Handle[Any], waited: float, absent: tuple[int, ...]) -> None:
         self._warned.add(handle)

@@ -15,20 +15,30 @@ discovery only, and nothing read from it is ever executed. Where the job has a s
 sealed with it, and who connects has to prove itself anyway.
 """
 
-from lockstitch.rendezvous.hosts import choose_address, host_identity
+from lockstitch.rendezvous.hosts import (
+    LOOPBACK,
+    address_towards,
+    choose_address,
+    host_identity,
+    is_loopback,
+)
 from lockstitch.rendezvous.joining import check_name, join
 from lockstitch.rendezvous.roster import Member
 from lockstitch.rendezvous.sealed_store import sealed_by
 from lockstitch.rendezvous.static_group import StaticRoster
-from lockstitch.rendezvous.store import open_store
+from lockstitch.rendezvous.store import missing_keys, open_store
 
 __all__ = [
+    "LOOPBACK",
     "Member",
     "StaticRoster",
+    "address_towards",
     "check_name",
     "choose_address",
     "host_identity",
+    "is_loopback",
     "join",
+    "missing_keys",
     "open_store",
     "sealed_by",
 ]

@@ -7,8 +7,10 @@ may share the former, yet have neither sockets nor files in common.
 from __future__ import annotations
 
 import functools
+import ipaddress
 import os
 import platform
+import socket
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK_NAMESPACE = "/proc/self/ns/net"
 _UNIX = "unix:"
 
+LOOPBACK = "127.0.0.1"
+
 
 @functools.cache
 def host_identity() -> str:
@@ -28,6 +32,23 @@ def host_identity() -> str:
         return f"{_BOOT_ID.read_text().strip()}/{os.readlink(_NETWORK_NAMESPACE)}"
     except OSError:  # no /proc: name and network card tell machines apart well enough
         return f"{platform.node()}/{uuid.getnode():x}"
+
+
+def address_towards(host: str) -> str:
+    """The address of this host on the way to that one, under which it is known there. Nothing is
+    sent. Raises `OSError` where there is no such way."""
+    family, *_, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether that address leads back to who uses it."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def choose_address(addresses: Sequence[str], is_same_host: bool) -> str:

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from lockstitch.collectives.arithmetic import rows_gathered
+from lockstitch.collectives.c10d.beginning import Beginning, in_thread
 from lockstitch.collectives.c10d.device_stream import DeviceStream
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     Ask,
     Define,
     Detailed,
+    Fail,
     Join,
     Joined,
     Leave,
@@ -32,6 +34,7 @@ from lockstitch.collectives.c10d.messages import (
     Order,
     Refused,
     Submit,
+    Welcome,
 )
 from lockstitch.collectives.c10d.performing import (
     contribute_nothing,
@@ -76,9 +79,12 @@ class C10dBackend:
 
     For one process set only (`only_for`) it is one of several roads of a session: its first rank
     stands where rank 0 does otherwise, and joins are decided elsewhere.
+
+    It is made when all ranks have come to rank 0 and have connected to each other; `start_seconds`
+    are for the first of that. `has_failed` may know earlier of a rank that does not come.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it works with
         self,
         plane: Plane,
         sets: ProcessSets,
@@ -86,6 +92,9 @@ class C10dBackend:
         connect: Callable[[Callable[[Message], None]], Ear],
         name: str = "c10d",
         only_for: ProcessSet | None = None,
+        *,
+        start_seconds: float = 60.0,
+        has_failed: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.name = name
         self._only_for = only_for
@@ -107,15 +116,28 @@ class C10dBackend:
         self._submitting = threading.Lock()
         self._is_closed = False
         self._is_abandoned = False
+        self._beginning = Beginning(0 if only_for is None else only_for.ranks[0], outstanding)
         self._knows_why = threading.Event()
         """Set when a rank was lost, or this one ends: what fails then fails for that reason."""
-        self.open_set(only_for or sets[GLOBAL_SET])
         self._performer = threading.Thread(
             target=self._run, name=f"rank {self._rank} reductions", daemon=True
         )
-        self._performer.start()
         self._ear = connect(self._hear)
+        try:
+            self._beginning.await_all(start_seconds, has_failed)
+            self.open_set(only_for or sets[GLOBAL_SET])
+            self._performer.start()
+        except BaseException as error:
+            self._give_up_start(error)
+            raise
         abandon_in_child(self)
+
+    def _give_up_start(self, error: BaseException) -> None:
+        """Rank 0 tells the others, who wait or have begun."""
+        self._is_closed = True
+        self._ear.tell(Fail(str(error) or repr(error)))
+        self._ear.close()
+        self._plane.close()
 
     @property
     def takes_devices(self) -> bool:
@@ -162,7 +184,7 @@ class C10dBackend:
         if self._is_abandoned:
             self._refuse_child()
         while not handle.wait(_LOOK_SECONDS):
-            self._outstanding.look_for_stalls(self._whom_it_waits_for, self._road)
+            self._outstanding.look_for_stalls(self._whom_it_waits_for, self._road, self._give_up)
             if gives_up is not None and gives_up():
                 return
 
@@ -178,7 +200,15 @@ class C10dBackend:
         return tensor.device == self._plane.device
 
     def open_set(self, process_set: ProcessSet) -> None:
-        self._plane.open_set(process_set)
+        """All members connect to each other. Where that fails nobody can go on."""
+        try:
+            in_thread(lambda: self._plane.open_set(process_set), self._outstanding)
+        except Exception as error:
+            # It may have failed since a rank died, of which the news are on their way.
+            self._knows_why.wait(_PATIENCE_SECONDS)
+            self._give_up(error)
+            self._outstanding.check()
+            raise
 
     def close_set(self, process_set: ProcessSet) -> None:
         self._plane.close_set(process_set)
@@ -209,10 +239,13 @@ class C10dBackend:
     def _hear(self, message: Message) -> None:
         """In the thread that reads: quickly, for the next message may be urgent."""
         if isinstance(message, Lost):
-            lost = f"rank {message.rank} died (heard by rank {self._rank})"
+            lost = f"rank {message.rank} {message.why} (heard by rank {self._rank})"
             self._break(RankLostError(lost))
             self._knows_why.set()
+            self._beginning.end()
             self._plane.abort()
+        elif isinstance(message, Welcome):
+            self._beginning.end()
         elif isinstance(message, Missing):
             self._missing[message.number] = message.ranks
         else:
@@ -248,8 +281,14 @@ class C10dBackend:
         self._knows_why.wait(_PATIENCE_SECONDS)
         broken = CollectiveError(f"an operation failed on rank {self._rank}: {error}")
         broken.__cause__ = error
-        self._break(broken)
+        self._give_up(broken)
         self._plane.abort()
+
+    def _give_up(self, error: BaseException) -> None:
+        """The session is over here, and so it is for the others."""
+        self._break(error)
+        if not self._knows_why.is_set():
+            self._ear.tell(Fail(str(error)))
 
     def _obey(self, message: Message) -> None:
         if isinstance(message, Order):

@@ -35,9 +35,14 @@ class HierarchicalPlane(GroupPlane):
     """A plane whose reductions go through `local`, the session of this host's ranks."""
 
     def __init__(
-        self, topology: Topology, store: Store, local: Session, connect_seconds: float = 60.0
+        self,
+        topology: Topology,
+        store: Store,
+        local: Session,
+        connect_seconds: float = 60.0,
+        address: str | None = None,
     ) -> None:
-        super().__init__(topology.rank, store, "cpu", connect_seconds)
+        super().__init__(topology.rank, store, "cpu", connect_seconds, address)
         self._topology = topology
         self._local = local
         self._teams: dict[tuple[int, ...], int] = {topology.local_ranks: GLOBAL_SET}

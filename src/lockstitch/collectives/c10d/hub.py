@@ -2,7 +2,7 @@
 
 An order goes out only when every rank of its set is ready: rank 0's own order of submissions would
 be a deadlock wherever another rank's differs. All ranks get their orders in the same order. A rank
-that says what makes no sense counts as lost.
+that says what makes no sense counts as lost, and so does one that says that it cannot go on.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from lockstitch.collectives.arithmetic import element_count
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
+    UNREACHED,
     Ask,
     Define,
     Detailed,
+    Fail,
     Join,
     Joined,
     Leave,
@@ -77,8 +79,8 @@ class Hub:
                 continue
             try:
                 instructions = self._take_in(rank, message, notes)
-            except ProtocolError:
-                notes += self.lost(rank)
+            except ProtocolError as error:
+                notes += self.lost(rank, f"said what makes no sense ({error})")
                 continue
             for set_id, instruction in instructions:
                 if isinstance(instruction, Perform):
@@ -89,13 +91,15 @@ class Hub:
             notes += self._orders(bucket)
         return notes
 
-    def lost(self, rank: int) -> list[Note]:
-        """A rank's connection has ended. It is no loss if it had said goodbye."""
+    def lost(self, rank: int, why: str = UNREACHED) -> list[Note]:
+        """A rank's connection has ended, or it does not go on; see `Lost`. It is no loss if it had
+        said goodbye."""
         if rank in self._gone:
             return []
         self._gone.add(rank)
         everybody = self._tables[GLOBAL_SET].ranks
-        return [Note(each, Lost(rank)) for each in everybody if each not in self._gone]
+        # The last first: rank 0, where this is decided, has most to do when it hears.
+        return [Note(each, Lost(rank, why)) for each in everybody[::-1] if each not in self._gone]
 
     # ------------------------------------------------------------ inside
 
@@ -119,6 +123,8 @@ class Hub:
                 if rank in table.ranks
                 for each in table.handle(Left(rank))
             ]
+        elif isinstance(message, Fail):
+            notes += self.lost(rank, f"could not go on: {message.why}")
         elif isinstance(message, Ask):
             if message.number == ANYTHING:
                 is_wanted = any(table.wants(rank) for table in self._tables.values())

@@ -22,6 +22,8 @@ MOST_BYTES = 1 << 26
 
 ANYTHING = -1
 """The number of no operation."""
+UNREACHED = "died, or its connection broke"
+"""What is said of a rank of which only that is known that its connection has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,23 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Fail:
+    """I cannot go on, and say why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """All have said hello."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
-    """A rank is gone without a word: the session is over."""
+    """A rank is gone: the session is over. `why` goes on from its name."""
 
     rank: int
+    why: str = UNREACHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +137,8 @@ Message = (
     | Submit
     | Join
     | Leave
+    | Fail
+    | Welcome
     | Ask
     | Order
     | Detailed
@@ -132,7 +149,20 @@ Message = (
 )
 _KINDS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Hello, Define, Join, Leave, Ask, Detailed, Refused, Joined, Lost, Missing)
+    for kind in (
+        Hello,
+        Define,
+        Join,
+        Leave,
+        Fail,
+        Welcome,
+        Ask,
+        Detailed,
+        Refused,
+        Joined,
+        Lost,
+        Missing,
+    )
 }
 _CHECKS = {
     kind: [check_of(hint) for hint in typing.get_type_hints(kind).values()]

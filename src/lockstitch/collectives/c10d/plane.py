@@ -6,11 +6,13 @@ a group cannot reduce (Gloo knows few dtypes) is gathered as bytes and reduced b
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ReduceOp as TorchOp
 from torch.distributed.distributed_c10d import PrefixStore
 
@@ -42,8 +44,12 @@ _DTYPES = (
     torch.uint8,
 )
 # An operation begins when all ranks are ready for it, and who dies meanwhile is seen by rank 0's
-# connection to it. So this is for a network that swallows what is sent; it is torch's own default.
-_OPERATION_TIMEOUT = timedelta(minutes=30)
+# connection to it. So this is for a network that swallows what is sent, and for a connection of
+# Gloo's own that fails between two ranks that live: Gloo then waits, on all of them. NCCL watches
+# its connections itself; there it is torch's own default.
+_NCCL_TIMEOUT = timedelta(minutes=30)
+# What a network is expected to carry at least.
+_BYTES_PER_SECOND = 1 << 20
 
 
 class Plane(Protocol):
@@ -94,9 +100,19 @@ class Plane(Protocol):
 
 class GroupPlane:
     """A plane over process groups, one for each process set. `connect_seconds`: how long its ranks
-    may take to connect to each other when a set is opened."""
+    may take to connect to each other when a set is opened, and, beside the time that the bytes
+    take, an operation between them. `address`: at which Gloo awaits the
+    others; by default, and where GLOO_SOCKET_IFNAME says something, it finds one by itself."""
 
-    def __init__(self, rank: int, store: Store, device: str, connect_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        rank: int,
+        store: Store,
+        device: str,
+        connect_seconds: float = 60.0,
+        address: str | None = None,
+    ) -> None:
+        self._address = None if "GLOO_SOCKET_IFNAME" in os.environ else address
         self._connect_seconds = connect_seconds
         self.device = torch.device(device)
         if self.device == torch.device("cuda"):
@@ -124,6 +140,7 @@ class GroupPlane:
     def reduce(self, flat: torch.Tensor, op: ReduceOp, process_set: ProcessSet) -> None:
         options = distributed.AllreduceOptions()
         options.reduceOp = _OPS[op]
+        options.timeout = self._may_last(flat, 2)
         self._groups[process_set.id].allreduce([flat], options).wait()
 
     def gather(
@@ -135,13 +152,16 @@ class GroupPlane:
         padded = mine.new_zeros(longest)
         padded[: len(mine)] = mine
         found = [padded.new_empty(longest) for _ in sizes]
-        self._groups[process_set.id].allgather([found], [padded]).wait()
+        options = AllgatherOptions()
+        options.timeout = self._may_last(padded, len(sizes))
+        self._groups[process_set.id].allgather([found], [padded], options).wait()
         return [each[:size] for each, size in zip(found, sizes, strict=True)]
 
     def broadcast(self, content: torch.Tensor, root: int, process_set: ProcessSet) -> None:
         options = distributed.BroadcastOptions()
         options.rootRank = root
         options.rootTensor = 0
+        options.timeout = self._may_last(content, process_set.size)
         self._groups[process_set.id].broadcast([content], options).wait()
 
     def exchange(
@@ -154,6 +174,8 @@ class GroupPlane:
         received = mine.new_empty(sum(receive))
         group = self._groups[process_set.id]
         options = distributed.AllToAllOptions()
+        longer = max(mine, received, key=len)
+        options.timeout = self._may_last(longer, 2 * process_set.size)
         group.alltoall_base(received, mine, list(receive), list(send), options).wait()
         return received
 
@@ -172,16 +194,33 @@ class GroupPlane:
         position = process_set.position(self._rank)
         if self.device.type == "cuda":
             options = distributed.ProcessGroupNCCL.Options()
-            options._timeout = _OPERATION_TIMEOUT
+            options._timeout = _NCCL_TIMEOUT
             return distributed.ProcessGroupNCCL(store, position, process_set.size, options)
         patience = timedelta(seconds=self._connect_seconds)
         try:
-            group = distributed.ProcessGroupGloo(store, position, process_set.size, patience)
+            if self._address is None:
+                group = distributed.ProcessGroupGloo(store, position, process_set.size, patience)
+            else:
+                group = self._new_gloo_at(self._address, store, position, process_set.size)
         except RuntimeError as error:
+            others = [rank for rank in process_set.ranks if rank != self._rank]
             raise CollectiveError(
                 f"rank {self._rank} could not connect to the other ranks of process set "
-                f"{process_set.id} within {self._connect_seconds:g} s: see whether all are alive "
-                "and reach each other, or raise SessionOptions.timeout_seconds"
+                f"{process_set.id}, {others}, within {self._connect_seconds:g} s: see whether all "
+                "are alive and reach each other (GLOO_SOCKET_IFNAME names the network interface), "
+                "or raise SessionOptions.timeout_seconds"
             ) from error
-        group._set_default_timeout(_OPERATION_TIMEOUT)
         return group
+
+    def _may_last(self, content: torch.Tensor, count: int) -> timedelta:
+        """How long an operation with so many bytes from each of `count` ranks may take."""
+        if self.device.type == "cuda":
+            return _NCCL_TIMEOUT
+        return timedelta(seconds=self._connect_seconds + count * content.nbytes / _BYTES_PER_SECOND)
+
+    def _new_gloo_at(self, address: str, store: Store, position: int, size: int) -> Any:
+        gloo: Any = distributed.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=address)]
+        options._timeout = timedelta(seconds=self._connect_seconds)
+        return gloo(store, position, size, options)

@@ -2,7 +2,12 @@
 a star of its own, its first rank stands where rank 0 stands here.)
 
 On rank 0 one thread reads all connections and asks the hub; elsewhere one thread reads the one.
-Whoever submits sends for himself. Rank 0 talks to its own hub without a connection.
+Whoever submits sends for himself. Rank 0 talks to its own hub without a connection. What goes over
+one is in `line`.
+
+A connection on which anything has failed is over, whichever end and direction it was: what was to
+be said then is lost, and nobody could know. Its end reaches the thread that reads it on both sides,
+and from there the hub, which tells all others. So does a thread of ours that cannot go on.
 
 A rank proves with its first message that it belongs here. Where the job has a secret, every message
 after that ends with a *seal*: a keyed hash of the message and its number, by a key of its own for
@@ -15,121 +20,28 @@ from __future__ import annotations
 import contextlib
 import hmac
 import threading
-from hashlib import blake2b
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives.c10d import messages
-from lockstitch.collectives.c10d.messages import Hello, Leave, Lost, Message
+from lockstitch.collectives.c10d.hub import Note
+from lockstitch.collectives.c10d.line import Line, Password
+from lockstitch.collectives.c10d.messages import Hello, Leave, Lost, Message, Welcome
+from lockstitch.collectives.requests import ranks_in_words
 from lockstitch.errors import CollectiveError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
-    from lockstitch.collectives.c10d.hub import Hub, Note
-    from lockstitch.transport import Connection, Listener, Pollable, Transport
-    from lockstitch.trust import Secret
-
-Hear = "Callable[[Message], None]"
-
+    from lockstitch.clock import Clock
+    from lockstitch.collectives.c10d.hub import Hub
+    from lockstitch.transport import Listener, Pollable, Transport
 
 _MOST_STRANGERS = 128
 # Where nobody can be let in, one looks again after so long.
 _PAUSE_SECONDS = 0.1
 _LONGEST_HELLO = 256
-SEAL_BYTES: Final = 16
-
-
-class Password:
-    """What a rank says to prove that it belongs here: a word that rank 0 has put into the store,
-    or, where the job has a secret, what only its secret makes of that."""
-
-    def __init__(self, word: str, secret: Secret | None) -> None:
-        self._word = word
-        self._key = None if secret is None else secret.derive("reductions", word.encode())
-
-    def of(self, rank: int) -> str:
-        """What that rank says."""
-        if self._key is None:
-            return self._word
-        return hmac.digest(self._key, str(rank).encode(), "sha256").hex()
-
-    def seals(self, rank: int) -> tuple[Seal, Seal] | None:
-        """Of the messages of that rank, and of those to it; None without a secret."""
-        if self._key is None:
-            return None
-        words = (f"{rank} says", f"{rank} hears")
-        by, to = (Seal(hmac.digest(self._key, word.encode(), "sha256")) for word in words)
-        return by, to
-
-
-class Seal:
-    """Seals messages in one direction, in their order."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._number = 0
-
-    def next(self, content: bytes | bytearray) -> bytes:
-        """The seal of the next message."""
-        self._number += 1
-        salt = self._number.to_bytes(16, "big")
-        return blake2b(content, digest_size=SEAL_BYTES, key=self._key, salt=salt).digest()
-
-
-class Line:
-    """A connection that carries messages of at most `most_bytes`. One thread reads; any may
-    send."""
-
-    def __init__(self, connection: Connection, most_bytes: int = messages.MOST_BYTES) -> None:
-        self.connection = connection
-        self.most_bytes = most_bytes
-        self._sending = threading.Lock()
-        self._received = bytearray()
-        self._seals: tuple[Seal, Seal] | None = None
-        """Of what is sent, and of what is received."""
-        self.seal_bytes = 0
-        """How long a message's seal is."""
-
-    def protect(self, sent: Seal, received: Seal) -> None:
-        """From now on every message is sealed, in both directions."""
-        self._seals, self.seal_bytes = (sent, received), SEAL_BYTES
-
-    def send(self, message: Message) -> None:
-        """Raises `ConnectionError` when the other end is gone."""
-        content = messages.encode(message)
-        with self._sending:
-            if self._seals is not None:
-                content += self._seals[0].next(content)
-            self.connection.send([content])
-
-    def read(self, timeout_seconds: float | None = None) -> Iterator[Message]:
-        """Waits for something; the messages that are whole by then, of which the first may change
-        how the next is read. Raises `ConnectionError` at the end, `BlockingIOError` when the time
-        is over, `ProtocolError` for what is no message."""
-        view = memoryview(bytearray(1 << 16))
-        counts: list[int] = []
-        self.connection.receive_into(view, counts, timeout_seconds)
-        if not counts[0]:
-            raise ConnectionError("the other end has closed the connection")
-        self._received += view[: counts[0]]
-        while len(self._received) >= messages.LENGTH_SIZE:
-            size = messages.length(self._received[: messages.LENGTH_SIZE])
-            if size > self.most_bytes:
-                raise ProtocolError(f"a message of {size} bytes, by one who has not said who it is")
-            end = messages.LENGTH_SIZE + size
-            if len(self._received) < end + self.seal_bytes:
-                break
-            if self._seals is not None:
-                seal = self._received[end : end + self.seal_bytes]
-                if not hmac.compare_digest(seal, self._seals[1].next(self._received[:end])):
-                    raise ProtocolError("a message's seal is broken: somebody on the way wrote it")
-            message = messages.decode(self._received[messages.LENGTH_SIZE : end])
-            del self._received[: end + self.seal_bytes]
-            yield message
-
-    def close(self) -> None:
-        self.connection.close()
 
 
 class Spoke:
@@ -148,19 +60,30 @@ class Spoke:
         self._line = line
         self._hear = hear
         self._is_closed = False
+        self._failure: Exception | None = None
+        """Of a send, which the reading thread tells."""
         self._thread = threading.Thread(target=self._run, name=f"rank {rank} orders", daemon=True)
         self.bytes_sent = 0
-        line.send(Hello(rank, password.of(rank)))
-        seals = password.seals(rank)
-        if seals is not None:
-            line.protect(*seals)
-        self._thread.start()
+        try:
+            line.send(Hello(rank, password.of(rank)))
+            seals = password.seals(rank)
+            if seals is not None:
+                line.protect(*seals)
+            self._thread.start()
+        except BaseException as error:
+            line.close()
+            if isinstance(error, ConnectionError):
+                raise CollectiveError(f"rank {centre} could not be greeted: {error}") from error
+            raise
 
     def tell(self, message: Message) -> None:
-        """Says something to rank 0. If that is gone, the reading thread has seen it too."""
+        """Says something to rank 0. Where that fails the session ends, by the thread that reads."""
         self.bytes_sent += len(messages.encode(message)) + self._line.seal_bytes
-        with contextlib.suppress(ConnectionError):
+        try:
             self._line.send(message)
+        except ConnectionError as error:
+            self._failure = self._failure or error
+            self._line.close()
 
     def close(self) -> None:
         self.tell(Leave())
@@ -172,18 +95,22 @@ class Spoke:
     def _run(self) -> None:
         try:
             while not self._is_closed:
-                for message in self._line.read():
-                    self._is_closed |= isinstance(message, Leave)
-                    self._hear(message)
-        except (ConnectionError, ProtocolError):
+                # Nothing was there, as may be told of a wait without an end, too.
+                with contextlib.suppress(BlockingIOError):
+                    for message in self._line.read():
+                        self._is_closed |= isinstance(message, Leave)
+                        self._hear(message)
+        except Exception as error:  # noqa: BLE001 - whatever it was, nothing is read any more
+            self._line.close()  # so that rank 0 hears of it, too
             if not self._is_closed:
-                self._hear(Lost(self._centre))
+                self._hear(Lost(self._centre, f"{messages.UNREACHED} ({self._failure or error})"))
 
 
 class Centre:
-    """The end of rank 0, which has the hub."""
+    """The end of rank 0, which has the hub. `expected`: who has to say hello within
+    `hello_seconds`; when all have they are told `Welcome`, and else that somebody is lost."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it works with
         self,
         hub: Hub,
         transport: Transport,
@@ -191,8 +118,18 @@ class Centre:
         hear: Callable[[Message], None],
         password: Password,
         rank: int = 0,
+        *,
+        expected: Iterable[int] = (),
+        hello_seconds: float = 60.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._rank = rank
+        self._expected = set(expected)
+        self._is_waiting = True
+        """For hellos."""
+        self._hello_seconds = hello_seconds
+        self._clock = clock
+        self._deadline = clock.now() + hello_seconds
         self._hub = hub
         self._hear = hear
         self._password = password
@@ -226,11 +163,23 @@ class Centre:
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
+        words: Message = Leave()
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001 - whatever it was, no orders come any more
+            words = Lost(self._rank, f"could not give orders any more: {error!r}")
+        self._end(words)
+        if isinstance(words, Lost):
+            self._hear(words)
+
+    def _serve(self) -> None:
         self._poller.add(self._listener)
         self._poller.arm(self._listener)
         while True:
+            if self._is_waiting:
+                self._await_hellos()
             told: list[tuple[int, Message]] = []
-            for pollable in self._poller.wait(_PAUSE_SECONDS if self._is_full else None):
+            for pollable in self._poller.wait(self._patience()):
                 self._look_at(pollable, told)
             if self._is_full:
                 self._poller.arm(self._listener)
@@ -239,7 +188,25 @@ class Centre:
             self._send(self._hub.hear(told))
             if self._is_closed and self._own.empty():
                 break
-        self._end()
+
+    def _patience(self) -> float | None:
+        if self._is_full:
+            return _PAUSE_SECONDS
+        return max(0.0, self._deadline - self._clock.now()) if self._is_waiting else None
+
+    def _await_hellos(self) -> None:
+        """Everybody has come, or the time is over."""
+        if not self._expected:
+            self._is_waiting = False
+            self._send([Note(rank, Welcome()) for rank in (*self._lines, self._rank)])
+        elif self._clock.now() >= self._deadline:
+            self._is_waiting = False
+            words = f"did not come to rank {self._rank} within {self._hello_seconds:g} s"
+            first, *others = sorted(self._expected)
+            if others:
+                words += f", nor did {ranks_in_words(others)}"
+            for rank in (first, *others):
+                self._send(self._hub.lost(rank, words))
 
     def _look_at(self, pollable: Pollable, told: list[tuple[int, Message]]) -> None:
         if pollable is self._listener:
@@ -258,8 +225,8 @@ class Centre:
                     told.append((self._ranks[id(pollable)], message))
         except BlockingIOError:
             pass
-        except (ConnectionError, ProtocolError):
-            self._hang_up(line)
+        except (ConnectionError, ProtocolError) as error:
+            self._hang_up(line, error)
             return
         self._poller.arm(pollable)
 
@@ -293,15 +260,18 @@ class Centre:
             if seals is not None:
                 by, to = seals
                 line.protect(to, by)
+            if hello.rank in self._expected and not self._is_waiting:
+                line.send(Lost(hello.rank, "came too late"))
+            self._expected.discard(hello.rank)
 
-    def _hang_up(self, line: Line) -> None:
+    def _hang_up(self, line: Line, why: Exception | None = None) -> None:
         self._poller.remove(line.connection)
         self._strangers.pop(id(line.connection), None)
         rank = self._ranks.get(id(line.connection))
         line.close()
         if rank is not None:
             self._lines.pop(rank, None)
-            self._send(self._hub.lost(rank))
+            self._send(self._hub.lost(rank, f"{messages.UNREACHED} ({why})"))
 
     def _send(self, notes: list[Note]) -> None:
         for to, message in notes:
@@ -310,14 +280,15 @@ class Centre:
                 continue
             line = self._lines.get(to)
             if line is not None:
-                # Who is gone is seen when its connection is read.
-                with contextlib.suppress(ConnectionError):
+                try:
                     line.send(message)
+                except ConnectionError as error:
+                    self._hang_up(line, error)
 
-    def _end(self) -> None:
+    def _end(self, words: Message) -> None:
         for line in self._lines.values():
             with contextlib.suppress(ConnectionError):
-                line.send(Leave())
+                line.send(words)
         for line in [*self._lines.values(), *self._strangers.values()]:
             line.close()
         self._listener.close()
@@ -325,9 +296,9 @@ class Centre:
         self._transport.close()
 
 
-def call_hub(transport: Transport, address: str, timeout_seconds: float) -> Line:
+def call_hub(transport: Transport, address: str, timeout_seconds: float, centre: int = 0) -> Line:
     """A line to rank 0."""
     try:
         return Line(transport.connect(address, timeout_seconds))
     except (ConnectionError, TimeoutError) as error:
-        raise CollectiveError(f"rank 0 cannot be reached at {address}: {error}") from error
+        raise CollectiveError(f"rank {centre} cannot be reached at {address}: {error}") from error

@@ -284,7 +284,7 @@ class SharedMemoryBackend:
             self._bells.get_up()
         if dead:
             self._mourn(dead)
-        self._outstanding.look_for_stalls(self._missing)
+        self._outstanding.look_for_stalls(self._missing, give_up=self._give_up)
 
     def _sleep_without_token(self) -> None:
         """For a moment: others give room back without ringing."""
@@ -335,6 +335,15 @@ class SharedMemoryBackend:
             )
         self._outstanding.break_off(error)
         self._say_goodbye(str(error), isinstance(error, RankLostError))
+
+    def end(self, error: BaseException) -> None:
+        """Ends the session with that, for the other ranks too, before it has begun here."""
+        self._give_up(error)
+        self.close()
+
+    def _give_up(self, error: BaseException) -> None:
+        with self._lock:
+            self._break(error)
 
     def _say_goodbye(self, reason: str = "", is_by_death: bool = False) -> None:
         if not self._has_left:

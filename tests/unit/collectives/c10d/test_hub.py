@@ -159,5 +159,7 @@ def test_rank_that_says_nonsense_counts_as_lost_and_is_heard_no_more() -> None:
         Define(1, 4, (1,), define(1, "a").content),
     ):
         hub = Hub(2, 1 << 20)
-        assert hub.hear([(0, nonsense)]) == [Note(1, Lost(0))]
+        ((to, lost),) = hub.hear([(0, nonsense)])
+        assert (to, lost.rank) == (1, 0)
+        assert lost.why.startswith("said what makes no sense (")
         assert hub.hear([(0, define(1, "a")), (0, Submit(1)), (0, Ask(5))]) == []

@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives.c10d.hub import Hub
+from lockstitch.collectives.c10d.line import Line, Password
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     Ask,
     Hello,
     Leave,
+    Lost,
     Missing,
     Submit,
+    Welcome,
     encode,
 )
-from lockstitch.collectives.c10d.star import Centre, Line, Password, Spoke
+from lockstitch.collectives.c10d.star import Centre, Spoke
+from lockstitch.errors import CollectiveError
+from lockstitch.testing.clock import ManualClock
 from lockstitch.testing.patience import Patience
 from lockstitch.transport import TcpTransport
 from lockstitch.trust import Secret
@@ -31,6 +37,13 @@ if TYPE_CHECKING:
 
 SECRET = Secret(bytes(range(32)))
 PASSWORD = Password("word", SECRET)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    pause, patience = threading.Event(), Patience(60.0)
+    while not is_so():
+        assert not patience.is_over()
+        pause.wait(0.001)
 
 
 class Room:
@@ -48,10 +61,7 @@ class Room:
         return set(self.centre._lines)
 
     def wait_for(self, ranks: set[int]) -> None:
-        pause, patience = threading.Event(), Patience(60.0)
-        while self.ranks != ranks:
-            assert not patience.is_over()
-            pause.wait(0.001)
+        wait_until(lambda: self.ranks == ranks)
 
 
 @pytest.fixture
@@ -74,13 +84,6 @@ def join(room: Room) -> Any:
     spoke = Spoke(1, Line(room.connect()), lambda message: None, PASSWORD)
     room.wait_for({1})
     return spoke
-
-
-def test_password_is_made_of_the_secret_where_there_is_one() -> None:
-    assert Password("word", None).of(1) == "word"
-    assert PASSWORD.of(1) != PASSWORD.of(2)
-    assert PASSWORD.of(1) != Password("another session", SECRET).of(1)
-    assert PASSWORD.of(1) != Password("word", Secret.make()).of(1)
 
 
 def test_strangers_are_not_heard(room: Room) -> None:
@@ -155,10 +158,6 @@ def test_both_directions_are_sealed_with_keys_of_their_own(room: Room) -> None:
     spoke.close()
 
 
-def test_without_a_secret_there_are_no_seals() -> None:
-    assert Password("word", None).seals(1) is None
-
-
 def test_callers_wait_while_no_more_files_can_be_opened(room, monkeypatch) -> None:
     tried = threading.Event()
     accept = room.centre._listener.accept
@@ -174,3 +173,106 @@ def test_callers_wait_while_no_more_files_can_be_opened(room, monkeypatch) -> No
     caller.send([encode(Hello(1, PASSWORD.of(1)))])
     room.wait_for({1})
     caller.close()
+
+
+def heard_of_losses(heard: SimpleQueue[Any]) -> Lost:
+    while True:
+        message = heard.get(timeout=60)
+        if isinstance(message, Lost):
+            return message
+
+
+class Trio:
+    """Rank 0 and two others, each with what it hears."""
+
+    def __init__(self, clock: Any = SYSTEM_CLOCK) -> None:
+        self.transport = TcpTransport()
+        listener = self.transport.listen()
+        self.address = listener.address
+        self.heard: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(3)]
+        self.centre = Centre(
+            Hub(3, 1 << 20),
+            self.transport,
+            listener,
+            self.heard[0].put,
+            PASSWORD,
+            expected=(1, 2),
+            clock=clock,
+        )
+        self.spokes: list[Spoke] = []
+
+    def come(self, rank: int) -> None:
+        line = Line(TcpTransport().connect(self.address, 60.0))
+        self.spokes.append(Spoke(rank, line, self.heard[rank].put, PASSWORD))
+
+    def close(self) -> None:
+        for spoke in self.spokes:
+            spoke.close()
+        self.centre.close()
+
+
+def test_all_are_welcomed_when_all_have_come() -> None:
+    trio = Trio()
+    trio.come(1)
+    assert trio.heard[0].empty()
+    trio.come(2)
+    assert [heard.get(timeout=60) for heard in trio.heard] == [Welcome()] * 3
+    trio.close()
+
+
+def test_rank_that_does_not_come_is_told_to_all_others_and_refused_later() -> None:
+    clock = ManualClock()
+    trio = Trio(clock)
+    trio.come(1)
+    wait_until(lambda: set(trio.centre._lines) == {1})
+    clock.advance(61.0)
+    trio.centre.tell(Ask(ANYTHING))  # wakes it
+    for rank in (0, 1):
+        lost = heard_of_losses(trio.heard[rank])
+        assert (lost.rank, lost.why) == (2, "did not come to rank 0 within 60 s")
+    trio.come(2)
+    assert heard_of_losses(trio.heard[2]) == Lost(2, "came too late")
+    trio.close()
+
+
+def reset(*_arguments: object, **_options: object) -> None:
+    raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+
+def test_send_that_fails_once_is_the_end_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    trio = Trio()
+    trio.come(1)
+    trio.come(2)
+    trio.heard[2].get(timeout=60)
+    with monkeypatch.context() as patched:
+        patched.setattr(trio.spokes[0]._line.connection, "send", reset)
+        trio.spokes[0].tell(Submit(1))
+    assert "Connection reset" in heard_of_losses(trio.heard[1]).why
+    assert heard_of_losses(trio.heard[0]).rank == heard_of_losses(trio.heard[2]).rank == 1
+    trio.close()
+
+
+def test_greeting_that_fails_is_an_error_that_names_rank_0(room: Room) -> None:
+    line = Line(room.connect())
+    line.connection.send = reset  # type: ignore[method-assign,assignment]
+    with pytest.raises(CollectiveError, match="rank 0 could not be greeted: .* reset"):
+        Spoke(1, line, lambda message: None, PASSWORD)
+
+
+def test_wait_that_ends_without_anything_is_not_the_end(room: Room) -> None:
+    heard: SimpleQueue[Any] = SimpleQueue()
+    line = Line(room.connect())
+    receive = line.connection.receive_into
+    left = [3]
+
+    def nothing_yet(*arguments: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        receive(*arguments)
+
+    line.connection.receive_into = nothing_yet  # type: ignore[method-assign]
+    spoke = Spoke(1, line, heard.put, PASSWORD)
+    spoke.tell(Ask(ANYTHING))
+    assert heard.get(timeout=60) == Missing(ANYTHING, ())
+    spoke.close()

@@ -1,0 +1,103 @@
+"""A rank that fails on its way into a session is the end of that way for all, who are told who."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed import HashStore
+
+from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.collectives import SessionOptions, open_session, opening
+from lockstitch.errors import CollectiveError
+from tests.cluster.collectives.ranks import in_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECONDS = 60.0
+
+
+def open_three(
+    backend: str, seconds: float = SECONDS, **options: Any
+) -> list[BaseException | None]:
+    """What each rank raised."""
+    store = HashStore()
+
+    def attempt(rank: int) -> BaseException | None:
+        host = f"host {rank // 2}" if backend == "hierarchical" else None
+        chosen = SessionOptions(backend=backend, host=host, timeout_seconds=seconds, **options)  # type: ignore[arg-type]
+        threading.current_thread().name = f"opens {rank}"
+        try:
+            open_session(rank, 3, store, chosen).shutdown()
+        except Exception as error:  # noqa: BLE001 - returned
+            return error
+        return None
+
+    return in_threads(3, attempt)
+
+
+def failing_on(rank: int, whole: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+    def function(*arguments: Any, **options: Any) -> Any:
+        if threading.current_thread().name == f"opens {rank}":
+            raise error
+        return whole(*arguments, **options)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("backend", "function", "rank"),
+    [
+        ("c10d", "call_hub", 1),
+        ("c10d", "GroupPlane", 0),
+        ("c10d", "Centre", 0),
+        ("shared_memory", "create", 0),
+        ("shared_memory", "SharedMemoryBackend", 0),
+        ("shared_memory", "SharedMemoryBackend", 2),
+        ("hierarchical", "SharedMemoryBackend", 1),
+        ("hierarchical", "HierarchicalPlane", 2),
+    ],
+)
+def test_rank_that_fails_at_the_start_is_told_to_all_at_once(
+    backend: str, function: str, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = SYSTEM_CLOCK.now()
+    error = CollectiveError("there is no room")
+    monkeypatch.setattr(opening, function, failing_on(rank, getattr(opening, function), error))
+    errors = open_three(backend)
+    assert SYSTEM_CLOCK.now() - begin < SECONDS / 2
+    assert errors[rank] is error
+    for other, heard in enumerate(errors):
+        if other != rank:
+            assert isinstance(heard, CollectiveError)
+            assert f"rank {rank} gave up: there is no room" in str(heard), errors
+
+
+def test_rank_whose_groups_do_not_connect_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_set(plane: Any, process_set: Any) -> None:
+        if plane._rank == 2:
+            raise RuntimeError("no way to rank 1")
+        whole(plane, process_set)
+
+    whole = opening.GroupPlane.open_set
+    monkeypatch.setattr(opening.GroupPlane, "open_set", open_set)
+    errors = open_three("c10d", 2.0)
+    assert str(errors[2]) == "no way to rank 1"
+    for error in errors[:2]:
+        assert "rank 2 " in str(error), errors
+        assert "no way to rank 1" in str(error), errors
+
+
+def test_listener_that_nobody_on_another_host_reaches_is_told_by_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def spread(roster: Any) -> list[str]:
+        return [f"machine {member.info.id // 2}" for member in roster.members()]
+
+    monkeypatch.setattr(opening, "_machines", spread)
+    errors = open_three("c10d")
+    for error in errors:
+        assert "rank 0 can be reached at tcp:127.0.0.1:" in str(error)
+        assert "ranks [2], which are on other hosts" in str(error)
