@@ -33,6 +33,7 @@ from lockstitch.collectives import checks
 from lockstitch.collectives.devices import Devices
 from lockstitch.collectives.events import Observers, Statistics
 from lockstitch.collectives.forms import Forms
+from lockstitch.collectives.mappings import Detour, needs_detour
 from lockstitch.collectives.operations import Deferred, Operations
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET, Kind, Request
@@ -55,6 +56,8 @@ T = TypeVar("T")
 # Automatic names come around again, so that the ranks need not tell each other new ones for ever.
 _AUTOMATIC_NAMES = 1024
 _PATIENCE_SECONDS = 1.0
+# Of these, one rank's result may lie where another one's contribution does.
+_MAY_OVERLAP = (Kind.ALLREDUCE, Kind.BROADCAST)
 
 
 class Session(Operations):
@@ -151,6 +154,11 @@ class Session(Operations):
         is_for_backend = self._is_on_host(request) or self._backend.takes_devices
         if not is_for_backend:
             checks.check_devices(request)
+        detour: Detour | None = None
+        if request.kind in _MAY_OVERLAP and needs_detour(request):
+            checks.check_outputs(request)
+            detour = Detour(request, self.rank)
+            request = detour.request
         if not request.name:
             # Only now, so that a request that is refused here is not missed in the counting.
             checks.check(request, process_set, self.rank)
@@ -161,6 +169,7 @@ class Session(Operations):
             if request.outputs is not None and request.outputs is not request.tensors:
                 checks.check_outputs(request)
             handle = outstanding.begin(request, form)
+        handle.landing = detour
         if is_for_backend:
             self._backend.submit(handle)
         else:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstitch.collectives.mappings import declare_private
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET
 from lockstitch.collectives.shared_memory.arena import Arena, ArenaFullError
@@ -164,6 +165,7 @@ class SharedMemoryBackend:
         weakref.finalize(memory, self._arena.drop, place).atexit = False
         # Of its own storage, so that saving the tensor does not save the segment.
         flat = torch.frombuffer(memory, dtype=dtype, count=max(count, 1))
+        declare_private(flat)
         return flat[:count].view(tuple(shape))
 
     def is_resident(self, tensor: torch.Tensor) -> bool:

@@ -1,0 +1,141 @@
+"""Memory that torch has not allocated itself: is it shared with other processes, may it be written?
+
+Ranks may see one page without knowing (a file or memfd that each has mapped, tensors that were
+shared before a fork, what an object store hands out). Then what one rank writes as its result is
+what another one has yet to read as its contribution. So an operation on such memory works on a copy
+of it, made when it is submitted, and writes nothing there but the result, as a whole, when it is
+asked for: all ranks write the same. Memory that nobody may write is refused as an output.
+
+What torch allocates is private, and its storages can be resized; no others can. So one look at a
+storage is enough nearly always. For the rest /proc/self/maps is read, once for each.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from lockstitch.collectives.copying import copy
+from lockstitch.collectives.requests import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from lockstitch.collectives.requests import Request
+
+_MAPS: Final = Path("/proc/self/maps")
+_ATTRIBUTE: Final = "_lockstitch_memory"
+# What is smaller is copied sooner than looked up.
+_LEAST_BYTES: Final = 1 << 18
+
+
+class Memory(enum.Enum):
+    """Whose a tensor's memory is."""
+
+    PRIVATE = enum.auto()
+    SHARED = enum.auto()
+    READ_ONLY = enum.auto()
+
+
+def is_ours(tensor: torch.Tensor) -> bool:
+    """Whether torch has allocated its memory, for this process alone."""
+    if tensor.layout is not torch.strided:
+        return True  # will be refused
+    storage = tensor.untyped_storage()
+    return bool(storage.resizable() and not storage.is_shared())
+
+
+def declare_private(tensor: torch.Tensor) -> None:
+    """Though the memory is mapped elsewhere, too, nobody writes there unasked."""
+    setattr(tensor.untyped_storage(), _ATTRIBUTE, Memory.PRIVATE)
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    """What the kernel knows of it."""
+    storage: Any = tensor.untyped_storage()
+    known: Memory | None = getattr(storage, _ATTRIBUTE, None)
+    if known is None:
+        begin = storage.data_ptr()
+        known = found_in(_MAPS.read_text().splitlines(), begin, begin + storage.nbytes())
+        setattr(storage, _ATTRIBUTE, known)
+    return known
+
+
+def found_in(lines: Iterable[str], begin: int, end: int) -> Memory:
+    """In lines such as `7f5a00000000-7f5a00021000 r--s 00000000 00:1f 42 /path`."""
+    found = Memory.PRIVATE
+    for line in lines:
+        place, access, *_ = line.split(maxsplit=2)
+        low, _, high = place.partition("-")
+        if int(high, 16) <= begin or end <= int(low, 16):
+            continue
+        if "w" not in access:
+            return Memory.READ_ONLY
+        if "s" in access:
+            found = Memory.SHARED
+    return found
+
+
+def needs_detour(request: Request) -> bool:
+    """Whether it may not be performed on its own tensors. Raises `ValueError` where a result cannot
+    be written where it is wanted."""
+    tensors, outputs = request.tensors, request.outputs or ()
+    if outputs is not tensors:
+        tensors += outputs
+    for tensor in tensors:
+        if not is_ours(tensor) and tensor.is_cpu:
+            break
+    else:
+        return False
+    for tensor in outputs:
+        if tensor.is_cpu and tensor.numel() and memory_of(tensor) is Memory.READ_ONLY:
+            what = repr(request.name) if request.name else f"a nameless {request.kind.value}"
+            raise ValueError(
+                f"{what}: its result cannot be "
+                "written in place, since the tensor lies in memory that is mapped read-only; give "
+                "a copy (tensor.clone()), or use the operation that makes a new tensor"
+            )
+    return any(map(_is_shared, tensors))
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+    if not tensor.is_cpu or is_ours(tensor):
+        return False
+    if tensor.nbytes < _LEAST_BYTES and not hasattr(tensor.untyped_storage(), _ATTRIBUTE):
+        return True
+    return memory_of(tensor) is not Memory.PRIVATE
+
+
+class Detour:
+    """An operation on copies, of which it is the landing."""
+
+    def __init__(self, request: Request, rank: int) -> None:
+        self._request = request
+        self._has_landed = False
+        tensors = tuple(
+            torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            for tensor in request.tensors
+        )
+        if request.kind is not Kind.BROADCAST or request.root == rank:
+            for mine, tensor in zip(tensors, request.tensors, strict=True):
+                copy(mine, tensor)
+        self.request = replace(request, tensors=tensors, outputs=request.outputs and tensors)
+        """What is to be performed."""
+
+    def __call__(self, value: Any) -> Any:
+        """The result where it is wanted: written once, however often somebody asks."""
+        outputs: Sequence[torch.Tensor] | None = self._request.outputs
+        if outputs is None:
+            return value
+        if not self._has_landed:
+            self._has_landed = True
+            for output, mine in zip(outputs, self.request.tensors, strict=True):
+                copy(output, mine)
+        return list(outputs) if self._request.is_group else outputs[0]
+
+    def abandon(self) -> None:
+        """Nothing: the operation failed."""
