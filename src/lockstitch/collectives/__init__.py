@@ -15,6 +15,7 @@ A session's road: `session` → negotiation → a backend.
 - `outcomes`: how an operation ends for a rank
 - `fusion`: how tensors are put together and cut apart; no I/O
 - `options`: what can be chosen
+- `mappings`: memory that other processes may see or write, too
 - `devices`: which way tensors of a device go, as `placement` decides; `doors`: to NCCL
 - `staging`, `host_memory`: how tensors of a device pass through host memory
 - `streams`: results that a device still computes

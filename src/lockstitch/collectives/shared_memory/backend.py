@@ -146,6 +146,8 @@ class SharedMemoryBackend:
                     return
                 if not self._token.hold(lambda: self._drive(handle, gives_up)):
                     self._token.follow(handle, self._call_off_helper, _LOOK_SECONDS)
+        except Exception as error:  # noqa: BLE001 - told to all: nobody goes on without this rank
+            self._give_up(error)
         except BaseException:  # an interrupt: perhaps nobody waits for it any more
             handle.request.is_awaited = False
             self._helper.look_after()
@@ -282,6 +284,9 @@ class SharedMemoryBackend:
             if is_news or self._is_over(handle):
                 return
             dead = self._bells.sleep(timeout_seconds)
+        except OSError as error:
+            self._give_up(error)
+            return
         finally:
             self._bells.get_up()
         if dead:
