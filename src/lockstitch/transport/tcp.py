@@ -55,12 +55,17 @@ class TcpTransport:
             raise TimeoutError(message) from error
         except OSError as error:
             raise ConnectionError(f"cannot connect to {address}: {error}") from error
-        # Dialling a free port of one's own host may, by chance, use that very port as its source,
-        # and then connects to itself.
-        if sock.getsockname() == sock.getpeername():
+        try:
+            # Dialling a free port of one's own host may, by chance, use that very port as its
+            # source, and then connects to itself.
+            is_own = sock.getsockname() == sock.getpeername()
+            _send_at_once(sock)
+        except OSError as error:  # who listened may have ended at once
+            sock.close()
+            raise ConnectionError(f"cannot connect to {address}: {error}") from error
+        if is_own:
             sock.close()
             raise ConnectionRefusedError(f"cannot connect to {address}: nobody listens there")
-        _send_at_once(sock)
         return self.begin(sock, address, timeout_seconds)
 
     def begin(

@@ -129,3 +129,11 @@ def test_seal_is_told_the_place_behind_a_rest_that_is_still_to_leave() -> None:
         assert receive_all(far, end + 5) == b"!" + message + b"!next"
         sender.join()
     assert places == [0, end, end]
+
+
+def test_connection_that_ends_at_once_is_a_connection_error_and_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(socket, "create_connection", lambda *_arguments: socket.socket())
+    with pytest.raises(
+        ConnectionError, match="cannot connect to tcp:127.0.0.1:9: .* not connected"
+    ):
+        TcpTransport().connect("tcp:127.0.0.1:9", 1.0)
