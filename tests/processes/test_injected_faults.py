@@ -59,7 +59,11 @@ def test_fault_in_a_system_call_ends_on_every_rank(
     with Faulty(size, hosts) as ranks:
         outcomes = ranks.run(victim, call, fault, when)
     for rank, outcome in enumerate(outcomes):
-        fine = ("right", "error", "killed") if rank == victim else ("right", "error")
+        fine = ("right", "error")
+        if rank == victim:
+            # `threading.Thread.start` waits for ever where the new thread has no memory to say that
+            # it has begun: nobody but the interpreter could help the victim itself there.
+            fine += ("killed", "hangs") if call == "mmap" else ("killed",)
         assert outcome.kind in fine, outcomes
         assert outcome.kind == "right" or rank == victim or "rank" in outcome.text, outcomes
 
