@@ -33,6 +33,18 @@ classes are for what happens on the way.
 
 from __future__ import annotations
 
+from typing import Final
+
+_OF_CONNECTIONS: Final = ("DistNetworkError", "DistStoreError")
+"""Types of torch's, which is not imported here."""
+_WORDS_OF_CONNECTIONS: Final = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",
+)
+"""What Gloo and NCCL say in a `RuntimeError`."""
+
 
 class LockstitchError(RuntimeError):
     """Base of all errors that this library raises on its own account."""
@@ -187,6 +199,33 @@ class HandshakeError(RemoteProtocolError):
     def __init__(self, message: str, reason: str = "refused") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def tells_of_lost_peer(error: BaseException) -> bool:
+    """Whether an error is there because somebody else is gone: by what it is itself, or by any of
+    those that it was raised from or while handling."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if _is_of_lost_peer(each):
+            return True
+        left += [each.__cause__, None if each.__suppress_context__ else each.__context__]
+        left += getattr(each, "exceptions", ())  # of a group
+    return False
+
+
+def _is_of_lost_peer(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError):
+        return not isinstance(error, SlotDiedError)  # a slot is the process's own child
+    if type(error).__name__ in _OF_CONNECTIONS:
+        return True
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in _WORDS_OF_CONNECTIONS
+    )
 
 
 def copy_of(error: BaseException) -> BaseException:

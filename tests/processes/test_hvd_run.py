@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -33,6 +35,20 @@ def test_an_error_of_a_rank_is_raised_here_with_its_traceback():
     error = caught.value.__cause__
     assert isinstance(error, LookupError)
     assert "in fail_on_rank_1" in str(error.__cause__)
+
+
+def end_without_a_word():
+    hvd.init()
+    if hvd.rank() == 0:
+        os._exit(3)
+    hvd.barrier()
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_without_an_error_is_named_and_not_who_failed_because_of_it():
+    with pytest.raises(hvd.HorovodInternalError, match="worker 0 failed first: exit code 3") as it:
+        hvd.run(end_without_a_word, num_proc=2)
+    assert it.value.__cause__ is None
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -194,6 +195,97 @@ def test_worker_that_spoke_its_last_word_first_failed_first(launch: Launch, tmp_
     assert status == 3
     assert "worker 0 failed first: exit code 3" in err
     assert "worker 1 failed too: exit code 4" in err
+
+
+ENDS_SLOWLY = """
+    import atexit, os, signal, sys, threading
+    from lockstitch.errors import RankLostError
+    pause = threading.Event().wait
+    how = sys.argv[1]
+    if os.environ["RANK"] == "1":
+        pause(0.1)
+        raise KeyError("a message of its own") from RankLostError("rank 0 is gone")
+    if how in ("raise", "exit"):
+        atexit.register(pause, 0.8)
+        atexit.register(print, "still here", file=sys.stderr)
+    elif how == "thread":
+        threading.Thread(target=pause, args=(0.8,)).start()
+    elif how in ("finally", "silent", "signal"):
+        pause(0.8)
+    if how == "exit":
+        sys.exit(3)
+    if how == "silent":
+        os._exit(3)
+    if how == "signal":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("the cause")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "way", "end", "status"),
+    [
+        ("raise", "here", "exit code 1", 1),
+        ("exit", "here", "exit code 3", 3),
+        ("signal", "elsewhere", "killed by SIGKILL on host 127.0.0.2", 137),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("thread", "here", "exit code 1", 1),
+                ("finally", "here", "exit code 1", 1),
+                ("silent", "here", "exit code 3", 3),
+                ("signal", "here", "killed by SIGKILL", 137),
+                ("raise", "wrapped", "exit code 1", 1),
+                ("signal", "wrapped", "exit code 137", 137),
+                ("raise", "elsewhere", "exit code 1 on host 127.0.0.2", 1),
+            )
+        ),
+    ],
+)
+def test_who_fails_by_itself_is_to_blame_however_slowly_it_ends(
+    tmp_path: Path, how: str, way: str, end: str, status: int
+) -> None:
+    """Worker 1 fails because of worker 0, and is gone before it."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(ENDS_SLOWLY))
+    words, options = [sys.executable, "script.py", how], []
+    if way == "wrapped":
+        words = ["sh", "-c", f"{shlex.join(words)}; exit $?"]
+    if way == "elsewhere":
+        (tmp_path / "shell").write_text('#!/bin/sh\nshift; exec "$@"\n')
+        (tmp_path / "shell").chmod(0o700)
+        options = ["-H", "127.0.0.2:2", "--remote-shell", "./shell"]
+    done = subprocess.run(
+        [*COMMAND, "run", "-n", "2", *options, *words],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    report = done.stderr[done.stderr.index("failed first") - len("worker 0 ") :]
+    assert report.startswith(f"worker 0 failed first: {end}")
+    assert ("ValueError: the cause" in report) == (status == 1)
+    assert "worker 1 failed too: exit code 1" in report
+    assert "\x1b" not in done.stderr
+
+
+def test_a_program_may_bring_its_own_first_module_and_sees_nothing_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('first')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    (tmp_path / "script.py").write_text(
+        "import subprocess, sys; print(any(folder.endswith('first') for folder in sys.path))\n"
+        "done = subprocess.run([sys.executable, '-c', '1/0'], capture_output=True, text=True)\n"
+        "print(done.stdout.strip(), ascii(done.stderr[-36:]))"
+    )
+    done = subprocess.run(
+        [*COMMAND, "run", "-n", "1", "script.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "first",  # of the launcher
+        "[w0] first",
+        "[w0] False",
+        "[w0] first 'ZeroDivisionError: division by zero\\n'",
+    ]
 
 
 def test_worker_killed_by_a_signal_gives_the_status_a_shell_would_give(launch: Launch) -> None:

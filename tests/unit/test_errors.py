@@ -47,3 +47,49 @@ def test_death_names_the_worker_and_keeps_its_cause() -> None:
     error = pickle.loads(pickle.dumps(errors.PeerDiedError("w1", "killed")))
     assert (error.worker, error.cause) == ("w1", "killed")
     assert str(error) == "worker 'w1' died: killed"
+
+
+def of(error: BaseException, *, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.RankLostError("rank 0 is gone"),
+        errors.PeerDiedError("worker1"),
+        errors.PeerLeftError("worker1"),
+        errors.ConnectionLostError("worker1"),
+        errors.OwnerDiedError("gone"),
+        ConnectionResetError("by peer"),
+        RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1"),
+        of(KeyError("a handler's own"), cause=errors.RankLostError("rank 0 is gone")),
+        of(ValueError(), cause=of(KeyError(), cause=errors.PeerDiedError("worker1"))),
+    ],
+    ids=repr,
+)
+def test_errors_that_are_there_because_a_peer_is_gone_are_known(error: BaseException) -> None:
+    assert errors.tells_of_lost_peer(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("Connection closed by peer"),
+        errors.SlotDiedError("slot 1"),
+        errors.StalledError("w"),
+        errors.RpcTimeoutError("late"),
+        KeyboardInterrupt(),
+        of(ValueError("own"), cause=KeyError("also own")),
+    ],
+    ids=repr,
+)
+def test_errors_of_its_own_are_none_of_them(error: BaseException) -> None:
+    assert not errors.tells_of_lost_peer(error)
+
+
+def test_an_error_in_a_circle_of_causes_is_looked_at_once() -> None:
+    first, second = ValueError(), KeyError()
+    first.__cause__, second.__cause__ = second, first
+    assert not errors.tells_of_lost_peer(first)

@@ -19,6 +19,7 @@ TESTS = [ROOT / "tests" / "unit", ROOT / "tests" / "cluster"]
 EXCEPTIONS = {
     "__main__.py": "two lines; run by tests/processes/test_run_command.py",
     "launch/job.py": "owns processes; run by tests/processes/test_run_command.py",
+    "launch/first/sitecustomize.py": "runs in workers; tests/processes/test_run_command.py",
     "launch/elastic.py": "owns processes; run by tests/processes/test_elastic.py",
     "launch/options.py": "declarations; tests/processes/test_run_command.py gives some",
     "launch/local.py": "owns a process; run by tests/processes/test_run_command.py",

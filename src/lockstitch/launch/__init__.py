@@ -17,6 +17,8 @@
     handover.py  the secret that the workers of a job get
     stopping.py  when to stop, and how firmly
     screen.py    what the workers say, each line marked with who said it
+    last_words.py  what is repeated of it in the end
+    first        what Python runs first in a worker
 
 A program needs nothing of this: whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 (`torchrun`, a batch system, a shell script) starts workers just as well.

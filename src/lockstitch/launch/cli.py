@@ -105,6 +105,7 @@ def run(
     grace_seconds: options.Grace = GRACE_SECONDS,
     output_folder: options.OutputFolder = None,
     replace: options.Replace = None,
+    verdict: options.Verdict = None,
     verbose: options.Verbose = False,
     hosts: options.Hosts = None,
     hostfile: options.HostFile = None,
@@ -168,6 +169,7 @@ def _run(given: Mapping[str, Any]) -> int:
         given["output_folder"],
         given["verbose"],
         "--hostfile" if given["hosts"] is None else "-H",
+        given["verdict"],
     )
     if given["ignored_flags"] or given["ignored_values"]:
         job.note_ignored(sys.argv[1:])
@@ -248,9 +250,11 @@ class _Job:
     is_verbose: bool
     hosts_hint: str
     """The option that has named the hosts."""
+    verdict: Path | None = None
 
     def __post_init__(self) -> None:
-        self._screen = Screen(self.workers, out=Console(), err=Console(stderr=True))
+        err = Console(stderr=True)
+        self._screen = Screen(self.workers, out=Console(), err=err, verdict=self.verdict)
         if self.is_verbose:
             self._screen.note(f"each of {self.workers} workers runs: {shlex.join(self.command)}")
 

@@ -142,6 +142,8 @@ class ElasticJob(Job):
         if code != 0 and not self._muster.is_dismissed(worker):
             self.note_failure(member, code)
             self.screen.note(f"worker {worker} has ended: {member.process.describe_end()}")
+            if self.ladder.is_begun:
+                self.plan_end(after_seconds=0)
         self._handle(Ended(worker, is_well=code == 0))
 
     def note_other_end(self, pid: int, code: int) -> None:
@@ -187,7 +189,7 @@ class ElasticJob(Job):
                 process.signal(signal.SIGKILL)
         elif isinstance(instruction, GiveUp):
             self._reason = instruction.reason
-            self.ladder.begin(signal.SIGTERM, after_seconds=0)
+            self.plan_end(after_seconds=0)
 
     def _note_world(self, place: Place) -> None:
         if place.rank == 0:

@@ -11,16 +11,18 @@ workers stand and fall together, and `elastic`, whose workers come and go.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
-from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.endings import Mark, take_mark
+from lockstitch.launch.last_words import LastWords
 from lockstitch.launch.process import (
     WorkerProcess,
     adopt_orphans,
@@ -31,15 +33,18 @@ from lockstitch.launch.screen import LineBuffer
 from lockstitch.launch.stopping import STOP_SIGNALS, Ladder, announced_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from lockstitch.launch.outputs import Outputs
     from lockstitch.launch.screen import Screen
 
-_REMEMBERED_LINES = 60
 _OF_SSH = 255
-_TRACEBACK = b"Traceback (most recent call last):"
-_LINES_WITHOUT_TRACEBACK = 15
+# How long a worker whose program fails without a mark may take to end after its last word.
+_LAST_WORD_SECONDS = 2.0
+# How long it may take those who are to blame to end, where others have failed because of them.
+_CULPRIT_SECONDS = 5.0
+# What Python ends with where an exception ends a program.
+_OF_EXCEPTIONS = 1
 
 
 @dataclass
@@ -57,21 +62,34 @@ class Member:
 
     process: WorkerProcess
     outlets: list[Outlet]
-    last_words: deque[bytes] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
+    last_words: LastWords = field(default_factory=LastWords)
     spoke_last_at: float | None = None
+    mark: Mark | None = None
+    """How its program ended, as it has said itself, and when that was."""
+    marked_at: float = 0.0
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True)
 class Failure:
-    """`order` is when the worker said its last word: a process takes a while to end after that, so
-    a peer that fails because of it may be gone sooner. Silent failures count from their end."""
+    """A worker that failed because a peer was gone (`is_of_lost_peer`) is not to blame where
+    another has failed by itself. Of those alike the first is, by `order`: when its program was
+    over, as it has marked, since its process may take a while to end, and a peer that fails because
+    of it be gone sooner. Without a mark its last word counts, if that was shortly before its end.
+    """
 
     worker: int
     host: str
     code: int
     how: str
     order: float
-    last_words: Sequence[bytes]
+    is_of_lost_peer: bool
+    last_words: LastWords
+
+    @property
+    def blame(self) -> tuple[bool, float]:
+        """The least of these is the one to blame."""
+        return self.is_of_lost_peer, self.order
 
 
 class Job:
@@ -91,6 +109,7 @@ class Job:
         self.failures: list[Failure] = []
         self.stopped_by: signal.Signals | None = None
         self._outputs = outputs
+        self._climbing_since: float | None = None
 
     # ------------------------------------------------------------ what kinds of jobs define
 
@@ -168,18 +187,32 @@ class Job:
         except BlockingIOError:
             return False
         for line in outlet.lines.feed(chunk):
-            self._show(member, outlet, line)
+            self._take(member, outlet, line)
         self.screen.passing(member.process.rank, outlet.name, outlet.lines.passing)
         if not chunk:
             self._close(outlet)
         return bool(chunk)
+
+    def _take(self, member: Member, outlet: Outlet, line: bytes) -> None:
+        if outlet.name == "stderr":
+            line, mark = take_mark(line)
+            if mark is not None:
+                self._note_mark(member, mark)
+                if not line:
+                    return
+        self._show(member, outlet, line)
+
+    def _note_mark(self, member: Member, mark: Mark) -> None:
+        """A worker's own mark says more than that of a process that it has started."""
+        if member.mark is None or mark.is_of_worker or not member.mark.is_of_worker:
+            member.mark, member.marked_at = mark, SYSTEM_CLOCK.now()
 
     def _show(self, member: Member, outlet: Outlet, line: bytes) -> None:
         self.screen.line(member.process.rank, outlet.name, line)
         if self._outputs is not None:
             self._outputs.line(member.process.rank, outlet.name, line)
         if outlet.name == "stderr":
-            member.last_words.append(line)
+            member.last_words.add(line)
             member.spoke_last_at = SYSTEM_CLOCK.now()
 
     def _close(self, outlet: Outlet) -> None:
@@ -214,19 +247,44 @@ class Job:
             while not outlet.pipe.closed and self._read(member, outlet):
                 pass
             if rest := outlet.lines.flush():
-                self._show(member, outlet, rest)
+                self._take(member, outlet, rest)
             self._close(outlet)
-        if not self.ladder.is_climbing:
+        member.ended_at = SYSTEM_CLOCK.now()
+        if not self._climbing_since:
             self.note_end(member, code)
+        elif member.mark and member.marked_at < self._climbing_since:
+            self._note_late_end(member, member.mark, code)
 
-    def note_failure(self, member: Member, code: int) -> None:
+    def _note_late_end(self, member: Member, mark: Mark, code: int) -> None:
+        """One that was told to stop when its program was over already, and perhaps had failed."""
+        if code > 0:
+            self.note_failure(member, code)
+        elif mark.what and code:
+            how = f"{mark.what}, and it did not end by itself"
+            self.note_failure(member, _OF_EXCEPTIONS, how)
+
+    def note_failure(self, member: Member, code: int, how: str = "") -> None:
         """Keeps what is told in the end."""
-        order = member.spoke_last_at or SYSTEM_CLOCK.now()
-        process = member.process
-        how = process.describe_end()
+        now, process, mark = SYSTEM_CLOCK.now(), member.process, member.mark
+        order = max(member.spoke_last_at or now, now - _LAST_WORD_SECONDS)
         self.failures.append(
-            Failure(process.rank, process.host, code, how, order, member.last_words)
+            Failure(
+                process.rank,
+                process.host,
+                code,
+                how or process.describe_end(),
+                member.marked_at if mark else order,
+                mark is not None and mark.is_of_lost_peer,
+                member.last_words,
+            )
         )
+
+    def plan_end(self, after_seconds: float) -> None:
+        """Has all workers that are left told to stop; later where nobody has failed yet but because
+        a peer was gone. May be said again when somebody else has failed."""
+        self.ladder.begin(signal.SIGTERM, _CULPRIT_SECONDS)
+        if not self.failures or not all(each.is_of_lost_peer for each in self.failures):
+            self.ladder.within(after_seconds)
 
     def running(self) -> list[WorkerProcess]:
         """The workers that have not ended."""
@@ -252,6 +310,7 @@ class Job:
         number = self.ladder.due()
         if number is None:
             return
+        self._climbing_since = self._climbing_since or SYSTEM_CLOCK.now()
         for process in self.running():
             process.signal(number)
         if number != signal.SIGINT:
@@ -268,10 +327,12 @@ class Job:
         """Shows what went wrong; returns the exit status."""
         if not self.failures:
             return 0 if self.stopped_by is None else 128 + self.stopped_by
-        first, *others = sorted(self.failures, key=lambda failure: failure.order)
-        self.screen.failure(first.worker, first.how, _telling(first.last_words))
+        first, *others = sorted(self.failures, key=lambda failure: failure.blame)
+        self.screen.failure(first.worker, first.how, first.last_words.telling())
         for failure in others:
             self.screen.note(f"worker {failure.worker} failed too: {failure.how}")
+        if first.is_of_lost_peer:
+            self._note_who_may_be_meant(first)
         for host in {each.host: None for each in self.failures if each.code == _OF_SSH}:
             if host:
                 self.screen.note(
@@ -280,10 +341,20 @@ class Job:
                 )
         return exit_status(first.code)
 
+    def _note_who_may_be_meant(self, failure: Failure) -> None:
+        """Where all who failed say that a peer is gone, and none has failed by itself."""
+        failed = {each.worker for each in self.failures}
+        innocent = [each for each in self.members.values() if each.process.rank not in failed]
+        ended: list[int] = []
+        stayed: list[int] = []
+        for member in innocent:
+            over_at = member.marked_at or member.ended_at or math.inf
+            (ended if over_at <= failure.order else stayed).append(member.process.rank)
+        if ended:
+            self.screen.note(f"{_workers(ended)} had come to the end of the program before that")
+        if stayed:
+            self.screen.note(f"{_workers(stayed)} ran on until then, and ended with the job")
 
-def _telling(last_words: Sequence[bytes]) -> list[bytes]:
-    """The traceback among the lines, with all that follows; the last few where there is none."""
-    lines = list(last_words)
-    if _TRACEBACK in lines:
-        return lines[lines.index(_TRACEBACK) :]
-    return lines[-_LINES_WITHOUT_TRACEBACK:]
+
+def _workers(ranks: list[int]) -> str:
+    return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"

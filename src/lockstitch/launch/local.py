@@ -1,13 +1,13 @@
 """A job of N workers on this machine that stand and fall together.
 
 When a worker fails, the others get a moment to fail by themselves (often they are about to, and
-what they say helps) before they are told to stop.
+what they say helps) before they are told to stop. It is a longer one while nobody has failed but
+because a peer was gone: that one is on its way out, and what it says counts.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 from typing import TYPE_CHECKING
 
 from lockstitch.launch.handover import secret_for
@@ -66,4 +66,4 @@ class LocalJob(Job):
     def note_end(self, member: Member, code: int) -> None:
         if code != 0:
             self.note_failure(member, code)
-            self.ladder.begin(signal.SIGTERM, _SETTLING_SECONDS)
+            self.plan_end(_SETTLING_SECONDS)

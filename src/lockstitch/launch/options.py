@@ -91,6 +91,10 @@ Grace = Annotated[
         help="Seconds that a worker may take to obey a signal, before it gets a stronger one.",
     ),
 ]
+Verdict = Annotated[
+    Path | None,
+    typer.Option("--verdict", hidden=True, help="File for who failed first, and how."),
+]
 OutputFolder = Annotated[
     Path | None,
     typer.Option(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 5.0
 """How long a worker may take to obey a signal before it gets a stronger one."""
 
+_OF_SHELLS = 128
+"""To which they add the number of the signal that ended a process."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -34,6 +36,8 @@ _OF_A_FIXED_WORLD = (
     "RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT LOCKSTITCH_STORE HOROVOD_RANK "
     "HOROVOD_SIZE HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE"
 ).split()
+
+_FIRST = str(Path(__file__).parent / "first")
 
 # Loaded here, since between fork and exec a child should do as little as possible.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -95,7 +99,12 @@ class WorkerProcess:
         """How it ended, and on which host if that is another one; `runs` while it does."""
         if self.exit_code is None:
             return "runs"
-        return describe_exit(self.exit_code) + (f" on host {self.host}" if self.host else "")
+        if not self.host:
+            return describe_exit(self.exit_code)
+        # A shell there tells of it as shells do.
+        is_signal = _OF_SHELLS < self.exit_code <= _OF_SHELLS + signal.NSIG
+        code = _OF_SHELLS - self.exit_code if is_signal else self.exit_code
+        return f"{describe_exit(code)} on host {self.host}"
 
     @property
     def pid(self) -> int:
@@ -164,7 +173,7 @@ def environment_among_hosts(
         "HOROVOD_HOSTNAME": seat.host,
     }
     told = {name: str(value) for name, value in place.items()}
-    return {**_defaults(seat.local_size), **inherited, **told}
+    return {**_defaults(seat.local_size), **inherited, **told, **_first_of_all(inherited)}
 
 
 def elastic_environment(
@@ -179,7 +188,7 @@ def elastic_environment(
         "LOCAL_RANK": str(slot),
     }
     kept = {name: value for name, value in inherited.items() if name not in _OF_A_FIXED_WORLD}
-    return {**_defaults(workers_here), **kept, **place}
+    return {**_defaults(workers_here), **kept, **place, **_first_of_all(inherited)}
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
@@ -221,6 +230,8 @@ def child_pids() -> list[int]:
 
 def _die_with(launcher: int) -> None:
     """Runs in the child before its program: asks to be killed when the launcher ends."""
+    # Until Python runs in it, and where it does not, somebody who asks does no harm.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # it ended before we asked
@@ -229,9 +240,22 @@ def _die_with(launcher: int) -> None:
 
 def _defaults(workers: int) -> dict[str, str]:
     """The workers share this machine's cores, so each gets its part of them for arithmetic, unless
-    OMP_NUM_THREADS says otherwise; and what they print is not held back."""
+    OMP_NUM_THREADS says otherwise; what they print is not held back; and one that crashes says
+    where."""
     threads = max(1, _usable_cores() // workers)
-    return {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+
+
+def _first_of_all(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Has Python begin with `first/sitecustomize`, in whatever process of a worker it runs."""
+    others = inherited.get("PYTHONPATH", "")
+    if others.split(os.pathsep)[0] == _FIRST:  # a launcher started by a launcher
+        return {}
+    return {"PYTHONPATH": f"{_FIRST}{os.pathsep}{others}" if others else _FIRST}
 
 
 def _usable_cores() -> int:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from rich.console import Console
 
@@ -49,9 +50,13 @@ class LineBuffer:
 
 
 class Screen:
-    """Where the launcher writes: the workers' lines, and in the end what went wrong."""
+    """Where the launcher writes: the workers' lines, and in the end what went wrong; that also into
+    the file `verdict`, for a program that has started the launcher."""
 
-    def __init__(self, workers: int, out: Console, err: Console) -> None:
+    def __init__(
+        self, workers: int, out: Console, err: Console, verdict: Path | None = None
+    ) -> None:
+        self._verdict = verdict
         self._consoles = {"stdout": out, "stderr": err}
         self._width = len(f"[w{workers - 1}]")
         self._rendered: dict[tuple[str, int], bytes] = {}
@@ -85,6 +90,8 @@ class Screen:
         Not in a box: lines stay whole, so that paths can be clicked on and texts be copied.
         """
         self._erase_passing()
+        if self._verdict is not None:
+            self._verdict.write_text(f"{rank} {how}")
         console = self._consoles["stderr"]
         console.print()
         console.rule(Text(f"worker {rank} failed first: {how}", style="bold red"), style="red")

@@ -46,6 +46,11 @@ class Ladder:
             self._rungs = _RUNGS[_RUNGS.index(first) :]
             self._next_at = self._clock.now() + after_seconds
 
+    def within(self, seconds: float) -> None:
+        """Makes a signal that is planned for later due then; no effect once one has been due."""
+        if self._next_at is not None and not self.is_climbing:
+            self._next_at = min(self._next_at, self._clock.now() + seconds)
+
     def hurry(self) -> None:
         """Makes the next signal due at once."""
         if self._next_at is not None:

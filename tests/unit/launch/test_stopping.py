@@ -43,6 +43,22 @@ def test_each_signal_is_due_once_and_the_next_a_grace_period_later() -> None:
     assert ladder.due() == signal.SIGKILL
 
 
+def test_what_is_planned_may_come_sooner_but_never_later_nor_once_begun() -> None:
+    time = Time()
+    ladder = Ladder(5, time)
+    ladder.within(1)
+    assert ladder.seconds_to_next() is None
+    ladder.begin(signal.SIGTERM, after_seconds=3)
+    ladder.within(4)
+    assert ladder.seconds_to_next() == 3
+    ladder.within(1)
+    assert ladder.seconds_to_next() == 1
+    time.seconds += 1
+    assert ladder.due() == signal.SIGTERM
+    ladder.within(1)
+    assert ladder.seconds_to_next() == 5
+
+
 def test_last_rung_is_repeated_soon() -> None:
     time = Time()
     ladder = Ladder(5, time)

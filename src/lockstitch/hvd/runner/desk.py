@@ -52,10 +52,27 @@ class Desk:
         """How many ranks have returned something."""
         return len(list(self.folder.glob("result.*")))
 
-    def error(self) -> BaseException | None:
-        """The error that was raised first, if any."""
-        files = sorted(self.folder.glob("error.*"), key=lambda file: file.stat().st_mtime_ns)
-        return remote_errors.rebuild(self._read(files[0].name)) if files else None
+    @property
+    def verdict(self) -> Path:
+        """Where the launcher says which worker failed first, and how."""
+        return self.folder / "verdict"
+
+    def failure(self) -> tuple[str, BaseException | None]:
+        """What the job failed of, in words, and what the worker that failed first has raised, if
+        anything. Empty words where the launcher has told of no worker."""
+        if not self.verdict.exists():
+            return "", None
+        worker, how = self.verdict.read_text().split(" ", 1)
+        error = self.error(f"rank{worker}")
+        words = f"worker {worker} failed first: {how}"
+        return (words if error is None else f"{words}; it raised {error!r}"), error
+
+    def error(self, worker: str) -> BaseException | None:
+        """What a worker raised, if anything."""
+        name = f"error.{worker}"
+        if not (self.folder / name).exists():
+            return None
+        return remote_errors.rebuild(self._read(name))
 
     def _write(self, name: str, value: object) -> None:
         unfinished = self.folder / f".{name}.{os.getpid()}"

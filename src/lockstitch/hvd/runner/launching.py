@@ -108,7 +108,7 @@ def _launched(desk: Desk, options: list[str], executable: str | None) -> list[An
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     status = subprocess.run(
         [
-            *(sys.executable, "-m", "lockstitch", "run", *options),
+            *(sys.executable, "-m", "lockstitch", "run", *options, "--verdict", str(desk.verdict)),
             *(executable or sys.executable, "-m", "lockstitch.hvd.runner.task", str(desk.folder)),
         ],
         env=environment,
@@ -116,9 +116,8 @@ def _launched(desk: Desk, options: list[str], executable: str | None) -> list[An
     ).returncode
     if status == 0:
         return desk.results(desk.world_size())
-    error = desk.error()
-    what = f"the first raised {error!r}" if error else "see what was written to stderr"
+    words, error = desk.failure()
     raise CollectiveError(
         "Horovod detected that one or more processes exited with non-zero status: "
-        f"the launcher ended with status {status}; {what}"
+        f"the launcher ended with status {status}; {words or 'see what was written to stderr'}"
     ) from error

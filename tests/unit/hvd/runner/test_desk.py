@@ -18,18 +18,27 @@ def test_results_come_back_in_the_order_of_ranks(tmp_path):
     desk = Desk(tmp_path)
     assert desk.world_size() == 3
     assert desk.results(3) == ["of rank 0", "of rank 1", "of rank 2"]
-    assert desk.error() is None
+    assert desk.failure() == ("", None)
     with pytest.raises(FileNotFoundError):
         desk.results(4)
 
 
-def test_the_first_error_is_raised_again_with_its_traceback(tmp_path):
+def test_the_error_of_whom_the_launcher_names_is_raised_again_with_its_traceback(tmp_path):
     desk = Desk(tmp_path)
     for worker, error in (("rank1", KeyError("first")), ("rank0", ValueError("second"))):
         try:
             raise error
         except (KeyError, ValueError) as caught:
             desk.put_error(worker, caught)
-    found = desk.error()
-    assert isinstance(found, KeyError)
-    assert "in test_the_first_error" in str(found.__cause__)
+    desk.verdict.write_text("0 exit code 1")
+    words, found = desk.failure()
+    assert words == "worker 0 failed first: exit code 1; it raised ValueError('second')"
+    assert isinstance(found, ValueError)
+    assert "in test_the_error" in str(found.__cause__)
+
+
+def test_who_is_named_and_raised_nothing_is_not_blamed_on_another(tmp_path):
+    desk = Desk(tmp_path)
+    desk.put_error("rank1", KeyError("because of that"))
+    desk.verdict.write_text("0 killed by SIGKILL")
+    assert desk.failure() == ("worker 0 failed first: killed by SIGKILL", None)

@@ -21,4 +21,4 @@ def test_an_error_is_kept_and_ends_the_worker(tmp_path):
     desk.put_call(divmod, [1, 0], {})
     with pytest.raises(ZeroDivisionError):
         main(str(tmp_path), {"RANK": "0", "WORLD_SIZE": "1"})
-    assert isinstance(desk.error(), ZeroDivisionError)
+    assert isinstance(desk.error("rank0"), ZeroDivisionError)

@@ -1,0 +1,1 @@
+"""What Python runs first in a worker: this folder leads its PYTHONPATH, see `sitecustomize`."""
