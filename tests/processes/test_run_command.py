@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
+import re
 import select
 import shlex
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -350,7 +353,7 @@ def test_sigterm_to_the_launcher_ends_the_workers(launch: Launch) -> None:
     assert finish(process)[0] == 143
 
 
-def test_sigusr1_goes_to_the_workers_that_have_a_handler(launch: Launch) -> None:
+def test_sigusr1_goes_to_the_workers_and_leaves_handlers_of_programs_alone(launch: Launch) -> None:
     process = launch(
         """
         import os, signal
@@ -366,10 +369,79 @@ def test_sigusr1_goes_to_the_workers_that_have_a_handler(launch: Launch) -> None
     process.send_signal(signal.SIGUSR1)
     assert process.stdout is not None
     assert process.stdout.readline() == "[w1] asked 1\n"
+    assert process.stderr is not None
+    assert "is in no group" in process.stderr.readline()
+    assert "script.py:8 in <module>" in process.stderr.readline()
     process.terminate()
-    status, _, err = finish(process)
-    assert status == 143
-    assert "worker 0 has not called init_rpc yet" in err
+    assert finish(process)[0] == 143
+
+
+@pytest.mark.parametrize("python", [[], ["-S"]])
+def test_sigusr1_at_any_moment_does_no_harm(tmp_path: Path, python: list[str]) -> None:
+    """From before the worker's program is loaded until its process has gone."""
+    (tmp_path / "script.py").write_text("print('done')")
+    launcher = subprocess.Popen(
+        [*COMMAND, "run", "-n", "2", sys.executable, *python, "script.py"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    asked = 0
+    while launcher.poll() is None:
+        for worker in children_of(launcher.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGUSR1)
+                asked += 1
+        threading.Event().wait(0.001)
+    assert launcher.communicate()[0].splitlines().count("[w0] done") == 1
+    assert launcher.returncode == 0
+    assert asked > 10
+
+
+def children_of(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):  # it has ended
+        return [
+            int(child)
+            for each in Path(f"/proc/{pid}/task").glob("*/children")
+            for child in each.read_text().split()
+        ]
+    return []
+
+
+def test_sigusr1_tells_of_calls_and_of_reductions(launch: Launch) -> None:
+    process = launch(
+        """
+        import os, signal, torch
+        import lockstitch.hvd as hvd
+        from lockstitch import rpc
+
+        hvd.init()
+        rank = hvd.rank()
+        if rank == 0:
+            hvd.allreduce_async(torch.ones(2), name="w")
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+        """
+    )
+    wait_until_ready(process)
+    told: set[str] = set()
+    mine = "allreduce 'allreduce.w', submitted ago: ranks [1] have not submitted it"
+    theirs = "ranks [0] wait for 'allreduce.w', which this one has not submitted"
+    lines = [
+        "worker0: waits",
+        f"  rank 0 of 2: {mine}",
+        "worker1: waits",
+        f"  rank 1 of 2: {theirs}",
+    ]
+    wanted = {f"[w{rank}] {line}" for rank in (0, 1) for line in lines}
+    assert process.stderr is not None
+    while told != wanted:
+        process.send_signal(signal.SIGUSR1)  # again: it may come just before somebody pauses
+        while select.select([process.stderr], [], [], 2)[0]:
+            found = os.read(process.stderr.fileno(), 1 << 16).decode()
+            told |= {re.sub(r"\d+\.\d s ", "", line) for line in found.splitlines()}
+    process.terminate()
+    assert process.wait() == 143
 
 
 def test_workers_die_with_a_killed_launcher(launch: Launch, token: str) -> None:

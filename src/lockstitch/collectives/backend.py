@@ -47,6 +47,16 @@ class Backend(Protocol):
         known."""
         ...
 
+    def missing(self, handle: Handle[Any]) -> tuple[int, ...] | None:
+        """The ranks that have not submitted an operation which this one has, or, of a join, that
+        have not joined; None where that is not found out. May ask and wait for a moment."""
+        ...
+
+    def wanted(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The names of operations that other ranks have submitted and this one has not, and by whom
+        they are; without a name where that is not known here. May ask and wait for a moment."""
+        ...
+
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor in the memory that is best to reduce from."""
         ...

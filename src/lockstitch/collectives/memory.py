@@ -182,6 +182,12 @@ class MemoryBackend:
     def is_wanted(self) -> bool:
         return self._meeting.is_wanted(self._rank)
 
+    def missing(self, handle: Handle[Any]) -> tuple[int, ...] | None:
+        return self._meeting.missing(self._rank, handle)
+
+    def wanted(self) -> list[tuple[str, tuple[int, ...]]]:
+        return self._meeting.wanted(self._rank)
+
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
 
@@ -249,11 +255,24 @@ class _Meeting:
                 outstanding.break_off(error)
 
     def look_for_stalls(self, rank: int) -> None:
-        def missing(handle: Handle[Any]) -> tuple[int, ...]:
-            return self._tables[handle.request.process_set].missing(handle.name, rank)
-
         with self._lock:
-            self.outstanding[rank].look_for_stalls(missing)
+            self.outstanding[rank].look_for_stalls(lambda handle: self.missing(rank, handle))
+
+    def missing(self, rank: int, handle: Handle[Any]) -> tuple[int, ...]:
+        with self._lock:
+            table = self._tables[handle.request.process_set]
+            if handle.request.kind is Kind.JOIN:
+                return table.not_joined()
+            return table.missing(handle.name, rank)
+
+    def wanted(self, rank: int) -> list[tuple[str, tuple[int, ...]]]:
+        with self._lock:
+            return [
+                (waiting.name, waiting.submitted)
+                for table in self._tables.values()
+                for waiting in table.waiting()
+                if rank in waiting.missing
+            ]
 
     def is_wanted(self, rank: int) -> bool:
         with self._lock:

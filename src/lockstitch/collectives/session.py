@@ -134,6 +134,25 @@ class Session(Operations):
             process_sets=len(self._sets.all()),
         )
 
+    def describe_waits(self) -> list[str]:
+        """A line for each operation under way here, and for each that other ranks wait for; from
+        any thread. May ask other ranks and wait for a moment."""
+        where, now = f"rank {self.rank} of {self.size}", self._outstanding.clock.now()
+        lines = []
+        for handle in self._outstanding.all():
+            road = handle.road or self._backend
+            missing = road.missing(handle) if hasattr(road, "missing") else None
+            if not handle.is_done:
+                what = f"{handle.request.kind.value} {handle.name!r}"
+                whom = _in_words(handle.request.kind, missing)
+                waited = now - handle.submitted_at
+                lines.append(f"{where}: {what}, submitted {waited:.1f} s ago: {whom}")
+        for name, by in [] if self._outstanding.is_broken else self._backend.wanted():
+            whose = f"ranks {list(by)} wait" if by else "other ranks wait"
+            what = repr(name) if name else "something"
+            lines.append(f"{where}: {whose} for {what}, which this one has not submitted")
+        return lines
+
     @property
     def deferred(self) -> Deferred:
         """The operations in the form that leaves all work to later calls."""
@@ -344,3 +363,13 @@ class Session(Operations):
         if counter is None:
             counter = self._counts.setdefault(key, itertools.count())
         return next(counter)
+
+
+def _in_words(kind: Kind, missing: tuple[int, ...] | None) -> str:
+    """Whom an operation waits for."""
+    if missing is None:
+        return "which ranks have not submitted it is not known here"
+    if not missing:
+        return "all ranks have submitted it, it is under way"
+    what = "not joined" if kind is Kind.JOIN else "not submitted it"
+    return f"ranks {list(missing)} have {what}"

@@ -118,6 +118,9 @@ from lockstitch.hvd.mpi_ops import (
 from lockstitch.hvd.optimizer import DistributedOptimizer
 from lockstitch.hvd.runner import run
 from lockstitch.hvd.sync_batch_norm import SyncBatchNorm
+from lockstitch.observe import listen
+
+listen()
 
 __all__ = [
     "DistributedOptimizer",

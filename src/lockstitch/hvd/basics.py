@@ -16,7 +16,9 @@ from lockstitch.hvd.logs import begin_logs, end_logs
 from lockstitch.hvd.process_sets import ProcessSet, add_first_sets, ids_by_ranks
 from lockstitch.hvd.timeline import begin_timeline_of, end_timeline
 from lockstitch.hvd.worlds import LAUNCHER
+from lockstitch.inquiry import tell_of_crashes
 from lockstitch.modes import in_plain_modes
+from lockstitch.observe.waits import listen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +75,8 @@ def init(
         if process_sets.lower() != "dynamic":
             raise ValueError(f'process_sets is a list of sets or "dynamic", not {process_sets!r}')
         process_sets = None
+    listen()
+    tell_of_crashes()
     session = _open(comm)
     session.observers.stall = _report_stall
     try:

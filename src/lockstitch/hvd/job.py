@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from lockstitch.hvd.communicators import meet
+from lockstitch.inquiry import INQUIRY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ class Process:
         self._numbers: WeakKeyDictionary[Session, itertools.count[int]] = WeakKeyDictionary()
         self._meetings: dict[int, tuple[int, int, TCPStore]] = {}
         atexit.register(self.shutdown)
+        INQUIRY.waits.append(self._describe_waits)
         os.register_at_fork(after_in_child=self.forget)
 
     def shutdown(self) -> None:
@@ -61,6 +63,10 @@ class Process:
     def next_number(self, session: Session) -> int:
         """0, 1, 2, … for what each rank makes in the same order."""
         return next(self._numbers.setdefault(session, itertools.count()))
+
+    def _describe_waits(self) -> list[str] | None:
+        session = self.session
+        return None if session is None else session.describe_waits()
 
     def forget(self) -> None:
         """A forked child (of a `DataLoader`, say) is no rank."""

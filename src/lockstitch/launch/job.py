@@ -304,7 +304,7 @@ class Job:
             elif number == signal.SIGUSR1:
                 for process in self.running():
                     if not process.ask_what_it_waits_for():
-                        self.screen.note(f"worker {process.rank} has not called init_rpc yet")
+                        self.screen.note(f"worker {process.rank} has not begun to listen")
 
     def _climb(self) -> None:
         number = self.ladder.due()

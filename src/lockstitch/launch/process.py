@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstitch.inquiry import catches
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -123,8 +125,12 @@ class WorkerProcess:
         return code
 
     def ask_what_it_waits_for(self) -> bool:
-        """Passes SIGUSR1 on, to the worker alone; False where it has no handler for it, and would
-        die."""
+        """Passes SIGUSR1 on, to the worker alone; False where it has no handler for it. One
+        elsewhere ignores it then."""
+        if self._popen.stdin is not None:
+            with suppress(BrokenPipeError, ValueError):  # it has ended
+                self._popen.stdin.write(b"USR1\n")
+            return True
         if not catches(self.pid, signal.SIGUSR1):
             return False
         with suppress(ProcessLookupError):
@@ -189,16 +195,6 @@ def elastic_environment(
     }
     kept = {name: value for name, value in inherited.items() if name not in _OF_A_FIXED_WORLD}
     return {**_defaults(workers_here), **kept, **place, **_first_of_all(inherited)}
-
-
-def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for that signal; False where the system does not tell."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    masks = (line.split() for line in status.splitlines() if line.startswith("SigCgt:"))
-    return any(int(mask, 16) >> (number - 1) & 1 for _, mask in masks)
 
 
 def describe_exit(code: int) -> str:

@@ -28,6 +28,7 @@ _PASSED_ON = re.compile(
 )
 
 
+# What asks the worker a question (USR1) is for it alone, and ignored until it listens.
 # The worker leads a group of its own, so that signals reach what it has started too, and what that
 # leaves behind is ended as it is on this machine: a moment later, and then for good. Without
 # `setsid` they reach the worker alone.
@@ -36,7 +37,11 @@ exec 3<&0
 {{
 {exports}
 cd {folder} || exit 1
-tell() {{ kill "-$1" "-$worker" || kill "-$1" "$worker"; }} 2> /dev/null
+trap "" USR1
+tell() {{
+  if [ "$1" != USR1 ]; then kill "-$1" "-$worker" && return; fi
+  kill "-$1" "$worker"
+}} 2> /dev/null
 $(command -v setsid) {command} < /dev/null 3<&- &
 worker=$!
 # The rest of the input: names of signals, a line each. It ends with the launcher.

@@ -3,6 +3,6 @@
 waits.py    what every worker waits for, by one call or a signal
 """
 
-from lockstitch.observe.waits import WaitReports, explain_waits
+from lockstitch.observe.waits import WaitReports, explain_waits, listen
 
-__all__ = ["WaitReports", "explain_waits"]
+__all__ = ["WaitReports", "explain_waits", "listen"]

@@ -9,15 +9,14 @@ where every other thread of a worker is blocked. A worker that does not answer i
 from __future__ import annotations
 
 import contextlib
-import signal
-import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstitch.errors import LockstitchError
 from lockstitch.ids import IdSource, WorkerId
+from lockstitch.inquiry import INQUIRY
 from lockstitch.runtime.waits import WorkerWaits, look
-from lockstitch.runtime.worker import Worker, current_worker
+from lockstitch.runtime.worker import Worker, current_worker, has_current_worker
 from lockstitch.wire.messages import AskWaits, TellWaits
 
 if TYPE_CHECKING:
@@ -95,12 +94,15 @@ class WaitReports:
 
 
 def explain_waits(timeout_seconds: float = 2.0) -> str:
-    """Says what every worker waits for: calls, functions being run, references, backward passes.
-    For each worker a line with its name, and one for each thing that it waits for.
+    """Says what every worker waits for: calls, functions being run, references, backward passes,
+    reductions. For each worker a line with its name, and one for each thing that it waits for.
 
-    Workers get `timeout_seconds` to answer (2); those that do not are named. Raises
-    `NotInitializedError` before `init_rpc`.
+    Workers get `timeout_seconds` to answer (2); those that do not are named. A rank of `hvd` that
+    is no worker tells for itself alone: of its reductions, and which ranks have not submitted them.
+    Raises `NotInitializedError` before `init_rpc` or `hvd.init`.
     """
+    if not has_current_worker() and INQUIRY.lines() is not None:
+        return INQUIRY.explain_alone()
     answers, silent = current_worker().service(WaitReports).ask(timeout_seconds)
     lines: list[str] = []
     for waits in answers:
@@ -118,42 +120,11 @@ def explain_waits(timeout_seconds: float = 2.0) -> str:
     return "\n".join(lines)
 
 
-class WaitSignal:
-    """While installed, a signal makes this process print what every worker waits for.
+def listen() -> None:
+    """From now on SIGUSR1 makes this process print what every worker waits for."""
+    INQUIRY.explain = _explain
+    INQUIRY.install()
 
-    Nothing is installed outside the main thread, or where the program has its own handler.
-    """
 
-    def __init__(self, worker: Worker, number: int | None = None) -> None:
-        self._worker = worker
-        self._number = number if number is not None else getattr(signal, "SIGUSR1", None)
-        self._installed = False
-
-    def install(self) -> None:
-        """Begins to listen."""
-        if (
-            self._number is not None
-            and threading.current_thread() is threading.main_thread()
-            and signal.getsignal(self._number) is signal.SIG_DFL
-        ):
-            signal.signal(self._number, self._react)
-            self._installed = True
-
-    def remove(self) -> None:
-        """Restores what was before, unless the program has put in its own handler since."""
-        if (
-            self._installed
-            and self._number is not None
-            and threading.current_thread() is threading.main_thread()
-            and signal.getsignal(self._number) == self._react
-        ):
-            signal.signal(self._number, signal.SIG_DFL)
-        self._installed = False
-
-    def _react(self, _number: int, _frame: Any) -> None:
-        # Another thread, because this one may hold any lock right now.
-        threading.Thread(target=self._print, name="lockstitch-waits", daemon=True).start()
-
-    def _print(self) -> None:
-        with self._worker.active():
-            print(explain_waits(), file=sys.stderr, flush=True)
+def _explain() -> str:
+    return explain_waits() if has_current_worker() else INQUIRY.explain_alone()

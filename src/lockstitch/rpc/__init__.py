@@ -33,6 +33,7 @@ from datetime import timedelta as timedelta  # programs of ProcessGroup days say
 from typing import TYPE_CHECKING
 
 from lockstitch.ids import WorkerInfo
+from lockstitch.observe.waits import listen
 from lockstitch.rpc import (
     api,
     backend_registry,
@@ -91,6 +92,8 @@ from lockstitch.rref.rref import RRef
 from lockstitch.runtime.pending import Future
 from lockstitch.trust.registry import Registry, register
 from lockstitch.trust.tls import TlsFiles
+
+listen()
 
 PyRRef = RRef
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import Store
 
+from lockstitch.inquiry import tell_of_crashes
 from lockstitch.modes import in_plain_modes
+from lockstitch.observe.waits import listen
 from lockstitch.rendezvous import open_store
 from lockstitch.rendezvous.joining import outside
 from lockstitch.rpc import api
@@ -54,6 +56,8 @@ def init_rpc(
     or address; `RuntimeError` when this process has a worker already, when a name or rank is taken,
     when ranks do not come in time, and when static and dynamic members meet.
     """
+    listen()
+    tell_of_crashes()
     _check_types(backend, rpc_backend_options)
     if api._is_current_rpc_agent_set():
         raise RuntimeError(_ALREADY)

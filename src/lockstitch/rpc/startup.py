@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.distributed_c10d import Store
 
 from lockstitch.autograd.service import AutogradService
-from lockstitch.observe.waits import WaitReports, WaitSignal
+from lockstitch.observe.waits import WaitReports
 from lockstitch.rendezvous import check_name, host_identity, sealed_by
 from lockstitch.rpc.admission import Invitation, Wish
 from lockstitch.rpc.agents import TensorPipeAgent
@@ -129,12 +129,9 @@ def _plug_pools(worker: Worker, segments: SegmentPool | None) -> None:
 
 
 def _settle_in_process(worker: Worker, options: TensorPipeRpcBackendOptions) -> None:
-    """What the worker has the whole process do: answer a signal and take turns as long as the
-    options say, while it lives; and keep the memory of gradients for the next ones."""
+    """What the worker has the whole process do: take turns as long as the options say, while it
+    lives; and keep the memory of gradients for the next ones."""
     keep_freed_memory()
-    signal = WaitSignal(worker)
-    signal.install()
-    worker.agent.on_close(signal.remove)
     if options.switch_interval is not None:
         worker.agent.on_close(SWITCH_INTERVAL.shorten(options.switch_interval))
 

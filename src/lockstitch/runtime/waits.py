@@ -3,30 +3,19 @@ their functions are, and whatever else its services wait for. A hang can thus be
 
 from __future__ import annotations
 
-import os
 import sys
-import sysconfig
-import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from lockstitch.inquiry import INQUIRY, line_of
 from lockstitch.runtime.functions import name_of
+from lockstitch.runtime.worker import PROCESS
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.worker import Worker
-
-# Frames below these say nothing to the user: this library, Python's own, installed packages.
-_NOT_THE_USERS = tuple(
-    str(folder) + os.sep
-    for folder in (
-        Path(__file__).resolve().parents[1],
-        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    )
-)
 
 
 @runtime_checkable
@@ -72,7 +61,9 @@ def look(worker: Worker) -> WorkerWaits:
         if isinstance(service, Waits)
         for line in service.describe_waits()
     )
-    return WorkerWaits(worker.name, calls, serving, others)
+    # A process has one worker of its own; those that tests have in it wait for nothing else.
+    beside = INQUIRY.lines() if worker is PROCESS.worker else None
+    return WorkerWaits(worker.name, calls, serving, (*others, *(beside or ())))
 
 
 def _where(invocation: Invocation, frames: dict[int, FrameType]) -> str:
@@ -81,7 +72,4 @@ def _where(invocation: Invocation, frames: dict[int, FrameType]) -> str:
     frame = frames.get(thread) if thread is not None else None
     if frame is None:
         return "parked: it waits for a future or for references to be confirmed"
-    stack = traceback.extract_stack(frame)
-    own = [entry for entry in stack if not entry.filename.startswith(_NOT_THE_USERS)]
-    entry = (own or stack)[-1]
-    return f"{entry.filename}:{entry.lineno} in {entry.name}"
+    return line_of(frame)

@@ -622,3 +622,31 @@ def test_a_patient_wait_ends_when_others_wait_for_this_rank(backend: str) -> Non
         assert pair.run(program) == [(False, 4.0), (True, 4.0)]
         quick = pair.run(lambda s: s.wait_unless_wanted(s.allreduce(torch.ones(1), SUM)))
         assert quick == [True, True]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_rank_waits_for_is_told_by_name_and_by_whom_it_waits_for(backend: str) -> None:
+    with Ranks(2, backend) as ranks:
+        assert [rank.describe_waits() for rank in ranks.sessions] == [[], []]
+        handle = ranks[1].allreduce(torch.ones(2), SUM, name="w")
+        (mine,) = ranks[1].describe_waits()
+        (theirs,) = ranks[0].describe_waits()
+        assert mine.startswith("rank 1 of 2: allreduce 'w', submitted ")
+        assert mine.endswith("s ago: ranks [0] have not submitted it")
+        names = backend in ("memory", "shared_memory")
+        who, what = ("ranks [1] wait", "'w'") if names else ("other ranks wait", "something")
+        assert theirs == f"rank 0 of 2: {who} for {what}, which this one has not submitted"
+        ranks[0].wait(ranks[0].allreduce(torch.ones(2), SUM, name="w"))
+        ranks[1].wait(handle)
+        assert [rank.describe_waits() for rank in ranks.sessions] == [[], []]
+
+
+def test_a_rank_in_a_join_waits_for_those_that_have_not_joined() -> None:
+    with Ranks(2, "shared_memory") as ranks:
+        joining = threading.Thread(target=ranks[0].join)
+        joining.start()
+        while not (told := ranks[0].describe_waits()):
+            threading.Event().wait(0.001)
+        ranks[1].join()
+        joining.join()
+    assert told[0].endswith("ranks [1] have not joined")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,9 @@ import torch
 
 import lockstitch
 from lockstitch import rpc
-from lockstitch.observe.waits import WaitReports, WaitSignal
+from lockstitch.errors import NotInitializedError
+from lockstitch.inquiry import INQUIRY
+from lockstitch.observe.waits import WaitReports
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
 
@@ -97,27 +97,21 @@ def test_a_worker_that_does_not_answer_is_named(cluster: LocalCluster) -> None:
     assert silent == ["worker2"]
 
 
-def test_a_signal_prints_it(cluster: LocalCluster, capfd: pytest.CaptureFixture[str]) -> None:
-    waits = WaitSignal(cluster["worker0"])
-    waits.install()
-    try:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        for thread in threading.enumerate():
-            if thread.name == "lockstitch-waits":
-                thread.join(60)
-    finally:
-        waits.remove()
-    assert "worker2: waits for nothing" in capfd.readouterr().err
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+def test_who_is_in_no_group_is_told_so() -> None:
+    with pytest.raises(NotInitializedError):
+        lockstitch.explain_waits()
 
 
-def test_a_handler_of_the_program_is_left_alone(cluster: LocalCluster) -> None:
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+def test_a_rank_that_is_no_worker_tells_of_its_reductions() -> None:
+    told = ["rank 0 of 2: allreduce 'w', submitted 1.0 s ago: ranks [1] have not submitted it"]
+    INQUIRY.waits.append(lambda: told)
     try:
-        waits = WaitSignal(cluster["worker0"])
-        waits.install()
-        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
-        waits.remove()
-        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+        state, line, where = lockstitch.explain_waits().split("\n")
+        told = []
+        idle, _ = lockstitch.explain_waits().split("\n")
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        INQUIRY.waits.pop()
+    assert state.endswith(": waits")
+    assert "ranks [1] have not submitted it" in line
+    assert "its main thread is at" in where
+    assert idle.endswith(": waits for nothing")

@@ -11,7 +11,6 @@ import pytest
 from lockstitch.launch.meeting import MeetingPlace
 from lockstitch.launch.process import (
     WorkerProcess,
-    catches,
     child_pids,
     describe_exit,
     exit_status,
@@ -55,18 +54,6 @@ def test_workers_share_the_cores(
 
 def test_number_of_threads_set_by_the_user_stays(meeting) -> None:
     assert worker_environment(0, 2, meeting, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
-
-
-def test_who_listens_for_a_signal_is_seen() -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    assert before is signal.SIG_DFL
-    assert not catches(os.getpid(), signal.SIGUSR1)
-    signal.signal(signal.SIGUSR1, lambda *_: None)
-    try:
-        assert catches(os.getpid(), signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert not catches(2**22 + 1, signal.SIGUSR1)  # beyond the greatest process id
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 1.0
+_ANSWER_SECONDS = 1.0
+_LOOKS_FOR_ANSWER = 20
 
 
 class Ear(Protocol):
@@ -192,6 +194,26 @@ class C10dBackend:
         """What rank 0 has answered to the last such question; asks anew."""
         self._ear.tell(Ask(ANYTHING))
         return bool(self._missing.pop(ANYTHING, ()))
+
+    def missing(self, handle: Handle[Any]) -> tuple[int, ...] | None:
+        if handle.request.kind is Kind.JOIN or self._is_abandoned:
+            return None
+        return self._answer(lambda: self._whom_it_waits_for(handle))
+
+    def wanted(self) -> list[tuple[str, tuple[int, ...]]]:
+        if self._is_abandoned:
+            return []
+        self._missing.pop(ANYTHING, None)
+        self._ear.tell(Ask(ANYTHING))
+        return [("", ())] if self._answer(lambda: self._missing.pop(ANYTHING, None)) else []
+
+    def _answer(self, look: Callable[[], tuple[int, ...] | None]) -> tuple[int, ...] | None:
+        """What rank 0 says, if it does so soon."""
+        for _ in range(_LOOKS_FOR_ANSWER):
+            if (answer := look()) is not None:
+                return answer
+            self._knows_why.wait(_ANSWER_SECONDS / _LOOKS_FOR_ANSWER)
+        return None
 
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self._plane.device)

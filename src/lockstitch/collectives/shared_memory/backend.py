@@ -21,7 +21,7 @@ import torch
 
 from lockstitch.collectives.mappings import declare_private
 from lockstitch.collectives.process_sets import ProcessSet
-from lockstitch.collectives.requests import GLOBAL_SET
+from lockstitch.collectives.requests import GLOBAL_SET, Kind
 from lockstitch.collectives.shared_memory.arena import Arena, ArenaFullError
 from lockstitch.collectives.shared_memory.bells import Bells
 from lockstitch.collectives.shared_memory.channel import Channel
@@ -34,7 +34,7 @@ from lockstitch.fences import Fence
 from lockstitch.transport.forks import abandon_in_child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.outstanding import Outstanding
@@ -240,6 +240,37 @@ class SharedMemoryBackend:
     def is_wanted(self) -> bool:
         with self._lock:
             return any(channel.table.wants(self._rank) for channel in self._open_channels)
+
+    def missing(self, handle: Handle[Any]) -> tuple[int, ...] | None:
+        with self._looking() as is_looking:
+            channel = self._channels.get(handle.request.process_set) if is_looking else None
+            if channel is None:
+                return None
+            is_join = handle.request.kind is Kind.JOIN
+            return channel.table.not_joined() if is_join else channel.missing(handle.name)
+
+    def wanted(self) -> list[tuple[str, tuple[int, ...]]]:
+        with self._looking() as is_looking:
+            tables = [each.table for each in self._open_channels] if is_looking else []
+            return [
+                (waiting.name, waiting.submitted)
+                for table in tables
+                for waiting in table.waiting()
+                if self._rank in waiting.missing
+            ]
+
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[bool]:
+        """Has looked at all logs; False where somebody else works for long, or none may."""
+        if self._is_abandoned or not self._lock.acquire(timeout=_LOOK_SECONDS):
+            yield False
+            return
+        try:
+            if not self._has_left:
+                self._turn()
+            yield True
+        finally:
+            self._lock.release()
 
     def _drive(
         self, handle: Handle[Any] | None, gives_up: Callable[[], bool] | None = None

@@ -1,8 +1,9 @@
 """Runs in every Python of a worker before anything of its program, however that is started: Python
 imports a module of this name by itself.
 
-From then on the worker's end is told to the launcher (`lockstitch.endings`). Nothing else is
-different: the folder leaves `sys.path`, and a `sitecustomize` of somebody else's runs all the same.
+From then on the worker can be asked what it waits for (`lockstitch.inquiry`), and its end is told
+to the launcher (`lockstitch.endings`). Nothing else is different: the folder leaves `sys.path`, and
+a `sitecustomize` of somebody else's runs all the same.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def _begin() -> None:
     # A Python without Lockstitch (another environment's) is a worker as well. Whatever else may be
     # wrong, a program is not to fail because somebody wants to hear of its end.
     with contextlib.suppress(Exception):
+        importlib.import_module("lockstitch.inquiry").INQUIRY.install(even_if_ignored=True)
         importlib.import_module("lockstitch.endings").Ending().install()
 
 
