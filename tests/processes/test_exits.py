@@ -110,3 +110,36 @@ sys.last = Last()  # deleted when the interpreter is taken down
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are kept asleep by a signal of Linux")
 def test_a_thread_that_would_wake_inside_torch_while_the_interpreter_ends_sleeps_on() -> None:
     ends_well(WAKES_TOO_LATE, timeout_seconds=60)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-i", "-q"], pytest.param(["-"], marks=pytest.mark.slow)], ids=str
+)
+def test_what_is_left_open_in_an_interactive_session_does_not_keep_it_from_ending(
+    arguments: list[str],
+) -> None:
+    script = """
+import time, torch
+from lockstitch import hvd, rpc
+from lockstitch.nn import DataParallel
+from lockstitch.testing import LocalCluster
+from lockstitch.testing.processes import ProcessCluster
+
+cluster = ProcessCluster(2, start_method="fork").__enter__()
+task = cluster.start(0, time.sleep, 1000)
+cluster.stop(1)
+print(*[each.process.pid for each in cluster._members.values()])
+local = LocalCluster(2).__enter__()
+hvd.init()
+state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
+parallel = DataParallel(torch.nn.Linear(2, 2), ["fork", "thread"])
+out = parallel(torch.ones(4, 2))
+"""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=script, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    pids = done.stdout.split()
+    assert len(pids) == 2, done.stderr
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    assert "Traceback" not in done.stderr

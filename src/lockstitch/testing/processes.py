@@ -12,6 +12,7 @@ module holds, by cloudpickle. Whatever happens, no process is left when the bloc
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -109,7 +110,8 @@ class ProcessCluster:
     `prepare`: called first in each process, with its rank, while it has a single thread.
 
     Leaving the block shuts all workers down together; where one was killed or the block failed,
-    each alone. Raises `RuntimeError` when processes had to be killed for that.
+    each alone. One that is never left (in an interactive session, say) is killed when this process
+    ends. Raises `RuntimeError` when processes had to be killed for that.
     """
 
     def __init__(  # noqa: PLR0913 - each is a keyword with a default
@@ -133,6 +135,7 @@ class ProcessCluster:
         self._prepare = prepare
         self._members: dict[str, _Member] = {}
         self._folder: Folder | None = None
+        self._owner = os.getpid()
 
     def __repr__(self) -> str:
         living = sum(member.process.is_alive() for member in self._members.values())
@@ -140,6 +143,9 @@ class ProcessCluster:
 
     def __enter__(self) -> ProcessCluster:
         self._folder = Folder()
+        self._owner = os.getpid()
+        # multiprocessing's own handler, which waits for the processes, is older and comes later.
+        atexit.register(self._kill_own)
         try:
             for rank, name in enumerate(self.names):
                 self._members[name] = self._launch(name, rank)
@@ -282,7 +288,13 @@ class ProcessCluster:
         if stubborn:
             raise RuntimeError(f"{', '.join(stubborn)} did not end within {_END_SECONDS} s")
 
+    def _kill_own(self) -> None:
+        """Not in a forked child, whose siblings they are."""
+        if os.getpid() == self._owner:
+            self._kill_all()
+
     def _kill_all(self) -> None:
+        atexit.unregister(self._kill_own)
         for member in self._members.values():
             member.pipe.close()
             member.process.kill()
