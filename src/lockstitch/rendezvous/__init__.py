@@ -1,6 +1,7 @@
 """Who is here: workers find each other through a key-value store, and then no longer need it.
 
 - `store`: opening the store, and waiting on it
+- `reaching`: whether it is there already, and telling who waits
 - `sealed_store`: the store of a job that has a secret
 - `hosts`: which machine this is, and which of a worker's addresses to take
 - `roster`: the table of members; no I/O

@@ -26,6 +26,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
+from lockstitch.rendezvous.reaching import say
 from lockstitch.rendezvous.roster import Member, Table, check_names_are_unique
 from lockstitch.rendezvous.store import missing_keys, read_all
 
@@ -90,14 +91,20 @@ def meet(
     keys = [f"meeting/{meeting}/{each}" for each in range(world_size)]
     store.set(keys[rank], member.encode())
     _check_rank_is_still_free(store, meeting, member.info, keys)
-    if missing := missing_keys(store, keys, timeout_seconds):
+
+    def notice(missing: list[str]) -> None:
+        ranks = [each for each, key in enumerate(keys) if key in missing]
+        patience = f"it gives up after {timeout_seconds:g} s"
+        say(f"rank {rank} waits for ranks {ranks} of {world_size} to join; {patience}")
+
+    if missing := missing_keys(store, keys, timeout_seconds, notice):
         # As if it had never come, so that the ranks can try again.
         store.delete_key(keys[rank])
         store.delete_key(_size_key(meeting))
         store.add(f"meetings/{rank}", -1)
         ranks = [each for each, key in enumerate(keys) if key in missing]
         raise RuntimeError(
-            f"rank {rank} waited {timeout_seconds} s for {world_size} ranks to join, but ranks "
+            f"rank {rank} waited {timeout_seconds:g} s for {world_size} ranks to join, but ranks "
             f"{ranks} did not come, or gave up. Is world_size right, and has each been started? "
             f"(It is meeting number {meeting + 1} on this store; all ranks must have met as often.)"
         )

@@ -14,12 +14,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from torch.distributed import DistError, FileStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed import (  # type: ignore[attr-defined]  # not in its __all__
+    DistNetworkError,
+    FileStore,
+    TCPStore,
+)
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from lockstitch.rendezvous.reaching import NOTICE_SECONDS, Address, say, wait_for_store
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _PREFIX = "lockstitch"
 # torch's word for "any number".
@@ -53,12 +59,14 @@ def open_store(
         _check_folder(init_method)
         url = _with_members(init_method, rank, world_size)
         try:
-            store, _, _ = next(rendezvous(url, timeout=timeout))
-        except DistError as error:
+            store = _met(url, rank, timeout_seconds)
+        except DistNetworkError as error:
+            if "EADDRINUSE" not in str(error):
+                raise
             raise type(error)(
-                f"rank {rank} did not meet the others at {init_method} ({error}). Has each been "
-                "started, and all with the same address?"
-            ) from error
+                f"rank {rank} cannot host the meeting at {init_method}: another program listens at "
+                f"that port. Choose another one, or end that program ({error})"
+            ) from None
         except (ValueError, RuntimeError) as error:
             advice = _advice(init_method, str(error))
             if advice is None:
@@ -66,6 +74,53 @@ def open_store(
             raise type(error)(f"{error}. {advice}") from None
         store.set_timeout(timeout)
     return PrefixStore(_PREFIX, store)
+
+
+def _met(url: str, rank: int, timeout_seconds: float) -> Store:
+    """By torch's own handler, once there is something to meet at."""
+    timeout = timedelta(seconds=timeout_seconds)
+    address, is_agents = _address_of(url)
+    rank = rank if rank >= 0 or address is None else int(os.environ["RANK"])
+    if address is not None and (rank != 0 or is_agents):
+        wait_for_store(address, rank, timeout_seconds)
+    elif address is not None:
+        if stray := address.why_not_here():
+            say(f"rank {rank} hosts the meeting, but others may not find it at {address}: {stray}")
+        # torch would look for itself at a stray address until the time is over; and under torchrun
+        # it takes every address for that of torchrun's store, so that nobody would host this one.
+        if stray or _agent_hosts_stores():
+            return _hosted("localhost" if stray else address.host, address.port, timeout)
+    store: Store = next(rendezvous(url, timeout=timeout))[0]
+    return store
+
+
+def _hosted(host: str, port: int, timeout: timedelta) -> Store:
+    return TCPStore(
+        host, port, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
+    )
+
+
+def _address_of(url: str) -> tuple[Address | None, bool]:
+    """Where the store is, and whether that is the one which torchrun hosts; None where torch has to
+    say first what is missing."""
+    told = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    parts = urlsplit(url)
+    if parts.scheme == "env":
+        host, port = told
+        for name in ("rank", "world_size"):
+            if f"{name}=" not in parts.query and not os.environ.get(name.upper(), "").isdecimal():
+                return None, False
+    elif parts.scheme == "tcp" and "rank=" in parts.query:
+        host, port = parts.hostname or "", str(parts.port or "")
+    else:
+        return None, False
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        return None, False
+    return Address(host, int(port)), _agent_hosts_stores() and (host, port) == told
+
+
+def _agent_hosts_stores() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _advice(init_method: str, text: str) -> str | None:
@@ -83,11 +138,25 @@ def _advice(init_method: str, text: str) -> str | None:
     return None
 
 
-def missing_keys(store: Store, keys: Sequence[str], timeout_seconds: float) -> list[str]:
-    """Waits until all `keys` are set; returns those that are not when the time is over."""
-    if _wait(store, keys, timeout_seconds):
-        return []
-    return [key for key in keys if not store.check([key])]
+def missing_keys(
+    store: Store,
+    keys: Sequence[str],
+    timeout_seconds: float,
+    notice: Callable[[list[str]], None] | None = None,
+    *,
+    notice_seconds: float = NOTICE_SECONDS,
+) -> list[str]:
+    """Waits until all `keys` are set; returns those that are not when the time is over. From the
+    third second on `notice` is told, once, which are not yet."""
+
+    def missing() -> list[str]:
+        return [key for key in keys if not store.check([key])]
+
+    def tell() -> None:
+        if notice is not None and (left := missing()):
+            notice(left)
+
+    return [] if _wait(store, keys, timeout_seconds, tell, notice_seconds) else missing()
 
 
 def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
@@ -95,7 +164,13 @@ def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
     return list(store.multi_get(list(keys))) if keys else []
 
 
-def _wait(store: Store, keys: Sequence[str], timeout_seconds: float) -> bool:
+def _wait(
+    store: Store,
+    keys: Sequence[str],
+    timeout_seconds: float,
+    tell: Callable[[], None],
+    tell_after_seconds: float,
+) -> bool:
     # A store waits inside C++, lets no Ctrl-C through, and lets nobody else use it meanwhile. So
     # a thread waits, with a client of its own, and we wait for the thread. After an interrupt it is
     # left to its own timeout.
@@ -114,7 +189,9 @@ def _wait(store: Store, keys: Sequence[str], timeout_seconds: float) -> bool:
 
     thread = threading.Thread(target=wait, name="lockstitch-rendezvous", daemon=True)
     thread.start()
-    is_over.wait()
+    if not is_over.wait(tell_after_seconds):
+        tell()
+        is_over.wait()
     thread.join()
     return bool(outcome) and outcome[0]
 

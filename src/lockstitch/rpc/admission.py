@@ -19,6 +19,7 @@ from lockstitch.ids import ANYBODY, MAX_GENERATION, WorkerId, WorkerInfo, applic
 from lockstitch.rendezvous import Member, choose_address, host_identity
 from lockstitch.rendezvous.circle_events import Admit, Redirect
 from lockstitch.rendezvous.lives import Life
+from lockstitch.rendezvous.reaching import NOTICE_SECONDS, say
 from lockstitch.runtime.worker import Worker
 from lockstitch.wire.messages import AskAdmission
 
@@ -95,6 +96,7 @@ class Admission:
         self._clock = clock
         self._timeout_seconds = timeout_seconds
         self._deadline = clock.now() + timeout_seconds
+        self._is_told = False
         self._mark = uuid.uuid4().hex
         self._gone: set[Member] = set()
         """Members that were named and do not live any more."""
@@ -171,6 +173,13 @@ class Admission:
             raise RuntimeError(
                 f"worker {self._wish.name!r} did not get into the group within "
                 f"{self._timeout_seconds:g} s: {why}"
+            )
+        waited = self._clock.now() - self._deadline + self._timeout_seconds
+        if waited >= NOTICE_SECONDS and not self._is_told:
+            self._is_told = True
+            say(
+                f"worker {self._wish.name!r} waits to get into the group: {why}; it gives up after "
+                f"{self._timeout_seconds:g} s"
             )
         self._clock.wait(threading.Event(), _PAUSE_SECONDS)
 

@@ -14,6 +14,7 @@ from lockstitch.modes import in_plain_modes
 from lockstitch.observe.waits import listen
 from lockstitch.rendezvous import open_store
 from lockstitch.rendezvous.joining import outside
+from lockstitch.rendezvous.reaching import say
 from lockstitch.rpc import api
 from lockstitch.rpc.admission import Invitation
 from lockstitch.rpc.backend_registry import (
@@ -78,10 +79,22 @@ def init_rpc(
         rank = int(os.environ.get("RANK", rank))
     if world_size and 0 < world_size <= rank:  # else it would first look for the others
         raise ValueError(outside(rank, world_size))
+    if world_size and options.init_method.startswith("env://"):
+        _tell_of_fewer_processes(world_size)
     store: Store | Invitation | None = Invitation.read(options.init_method)
     if store is None:
         store = open_store(options.init_method, rank, world_size, join_seconds(options))
     _begin(backend, store, name, rank, world_size, options)
+
+
+def _tell_of_fewer_processes(world_size: int) -> None:
+    """At once, not when the time is over; processes of the program's own may fill the places."""
+    started = os.environ.get("WORLD_SIZE", "")
+    if started.isdecimal() and int(started) < world_size:
+        say(
+            f"init_rpc was given world_size={world_size}, but WORLD_SIZE={started}: the launcher "
+            "has started fewer processes; it waits for those that are missing"
+        )
 
 
 def _check_rank(rank: object) -> None:

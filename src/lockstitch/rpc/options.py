@@ -38,6 +38,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _HEARTBEAT_SECONDS = 10.0
+_UNSET_SECONDS = -1.0
 TRANSPORTS = ("segments", "unix", "tcp")
 _IN_WORDS: dict[type, str] = {Real: "a number", Integral: "an integer", str: "a text"}
 
@@ -120,6 +121,10 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     that ends is noticed at once; this is for one that is stopped, or cut off. On other hosts, one
     that holds the GIL for so long passes for dead as well.
 
+    `join_timeout`: how many seconds `init_rpc` waits for the others (or LOCKSTITCH_JOIN_TIMEOUT; 0:
+    for ever). Default: `rpc_timeout`, but a minute at least, since processes start at their own
+    pace. From the third second on it says on stderr whom it waits for.
+
     `max_bytes_in_flight`: how much the tensors in calls to one worker may hold that it has not
     answered (1 GiB); one more call waits, within its timeout, until there is room. The largest of
     all can still be sent alone. So much is kept, too, of what asynchronous calls have to say to a
@@ -153,6 +158,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     segment_pool_bytes: int
     buffer_pool_bytes: int
     heartbeat_timeout: float
+    join_timeout: float | None
     max_bytes_in_flight: int
     max_calls_in_flight: int
     switch_interval: float | None
@@ -182,6 +188,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         segment_pool_bytes: int | None = None,
         buffer_pool_bytes: int | None = None,
         heartbeat_timeout: float | None = None,
+        join_timeout: float | None = None,
         max_bytes_in_flight: int = 1 << 30,
         max_calls_in_flight: int = 1 << 16,
         switch_interval: float | None = None,
@@ -206,7 +213,10 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.transports = _to_transports(transports)
         self.segment_pool_bytes = _to_bytes("segment_pool_bytes", segment_pool_bytes)
         self.buffer_pool_bytes = _to_bytes("buffer_pool_bytes", buffer_pool_bytes)
-        self.heartbeat_timeout = _to_seconds("heartbeat_timeout", heartbeat_timeout)
+        self.heartbeat_timeout = _to_seconds(
+            "heartbeat_timeout", heartbeat_timeout, _HEARTBEAT_SECONDS
+        )
+        self.join_timeout = to_join_seconds(join_timeout)
         self.max_bytes_in_flight = _count("max_bytes_in_flight", max_bytes_in_flight)
         self.max_calls_in_flight = _count("max_calls_in_flight", max_calls_in_flight)
         self.switch_interval = _to_switch_interval(switch_interval)
@@ -302,11 +312,20 @@ def _to_bytes(option: str, given: int | None) -> int:
     return number
 
 
-def _to_seconds(option: str, given: float | None) -> float:
+def to_join_seconds(given: float | None) -> float | None:
+    """The option, or the environment variable of that name; None where neither is given."""
+    seconds = _to_seconds("join_timeout", given, _UNSET_SECONDS)
+    return None if seconds == _UNSET_SECONDS else seconds
+
+
+def _to_seconds(option: str, given: float | None, default: float) -> float:
     """The option, or the environment variable of that name, or the default."""
     variable = f"LOCKSTITCH_{option.upper()}"
+    text = os.environ.get(variable) if given is None else given
+    if text is None:
+        return default
     try:
-        number = float(os.environ.get(variable, _HEARTBEAT_SECONDS) if given is None else given)
+        number = float(text)
     except ValueError:
         number = -1.0
     if not 0 <= number < float("inf"):

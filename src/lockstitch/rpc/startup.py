@@ -23,7 +23,7 @@ from lockstitch.rpc.agents import TensorPipeAgent
 from lockstitch.rpc.backend_registry import BackendType, register_backend
 from lockstitch.rpc.device_maps import DeviceUse, check_alone
 from lockstitch.rpc.meetings import Meetings
-from lockstitch.rpc.options import TensorPipeRpcBackendOptions
+from lockstitch.rpc.options import TensorPipeRpcBackendOptions, to_join_seconds
 from lockstitch.rpc.places import dynamic_place, static_place
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.agent import AgentOptions
@@ -52,8 +52,11 @@ _ENDLESS_JOIN_SECONDS = 24 * 3600.0
 
 
 def join_seconds(options: RpcBackendOptions) -> float:
-    """How long to wait for the others: as for a call, but a minute at least, since processes start
-    at their own pace."""
+    """How long to wait for the others: as the options or the environment say, or else as for a
+    call, but a minute at least, since processes start at their own pace."""
+    given = to_join_seconds(getattr(options, "join_timeout", None))
+    if given is not None:
+        return given or _ENDLESS_JOIN_SECONDS
     return max(options.rpc_timeout or _ENDLESS_JOIN_SECONDS, _LEAST_JOIN_SECONDS)
 
 

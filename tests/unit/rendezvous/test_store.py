@@ -159,3 +159,49 @@ def test_nothing_is_read_when_nothing_is_wanted():
 def test_a_file_in_a_folder_that_does_not_exist_is_named_at_once(tmp_path):
     with pytest.raises(ValueError, match=f"no folder '{tmp_path}/none'"):
         open_store(f"file://{tmp_path}/none/store", 0, 2, timeout_seconds=300)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_torchruns_own_store_is_met_and_another_address_hosted(environment):
+    agents = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    environment.setenv("MASTER_ADDR", "127.0.0.1")
+    environment.setenv("MASTER_PORT", str(agents.port))
+    for url in (f"tcp://127.0.0.1:{agents.port}", f"tcp://127.0.0.1:{free_port()}"):
+        stores = [open_store(url, rank, 2, timeout_seconds=5.0) for rank in (0, 1)]
+        stores[0].set("key", url)
+        assert stores[1].get("key") == url.encode()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_who_hosts_at_an_address_that_is_not_its_own_says_so(capfd, environment, host):
+    environment.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    store = open_store(f"tcp://{host}:{free_port()}", 0, 2, timeout_seconds=5.0)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    assert "hosts the meeting, but others may not find it" in capfd.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(DistNetworkError, match="another program listens at that port"):
+            open_store(url, 0, 2, timeout_seconds=5.0)
+
+
+def test_who_waits_is_told_once_which_keys_are_missing():
+    store = HashStore()
+    store.set("a", "1")
+    told = []
+
+    def notice(missing):
+        told.append(missing)
+        store.set("b", "2")
+
+    assert missing_keys(store, ["a", "b"], 30, notice, notice_seconds=0.01) == []
+    assert told == [["b"]]

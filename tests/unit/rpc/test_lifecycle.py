@@ -184,3 +184,24 @@ def test_a_rank_beyond_the_world_is_refused_before_anybody_is_looked_for(tmp_pat
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/nowhere/meeting")
     with pytest.raises(ValueError, match="rank 2 does not lie within world_size 2"):
         rpc.init_rpc("w", rank=2, world_size=2, rpc_backend_options=options)
+
+
+def test_who_does_not_come_is_told_and_waited_for_no_longer_than_said(
+    tmp_path, monkeypatch, capfd
+) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"file://{tmp_path}/meeting", join_timeout=0.2
+    )
+    with pytest.raises(RuntimeError, match=r"waited 0.2 s for 2 ranks to join, but ranks \[1\]"):
+        rpc.init_rpc("w", rank=0, world_size=2, rpc_backend_options=options)
+    (tmp_path / "29500").touch()
+    for name, value in (
+        ("LOCKSTITCH_STORE", str(tmp_path / "29500")),
+        ("MASTER_PORT", "29500"),
+        ("WORLD_SIZE", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    options.init_method = "env://"
+    with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not come"):
+        rpc.init_rpc("w", rank=0, world_size=3, rpc_backend_options=options)
+    assert "world_size=3, but WORLD_SIZE=1" in capfd.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstitch.rpc.options import TensorPipeRpcBackendOptions
+from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from lockstitch.rpc.startup import (
     join_seconds,
     limits_of,
@@ -17,6 +17,19 @@ from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
 @pytest.mark.parametrize(("timeout", "seconds"), [(0.5, 60.0), (100.0, 100.0), (0.0, 86400.0)])
 def test_the_others_are_waited_for_at_least_a_minute(timeout, seconds) -> None:
     assert join_seconds(TensorPipeRpcBackendOptions(rpc_timeout=timeout)) == seconds
+
+
+def test_how_long_they_are_waited_for_may_be_said(monkeypatch) -> None:
+    assert join_seconds(TensorPipeRpcBackendOptions(join_timeout=2)) == 2.0
+    assert join_seconds(TensorPipeRpcBackendOptions(join_timeout=0)) == 86400.0
+    monkeypatch.setenv("LOCKSTITCH_JOIN_TIMEOUT", "3.5")
+    assert join_seconds(TensorPipeRpcBackendOptions()) == 3.5
+    assert join_seconds(RpcBackendOptions()) == 3.5
+    assert join_seconds(TensorPipeRpcBackendOptions(join_timeout=2)) == 2.0
+    for wrong in ("-1", "soon"):
+        monkeypatch.setenv("LOCKSTITCH_JOIN_TIMEOUT", wrong)
+        with pytest.raises(ValueError, match=r"join_timeout \(or LOCKSTITCH_JOIN_TIMEOUT\)"):
+            TensorPipeRpcBackendOptions()
 
 
 def test_tcp_is_opened_only_where_somebody_answers_for_it() -> None:
