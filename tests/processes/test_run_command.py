@@ -269,6 +269,28 @@ def test_who_fails_by_itself_is_to_blame_however_slowly_it_ends(
     assert "\x1b" not in done.stderr
 
 
+def test_where_all_failed_of_a_lost_peer_it_is_told_how_the_others_stood(launch: Launch) -> None:
+    process = launch(
+        """
+        import os, signal, sys, threading
+        from lockstitch.errors import RankLostError
+        if os.environ["RANK"] == "0":
+            sys.exit()
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        threading.Event().wait(0.5)
+        raise RankLostError("a rank is gone")
+        """,
+        "--grace=0.1",
+        n=3,
+    )
+    status, _, err = finish(process)
+    assert status == 1
+    assert "worker 2 failed first: exit code 1" in err
+    assert "worker 0 had come to the end of the program before that" in err
+    assert "worker 1 stood still, stopped by a signal or a debugger" in err
+
+
 def test_a_program_may_bring_its_own_first_module_and_sees_nothing_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

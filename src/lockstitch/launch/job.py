@@ -110,6 +110,8 @@ class Job:
         self.stopped_by: signal.Signals | None = None
         self._outputs = outputs
         self._climbing_since: float | None = None
+        self._stopped: list[int] = []
+        """Who stood still when all were told to end."""
 
     # ------------------------------------------------------------ what kinds of jobs define
 
@@ -259,7 +261,7 @@ class Job:
         """One that was told to stop when its program was over already, and perhaps had failed."""
         if code > 0:
             self.note_failure(member, code)
-        elif mark.what and code:
+        elif mark.what and code and not mark.is_of_lost_peer:
             how = f"{mark.what}, and it did not end by itself"
             self.note_failure(member, _OF_EXCEPTIONS, how)
 
@@ -310,7 +312,9 @@ class Job:
         number = self.ladder.due()
         if number is None:
             return
-        self._climbing_since = self._climbing_since or SYSTEM_CLOCK.now()
+        if self._climbing_since is None:
+            self._climbing_since = SYSTEM_CLOCK.now()
+            self._stopped = [each.rank for each in self.running() if each.is_stopped]
         for process in self.running():
             process.signal(number)
         if number != signal.SIGINT:
@@ -352,6 +356,10 @@ class Job:
             (ended if over_at <= failure.order else stayed).append(member.process.rank)
         if ended:
             self.screen.note(f"{_workers(ended)} had come to the end of the program before that")
+        stopped = [rank for rank in stayed if rank in self._stopped]
+        if stopped:
+            self.screen.note(f"{_workers(stopped)} stood still, stopped by a signal or a debugger")
+            stayed = [rank for rank in stayed if rank not in stopped]
         if stayed:
             self.screen.note(f"{_workers(stayed)} ran on until then, and ended with the job")
 

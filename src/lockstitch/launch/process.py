@@ -124,6 +124,15 @@ class WorkerProcess:
             self._popen.stdin.close()
         return code
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it stands still (SIGSTOP, a debugger); False where the system does not tell."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in "Tt"
+
     def ask_what_it_waits_for(self) -> bool:
         """Passes SIGUSR1 on, to the worker alone; False where it has no handler for it. One
         elsewhere ignores it then."""
