@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _WITHOUT_TORCH: Final = frozenset(
     " __main__ pytest_plugin replacement launch board trust"
-    " errors ids clock folders records fences compiling imports".split(" ")
+    " errors ids clock folders records fences compiling imports endings inquiry".split(" ")
 )
 """What of ours is imported without torch."""
 
