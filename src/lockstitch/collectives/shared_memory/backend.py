@@ -104,8 +104,10 @@ class SharedMemoryBackend:
                 return True  # the handle has failed, or will at once
             if handle.request.is_deferred:
                 self._turn()  # for those before it
+            is_told = False
             try:
                 self._channels[handle.request.process_set].submit(handle)
+                is_told = True
                 if not handle.request.is_deferred:
                     self._turn()
                 if self._bells.is_asleep:
@@ -118,7 +120,7 @@ class SharedMemoryBackend:
             except BaseException as error:
                 # An interrupt: others may have been told, or not. Any other error that comes before
                 # they are is this rank's alone, as that of a tensor which cannot be read.
-                if not isinstance(error, Exception) or self._is_changing():
+                if is_told or not isinstance(error, Exception) or self._is_changing():
                     self._break(error)
                 raise
         return True
