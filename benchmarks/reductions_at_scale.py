@@ -29,6 +29,7 @@ from torch import distributed as dist
 from benchmarks.collectives import negotiation, processes
 from lockstitch.collectives import SUM, open_session
 from lockstitch.collectives.c10d.hub import Hub
+from lockstitch.collectives.c10d.line import SEAL_BYTES, Seal
 from lockstitch.collectives.c10d.messages import (
     LENGTH_SIZE,
     Define,
@@ -37,7 +38,6 @@ from lockstitch.collectives.c10d.messages import (
     decode,
     encode,
 )
-from lockstitch.collectives.c10d.star import SEAL_BYTES, Seal
 from lockstitch.collectives.requests import Description, Kind
 
 if TYPE_CHECKING:
