@@ -295,7 +295,7 @@ def test_a_program_may_bring_its_own_first_module_and_sees_nothing_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('first')")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "script.py").write_text(
         "import subprocess, sys; print(any(folder.endswith('first') for folder in sys.path))\n"
         "done = subprocess.run([sys.executable, '-c', '1/0'], capture_output=True, text=True)\n"
