@@ -9,7 +9,6 @@ ours, or torch says that it cannot be (`fullgraph=True`). What we call in turn i
 from __future__ import annotations
 
 import sys
-from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
@@ -31,8 +30,10 @@ def keep_from_compilers(package: str) -> None:
         _tell(rules, package)
 
 
-class _Watch(MetaPathFinder):
-    """Sees the module being imported; it finds nothing else, and is gone afterwards."""
+class _Watch:
+    """Sees the module being imported; it finds nothing else, and is gone afterwards. (A finder by
+    what it does: the class that one would derive it from takes longer to import than all of this
+    package that a launcher needs.)"""
 
     def __init__(self, package: str) -> None:
         self._package = package

@@ -7,12 +7,15 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 PROGRAM = """
     import multiprocessing
     import os
+    import sys
 
     import torch
     import torch.distributed.autograd as dist_autograd
@@ -40,21 +43,33 @@ PROGRAM = """
                 dist_autograd.backward(context_id, [weight.to_here().sum()])
                 optimizer.step(context_id)
             print("weight", weight.to_here().tolist())
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                print("child", *pool.apply(in_a_child))
+            if len(sys.argv) > 1:
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    print("child", *pool.apply(in_a_child))
             print("here", rpc.__name__)
         rpc.shutdown()
 """
 
 
-def test_program_that_is_not_edited_runs_on_ours_and_so_do_its_children(tmp_path: Path) -> None:
-    path = tmp_path / "program.py"
+def run_program(folder: Path, *arguments: str) -> list[str]:
+    """What worker 0 says."""
+    path = folder / "program.py"
     path.write_text(textwrap.dedent(PROGRAM))
     command = [sys.executable, "-m", "lockstitch", "run", "-n", "2", "--replace", "all", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
-    said = [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
-    assert said == [
+    return [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
+
+
+def test_program_that_is_not_edited_runs_on_ours(tmp_path: Path) -> None:
+    assert run_program(tmp_path) == ["weight [0.5, 0.5, 0.5]", "here lockstitch.rpc"]
+
+
+@pytest.mark.slow
+def test_its_children_run_on_ours_too(tmp_path: Path) -> None:
+    assert run_program(tmp_path, "with a child") == [
         "weight [0.5, 0.5, 0.5]",
         "child lockstitch.rpc lockstitch.hvd.synchronous lockstitch.nn.data_parallel",
         "here lockstitch.rpc",

@@ -269,6 +269,7 @@ def test_who_fails_by_itself_is_to_blame_however_slowly_it_ends(
     assert "\x1b" not in done.stderr
 
 
+@pytest.mark.slow
 def test_where_all_failed_of_a_lost_peer_it_is_told_how_the_others_stood(launch: Launch) -> None:
     process = launch(
         """

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 HERE = "127.0.0.1"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _libuv_has_its_pipe() -> None:
+    """It makes one at the first use of it in a process, and keeps it."""
+    TCPStore(HERE, 0, is_master=True, use_libuv=True, wait_for_workers=False)
+
+
 class Time:
     """A clock on which each wait takes a second."""
 
