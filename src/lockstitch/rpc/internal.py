@@ -61,13 +61,16 @@ class _InternalRPCPickler:
 
     def serialize(self, obj: object) -> tuple[bytes, list[Item]]:
         """`obj` as bytes, and the tensors (or large buffers) lifted out of it."""
-        records = context_of_this_thread() is not None and torch.is_grad_enabled()
-        payload, _ = pack(obj, self._registry, records=records)
+        payload, _ = pack(obj, self._registry, records=_records)
         return bytes([payload.encoding]) + bytes(payload.stream), list(payload.items)
 
     def deserialize(self, binary_data: bytes, tensor_table: Sequence[Item]) -> Any:
         """What was serialized."""
         return unpack(Payload(binary_data[0], binary_data[1:], tensor_table), self._registry)
+
+
+def _records() -> bool:
+    return context_of_this_thread() is not None and torch.is_grad_enabled()
 
 
 _internal_rpc_pickler = _InternalRPCPickler()

@@ -45,6 +45,7 @@ MakeCall = Callable[[int, int, "bytes | None", "float | None", "Stitch | None", 
 """Builds a request from its number, the function's number and definition, the timeout that travels,
 the stitch and the body."""
 
+_is_grad_enabled: Final = torch.is_grad_enabled
 # Every so many calls it is seen to what is to be done before calls.
 _CALLS_BETWEEN: Final = 8
 UNSET_TIMEOUT: Final = -1.0
@@ -189,7 +190,7 @@ class Calling(Packing):
                 seconds = given = max(inherited - now, 0.0)
             assert seconds is not None
             pending = Pending(now + seconds, seconds, future, since=now, travels=given)
-        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        if not _is_grad_enabled():
             pending.records = False
         return pending
 

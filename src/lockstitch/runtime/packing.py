@@ -55,7 +55,7 @@ class Packing:
 
     def close_up(self, value: object, to: WorkerId) -> tuple[Payload, Stitch | None]:
         """Packs a value for `to`, stitched where this thread is inside an autograd context."""
-        payload, sealed = pack(value, self._pickling, to, records=self.records())
+        payload, sealed = pack(value, self._pickling, to, records=self.records)
         return payload, self.stitch(to, payload.items, sealed)
 
     def records(self) -> bool:
@@ -109,12 +109,12 @@ class Packing:
         function, args, kwargs = call
         if number == BY_VALUE:
             value: object = (function, args, kwargs or {})
-            return pack(value, self._pickling, to, kept, records=self.records())
+            return pack(value, self._pickling, to, kept, records=self.records)
         if not kwargs:
             flat = pack_flat_with_own(args, self._pickling, to, kept)
             if flat is not None:
                 return flat, set()
-        return pack((args, kwargs or {}), self._pickling, to, kept, records=self.records())
+        return pack((args, kwargs or {}), self._pickling, to, kept, records=self.records)
 
     def refusal_of_call(self, error: Exception, call: WhatToCall, to: str) -> Exception:
         """What to raise where `pack_call` has raised `error`: it names the function, the callee and
@@ -134,7 +134,7 @@ class Packing:
     ) -> Exception:
         text, culprit = f"cannot send {what} to worker {to!r}", ""
         with contextlib.suppress(Exception):  # of the user's objects must not hide the reason
-            culprit = describe_culprit(parts, self._pickling, records=self.records())
+            culprit = describe_culprit(parts, self._pickling, records=self.records)
         if not isinstance(error, SerializationError) or not error.reason:
             add_note(error, f"{text}: {culprit}" if culprit else text)
             return error

@@ -198,10 +198,10 @@ class Future(torch.futures.Future[T]):
 
     def wait(self) -> T:
         """Blocks until the result is there; returns it, or raises the call's exception."""
-        if not super().done() and not are_plain():  # this thread may read it
-            with plain_modes():
-                return self.wait()
         if not super().done():
+            if not are_plain():  # this thread may read it
+                with plain_modes():
+                    return self.wait()
             channel, pending = self._channel, self._pending
             if channel is not None and pending is not None:
                 channel.wait(pending)

@@ -11,7 +11,7 @@ import functools
 import types
 from typing import TYPE_CHECKING, Any, Final
 
-from lockstitch.wire.encodings import PicklingRegistry
+from lockstitch.wire.encodings import PicklingRegistry, Records
 from lockstitch.wire.pickling import can_pack, shorten
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ _OWN_WAYS: Final = ("__getstate__", "__reduce__", "__reduce_ex__")
 
 
 def describe_culprit(
-    parts: Sequence[tuple[str, object]], registry: PicklingRegistry, *, records: bool = False
+    parts: Sequence[tuple[str, object]],
+    registry: PicklingRegistry,
+    *,
+    records: Records | None = None,
 ) -> str:
     """What part of a value cannot be sent: how it is reached and what it is, such as
     `args[1].model.lock is <unlocked _thread.lock object>`; "" where each part alone could be.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Item = torch.Tensor | memoryview | None
 """What can be lifted out of a value."""
+Records = Callable[[], bool]
+"""Says whether autograd records now that tensors are sent."""
 
 NOTHING: Final = 0
 ONE_TENSOR: Final = 1
@@ -44,13 +46,14 @@ class PickleSession:
     __slots__ = ("items", "kept", "plain", "records", "sealed", "to", "undo")
 
     def __init__(
-        self, to: WorkerId | None, kept: list[object] | None, *, records: bool = False
+        self, to: WorkerId | None, kept: list[object] | None, *, records: Records | None = None
     ) -> None:
         self.to = to
         self.kept = kept
         """Takes what the sender will keep until the value was answered; None: nothing is kept."""
         self.records = records
-        """Whether autograd records that tensors are sent, so that gradients come back to them."""
+        """Says whether autograd records that tensors are sent, so that gradients come back to them;
+        None: it does not. Asked only where something hangs on it."""
         self.items: list[Item] = []
         self.plain: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Instances of subclasses, and the plain tensors that were lifted for them."""

@@ -30,6 +30,7 @@ from lockstitch.wire.encodings import (
     TWO_ITEMS,
     PickleSession,
     PicklingRegistry,
+    Records,
     Reduce,
 )
 from lockstitch.wire.messages import Payload
@@ -78,7 +79,7 @@ def pack(
     to: WorkerId | None = None,
     kept: list[object] | None = None,
     *,
-    records: bool = False,
+    records: Records | None = None,
 ) -> tuple[Payload, set[int]]:
     """Encodes `value`. Also returns the ids of lifted parameters that must stay leaves (see
     `PickleSession.sealed`); `kept` and `records`: see `PickleSession`.
@@ -215,7 +216,7 @@ def _pack_pickle(
             raise _refusal(value, f"{second}{_advice(str(second))}") from _from_users_code(second)
 
 
-def can_pack(value: object, registry: PicklingRegistry, *, records: bool = False) -> bool:
+def can_pack(value: object, registry: PicklingRegistry, *, records: Records | None = None) -> bool:
     """Whether `value` can be pickled. Its reducers are run."""
     try:
         _pack_pickle(value, registry, PickleSession(None, None, records=records))

@@ -65,7 +65,7 @@ def rebuild_subclass(cls: type[torch.Tensor], plain: torch.Tensor, state: Any) -
 def check_wants_no_gradient(tensor: torch.Tensor, session: PickleSession) -> None:
     """Raises `SerializationError` where a gradient is wanted for a tensor that crosses by pickling
     of its own."""
-    if not session.records or id(tensor) in session.sealed:
+    if session.records is None or id(tensor) in session.sealed or not session.records():
         return
     with torch._C.DisableTorchFunctionSubclass():
         wants_gradient = tensor.requires_grad

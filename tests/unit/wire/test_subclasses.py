@@ -127,12 +127,12 @@ def test_a_subclass_is_not_asked_what_it_thinks_of_being_sent() -> None:
 def test_the_parameters_of_a_module_stay_leaves_whatever_their_class() -> None:
     module = torch.nn.Linear(2, 2)
     module.weight = Counting(torch.ones(2, 2))
-    payload, sealed = pack(module, REGISTRY, records=True)
+    payload, sealed = pack(module, REGISTRY, records=lambda: True)
     assert {id(item) for item in payload.items} <= sealed
     arrived = cross(module)
     assert type(arrived.weight) is Counting
     assert arrived.weight.is_leaf
-    pack(torch.nn.LazyLinear(3), REGISTRY, records=True)
+    pack(torch.nn.LazyLinear(3), REGISTRY, records=lambda: True)
 
 
 def refused() -> list[torch.Tensor]:
@@ -155,8 +155,8 @@ def test_what_would_lose_its_gradient_is_refused_by_name_where_autograd_records(
         name = type(tensor).__qualname__ if is_own else "nested tensor"
         for value in (tensor, [1, {"x": tensor}]):
             with pytest.raises(SerializationError, match=f"{name} .*requires grad cannot cross"):
-                pack(value, REGISTRY, records=True)
-            assert not can_pack(value, REGISTRY, records=True)
+                pack(value, REGISTRY, records=lambda: True)
+            assert not can_pack(value, REGISTRY, records=lambda: True)
             assert can_pack(value, REGISTRY)
 
 
@@ -164,7 +164,7 @@ def test_what_would_lose_its_gradient_is_refused_by_name_where_autograd_records(
 def test_what_wants_no_gradient_is_not_refused() -> None:
     for tensor in refused():
         if not isinstance(tensor, torch.nn.UninitializedParameter):
-            pack(tensor.detach(), REGISTRY, records=True)
+            pack(tensor.detach(), REGISTRY, records=lambda: True)
 
 
 def test_what_is_no_class_of_tensors_is_refused() -> None:
