@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     Ask = Callable[[], "dict[str, Any]"]
 
-TORCH: Final = ((2, 10), (2, 16))
+TORCH: Final = ((2, 13), (2, 16))
 """The oldest torch that is supported, and the first that is not."""
-PYTHON: Final = ((3, 10), (3, 15))
+PYTHON: Final = ((3, 10), (3, 14))
 
 _QUESTIONS: Final = """
 import json, sys
@@ -80,7 +80,7 @@ def check_python(running: tuple[int, int], is_free_threaded: bool) -> Finding:
     """The version, and whether there is a GIL."""
     text = platform.python_version()
     if not PYTHON[0] <= running < PYTHON[1]:
-        says = f"{'.'.join(map(str, running))} is not among those that are tested (3.10 to 3.14)"
+        says = f"{'.'.join(map(str, running))} is not among those that are tested (3.10 to 3.13)"
         return wrong("python", says, "use one that is")
     if is_free_threaded:
         return note("python", f"{text}, without the GIL: not tested", "use the ordinary build")
@@ -93,12 +93,12 @@ def check_torch(answers: dict[str, Any]) -> Finding:
         return wrong(
             "torch",
             f"Lockstitch cannot be imported with it: {answers['error']}",
-            "install a torch from 2.10 to 2.15: pip install 'torch>=2.10,<2.16'",
+            "install a torch from 2.13 to 2.15: pip install 'torch>=2.13,<2.16'",
         )
     text = str(answers["version"])
     known = tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdecimal())
     if not TORCH[0] <= known < TORCH[1]:
-        return note("torch", f"{text} is not among those that are tested (2.10 to 2.15)")
+        return note("torch", f"{text} is not among those that are tested (2.13 to 2.15)")
     return good("torch", text)
 
 

@@ -38,7 +38,7 @@ Header = tuple[Any, ...]
 _DTYPE_NAMES: Final = (
     "float32 float64 float16 bfloat16 uint8 int8 int16 int32 int64 bool complex64 complex128 "
     "complex32 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz uint16 uint32 uint64 "
-    "float8_e8m0fnu"
+    "float8_e8m0fnu bcomplex32"
 ).split()
 DTYPES: Final = [getattr(torch, name, None) for name in _DTYPE_NAMES]
 _CODE_OF: Final = {dtype: code for code, dtype in enumerate(DTYPES) if dtype is not None}
