@@ -53,6 +53,7 @@ def has_entry_point() -> bool:
     return any(entry.name == "lockstitch" for entry in entry_points(group="pytest11"))
 
 
+@pytest.mark.slow
 def test_tests_of_users_get_fixtures_and_the_option(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, "--lockstitch-replace", "horovod")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -57,6 +57,7 @@ def test_call_that_fails_on_a_line_ends_the_session_of_every_rank(
             assert f"rank {int(rank != 1)} " in str(error), errors
 
 
+@pytest.mark.slow
 def test_rank_that_cannot_go_on_tells_the_others_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with Ranks(3, "c10d") as ranks:
 
