@@ -43,6 +43,7 @@ lint: $(VENV)/installed-dev  ## style, types, floors
 	ruff format --check
 	mypy
 	lint-imports
+	python -m tests.rules
 
 format: $(VENV)/installed-dev  ## let ruff repair what it can
 	ruff check --fix

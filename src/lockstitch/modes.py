@@ -28,6 +28,8 @@ from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 
+from lockstitch.devices.kinds import META
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -89,7 +91,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
         return True
     try:
         storage = tensor.untyped_storage()
-        return storage.device.type != "meta" and bool(storage.data_ptr() or not tensor.numel())
+        return storage.device != META and bool(storage.data_ptr() or not tensor.numel())
     except RuntimeError:  # so says torch of what has no storage
         return False
 

@@ -36,8 +36,6 @@ EXCEPTIONS = {
     "collectives/events.py": "declarations",
     "collectives/operations.py": "one call each; run by tests/cluster/collectives/test_session.py",
     "collectives/options.py": "declarations",
-    "collectives/streams.py": "needs a GPU: tests/gpu/test_cuda_hvd.py",
-    "collectives/c10d/device_stream.py": "needs a GPU: tests/gpu/test_cuda_hvd.py",
     "collectives/doors.py": "run by tests/cluster/collectives/test_devices.py",
     "collectives/shared_memory/backend.py": "run by tests/cluster/collectives/test_session.py",
     "collectives/shared_memory/channel.py": "run by tests/cluster/collectives/test_session.py",

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from lockstitch.devices import is_on_host, wait_for
+from lockstitch.devices.kinds import is_on_host
+from lockstitch.devices.streams import wait_for_current
 from lockstitch.wire.subclasses import is_kept_in_memory
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Emission:
             self._fired.add(receive.message)
             if self._hold_last and len(self._fired) == len(self._receives):
                 if some_device is not None:  # another thread sends it, on another stream
-                    wait_for([some_device])
+                    wait_for_current([some_device])
                 self._held.append((receive, some))
                 return
             self.emitted.append(receive.message)

@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.context import CURRENT, current_context, set_current_context
 from lockstitch.autograd.torch_internals import give_own_node
-from lockstitch.devices import is_on_host
+from lockstitch.devices.kinds import is_on_host
 from lockstitch.modes import plain_modes
 from lockstitch.wire.messages import Stitch
 

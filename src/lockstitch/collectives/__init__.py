@@ -18,7 +18,6 @@ A session's road: `session` → negotiation → a backend.
 - `mappings`: memory that other processes may see or write, too
 - `devices`: which way tensors of a device go, as `placement` decides; `doors`: to NCCL
 - `staging`, `host_memory`: how tensors of a device pass through host memory
-- `streams`: results that a device still computes
 - `backend`: the seam below the session, implemented by
   - `shared_memory`: the ranks of one host, through memory that all of them map
   - `c10d`: over torch.distributed, between hosts, also in two levels

@@ -14,15 +14,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
 from lockstitch.collectives.placement import Placement, is_for_nccl
 from lockstitch.collectives.requests import GLOBAL_SET
-from lockstitch.collectives.streams import Streams
+from lockstitch.devices.kinds import gpu, is_gpu_context_open
+from lockstitch.devices.streams import Streams
 from lockstitch.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from lockstitch.collectives.c10d.backend import C10dBackend
     from lockstitch.collectives.handles import Handle
@@ -101,7 +102,7 @@ class Devices:
         its way when it returns."""
         if self._doors is not None:
             way = self._ways.get(GLOBAL_SET)
-            if way is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            if way is None and is_gpu_context_open():
                 way = self._way(everybody, self._doors)
             if way is not None:
                 way.join()
@@ -176,7 +177,7 @@ class _Way:
             if not is_known:
                 handle.road = self
                 tensors = (*handle.request.tensors, *(handle.request.outputs or ()))
-                self._waiting.append((handle, Streams(tensors)))
+                self._waiting.append((handle, Streams.of(tensors)))
                 if self._thread is None:
                     self._ask(_first_device(tensors))
         if is_known:
@@ -190,7 +191,7 @@ class _Way:
             if not self._is_known:
                 self._waiting.append(_JOIN)
                 if self._thread is None:
-                    self._ask(torch.device("cuda", torch.cuda.current_device()))
+                    self._ask(gpu())
                 return
         if self.backend is not None:
             self.backend.join()

@@ -6,28 +6,29 @@ as a whole: from then on they are copied to and fro at the speed of the bus.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import torch
-
 from lockstitch.collectives.shared_memory.arena import rounded_up
-from lockstitch.collectives.streams import have_come, wait_for
+from lockstitch.devices.kinds import is_gpu
+from lockstitch.devices.pinned import PAGE_BYTES, register, unregister
+from lockstitch.devices.streams import are_done, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# CUDA registers whole pages, none of them twice.
-_PAGE: Final = 4096
+    import torch
+
+    from lockstitch.devices.streams import Event
+
 # Blocks are kept by size: few sizes, so that most are found again.
 _SMALLEST: Final = 1 << 16
 
 
 class _Free(NamedTuple):
     block: torch.Tensor
-    events: Sequence[torch.cuda.Event]
+    events: Sequence[Event]
     """Until then a device still reads it."""
 
 
@@ -51,19 +52,19 @@ class HostMemory:
 
     def take(self, size: int, device: torch.device | None = None) -> torch.Tensor:
         """A block of at least `size` bytes, for tensors of that device."""
-        rounded = (rounded_up(max(size, _SMALLEST)) + _PAGE - 1) // _PAGE * _PAGE
+        rounded = (rounded_up(max(size, _SMALLEST)) + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
         with self._lock:
             self._collect()
             block = self._found(rounded)
         if block is None:
-            memory = self._allocate(rounded + _PAGE)
-            begin = -memory.data_ptr() % _PAGE
+            memory = self._allocate(rounded + PAGE_BYTES)
+            begin = -memory.data_ptr() % PAGE_BYTES
             block = memory[begin : begin + rounded]
-        if device is not None and device.type == "cuda":
+        if device is not None and is_gpu(device):
             self._register(block, device)
         return block
 
-    def give_back(self, block: torch.Tensor, events: Sequence[torch.cuda.Event] = ()) -> None:
+    def give_back(self, block: torch.Tensor, events: Sequence[Event] = ()) -> None:
         """Nobody reads or writes it any more, once these have come."""
         with self._lock:
             self._keep(_Free(block, events))
@@ -82,7 +83,7 @@ class HostMemory:
         for each in free:
             wait_for(each.events)
         for address in registered:
-            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+            unregister(address)
 
     # ------------------------------------------------------------ inside
 
@@ -100,7 +101,7 @@ class HostMemory:
         if not kept:
             return None
         for index in range(len(kept) - 1, -1, -1):
-            if have_come(kept[index].events):
+            if are_done(kept[index].events):
                 return kept.pop(index).block
         first = kept.pop(0)
         wait_for(first.events)
@@ -112,13 +113,7 @@ class HostMemory:
             if not self._may_register or self._is_closed or address in self._registered:
                 return
             self._registered[address] = block
-        with torch.cuda.device(device):
-            code = torch.cuda.cudart().cudaHostRegister(address, block.numel(), 0)  # type: ignore[no-untyped-call]
-            if int(code) == 0:
-                return
-            # Slower, but as right. CUDA would report the refusal to whoever asks it next.
+        if not register(address, block.numel(), device):
             self._may_register = False
             with self._lock:
                 self._registered.pop(address, None)
-            with contextlib.suppress(RuntimeError):
-                torch.zeros(1, device=device)

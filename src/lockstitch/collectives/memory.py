@@ -33,8 +33,8 @@ from lockstitch.collectives.outstanding import Outstanding
 from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
 from lockstitch.collectives.requests import GLOBAL_SET, Kind
 from lockstitch.collectives.session import Session
-from lockstitch.collectives.streams import Arrival, Streams
 from lockstitch.collectives.topology import Topology
+from lockstitch.devices.streams import Arrival, Streams
 from lockstitch.errors import RankLostError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class MemoryBackend:
             self._meeting.submit(self._rank, handle)
             return
         tensors = handle.request.tensors
-        streams = None if all(tensor.is_cpu for tensor in tensors) else Streams(tensors)
+        streams = None if all(tensor.is_cpu for tensor in tensors) else Streams.of(tensors)
         if handle.request.is_deferred:
             self._deferred.append((handle, streams))
         else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from lockstitch.devices.kinds import hardware_name
 from lockstitch.errors import CollectiveError, ProtocolError
 
 if TYPE_CHECKING:
@@ -56,19 +57,7 @@ class Placement:
 def placed(device: torch.device | None, host: str, wish: DeviceOperations) -> Placement:
     """This rank's own, with tensors on that device, on that host."""
     has_nccl = torch.distributed.is_nccl_available()
-    return Placement("" if device is None else _word_for(device, host), has_nccl, wish)
-
-
-def _word_for(device: torch.device, host: str) -> str:
-    if device.type != "cuda":
-        return ""
-    properties = torch.cuda.get_device_properties(device)
-    # By the bus, as NCCL tells GPUs apart: parts of one (MIG) have names of their own.
-    places = ("pci_domain_id", "pci_bus_id", "pci_device_id")
-    if all(hasattr(properties, place) for place in places):
-        numbers = ":".join(f"{getattr(properties, place):x}" for place in places)
-        return f"{host} {numbers}"
-    return str(getattr(properties, "uuid", "")) or f"{host} {device.index}"
+    return Placement("" if device is None else hardware_name(device, host), has_nccl, wish)
 
 
 def is_for_nccl(placements: Sequence[Placement], ranks: Sequence[int]) -> bool:

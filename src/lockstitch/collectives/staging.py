@@ -21,7 +21,7 @@ from lockstitch.collectives.fusion import Layout
 from lockstitch.collectives.host_memory import HostMemory
 from lockstitch.collectives.requests import Kind
 from lockstitch.collectives.shared_memory.helper import Helper
-from lockstitch.collectives.streams import Streams, have_come, wait_for
+from lockstitch.devices.streams import Streams, are_done, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.outstanding import Outstanding
     from lockstitch.collectives.requests import Request
+    from lockstitch.devices.streams import Event
 
 # Their results have the shapes of the tensors, so they may go where these have been.
 _KEEP_SHAPES = (Kind.ALLREDUCE, Kind.BROADCAST)
@@ -52,7 +53,7 @@ class _Copied(NamedTuple):
     """An operation whose tensors are on their way into host memory."""
 
     handle: Handle[Any]
-    events: list[torch.cuda.Event]
+    events: list[Event]
 
 
 class Staging:
@@ -81,7 +82,7 @@ class Staging:
         if self._copied:
             self.advance()
         events = self._stage(handle)
-        if have_come(events):
+        if are_done(events):
             handle.road = None
             self._backend.submit(handle)
             return
@@ -126,7 +127,7 @@ class Staging:
             if not self._copied:
                 return None
             first = self._copied[0]
-            if only_if_done and not have_come(first.events):
+            if only_if_done and not are_done(first.events):
                 return None
             return self._copied.popleft()
 
@@ -142,7 +143,7 @@ class Staging:
             self._outstanding.fail(handle, error)
         handle.nudge()
 
-    def _stage(self, handle: Handle[Any]) -> list[torch.cuda.Event]:
+    def _stage(self, handle: Handle[Any]) -> list[Event]:
         """Lets the handle's request be one of host memory, and its result come back from there.
         Returns when the tensors will be there."""
         request = handle.request
@@ -158,7 +159,7 @@ class Staging:
         elif is_read:
             for view, tensor in zip(staged, request.tensors, strict=True):
                 view.copy_(tensor, non_blocking=True)
-        streams = Streams((*request.tensors, *(request.outputs or ())))
+        streams = Streams.of((*request.tensors, *(request.outputs or ())))
         handle.landing = Return(request, layout, block, self._memory, streams)
         handle.request = replace(
             request,
@@ -204,7 +205,7 @@ class Return:
             self._streams.let_wait(self._request.outputs or ())
             landed = self._land(results, self._block)
             self._value = landed if self._request.is_group else landed[0]
-            self._streams = Streams(landed)
+            self._streams = Streams.of(landed)
             self._finalizer.detach()
             # What is not in the block is kept by whoever has it; CUDA reads it before it returns.
             self._memory.give_back(self._block, self._streams.record())

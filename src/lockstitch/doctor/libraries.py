@@ -33,7 +33,8 @@ answers = {}
 import torch
 answers["version"] = torch.__version__
 answers["cpu"] = torch.backends.cpu.get_cpu_capability()
-answers["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+from lockstitch.devices import kinds
+answers["gpus"] = kinds.gpu_names()
 answers["built for"] = torch.version.cuda or torch.version.hip or ""
 answers["nccl"] = torch.distributed.is_nccl_available()
 answers["gloo"] = torch.distributed.is_gloo_available()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lockstitch.collectives import AVERAGE, ReduceOp
+from lockstitch.devices.kinds import kind_of
 from lockstitch.hvd.compression import PowerSGD
 from lockstitch.hvd.exchange import Exchange, ReducerOptions, gradient_of
 from lockstitch.hvd.process_sets import id_of, size_of
@@ -79,7 +80,7 @@ class LowRankExchange(Exchange):
 
     def _exactly(self) -> torch.autocast:
         """A program may call `backward` under autocast, which would round what is computed here."""
-        return torch.autocast(self._gradient.device.type, enabled=False)
+        return torch.autocast(kind_of(self._gradient.device), enabled=False)
 
     def _begin_mean(self, tensor: torch.Tensor, side: str) -> Handle[torch.Tensor]:
         return self._session.allreduce(

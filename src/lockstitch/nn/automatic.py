@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from lockstitch.devices.kinds import HOST
 from lockstitch.nn import parallel
 from lockstitch.nn.calibration import Calibration
-from lockstitch.nn.parallel.places import CPU
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.forkable import obstacle
 from lockstitch.nn.slots.kinds import factory_for
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Automatic:
-    """Runs a module plainly or on `slots` slots of the CPU, as `calibration` says; the default is
+    """Runs a module plainly or on `slots` slots of the HOST, as `calibration` says; the default is
     as many slots as torch has threads, eight at most."""
 
     def __init__(
@@ -132,14 +132,14 @@ class Automatic:
     def _run_on(
         self, team: Team, inputs: tuple[Any, ...], kwargs: dict[str, Any], size: int
     ) -> Any:
-        devices = [CPU] * self.count
+        devices = [HOST] * self.count
         cut, named = parallel.scatter_kwargs(inputs, kwargs, devices, self.dim)
         outputs = team.run(list(zip(cut, named, strict=True)))
         most = -(-size // self.count)
         for number, output in enumerate(outputs):
             if not _is_batch(output, min(most, size - number * most), self.dim):
                 raise TypeError("the module's output is not a batch as large as its inputs")
-        return parallel.gather(outputs, CPU, self.dim)
+        return parallel.gather(outputs, HOST, self.dim)
 
     def _run_instead(
         self,
@@ -274,7 +274,7 @@ def _may_be_cut(module: nn.Module) -> bool:
     tensors = [*module.parameters(), *module.buffers()]
     return (
         any(each.requires_grad for each in tensors)
-        and all(each.device == CPU for each in tensors)
+        and all(each.device == HOST for each in tensors)
         and not any(
             isinstance(each, _NormBase) or any(getattr(each, name) for name in _HOOKS)
             for each in module.modules()
@@ -301,7 +301,7 @@ def _kind(value: Any) -> Any:
 def _is_known(value: Any) -> bool:
     kind = type(value)
     if kind in (torch.Tensor, nn.Parameter):
-        return bool(value.device == CPU and value.layout == torch.strided)
+        return bool(value.device == HOST and value.layout == torch.strided)
     if kind in (tuple, list):
         return all(map(_is_known, value))
     if kind is dict:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from lockstitch.devices import accelerators
+from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn import parallel
 from lockstitch.nn.automatic import Automatic, call_plainly
 from lockstitch.nn.parallel.places import check_devices, device_of
@@ -116,11 +118,11 @@ class DataParallel(nn.DataParallel[M]):
             _default_ids() if device_ids is None else _checked(device_ids)
         )
         self._places = places_for(self.device_ids)
-        self.src_device_obj = self._places[0] if self._places else torch.device("cpu")
+        self.src_device_obj = self._places[0] if self._places else HOST
         self.output_device: Any = self.src_device_obj if output_device is None else output_device
         if len(self.device_ids) == 1:
             self.module.to(self.src_device_obj)
-        elif self.src_device_obj.type == "cpu":
+        elif is_host(self.src_device_obj):
             # Each step makes the same tensors again; fetching pages for them takes up to a third of
             # the time of a convolutional network.
             keep_freed_memory(MOST_KEPT_BLOCK_BYTES)
@@ -137,7 +139,7 @@ class DataParallel(nn.DataParallel[M]):
             if automatic.is_plain:
                 self._automatic = None
             return automatic.call(self.module, inputs, kwargs)
-        if self.src_device_obj.type != "cpu":
+        if not is_host(self.src_device_obj):
             check_devices(self.module, self.src_device_obj)
         if not torch._C._autograd._profiler_enabled():
             return self._run(inputs, kwargs)
@@ -147,7 +149,7 @@ class DataParallel(nn.DataParallel[M]):
     def _run_on_one(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """On a single accelerator the arguments are brought there, as in the original."""
         module = self.module
-        if self.src_device_obj.type == "cpu" or is_inside():
+        if is_host(self.src_device_obj) or is_inside():
             return call_plainly(module, inputs, kwargs)
         parts, named_parts = self.scatter(inputs, kwargs, self.device_ids)
         if not parts and not named_parts:
@@ -266,7 +268,7 @@ def data_parallel(
     """
     args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
     ids = [
-        "thread" if isinstance(each, int) and device_of(each).type == "cpu" else each
+        "thread" if isinstance(each, int) and is_host(device_of(each)) else each
         for each in (_default_ids() if device_ids is None else _checked(device_ids))
     ]
     parallelized = DataParallel(module, ids, output_device, dim)
@@ -295,9 +297,7 @@ def _checked(device_ids: object) -> Any:
 
 
 def _default_ids() -> Sequence[SlotPlace]:
-    if torch.accelerator.is_available():
-        return range(torch.accelerator.device_count())
-    return ()
+    return accelerators.indices()
 
 
 def _parts(inputs: Sequence[Any], named: Sequence[dict[str, Any]]) -> list[Part]:

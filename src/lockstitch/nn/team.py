@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn.parallel.modes import Modes
-from lockstitch.nn.parallel.places import CPU, check_devices
+from lockstitch.nn.parallel.places import check_devices
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Blueprint, Request
 from lockstitch.nn.slots.lifting import fill, lift
@@ -59,7 +60,7 @@ class Team:
         factories: Sequence[SlotFactory],
         *,
         fills_unused: bool = True,
-        device: torch.device = CPU,
+        device: torch.device = HOST,
     ) -> None:
         self.module = module
         self._device = device
@@ -141,7 +142,7 @@ class Team:
     def _share_of(self, threads: int) -> int:
         """How many of the caller's intra-op threads each slot may have: its part where all of them
         compute with the CPU."""
-        if self._device.type != "cpu":
+        if not is_host(self._device):
             return threads
         return max(1, threads // (len(self._slots) + 1))
 

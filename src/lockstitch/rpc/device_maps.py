@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lockstitch import devices
+from lockstitch.devices import kinds
+from lockstitch.devices.kinds import initialise_gpus, is_gpu, is_host
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.rendezvous.static_group import exchange, failing_together
 
@@ -76,7 +77,7 @@ class DeviceUse:
 
 def count_devices() -> int:
     """How many CUDA devices this worker has. This does not initialise CUDA."""
-    return devices.count("cuda")
+    return kinds.count()
 
 
 def agree(store: Store, roster: StaticRoster, timeout_seconds: float) -> None:
@@ -133,7 +134,7 @@ def _check_map(node: str, use: DeviceUse, target: str, other: DeviceUse) -> None
     sides = (("source", map_.keys(), use), ("target", map_.values(), other))
     for side, named, owner in sides:
         if owner.devices:
-            if not {each for each in named if each.type != "cpu"} <= {*owner.devices}:
+            if not {each for each in named if not is_host(each)} <= {*owner.devices}:
                 raise ValueError(
                     f"Node {node} has unexpected {side} devices {shown}devices = {[*owner.devices]}"
                 )
@@ -146,8 +147,7 @@ def _check_map(node: str, use: DeviceUse, target: str, other: DeviceUse) -> None
 
 def _are_there(named: Iterable[torch.device], count: int | None) -> bool:
     return all(
-        each.type == "cpu"
-        or (each.type == "cuda" and (count is None or 0 <= (each.index or 0) < count))
+        is_host(each) or (is_gpu(each) and (count is None or 0 <= (each.index or 0) < count))
         for each in named
     )
 
@@ -159,5 +159,5 @@ def initialise(name: str, uses: Mapping[str, DeviceUse]) -> None:
     named = {*mine.devices, *(source for map_ in mine.maps.values() for source in map_)}
     for use in uses.values():
         named.update(use.maps.get(name, {}).values())
-    if any(device.type == "cuda" for device in named) and torch.cuda.is_available():
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+    if any(map(is_gpu, named)):
+        initialise_gpus()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from lockstitch.devices.kinds import gpu, is_gpu, kind_of, numbered
 from lockstitch.rpc.constants import (
     DEFAULT_INIT_METHOD,
     DEFAULT_NUM_WORKER_THREADS,
@@ -351,8 +352,7 @@ def _to_switch_interval(given: float | None) -> float | None:
 
 def _to_device(device: Device) -> torch.device:
     # A bare number means a CUDA device, whether or not this machine has one.
-    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    return torch.device("cuda", 0) if found == torch.device("cuda") else found
+    return gpu(device) if isinstance(device, int) else numbered(torch.device(device))
 
 
 def _pairs(mapping: Mapping[K, V]) -> ItemsView[K, V]:
@@ -385,8 +385,9 @@ def _to_device_map(pairs: Iterable[tuple[Device, Device]]) -> dict[torch.device,
 def _to_cuda_devices(devices: Iterable[Device]) -> list[torch.device]:
     result = [_to_device(device) for device in devices]
     for device in result:
-        if device.type != "cuda":
+        if not is_gpu(device):
             raise ValueError(
-                f"`set_devices` expect a list of CUDA devices, but got device type {device.type}."
+                "`set_devices` expect a list of CUDA devices, but got device type "
+                f"{kind_of(device)}."
             )
     return result

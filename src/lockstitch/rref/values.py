@@ -10,14 +10,13 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from lockstitch.devices import side_streams
+from lockstitch.devices.streams import side_streams
 from lockstitch.errors import RpcTimeoutError, copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lockstitch.devices.streams import Event
     from lockstitch.ids import GlobalId
 
 TIMED_OUT = (
@@ -45,7 +44,7 @@ class OwnedValue:
         self.reference = reference
         self.is_done = False
         self._value: Any = None
-        self._begun: list[torch.cuda.Event] = []
+        self._begun: list[Event] = []
         """What is to be waited for where the value was made on streams of the maker's own."""
         self._error: BaseException | None = None
         self._forbidden: BaseException | None = None
@@ -68,7 +67,7 @@ class OwnedValue:
             if self.is_done:
                 return
             self._value = value
-            if torch.cuda._initialized and error is None:
+            if error is None:
                 self._begun = side_streams()
             self._error = error
             self.is_done = True

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lockstitch.devices import Placement
+from lockstitch.devices.maps import DeviceMap
 from lockstitch.errors import (
     ConnectionLostError,
     PeerDiedError,
@@ -141,7 +141,7 @@ class Agent(Calling):
         self.buffers.trim_by(self.call_later)
         self.liveness = Liveness(self, options.heartbeat_timeout)
         self.add_concern(self._waited_for)
-        self.placements: dict[WorkerId, Placement] = {}
+        self.device_maps: dict[WorkerId, DeviceMap] = {}
         """Those of peers that a device map names."""
         self.newcomers = Newcomers(self)
         self.handlers[Cancel] = self._note_cancel
@@ -187,11 +187,11 @@ class Agent(Calling):
 
     # ------------------------------------------------------------ peers
 
-    def placement(self, peer: WorkerInfo) -> Placement | None:
+    def device_map(self, peer: WorkerInfo) -> DeviceMap | None:
         """What the device map for that peer says; None where there is none."""
         known = self.options.device_maps.get(peer.name)
         if known:
-            return self.placements.setdefault(peer.worker, Placement(peer.name, known))
+            return self.device_maps.setdefault(peer.worker, DeviceMap(peer.name, known))
         return None
 
     def accept_at(self, listener: Listener) -> None:

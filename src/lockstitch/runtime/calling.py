@@ -30,7 +30,7 @@ from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
     from lockstitch.clock import Clock
-    from lockstitch.devices import Placement
+    from lockstitch.devices.maps import DeviceMap
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.packing import WhatToCall
@@ -60,7 +60,7 @@ class Calling(Packing):
     clock: Clock
     default_timeout: float
     peers: Peers
-    placements: dict[WorkerId, Placement]
+    device_maps: dict[WorkerId, DeviceMap]
     _closed: bool
 
     def call(
@@ -287,7 +287,7 @@ class Calling(Packing):
             assert isinstance(answer, Failure)
             raise remote_errors.from_payload(answer.body, self.allowed)
         body = answer.body
-        if self.placements or type(body) is StagedPayload:
+        if self.device_maps or type(body) is StagedPayload:
             body = self._settled(body, peer, is_used_here=pending.future is None)
         try:
             if answer.stitch is None and body.encoding not in CARRY_OWN:
@@ -301,11 +301,11 @@ class Calling(Packing):
 
     def _settled(self, body: Payload, peer: WorkerId, *, is_used_here: bool) -> Payload:
         """An answer with its tensors where the device map for `peer` says."""
-        placement = self.placements.get(peer)
-        if placement is None and type(body) is not StagedPayload:
+        device_map = self.device_maps.get(peer)
+        if device_map is None and type(body) is not StagedPayload:
             return body
         try:
-            return settled(body, placement, is_used_here=is_used_here)
+            return settled(body, device_map, is_used_here=is_used_here)
         except BaseException:
             self.discard(body, peer)
             raise

@@ -56,7 +56,7 @@ class Channel:
         self.pressure = Pressure(agent.options.bytes_in_flight)
         self.error: RpcError | None = None
         """Why nothing can be sent or answered here any more."""
-        self.placement = agent.placement(peer)
+        self.device_map = agent.device_map(peer)
         """Where tensors in calls to this peer go, and those in its answers; None: no map says."""
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}

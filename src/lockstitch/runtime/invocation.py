@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
-from lockstitch.devices import side_streams
+from lockstitch.devices.streams import side_streams
 from lockstitch.errors import CallbackError, LocalProtocolError, LockstitchError, add_note
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
@@ -230,7 +230,7 @@ class Invocation:
             value, error = None, raised
         if isinstance(value, BaseException):
             value, error = None, value
-        begun = side_streams() if torch.cuda._initialized else []
+        begun = side_streams()
 
         def conclude() -> None:
             for event in begun:

@@ -12,7 +12,7 @@ from lockstitch.wire.encoding import encode
 from lockstitch.wire.messages import CALLS, Failure, Reply
 
 if TYPE_CHECKING:
-    from lockstitch.devices import Placement
+    from lockstitch.devices.maps import DeviceMap
     from lockstitch.runtime.agent import Agent
     from lockstitch.transport.base import Patience
     from lockstitch.wire.messages import Message
@@ -30,8 +30,8 @@ class Loopback(Channel):
     def transmit(self, message: Message, patience: Patience | None = None) -> None:
         """A request of ours, or a control message, arrives where it came from, at once."""
         del patience
-        placement = self.placement if type(message) in CALLS else None
-        copied = self._copy(message, placement)
+        device_map = self.device_map if type(message) in CALLS else None
+        copied = self._copy(message, device_map)
         self.agent.receive_from_self(copied, self._requests)
 
     def send(self, message: Message) -> None:
@@ -40,8 +40,8 @@ class Loopback(Channel):
         assert isinstance(copied, (Reply, Failure))
         self.deliver(copied)
 
-    def _copy(self, message: Message, placement: Placement | None = None) -> Message:
-        buffers = encode(message, self.agent.limits, placement=placement)
+    def _copy(self, message: Message, device_map: DeviceMap | None = None) -> Message:
+        buffers = encode(message, self.agent.limits, device_map=device_map)
         decoder = self._decoder
         with self._lock:
             for buffer in buffers:

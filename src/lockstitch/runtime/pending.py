@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from lockstitch.devices import use_here
+from lockstitch.devices.streams import use_here
 from lockstitch.errors import RpcError, copy_of
 from lockstitch.imports import IMPORTS
 from lockstitch.modes import are_plain, plain_modes

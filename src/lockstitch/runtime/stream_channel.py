@@ -76,10 +76,10 @@ class StreamChannel(Channel):
         return f"<StreamChannel to {self.peer.name!r} · {self.outstanding} outstanding>"
 
     def transmit(self, message: Message, patience: Patience | None = None) -> None:
-        placement = self.placement
-        if placement is not None and type(message) not in CALLS:
-            placement = None
-        buffers = encode(message, self.agent.limits, self._lend, self._is_sealed, placement)
+        device_map = self.device_map
+        if device_map is not None and type(message) not in CALLS:
+            device_map = None
+        buffers = encode(message, self.agent.limits, self._lend, self._is_sealed, device_map)
         try:
             self._sending.send(buffers, patience)
         except ConnectionError as error:

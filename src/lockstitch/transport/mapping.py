@@ -22,7 +22,7 @@ from typing import Final
 
 import torch
 
-from lockstitch import devices
+from lockstitch.devices import pinned
 
 IS_AVAILABLE: Final = hasattr(os, "memfd_create")
 """Whether this system has memory of this kind."""
@@ -77,7 +77,7 @@ class Mapping:
         which takes about as long as a copy without."""
         self._copies += 1
         if self._copies == _PINNED_AT_COPY:
-            devices.pin(self, self.address, self.size)
+            pinned.pin(self, self.address, self.size)
 
     def keep_from_children(self) -> None:
         """Forked children shall not have it: it would live as long as they do."""

@@ -34,7 +34,7 @@ from lockstitch.wire.tensors import (
 from lockstitch.wire.windows import aligned
 
 if TYPE_CHECKING:
-    from lockstitch.devices import Placement
+    from lockstitch.devices.maps import DeviceMap
     from lockstitch.wire.layouts import Layout
     from lockstitch.wire.messages import Message
 
@@ -44,11 +44,11 @@ def encode(
     limits: FrameLimits = DEFAULT_LIMITS,
     lend: Lend | None = None,
     with_digests: bool = False,
-    placement: Placement | None = None,
+    device_map: DeviceMap | None = None,
 ) -> list[Any]:
     """The frame of `message` as buffers to be sent in order (one, where it is small).
 
-    What `lend` lends is used for large items. `with_digests`: see `wire.seals`. `placement`: see
+    What `lend` lends is used for large items. `with_digests`: see `wire.seals`. `device_map`: see
     `wire.tensors.describe`. Raises `LocalProtocolError` where the message exceeds `limits`.
     """
     cls = type(message)
@@ -59,9 +59,9 @@ def encode(
         items = values[-1]
         is_long = len(values[-2]) > INLINE_BYTES
         if items or is_long:
-            small = copy_small(items) if placement is None and not is_long else None
+            small = copy_small(items) if device_map is None and not is_long else None
             if small is None:
-                return _encode_items(layout, values, limits, lend, with_digests, placement)
+                return _encode_items(layout, values, limits, lend, with_digests, device_map)
             headers, memory = small
             nbytes = len(memory)
             inline = marshal.dumps((*values[:-1], headers)) + memory
@@ -87,7 +87,7 @@ def _encode_items(
     limits: FrameLimits,
     lend: Lend | None,
     with_digests: bool,
-    placement: Placement | None,
+    device_map: DeviceMap | None,
 ) -> list[Any]:
     *fields, encoding, stream, items = values
     memories = Memories()
@@ -100,7 +100,7 @@ def _encode_items(
         ]
     parts = find_shared(items, stitched) if len(items) > 1 else {}
     headers = tuple(
-        _describe_item(item, memories, parts, index, placement) for index, item in enumerate(items)
+        _describe_item(item, memories, parts, index, device_map) for index, item in enumerate(items)
     )
     large = [memory for memory in memories if memory.nbytes > INLINE_BYTES]
     announced: Any = stream
@@ -177,12 +177,12 @@ def _describe_item(
     memories: Memories,
     parts: dict[int, Part],
     index: int,
-    placement: Placement | None,
+    device_map: DeviceMap | None,
 ) -> Any:
     if item is None:
         return None
     if isinstance(item, torch.Tensor):
-        return describe(item, memories, parts, index, placement)
+        return describe(item, memories, parts, index, device_map)
     view = item.cast("B") if item.format != "B" or item.ndim != 1 else item
     memories.append(_BufferMemory(view))
     return view.nbytes

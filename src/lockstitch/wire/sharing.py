@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from lockstitch.devices import is_on_host
+from lockstitch.devices.kinds import is_on_host
 from lockstitch.wire.tensors import COMPACT_ABOVE_BYTES, COMPACT_FACTOR, Memory, Part, span
 
 if TYPE_CHECKING:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from lockstitch import devices
-from lockstitch.devices import HOST
+from lockstitch.devices.kinds import HOST, count_like, is_gpu, is_here
+from lockstitch.devices.moving import move_all
+from lockstitch.devices.pinned import staging_bytes
+from lockstitch.devices.streams import wait_for_current
 from lockstitch.errors import RpcError
 from lockstitch.wire.messages import Payload
 from lockstitch.wire.tensors import INLINE_BYTES, PARAMETER, REQUIRES_GRAD, DeviceMemory
@@ -22,7 +24,7 @@ from lockstitch.wire.tensors import INLINE_BYTES, PARAMETER, REQUIRES_GRAD, Devi
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from lockstitch.devices import Placement
+    from lockstitch.devices.maps import DeviceMap
     from lockstitch.wire.tensors import Header, Memory
 
 
@@ -47,7 +49,7 @@ class Fetching:
         """Begins to fetch those that travel inside the frame, into memory of their own."""
         small = [each for each in self._memories if 0 < each.nbytes <= INLINE_BYTES]
         if small:
-            scratch = devices.staging_bytes(sum([each.nbytes for each in small]))
+            scratch = staging_bytes(sum([each.nbytes for each in small]))
             address = scratch.data_ptr()
             for each in small:
                 each.copy_to(address)
@@ -58,13 +60,13 @@ class Fetching:
         """Likewise for the large ones, where nobody lends memory for them."""
         for each in self._memories:
             if each.nbytes > INLINE_BYTES:
-                host = devices.staging_bytes(each.nbytes)
+                host = staging_bytes(each.nbytes)
                 each.copy_to(host.data_ptr())
                 each.settle(host.data_ptr(), host)
 
     def wait(self) -> None:
         """Returns when all that was begun is there."""
-        devices.wait_for({each.flat.device for each in self._memories})
+        wait_for_current({each.flat.device for each in self._memories})
 
 
 # ---------------------------------------------------------------- receiving
@@ -82,13 +84,13 @@ class StagedPayload(Payload):
 
 
 def settled(
-    payload: Payload, placement: Placement | None = None, *, is_used_here: bool = True
+    payload: Payload, device_map: DeviceMap | None = None, *, is_used_here: bool = True
 ) -> Payload:
-    """The payload with its items where they belong: by the placement, which is that of the asker
+    """The payload with its items where they belong: by the device map, which is that of the asker
     where this is an answer, else as the sender says. They are ready for this thread's current
     streams, or, unless the payload `is_used_here`, for every stream.
 
-    Raises `RuntimeError` for a device that the placement does not name, and `RpcError` for one that
+    Raises `RuntimeError` for a device that the map does not name, and `RpcError` for one that
     a device map of the sender names and that is not here.
     """
     staged = payload.staged if isinstance(payload, StagedPayload) else {}
@@ -98,15 +100,15 @@ def settled(
     for index, item in enumerate(items):
         if isinstance(item, torch.Tensor):
             header = staged[index][0] if index in staged else None
-            target = _target(header, placement)
+            target = _target(header, device_map)
             if header is not None or target != item.device:
                 places.append(index)
                 targets.append(target)
     if isinstance(payload, StagedPayload):
-        if payload.window is not None and any(each.type == "cuda" for each in targets):
+        if payload.window is not None and any(map(is_gpu, targets)):
             payload.window.pin()
         payload.window = None  # nobody but the tensors shall keep it
-    moved = devices.move_all([items[index] for index in places], targets, is_used_here=is_used_here)
+    moved = move_all([items[index] for index in places], targets, is_used_here=is_used_here)
     for index, tensor in zip(places, moved, strict=True):
         code, as_leaf = _code(items[index]), True
         if index in staged:
@@ -124,9 +126,9 @@ def _code(tensor: torch.Tensor) -> int:
     )
 
 
-def _target(header: Header | None, placement: Placement | None) -> torch.device:
+def _target(header: Header | None, device_map: DeviceMap | None) -> torch.device:
     if header is None:
-        return HOST if placement is None else placement.source(HOST)
+        return HOST if device_map is None else device_map.source(HOST)
     _, _, name, is_mapped = header
     try:
         device = torch.device(name)
@@ -134,14 +136,14 @@ def _target(header: Header | None, placement: Placement | None) -> torch.device:
         if is_mapped:
             raise
         device = HOST
-    if placement is not None:
-        return placement.source(device)
-    if devices.is_here(device):
+    if device_map is not None:
+        return device_map.source(device)
+    if is_here(device):
         return device
     if is_mapped:
         raise RpcError(
             f"the caller's device map sends a tensor to {device}, but this worker has only "
-            f"{devices.count(device.type)} devices of that kind"
+            f"{count_like(device)} devices of that kind"
         )
     return HOST
 
@@ -162,5 +164,5 @@ def arrive(
     """Gradients on the devices of the tensors whose they are."""
     pairs = list(zip(gradients, on, strict=True))
     there = [gradient for gradient, _ in pairs if gradient is not None]
-    moved = iter(devices.move_all(there, [on for gradient, on in pairs if gradient is not None]))
+    moved = iter(move_all(there, [on for gradient, on in pairs if gradient is not None]))
     return [None if gradient is None else next(moved) for gradient, _ in pairs]

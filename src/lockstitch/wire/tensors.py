@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from lockstitch.copying import move
-from lockstitch.devices import begin_fetch, is_on_host, stage_out
+from lockstitch.devices.kinds import is_gpu, is_host, is_on_host
+from lockstitch.devices.moving import begin_fetch, stage_out
 from lockstitch.errors import SerializationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lockstitch.devices import Placement
+    from lockstitch.devices.maps import DeviceMap
 
 Header = tuple[Any, ...]
 
@@ -157,11 +158,11 @@ def describe(
     memories: list[Memory],
     parts: Mapping[int, Part],
     index: int,
-    placement: Placement | None = None,
+    device_map: DeviceMap | None = None,
 ) -> Header:
     """Makes the header of `tensor`, item number `index`, and appends the memory that goes with it.
 
-    `parts` are those of the items that share memory; see `wire.sharing`. `placement` is that of a
+    `parts` are those of the items that share memory; see `wire.sharing`. `device_map` is that of a
     request. Raises `RuntimeError` where it says nothing of the tensor's device.
     """
     code = _CODE_OF[tensor.dtype]
@@ -169,15 +170,15 @@ def describe(
         code |= REQUIRES_GRAD
     if type(tensor) is torch.nn.Parameter:
         code |= PARAMETER
-    if placement is not None or not is_on_host(tensor):
-        destination = tensor.device if placement is None else placement.destination(tensor.device)
+    if device_map is not None or not is_on_host(tensor):
+        destination = tensor.device if device_map is None else device_map.destination(tensor.device)
         if is_on_host(tensor):
             header = describe(tensor, memories, parts, index)
         else:
             header = _describe_on_device(tensor.detach(), code, memories)
-        if destination.type == "cpu":
+        if is_host(destination):
             return header
-        return (code | STAGED, header, str(destination), placement is not None)
+        return (code | STAGED, header, str(destination), device_map is not None)
     if tensor.layout is not torch.strided:
         return _describe_sparse(tensor.detach(), code, memories)
     if parts and index in parts:
@@ -197,7 +198,7 @@ def describe(
 
 
 def _describe_on_device(tensor: torch.Tensor, code: int, memories: list[Memory]) -> Header:
-    if tensor.device.type != "cuda" or tensor.layout is not torch.strided:
+    if not is_gpu(tensor.device) or tensor.layout is not torch.strided:
         header = describe(stage_out(tensor), memories, {}, -1)
         return (header[0] | code, *header[1:])
     if tensor.is_conj() or tensor.is_neg():

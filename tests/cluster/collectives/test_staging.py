@@ -19,7 +19,7 @@ from lockstitch.collectives import (
     Session,
     staging,
 )
-from lockstitch.collectives.streams import Streams
+from lockstitch.devices.streams import Streams
 from lockstitch.errors import CollectiveError, MismatchError
 from tests.cluster.collectives.ranks import BACKENDS, Ranks
 

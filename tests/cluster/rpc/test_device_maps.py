@@ -7,7 +7,8 @@ import torch
 
 import lockstitch.autograd as dist_autograd
 from lockstitch import rpc
-from lockstitch.devices import HOST, Placement
+from lockstitch.devices.kinds import HOST
+from lockstitch.devices.maps import DeviceMap
 from lockstitch.errors import RpcError
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
@@ -74,8 +75,8 @@ def test_gradients_go_to_the_device_of_what_was_sent_whatever_a_map_says() -> No
         # From here on a map says where tensors in calls would go; gradients are none.
         for worker in workers:
             channel = worker.agent.peers.channel(workers["worker1"].id)
-            channel.placement = worker.agent.placements.setdefault(
-                workers["worker1"].id, Placement("worker1", {HOST: ABSENT})
+            channel.device_map = worker.agent.device_maps.setdefault(
+                workers["worker1"].id, DeviceMap("worker1", {HOST: ABSENT})
             )
         dist_autograd.backward(context, [answer.sum()])
         assert dist_autograd.get_gradients(context)[tensor].eq(3).all()

@@ -72,7 +72,7 @@ class Line:
             clock=SYSTEM_CLOCK,
             crew=self.crew,
             spawn=None,
-            placement=lambda peer: None,
+            device_map=lambda peer: None,
             handle_on_way_back=self.hear,
             fail_pending=lambda pending, error: pending.finish(None, error),
             peers=SimpleNamespace(channel_broke=self.end),

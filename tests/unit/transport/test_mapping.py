@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstitch import devices
+from lockstitch.devices import pinned
 from lockstitch.transport import mapping
 from lockstitch.transport.mapping import Mapping, create
 
@@ -114,16 +114,16 @@ def test_copy_for_which_there_is_no_memory_is_an_error():
 def test_memory_that_devices_copy_from_again_is_pinned_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pinned: list[int] = []
-    monkeypatch.setattr(devices, "pin", lambda owner, address, size: pinned.append(size))
+    sizes: list[int] = []
+    monkeypatch.setattr(pinned, "pin", lambda owner, address, size: sizes.append(size))
     memory, descriptor = mapping.create(4096)
     copy = mapping.Copy(descriptor, 4096)
     os.close(descriptor)
     memory.pin()
-    assert pinned == []  # a single copy is as quick without
+    assert sizes == []  # a single copy is as quick without
     memory.pin()
     memory.pin()
-    assert pinned == [4096]
+    assert sizes == [4096]
     copy.pin()
     copy.pin()
-    assert pinned == [4096]
+    assert sizes == [4096]

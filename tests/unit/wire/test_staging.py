@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lockstitch import devices
-from lockstitch.devices import HOST, Placement
+from lockstitch.devices import moving
+from lockstitch.devices.kinds import HOST
+from lockstitch.devices.maps import DeviceMap
 from lockstitch.errors import RpcError
-from lockstitch.wire import tensors
+from lockstitch.wire import staging, tensors
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.encoding import encode
 from lockstitch.wire.encodings import ONE_TENSOR
@@ -21,10 +22,10 @@ from lockstitch.wire.staging import StagedPayload, arrive, settled
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 
 
-def cross(tensor: torch.Tensor, placement: Placement | None = None, stitch=None) -> Payload:
+def cross(tensor: torch.Tensor, device_map: DeviceMap | None = None, stitch=None) -> Payload:
     decoder = FrameDecoder()
     for buffer in encode(
-        Reply(1, stitch, Payload(ONE_TENSOR, b"", (tensor,))), placement=placement
+        Reply(1, stitch, Payload(ONE_TENSOR, b"", (tensor,))), device_map=device_map
     ):
         decoder.feed(buffer)
     return decoder.messages.popleft().body  # type: ignore[attr-defined]
@@ -39,7 +40,7 @@ def _moves(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
         moves.extend(targets)
         return list(items)
 
-    monkeypatch.setattr(devices, "move_all", note)
+    monkeypatch.setattr(staging, "move_all", note)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     return moves
 
@@ -61,14 +62,14 @@ def test_a_tensor_of_another_device_crosses_with_its_values_and_flags(
 
 
 def test_a_tensor_of_the_host_stays_there_where_the_map_does_not_name_the_host() -> None:
-    body = cross(torch.ones(3), Placement("w", {FIRST: SECOND}))
+    body = cross(torch.ones(3), DeviceMap("w", {FIRST: SECOND}))
     assert type(body) is Payload
-    assert type(cross(torch.ones(3), Placement("w", {HOST: HOST}))) is Payload
+    assert type(cross(torch.ones(3), DeviceMap("w", {HOST: HOST}))) is Payload
 
 
 @pytest.mark.parametrize("size", [3, 10_000])
 def test_a_request_names_the_device_that_its_map_does(moves, size: int) -> None:
-    body = cross(torch.ones(size), Placement("w", {HOST: FIRST}))
+    body = cross(torch.ones(size), DeviceMap("w", {HOST: FIRST}))
     assert type(body) is StagedPayload
     assert moves == []  # the decoder moves nothing
     opened = settled(body)
@@ -79,17 +80,17 @@ def test_a_request_names_the_device_that_its_map_does(moves, size: int) -> None:
 
 
 def test_a_leaf_becomes_one_again_unless_a_stitch_follows(moves) -> None:
-    placement = Placement("w", {HOST: FIRST})
+    device_map = DeviceMap("w", {HOST: FIRST})
     leaf = torch.ones(3, requires_grad=True)
-    (arrived,) = settled(cross(leaf, placement)).items
+    (arrived,) = settled(cross(leaf, device_map)).items
     assert arrived.requires_grad
     assert arrived.is_leaf
-    (arrived,) = settled(cross(leaf, placement, Stitch(1, None, (0,), ()))).items
+    (arrived,) = settled(cross(leaf, device_map, Stitch(1, None, (0,), ()))).items
     assert not arrived.requires_grad
 
 
 def test_a_device_that_a_map_names_and_that_is_not_here_is_an_error(moves) -> None:
-    body = cross(torch.ones(3), Placement("w", {HOST: SECOND}))
+    body = cross(torch.ones(3), DeviceMap("w", {HOST: SECOND}))
     with pytest.raises(RpcError, match="sends a tensor to cuda:1, but this worker has only 1 dev"):
         settled(body)
 
@@ -112,19 +113,19 @@ def test_without_a_map_it_goes_to_the_device_of_that_name_or_the_host(
 
 
 def test_an_answer_comes_back_by_the_inverse_of_the_askers_map(moves) -> None:
-    placement = Placement("w", {FIRST: SECOND, SECOND: HOST})
-    settled(staged("cuda:1"), placement)
+    device_map = DeviceMap("w", {FIRST: SECOND, SECOND: HOST})
+    settled(staged("cuda:1"), device_map)
     assert moves == [FIRST]
     plain = Payload(ONE_TENSOR, b"", (torch.ones(3),))
-    settled(plain, placement)
+    settled(plain, device_map)
     assert moves == [FIRST, SECOND]
     with pytest.raises(RuntimeError, match="Response device mapping is not available"):
-        settled(staged("cuda:0"), placement)
+        settled(staged("cuda:0"), device_map)
 
 
 def test_buffers_and_tensors_that_stay_are_left_alone(moves) -> None:
     tensor, buffer = torch.ones(3), memoryview(b"x")
-    opened = settled(Payload(ONE_TENSOR, b"", (tensor, buffer, None)), Placement("w", {HOST: HOST}))
+    opened = settled(Payload(ONE_TENSOR, b"", (tensor, buffer, None)), DeviceMap("w", {HOST: HOST}))
     assert opened.items[0] is tensor
     assert opened.items[1:] == [buffer, None]
     assert moves == []
@@ -160,14 +161,16 @@ class Lent:
 def _log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """All tensors pretend to be on a device; what is done with it is logged."""
     log: list[str] = []
-    copy = devices.begin_fetch
+    copy = moving.begin_fetch
     monkeypatch.setattr(tensors, "is_on_host", lambda _: False)
     monkeypatch.setattr(tensors, "begin_fetch", lambda *to: (log.append("fetch"), copy(*to)))
     monkeypatch.setattr(torch.Tensor, "device", property(lambda _: FIRST))
     monkeypatch.setattr(
-        devices, "staging_bytes", lambda size: torch.empty(size, dtype=torch.uint8, device="cpu")
+        staging, "staging_bytes", lambda size: torch.empty(size, dtype=torch.uint8, device="cpu")
     )
-    monkeypatch.setattr(devices, "wait_for", lambda used: log.append(f"wait for {len(used)}"))
+    monkeypatch.setattr(
+        staging, "wait_for_current", lambda used: log.append(f"wait for {len(used)}")
+    )
     return log
 
 

@@ -11,6 +11,5 @@ is ready for it. Operations that are ready together are fused.
 - `beginning`: waiting until all are there
 - `performing`: carrying out orders, one after the other
 - `plane`: the operations of a process group
-- `device_stream`: the stream of a GPU on which it works
 - `hierarchical`: the same, with the ranks of each host going through shared memory
 """

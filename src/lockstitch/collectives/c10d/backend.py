@@ -18,7 +18,6 @@ import torch
 
 from lockstitch.collectives.arithmetic import rows_gathered
 from lockstitch.collectives.c10d.beginning import Beginning, in_thread
-from lockstitch.collectives.c10d.device_stream import DeviceStream
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     Ask,
@@ -47,18 +46,20 @@ from lockstitch.collectives.events import Step
 from lockstitch.collectives.negotiation import Refuse
 from lockstitch.collectives.outcomes import error_of, value_of
 from lockstitch.collectives.requests import GLOBAL_SET, Description, Kind
+from lockstitch.devices.kinds import is_gpu, is_host
+from lockstitch.devices.streams import SideStream
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.transport.forks import abandon_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lockstitch.collectives.c10d.device_stream import Passage
     from lockstitch.collectives.c10d.plane import Plane
     from lockstitch.collectives.forms import Form
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.outstanding import Outstanding
     from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
+    from lockstitch.devices.streams import Passage
 
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 1.0
@@ -101,7 +102,7 @@ class C10dBackend:
         self.name = name
         self._only_for = only_for
         self._road = None if only_for is None else self
-        self._stream = DeviceStream(plane.device) if plane.device.type == "cuda" else None
+        self._stream = SideStream(plane.device) if is_gpu(plane.device) else None
         self._passages: dict[int, Passage] = {}
         self._end: CollectiveError | None = None
         """Why it takes nothing any more, though the session goes on."""
@@ -143,7 +144,7 @@ class C10dBackend:
 
     @property
     def takes_devices(self) -> bool:
-        return self._plane.device.type != "cpu"
+        return not is_host(self._plane.device)
 
     @property
     def negotiation_bytes(self) -> int:
@@ -160,7 +161,9 @@ class C10dBackend:
             return
         form = handle.form
         if self._stream is not None:
-            handle.landing = self._passages[form.number] = self._stream.passage(handle.request)
+            request = handle.request
+            passage = self._stream.passage([*request.tensors, *(request.outputs or ())])
+            handle.landing = self._passages[form.number] = passage
         with self._submitting:
             if self._end is not None:
                 self._outstanding.fail(handle, self._end)

@@ -17,6 +17,7 @@ from torch.distributed import ReduceOp as TorchOp
 from torch.distributed.distributed_c10d import PrefixStore
 
 from lockstitch.collectives.requests import ReduceOp
+from lockstitch.devices.kinds import gpu, is_gpu
 from lockstitch.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class GroupPlane:
         self._connect_seconds = connect_seconds
         self.device = torch.device(device)
         if self.device == torch.device("cuda"):
-            self.device = torch.device("cuda", torch.cuda.current_device())
+            self.device = gpu()
         self._rank = rank
         self._store = store
         self._groups: dict[int, Any] = {}  # torch's own stubs do not agree about them
@@ -129,13 +130,13 @@ class GroupPlane:
         group = self._groups.pop(process_set.id, None)
         if group is None:
             return
-        if self.device.type == "cuda":
+        if is_gpu(self.device):
             group.abort()  # `shutdown` would wait for the other ranks
         else:
             group.shutdown()
 
     def can_reduce(self, dtype: torch.dtype) -> bool:
-        return dtype in _DTYPES or (dtype is torch.bfloat16 and self.device.type == "cuda")
+        return dtype in _DTYPES or (dtype is torch.bfloat16 and is_gpu(self.device))
 
     def reduce(self, flat: torch.Tensor, op: ReduceOp, process_set: ProcessSet) -> None:
         options = distributed.AllreduceOptions()
@@ -185,14 +186,14 @@ class GroupPlane:
 
     def close(self) -> None:
         groups, self._groups = self._groups, {}
-        if self.device.type == "cuda":
+        if is_gpu(self.device):
             for group in groups.values():
                 group.abort()  # `shutdown` would wait for the other ranks
 
     def _new_group(self, process_set: ProcessSet) -> Any:
         store = PrefixStore(f"set{process_set.id}", self._store)
         position = process_set.position(self._rank)
-        if self.device.type == "cuda":
+        if is_gpu(self.device):
             options = distributed.ProcessGroupNCCL.Options()
             options._timeout = _NCCL_TIMEOUT
             return distributed.ProcessGroupNCCL(store, position, process_set.size, options)
@@ -214,7 +215,7 @@ class GroupPlane:
 
     def _may_last(self, content: torch.Tensor, count: int) -> timedelta:
         """How long an operation with so many bytes from each of `count` ranks may take."""
-        if self.device.type == "cuda":
+        if is_gpu(self.device):
             return _NCCL_TIMEOUT
         return timedelta(seconds=self._connect_seconds + count * content.nbytes / _BYTES_PER_SECOND)
 

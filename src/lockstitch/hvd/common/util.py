@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
+from lockstitch.devices.kinds import are_gpus_usable
 from lockstitch.hvd import basics
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether a framework sees a GPU of CUDA."""
-    return extension_available(ext_base_name, verbose) and torch.cuda.is_available()
+    return extension_available(ext_base_name, verbose) and are_gpus_usable()
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.remote_device import _remote_device as RemoteDevice  # noqa: N812
 from typing_extensions import Self
 
+from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn.parallel.containers import open_container
 from lockstitch.rpc import RRef, get_worker_info, remote, rpc_async, rpc_sync
 from lockstitch.runtime.worker import current_worker, has_current_worker
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["RemoteModule"]
 
 M = TypeVar("M", bound=nn.Module)
-
-CPU = torch.device("cpu")
 
 _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
     "on",
@@ -73,10 +72,10 @@ def _remote_forward(
     host, unless a device map says where they shall be."""
     module = _checked(module_rref, "__call__")
     place = torch.device(device)
-    if place.type == "cpu":
+    if is_host(place):
         return module(*args, **kwargs)
     output = module(*_moved(args, place), **_moved(kwargs, place))
-    return output if is_device_map_set else _moved(output, CPU)
+    return output if is_device_map_set else _moved(output, HOST)
 
 
 def _forward_as_called(

@@ -16,15 +16,18 @@ import warnings
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.autograd import Function
 from torch.nn.parallel import _functions as gpus
 
+from lockstitch.devices import accelerators
+from lockstitch.devices.kinds import is_host
 from lockstitch.nn.parallel import comm
 from lockstitch.nn.parallel.places import Place, device_of, devices_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
 __all__ = ["Broadcast", "ReduceAddCoalesced", "Scatter", "Gather"]
 
@@ -91,11 +94,11 @@ class Scatter(Function):
         ctx.dim = dim
         ctx.origin = tensor.device
         streams = None
-        if tensor.is_cpu and all(place.type != "cpu" for place in places):
+        if tensor.is_cpu and not any(map(is_host, places)):
             streams = [gpus._get_stream(place) for place in places]
         pieces = comm.scatter(tensor, places, chunk_sizes, dim, streams)
         if streams is not None:
-            _await_copies(pieces, places, streams)
+            accelerators.wait_for_copies(pieces, places, streams)
         return pieces
 
     @staticmethod
@@ -126,14 +129,3 @@ class Gather(Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         pieces = Scatter.apply(ctx.places, ctx.sizes, ctx.dim, gradient)
         return (None, None, *(piece[0] if ctx.is_of_scalars else piece for piece in pieces))
-
-
-def _await_copies(
-    pieces: Sequence[torch.Tensor], places: Sequence[torch.device], streams: Sequence[Any]
-) -> None:
-    """Lets each device's main stream wait for what was copied beside it."""
-    for piece, place, stream in zip(pieces, places, streams, strict=False):
-        with torch.accelerator.device_index(place.index):
-            main = torch.accelerator.current_stream()
-            main.wait_stream(stream)
-            piece.record_stream(main)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import comm as gpus
 
+from lockstitch.devices import accelerators
+from lockstitch.devices.moving import begin_copy, begin_move
 from lockstitch.nn.parallel.places import Place, are_different_gpus, device_of, devices_of
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def broadcast(
                     f"{tuple(target.shape)}"
                 )
         for target in out:
-            _fill(target, tensor)
+            begin_copy(target, tensor)
         return tuple(out)
     return tuple(copies[0] for copies in broadcast_coalesced([tensor], devices))
 
@@ -100,7 +102,7 @@ def reduce_add(inputs: Sequence[torch.Tensor], destination: Place | None = None)
     if are_different_gpus(tensor.device for tensor in inputs):
         total: torch.Tensor = gpus.reduce_add(inputs, device.index)
         return total
-    first, second, *others = (_moved(tensor, device) for tensor in inputs)
+    first, second, *others = (begin_move(tensor, device) for tensor in inputs)
     total = first + second
     for other in others:
         # What is sparse takes nothing dense in place.
@@ -153,7 +155,7 @@ def scatter(
         _check_targets(tensor, out, dim)
         pieces = tensor.split([target.size(dim) for target in out], dim)
         for target, piece in zip(out, pieces, strict=True):
-            _fill(target, piece)
+            begin_copy(target, piece)
         return tuple(out)
     places = devices_of(devices or ())
     if not places:
@@ -169,7 +171,7 @@ def scatter(
             "Expected devices and chunk_sizes to be of same length, but got "
             f"{len(places)} devices and {len(chunk_sizes)} chunk_sizes"
         )
-    return tuple(_moved(piece, place) for piece, place in zip(pieces, places, strict=False))
+    return tuple(begin_move(piece, place) for piece, place in zip(pieces, places, strict=False))
 
 
 def gather(
@@ -188,13 +190,13 @@ def gather(
                 "'destination' must not be specified when 'out' is specified, "
                 f"but got destination={destination}"
             )
-        joined = torch.cat([_moved(tensor, out.device) for tensor in tensors], dim)
+        joined = torch.cat([begin_move(tensor, out.device) for tensor in tensors], dim)
         if joined.shape != out.shape:
             raise RuntimeError(
                 f"'out' has shape {tuple(out.shape)}, but what is gathered {tuple(joined.shape)}"
             )
         return out.copy_(joined)
-    if destination == -1 and torch.accelerator.is_available():
+    if destination == -1 and accelerators.exist():
         warnings.warn(
             "Using -1 to represent CPU tensor is deprecated. Please use a "
             'device object or string instead, e.g., "cpu".',
@@ -202,7 +204,7 @@ def gather(
             stacklevel=2,
         )
     device = device_of(destination)
-    return torch.cat([_moved(tensor, device) for tensor in tensors], dim)
+    return torch.cat([begin_move(tensor, device) for tensor in tensors], dim)
 
 
 def _check_targets(tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int) -> None:
@@ -250,13 +252,4 @@ def _differ_along(tensor: torch.Tensor, other: torch.Tensor, dim: int) -> bool:
 def _copy(tensor: torch.Tensor, device: torch.device, *, is_first: bool) -> torch.Tensor:
     if tensor.device == device:
         return tensor if is_first else tensor.clone()
-    return _moved(tensor, device)
-
-
-def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """On `device`. To the host the copy is waited for: what is done with it there does not wait."""
-    return tensor.to(device, non_blocking=device.type != "cpu")
-
-
-def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source, non_blocking=target.device.type != "cpu")
+    return begin_move(tensor, device)

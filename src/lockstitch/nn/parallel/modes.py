@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
+from lockstitch.devices import accelerators
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -37,14 +39,12 @@ class Modes:
     @staticmethod
     def of_this_thread() -> Modes:
         """The modes that hold here and now."""
-        accelerator = torch.accelerator.current_accelerator()
-        kinds = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
         return _modes(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             tuple(
                 (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-                for kind in kinds
+                for kind in accelerators.kinds()
             ),
             torch.is_autocast_cache_enabled(),
             torch.is_anomaly_enabled(),

@@ -7,17 +7,18 @@ backward pass is the ordinary one, which on CPU runs in the thread that calls it
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._utils import ExceptionWrapper
 
+from lockstitch.devices import accelerators
+from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn.parallel.modes import in_callers_modes
 from lockstitch.nn.parallel.places import Place, device_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["get_a_var", "parallel_apply"]
 
@@ -60,10 +61,10 @@ def parallel_apply(
     def run(i: int) -> Any:
         device = _device_for(i, places[i], inputs[i])
         try:
-            if count > 1 and device.type == "cpu":
+            if count > 1 and is_host(device):
                 torch.set_num_threads(threads_each)
             arguments = inputs[i] if isinstance(inputs[i], (list, tuple)) else (inputs[i],)
-            with _current(device, streams.get(device)):
+            with accelerators.made_current(device, streams.get(device)):
                 return modules[i](*arguments, **named[i])
         except BaseException:  # noqa: BLE001 - raised by the caller
             return ExceptionWrapper(where=f"in replica {i} on device {device}")
@@ -100,8 +101,8 @@ def _device_for(i: int, place: Place | None, arguments: Any) -> torch.device:
     tensor = get_a_var(arguments)
     if tensor is not None:
         return tensor.device
-    if not torch.accelerator.is_available():
-        return device_of("cpu")
+    if not accelerators.exist():
+        return HOST
     raise RuntimeError(
         f"in replica {i}, no device was provided and no tensor input was found; "
         "device cannot be resolved"
@@ -112,30 +113,11 @@ def _current_streams(
     places: Sequence[Place | None], inputs: Sequence[Any]
 ) -> dict[torch.device, torch.Stream]:
     """This thread's stream of each accelerator on which a module runs."""
-    found = {}
+    devices = []
     for place, given in zip(places, inputs, strict=True):
         tensor = get_a_var(given) if place is None else None
-        device = None if place is None else device_of(place)
-        device = tensor.device if tensor is not None else device
-        if device is not None and device.type != "cpu":
-            found[device] = torch.accelerator.current_stream(device)
-    return found
-
-
-@contextmanager
-def _current(device: torch.device, stream: torch.Stream | None) -> Iterator[None]:
-    """Makes an accelerator the current one, and `stream` the stream on which work is queued."""
-    if device.type == "cpu":
-        yield
-        return
-    with torch.accelerator.device_index(device.index):
-        before = torch.accelerator.current_stream(device)
-        before.query()  # binds a new thread to the device: cuBLAS does not, and warns
-        if stream is None or stream == before:
-            yield
-            return
-        torch.accelerator.set_stream(stream)
-        try:
-            yield
-        finally:
-            torch.accelerator.set_stream(before)
+        if tensor is not None:
+            devices.append(tensor.device)
+        elif place is not None:
+            devices.append(device_of(place))
+    return accelerators.current_streams(devices)

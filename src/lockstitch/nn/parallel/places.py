@@ -9,16 +9,17 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-import torch
+from lockstitch.devices import accelerators
+from lockstitch.devices.kinds import HOST, is_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import torch
     from torch import nn
 
 Place: TypeAlias = "int | str | torch.device"
 
-CPU = torch.device("cpu")
 SLOTS_OF_THE_CPU: Final = ("thread", "fork")
 """Names that `DataParallel` takes for these."""
 
@@ -27,18 +28,11 @@ def device_of(place: Place | None) -> torch.device:
     """The device of `place`: a number as above, -1 the CPU, as are "thread" and "fork", None the
     current accelerator, else what `torch.device` takes. Raises what `torch.device` raises for a
     name that it does not know."""
-    if place is CPU or place in SLOTS_OF_THE_CPU:
-        return CPU
-    if not isinstance(place, int) and place is not None:
-        device = torch.device(place)
-        accelerator = torch.accelerator.current_accelerator()
-        is_any = accelerator is not None and accelerator.type == str(device)
-        return _current(device) if is_any else device
-    if place == -1 or not torch.accelerator.is_available():
-        return CPU
-    accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None
-    return _current(accelerator) if place is None else torch.device(accelerator.type, place)
+    if place is HOST or place == -1 or place in SLOTS_OF_THE_CPU:
+        return HOST
+    if place is None or isinstance(place, int):
+        return accelerators.numbered(place)
+    return accelerators.named(place)
 
 
 def devices_of(places: Iterable[Place]) -> list[torch.device]:
@@ -61,9 +55,4 @@ def are_different_gpus(devices: Iterable[torch.device]) -> bool:
     """Whether these are several CUDA devices and none comes twice: what torch's own functions, and
     NCCL behind them, are for."""
     listed = list(devices)
-    return len(set(listed)) == len(listed) > 1 and all(device.type == "cuda" for device in listed)
-
-
-def _current(device: torch.device) -> torch.device:
-    """The device of this kind that is current, for a name without a number."""
-    return torch.device(device.type, torch.accelerator.current_device_index())
+    return len(set(listed)) == len(listed) > 1 and all(map(is_gpu, listed))

@@ -14,9 +14,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn.parallel._functions import Broadcast, Gather, Scatter
 from lockstitch.nn.parallel.containers import open_container
-from lockstitch.nn.parallel.places import CPU, Place, device_of, devices_of
+from lockstitch.nn.parallel.places import Place, device_of, devices_of
 
 __all__ = ["scatter", "scatter_kwargs", "gather", "Replicate", "Shard"]
 
@@ -94,7 +95,7 @@ def _chunks(tensor: torch.Tensor, places: Sequence[Place], dim: int) -> Sequence
     if (
         not tensor.is_cpu
         or tensor.requires_grad
-        or not all(place is CPU for place in places)
+        or not all(place is HOST for place in places)
         or not -tensor.dim() <= dim < tensor.dim()
         or not tensor.shape[dim]
     ):
@@ -145,7 +146,7 @@ def _pieces(thing: Any, devices: Sequence[torch.device], dim: int) -> list[Any]:
     if isinstance(thing, torch.Tensor):
         if [thing.device] == devices:
             return [thing]
-        if thing.is_cpu and not thing.requires_grad and all(each.type == "cpu" for each in devices):
+        if thing.is_cpu and not thing.requires_grad and all(map(is_host, devices)):
             return list(thing.chunk(len(devices), dim))
         return list(Scatter.apply(devices, None, dim, thing))
     if isinstance(thing, Shard):
@@ -211,7 +212,7 @@ def _are_of_one_type(one: Any, other: Any) -> bool:
 
 def _are_on_host(outputs: list[Any], device: Place) -> bool:
     """Whether these are tensors of the CPU, with dimensions, to be joined there."""
-    return device_of(device).type == "cpu" and all(
+    return is_host(device_of(device)) and all(
         isinstance(each, torch.Tensor) and each.is_cpu and each.dim() for each in outputs
     )
 

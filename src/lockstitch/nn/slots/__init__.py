@@ -20,7 +20,6 @@ failures        exceptions on their way to the caller
 answers         each answer for the one who waits for it
 replicas        for threads: a module tree on the same parameters
 attributes      … what its attributes refer to
-streams         for CUDA: who waits for whom
 forkable        for forks: whether there can be one
 child           … what the process does
 orders          … requests, in few bytes

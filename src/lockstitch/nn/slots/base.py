@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from lockstitch.nn.parallel.places import CPU
+from lockstitch.devices.kinds import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -137,7 +137,7 @@ class Blueprint:
     """How many intra-op threads the slot may use."""
     slots: int = 2
     """How many there are to be, the caller's included."""
-    device: torch.device = CPU
+    device: torch.device = HOST
     """That of the caller's module."""
     extra: dict[str, Any] = field(default_factory=dict)
     """What one kind of slots needs besides."""

@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from lockstitch.devices.kinds import is_gpu, numbered
+from lockstitch.devices.streams import SideStream, Streams, use_here
 from lockstitch.errors import SlotDiedError
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
@@ -41,12 +43,12 @@ from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
 from lockstitch.nn.slots.habits import Habit
 from lockstitch.nn.slots.replicas import matching, replicate_here
-from lockstitch.nn.slots.streams import gpus_of, lend, queued_here, wait_here
 from lockstitch.nn.slots.thread import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lockstitch.devices.streams import Event
     from lockstitch.nn.slots.answers import Key
     from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Outcome, Request
 
@@ -68,19 +70,19 @@ def on_stream(device: str | torch.device) -> OnStream:
     """An entry of `device_ids`: a slot on a CUDA device, with a thread and a stream of its own.
     Raises `ValueError` for a device of another kind."""
     place = torch.device(device)
-    if place.type != "cuda":
+    if not is_gpu(place):
         raise ValueError(f"a slot on a stream needs a CUDA device, not {device}")
-    return OnStream(torch.device("cuda", place.index or 0))
+    return OnStream(numbered(place))
 
 
 class _Task(NamedTuple):
     """Something to do on the slot's stream."""
 
-    queued: Sequence[torch.cuda.Event]
+    queued: Sequence[Event]
     """What the caller had queued when it asked for it."""
     context: contextvars.Context
     work: Callable[..., Any]
-    answer: SimpleQueue[tuple[Any, Sequence[torch.cuda.Event]]]
+    answer: SimpleQueue[tuple[Any, Sequence[Event]]]
     """Takes what the work returns, a `Failure` if it raises, and what the slot has then queued."""
 
 
@@ -108,13 +110,13 @@ class CudaSlot(Slot):
         self._home = blueprint.device
         self._module = weakref.ref(blueprint.module)
         self._originals = list(blueprint.leaves)
-        self._devices = gpus_of([device, self._home, *(leaf.device for leaf in self._originals)])
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._devices = list({device, self._home, *(leaf.device for leaf in self._originals)})
+        stream = SideStream(device)
         self._executor = self._make_executor(blueprint, stream)
         self._bench = _Bench(self.name, stream, self._devices)
         self._work: SimpleQueue[_Task | None] = SimpleQueue()
         self._gate = threading.Lock()
-        self._answers: dict[Key, SimpleQueue[tuple[Any, Sequence[torch.cuda.Event]]]] = {}
+        self._answers: dict[Key, SimpleQueue[tuple[Any, Sequence[Event]]]] = {}
         self._passes: dict[int, _Pass] = {}
         self._draws: dict[tuple[bool, bool], bool] = {}
         self._habit = Habit()
@@ -127,11 +129,11 @@ class CudaSlot(Slot):
         self._thread.start()
         self._end = weakref.finalize(self, self._work.put, None)
 
-    def _make_executor(self, blueprint: Blueprint, stream: torch.cuda.Stream) -> Executor:
+    def _make_executor(self, blueprint: Blueprint, stream: SideStream) -> Executor:
         """With a replica on the device, made of what the caller's module is by then."""
-        queued = queued_here(self._devices)
-        with torch.cuda.stream(stream):
-            wait_here(queued, self._devices)
+        queued = Streams(self._devices).record()
+        with stream.current():
+            Streams(self._devices).wait_for(queued)
             replica = replicate_here(blueprint.module, self._device)
         copies = matching(blueprint.module, replica, blueprint.leaves)
         self._copied = [
@@ -177,8 +179,7 @@ class CudaSlot(Slot):
         if asked is not None:
             self._finish_asking(asked)
         outcome: Outcome = self._wait((FORWARD, number))
-        for tensor in outcome.tensors:
-            lend(tensor)
+        use_here(outcome.tensors)
         return outcome
 
     def _finish_asking(self, asked: _Pass) -> None:
@@ -196,8 +197,7 @@ class CudaSlot(Slot):
 
     def finish_backward(self, number: int) -> Gradients:
         gradients: Gradients = self._wait((BACKWARD, number))
-        for tensor in gradients.inputs:
-            lend(tensor)
+        use_here(gradients.inputs)
         return Gradients(gradients.inputs, self._at_home(gradients.leaves))
 
     def collect(self) -> Sequence[torch.Tensor | None]:
@@ -221,7 +221,7 @@ class CudaSlot(Slot):
 
     def _task(self, key: Key, work: Callable[..., Any]) -> _Task:
         answer = self._answers[key] = SimpleQueue()
-        return _Task(queued_here(self._devices), contextvars.copy_context(), work, answer)
+        return _Task(Streams(self._devices).record(), contextvars.copy_context(), work, answer)
 
     def _hand_over(self, task: _Task) -> None:
         """To the thread."""
@@ -234,15 +234,14 @@ class CudaSlot(Slot):
         """The answer; this thread's streams wait for what the slot has queued with it."""
         result, queued = self._answers[key].get()
         self._answers.pop(key, None)
-        wait_here(queued, self._devices)
+        Streams(self._devices).wait_for(queued)
         if isinstance(result, Failure):
             raise result.error()
         return result
 
     def _at_home(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """The leaves' gradients on the devices of the leaves."""
-        for gradient in gradients:
-            lend(gradient)
+        use_here(gradients)
         return [
             None if gradient is None else gradient.to(leaf.device)
             for gradient, leaf in zip(gradients, self._originals, strict=False)
@@ -252,9 +251,7 @@ class CudaSlot(Slot):
 class _Bench:
     """Where the slot's work is done: one task at a time, by whichever thread."""
 
-    def __init__(
-        self, name: str, stream: torch.cuda.Stream, devices: Sequence[torch.device]
-    ) -> None:
+    def __init__(self, name: str, stream: SideStream, devices: Sequence[torch.device]) -> None:
         self._name = name
         self._stream = stream
         self._devices = devices
@@ -262,12 +259,12 @@ class _Bench:
 
     def do(self, task: _Task) -> None:
         """Does it, on the slot's stream, and answers whatever happens."""
-        queued: Sequence[torch.cuda.Event] = ()
+        queued: Sequence[Event] = ()
         try:
-            with self._lock, torch.cuda.stream(self._stream):
-                wait_here(task.queued, self._devices)
+            with self._lock, self._stream.current():
+                Streams(self._devices).wait_for(task.queued)
                 result = task.context.run(attempt, task.work, self._name)
-                queued = [self._stream.record_event()]
+                queued = [self._stream.record()]
         except BaseException as error:  # noqa: BLE001 - whatever it is, somebody waits for it
             result = describe(error, self._name, crosses=False)
         task.answer.put((result, queued))
@@ -299,7 +296,6 @@ class _DeviceExecutor(Executor):
     def _here(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         if tensor is None:
             return None
-        lend(tensor)
         here = tensor.to(self.device, non_blocking=True)
-        lend(here)
+        use_here((tensor, here))
         return here

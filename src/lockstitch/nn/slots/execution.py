@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from lockstitch.nn.parallel.places import CPU
+from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Gradients, Outcome
 from lockstitch.nn.slots.lifting import fill, lift
@@ -57,7 +57,7 @@ class Executor:
     the order in which the caller expects them; `device` is the replica's."""
 
     def __init__(
-        self, module: torch.nn.Module, leaves: Sequence[torch.Tensor], device: torch.device = CPU
+        self, module: torch.nn.Module, leaves: Sequence[torch.Tensor], device: torch.device = HOST
     ) -> None:
         self.device = device
         self._module = module
@@ -71,7 +71,7 @@ class Executor:
         # The engine looks up each node of the graph where it is told for which leaves to go back: a
         # twentieth of the time of a pass over small operators. Gathering in `.grad` needs no such
         # table; but it runs what a program has hooked to the accumulation, the caller's affair.
-        self._gathers = device.type == "cpu" and not any(map(_is_watched, self.leaves))
+        self._gathers = is_host(device) and not any(map(_is_watched, self.leaves))
         self.draws_random_numbers = True
         """Whether passes are given random numbers of their own."""
 

@@ -11,7 +11,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-import torch
+from lockstitch.devices import accelerators
+from lockstitch.devices.kinds import is_gpu_context_open
 
 HAS_SHARED_FILES: Final = hasattr(os, "memfd_create")
 _TASKS: Final = Path("/proc/self/task")
@@ -23,9 +24,9 @@ def obstacle(tasks: Path = _TASKS) -> str | None:
     nothing does. `tasks`: where the system lists this process's threads."""
     if not HAS_SHARED_FILES:
         return "slots that are processes need Linux"
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if is_gpu_context_open():
         return "a process in which CUDA is in use cannot be forked"
-    if torch.accelerator.is_available() and _has_device_threads(tasks):
+    if accelerators.exist() and _has_device_threads(tasks):
         return (
             "a process that has run a backward pass beside an accelerator cannot be forked: "
             "PyTorch's engine would not run in the child"

@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import torch
+from lockstitch.devices.kinds import HOST, generators_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_CPU: Final = torch.device("cpu")
+    import torch
+
 _ODD = 0x9E3779B97F4A7C15
 _BITS = (1 << 63) - 1
 
 
-def fingerprint(device: torch.device = _CPU) -> int:
+def fingerprint(device: torch.device = HOST) -> int:
     """A number for the state of the generators that a module on `device` draws from; 10 µs."""
-    state = zlib.crc32(torch.default_generator.get_state().numpy())  # type: ignore[arg-type]
-    for generator in _others(device):
+    state = 0
+    for generator in generators_of(device):
         state = zlib.crc32(generator.get_state().numpy(), state)  # type: ignore[arg-type]
     return state
 
@@ -40,26 +41,19 @@ def seed_for(state: int, slot: int) -> int:
     return ((state << 16 | slot) * _ODD) & _BITS
 
 
-def seed(number: int, device: torch.device = _CPU) -> None:
+def seed(number: int, device: torch.device = HOST) -> None:
     """Sets the generators that a module on `device` draws from."""
-    for generator in (torch.default_generator, *_others(device)):
+    for generator in generators_of(device):
         generator.manual_seed(number)
 
 
 @contextlib.contextmanager
-def kept(device: torch.device = _CPU) -> Iterator[None]:
+def kept(device: torch.device = HOST) -> Iterator[None]:
     """After the block the generators of `device` are in the states in which they were before."""
-    generators = [torch.default_generator, *_others(device)]
+    generators = generators_of(device)
     states = [each.get_state() for each in generators]
     try:
         yield
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-
-
-def _others(device: torch.device) -> tuple[torch.Generator, ...]:
-    """That of `device`, besides the CPU's."""
-    if device.type != "cuda":
-        return ()
-    return (torch.cuda.default_generators[device.index or 0],)

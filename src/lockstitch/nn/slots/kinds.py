@@ -11,7 +11,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from lockstitch.nn.parallel.places import CPU, device_of
+from lockstitch.devices.kinds import HOST, is_host
+from lockstitch.nn.parallel.places import device_of
 from lockstitch.nn.slots.fork import ForkSlot
 from lockstitch.nn.slots.forkable import obstacle
 from lockstitch.nn.slots.remote import RemoteSlot, is_on_worker
@@ -50,7 +51,7 @@ def factory_for(place: SlotPlace) -> SlotFactory:
     if isinstance(place, str) and is_on_worker(place):
         return partial(RemoteSlot, place)
     device = device_of(place)
-    if device.type == "cpu":
+    if is_host(device):
         return _KINDS["cpu"]
     raise ValueError(f"there are no slots on {device}")
 
@@ -58,9 +59,9 @@ def factory_for(place: SlotPlace) -> SlotFactory:
 def places_for(places: Iterable[SlotPlace]) -> list[torch.device]:
     """For each entry, the device of the tensors that its slot is given."""
     return [
-        getattr(place, "device", CPU)
+        getattr(place, "device", HOST)
         if callable(place)
-        else CPU
+        else HOST
         if place in _KINDS or is_on_worker(place)
         else device_of(place)
         for place in places
@@ -71,6 +72,6 @@ def are_slots(places: Iterable[SlotPlace]) -> bool:
     """Whether `factory_for` knows all of them; accelerators by number or name are places of the
     original's algorithm instead."""
     return all(
-        callable(place) or place in _KINDS or is_on_worker(place) or device_of(place).type == "cpu"
+        callable(place) or place in _KINDS or is_on_worker(place) or is_host(device_of(place))
         for place in places
     )

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstitch.devices.kinds import is_host
 from lockstitch.errors import SlotDiedError
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
@@ -84,7 +85,7 @@ class ThreadSlot(Slot):
     def make_executor(self, blueprint: Blueprint) -> Executor:
         """What runs the requests, with a replica of the module. Raises `ValueError` for a module
         that is not on the CPU."""
-        if blueprint.device.type != "cpu":
+        if not is_host(blueprint.device):
             raise ValueError(
                 f"a slot that is a thread works on the CPU, the module is on {blueprint.device}: "
                 'use slots on streams, device_ids=["cuda:0", on_stream("cuda:0")], with '
