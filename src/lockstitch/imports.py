@@ -25,6 +25,8 @@ import threading
 from importlib import _bootstrap
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from lockstitch.interrupts import take
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -95,9 +97,7 @@ class Imports:
         self._count(under_way=1)
         try:
             if mine.depth == 1:
-                # In one call, so that no interrupt comes between taking and knowing of it.
-                taken = map(self._turn.acquire, (True,), (_PATIENCE_SECONDS,))
-                mine.held.extend(filter(None, taken))
+                take(self._turn, mine.held, _PATIENCE_SECONDS)
             yield
         finally:
             mine.depth -= 1

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import torch
 
 from lockstitch.errors import RpcTimeoutError, add_note
+from lockstitch.interrupts import if_free
 from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 from lockstitch.runtime import remote_errors
-from lockstitch.runtime.channel import NOT_BLOCKING
 from lockstitch.runtime.functions import BY_VALUE, name_of
 from lockstitch.runtime.inherited import INHERITED
 from lockstitch.runtime.packing import Packing
@@ -259,22 +259,22 @@ class Calling(Packing):
         make: Callable[[int, int, bytes | None, float | None], Message],
     ) -> int:
         """Sends a call whose function the callee does not know by a number yet."""
-        functions = channel.functions
-        held: list[bool] = []  # as in `StreamChannel._wait`
-        try:
-            held.extend(map(functions.defining.acquire, NOT_BLOCKING))
-            # The definition must leave before any use of its number. Where another is about to
-            # leave, which may take long, it goes without one.
-            number, spelt = functions.define(function) if held[0] else (-1, definition)
-            request = channel.request(
-                pending, lambda request, travels: make(request, number, spelt, travels)
-            )
-            if held[0]:
-                functions.mark_sent(function, number)
-        finally:
-            if True in held:
-                functions.defining.release()
-        return request
+        functions, requests = channel.functions, []
+
+        def send(number: int, spelt: bytes | None) -> None:
+            build = lambda request, travels: make(request, number, spelt, travels)  # noqa: E731
+            requests.append(channel.request(pending, build))
+
+        def define() -> None:
+            number, spelt = functions.define(function)
+            send(number, spelt)
+            functions.mark_sent(function, number)
+
+        # The definition must leave before any use of its number. Where another is about to leave,
+        # which may take long, it goes without one.
+        if not if_free(functions.defining, define):
+            send(-1, definition)
+        return requests[0]
 
     # ------------------------------------------------------------ answers
 

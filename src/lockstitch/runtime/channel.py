@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import LockstitchError, RpcTimeoutError, copy_of
+from lockstitch.interrupts import if_free
 from lockstitch.runtime.functions import OutgoingFunctions
 from lockstitch.runtime.pressure import Pressure
 from lockstitch.transport.base import SendTimeoutError
@@ -31,9 +32,6 @@ _LOOK_SECONDS = 0.1
 _FEWER_SECONDS = 0.01
 _NO_ANSWER = "did not answer in time"
 _STANDS_STILL = "takes in nothing"
-
-NOT_BLOCKING = (False,)
-"""For taking a lock and knowing of it in one call: `held.extend(map(acquire, NOT_BLOCKING))`."""
 
 
 def timeout_of(pending: Pending, peer: WorkerInfo, what: str) -> RpcTimeoutError:
@@ -317,20 +315,20 @@ class Channel:
         """Nothing will be answered here any more. Many threads may find out at once: one does the
         work, which leaves nothing to the others."""
         self.error = error
-        held: list[bool] = []  # as in `StreamChannel._wait`
         try:
-            held.extend(map(self._failing.acquire, NOT_BLOCKING))
-            while held[0] and self._pending:
-                for number in list(self._pending):
-                    pending = self._pending.get(number)
-                    if pending is not None:
-                        self.agent.fail_pending(pending, copy_of(error))
-                        self._take_out(number)
-        finally:
-            if True in held:
-                self._failing.release()
-                if self._pending:  # an interrupt: nobody shall wait on for ever
-                    self.agent.spawn(partial(self.fail_all, error))
+            if_free(self._failing, self._fail_pending, error)
+        except BaseException:
+            if self._pending:  # an interrupt: nobody shall wait on for ever
+                self.agent.spawn(partial(self.fail_all, error))
+            raise
+
+    def _fail_pending(self, error: RpcError) -> None:
+        while self._pending:
+            for number in list(self._pending):
+                pending = self._pending.get(number)
+                if pending is not None:
+                    self.agent.fail_pending(pending, copy_of(error))
+                    self._take_out(number)
 
     def end(self, error: PeerDiedError, *, at_once: bool = False) -> None:
         """The peer is gone, as something else has shown. What it has answered just before still

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.runtime.channel import NOT_BLOCKING
+from lockstitch.interrupts import if_free, when_free
 from lockstitch.transport.base import SendTimeoutError
 
 if TYPE_CHECKING:
@@ -85,20 +85,23 @@ class Sending:
                     self._send_left_behind(None)
                 self._connection.send(buffers)
             return
-        held: list[bool] = []  # as in `StreamChannel._wait`
+        has_sent = if_free(self._lock, self._send_or_leave, buffers, patience)
+        while not has_sent:
+            seconds = min(_LOOK_SECONDS, patience())
+            if seconds <= 0:
+                self._leave_behind(b"".join(buffers))
+                raise SendTimeoutError(self._connection.peer)
+            has_sent = when_free(self._lock, seconds, self._send_or_leave, buffers, patience)
+
+    def _send_or_leave(self, buffers: Sequence[Buffer], patience: Patience) -> None:
+        """It is this thread's turn."""
         try:
-            held.extend(map(self._lock.acquire, NOT_BLOCKING))
-            if not held[0]:
-                self._await_turn(held, patience)
             if self._left_behind:
                 self._send_left_behind(patience)
             self._connection.send(buffers, patience=patience)
         except SendTimeoutError as error:
             self._leave_behind(None if error.is_begun else b"".join(buffers))
             raise
-        finally:
-            if True in held:
-                self._lock.release()
 
     @property
     def progress(self) -> int:
@@ -126,13 +129,6 @@ class Sending:
                     self._connection.send(buffers)
             finally:
                 self._lock.release()
-
-    def _await_turn(self, held: list[bool], patience: Patience) -> None:
-        while not held[-1]:
-            seconds = min(_LOOK_SECONDS, patience())
-            if seconds <= 0:
-                raise SendTimeoutError(self._connection.peer)
-            held.extend(map(self._lock.acquire, (True,), (seconds,)))
 
     def _send_left_behind(self, patience: Patience | None) -> None:
         while self._left_behind:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from lockstitch.errors import copy_of
 from lockstitch.imports import IMPORTS
-from lockstitch.runtime.channel import NOT_BLOCKING, Channel
+from lockstitch.interrupts import if_free
+from lockstitch.runtime.channel import Channel
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.sending import STILL_SECONDS, Sending
 from lockstitch.runtime.way_back import WayBack
@@ -130,18 +131,10 @@ class StreamChannel(Channel):
         reading, followers = self._reading, self._followers
         try:
             while not pending.done:
-                # In one call, so that no interrupt can come between taking and knowing of it.
-                held: list[bool] = []
-                try:
-                    held.extend(map(reading.acquire, NOT_BLOCKING))
-                    if held[0]:
-                        self._read_until(pending)
-                finally:
-                    if True in held:
-                        reading.release()
+                has_read = if_free(reading, self._read_until, pending)
                 if self._closed and not pending.done:  # it is still to be seen what that means
                     super().wait(pending)
-                elif (pending.delivered or not held[0]) and not pending.done:
+                elif (pending.delivered or not has_read) and not pending.done:
                     self._follow(pending)
         finally:
             if followers or self._expects_something():

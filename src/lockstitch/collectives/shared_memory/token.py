@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.interrupts import if_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.collectives.handles import Handle
-
-_NOT_BLOCKING: Final = (False,)
 
 
 class Token:
@@ -26,17 +26,14 @@ class Token:
 
     def hold(self, work: Callable[[], None]) -> bool:
         """Does the work if nobody else has the token; whether that was so."""
-        # In one call, so that no interrupt can come between taking and knowing of it.
-        held: list[bool] = []
         try:
-            held.extend(map(self._lock.acquire, _NOT_BLOCKING))
-            if held[0]:
-                work()
-        finally:
-            if True in held:
-                self._lock.release()
-                self._promote()
-        return held[0]
+            is_held = if_free(self._lock, work)
+        except BaseException:
+            self._promote()
+            raise
+        if is_held:
+            self._promote()
+        return is_held
 
     def follow(
         self, handle: Handle[Any], call_off: Callable[[], None], timeout_seconds: float

@@ -1,0 +1,71 @@
+"""Ctrl-C: what it may interrupt, and the one way to hold a lock through it.
+
+Python raises `KeyboardInterrupt` in the main thread between two steps of its code: when a function
+begins, when a call has returned, when a loop goes round. So it may come after a lock was taken and
+before the code knows of it, and the lock is never given back. The law of this library:
+
+1. A wait ends at an interrupt, wherever it is, and raises it where the user waits.
+2. Nothing is lost by it. Who is struck between taking something and noting it is the danger, so
+   the two are one step: a call from C, here `list.extend` over `map(lock.acquire, …)`.
+3. What gives back stands in a `finally`, with nothing before it that calls anything; `with lock:`
+   of a plain lock obeys that, a context manager written in Python does not.
+4. Whoever is woken to do what others wait for, and is struck, wakes the next before it goes.
+5. What was done halfway is done again from the start by the next: deliveries, wake-ups, `close` and
+   `fail_all` are harmless when repeated.
+
+Other threads are never interrupted; they keep to the same law since any thread may be the main one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from typing_extensions import TypeVarTuple, Unpack
+
+    Ts = TypeVarTuple("Ts")
+else:
+    Ts = TypeVar("Ts")
+
+_NOT_BLOCKING: Final = (False,)
+_BLOCKING: Final = (True,)
+
+
+def if_free(lock: threading.Lock, task: Callable[[Unpack[Ts]], object], *args: Unpack[Ts]) -> bool:
+    """Runs `task(*args)` while holding `lock`, if nobody else has it now; whether that was so."""
+    held: list[bool] = []
+    try:
+        held.extend(map(lock.acquire, _NOT_BLOCKING))
+        if held[0]:
+            task(*args)
+    finally:
+        if True in held:
+            lock.release()
+    return held[0]
+
+
+def when_free(
+    lock: threading.Lock,
+    seconds: float,
+    task: Callable[[Unpack[Ts]], object],
+    *args: Unpack[Ts],
+) -> bool:
+    """The same, for a lock that may be had within that time."""
+    held: list[bool] = []
+    try:
+        take(lock, held, seconds)
+        if held:
+            task(*args)
+    finally:
+        if held:
+            lock.release()
+    return bool(held)
+
+
+def take(lock: threading.Lock, held: list[bool], seconds: float) -> None:
+    """Takes `lock` where that is possible within that time: then `held`, which was empty, is not.
+    Whoever calls this gives the lock back in a `finally` if so."""
+    held.extend(filter(None, map(lock.acquire, _BLOCKING, (seconds,))))
