@@ -65,7 +65,7 @@ class Imports:
         """The module of that name, imported if need be. Raises what `importlib` does."""
         if is_complete(name):
             return sys.modules[name]
-        return self._in_turn(lambda: importlib.import_module(name))
+        return self._in_turn(name, lambda: importlib.import_module(name))
 
     def find(self, module: str, name: str, find: Callable[[str, str], T]) -> T:
         """What `find(module, name)` finds, which may import the module."""
@@ -79,15 +79,20 @@ class Imports:
                 found = getattr(found, part, None)
             if found is not None:
                 return found  # type: ignore[no-any-return]
-        return self._in_turn(lambda: find(module, name))
+        return self._in_turn(module, lambda: find(module, name))
 
-    def _in_turn(self, find: Callable[[], T]) -> T:
+    def _in_turn(self, module: str, find: Callable[[], T]) -> T:
         with self._taking_turns():
             for _ in range(_ATTEMPTS):
                 try:
                     return find()
                 except _MET_IN_A_CIRCLE:
                     continue
+                except KeyError as error:
+                    # In the other thread's import, which failed, Python has taken back a package
+                    # just before it was looked up in `sys.modules` as the parent of this one.
+                    if not any(f"{module}.".startswith(f"{missing}.") for missing in error.args):
+                        raise
             return find()
 
     @contextlib.contextmanager

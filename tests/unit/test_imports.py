@@ -66,6 +66,26 @@ def test_a_thread_of_the_program_may_import_at_the_same_time(circles: Circles) -
         assert at_once(tasks)[0] == 7
 
 
+def test_a_parent_that_another_thread_has_just_taken_back_is_imported_again() -> None:
+    answers = iter([KeyError("some"), KeyError("some.package"), "found"])
+
+    def find(_module: str, _name: str) -> object:
+        answer = next(answers)
+        if isinstance(answer, KeyError):
+            raise answer
+        return answer
+
+    assert Imports().find("some.package.part", "x", find) == "found"
+
+
+def test_a_key_error_of_its_own_is_the_modules_affair() -> None:
+    def find(_module: str, _name: str) -> object:
+        raise KeyError("so")
+
+    with pytest.raises(KeyError, match="so"):
+        Imports().find("some.package", "x", find)
+
+
 def test_what_is_there_takes_no_turn() -> None:
     imports = Imports()
     inside, done = threading.Event(), threading.Event()

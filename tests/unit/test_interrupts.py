@@ -2,59 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-from lockstitch import interrupts
 from lockstitch.interrupts import if_free, take, when_free
-
-
-class Struck(BaseException):
-    """Stands for Ctrl-C."""
-
-
-def struck_at(step: int, work) -> int:
-    """Runs `work()` and raises `Struck` at the given step; returns how many steps there were."""
-    count = 0
-
-    def trace(frame, event, _argument):
-        nonlocal count
-        if frame.f_code.co_filename != interrupts.__file__:
-            return None
-        frame.f_trace_lines = True
-        # Only where the interpreter looks for signals: as a function begins, and after each line
-        # that calls something. The lines of a `finally` that give back call nothing before that.
-        is_giving_back = event == "line" and frame.f_lineno in GIVING_BACK
-        if event in ("call", "line") and not is_giving_back:
-            count += 1
-            if count == step:
-                raise Struck
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except Struck:
-        pass
-    finally:
-        sys.settrace(before)
-    return count
-
-
-def _lines_that_give_back() -> set[int]:
-    lines = Path(interrupts.__file__).read_text().split("\n")
-    found = set()
-    for number, line in enumerate(lines, 1):
-        if line.strip() == "finally:":
-            found.update((number, number + 1, number + 2))
-    return found
-
-
-GIVING_BACK = _lines_that_give_back()
+from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
 
 
 def taken_and_given_back(lock: threading.Lock) -> None:
@@ -76,12 +29,14 @@ def taken_and_given_back(lock: threading.Lock) -> None:
     ids=["if_free", "when_free", "take"],
 )
 def test_a_lock_is_free_after_an_interrupt_at_any_step(hold):
-    lock = threading.Lock()
-    steps = struck_at(0, lambda: hold(lock))
-    assert steps >= 2
-    for step in range(1, steps + 1):
-        struck_at(step, lambda: hold(lock))
-        assert not lock.locked(), f"struck at step {step} of {steps}"
+    def attempt(number: int) -> Interrupter:
+        lock = threading.Lock()
+        with interrupted(number, "lockstitch.interrupts") as interrupter:
+            hold(lock)
+        assert not lock.locked(), interrupter.where
+        return interrupter
+
+    assert strike_everywhere(attempt) >= 2
 
 
 def test_the_task_is_run_with_its_arguments_while_the_lock_is_held():

@@ -238,6 +238,7 @@ def test_connection_that_carries_nonsense_is_ended(message) -> None:  # type: ig
 
 READING = (
     "lockstitch.runtime.channel",
+    "lockstitch.interrupts",
     "lockstitch.runtime.stream_channel",
     "lockstitch.runtime.pending",
     "lockstitch.wire.encoding",

@@ -13,7 +13,12 @@ from lockstitch.collectives.requests import Request
 from lockstitch.collectives.shared_memory.token import Token
 from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
 
-MODULES = ("lockstitch.collectives.shared_memory.token", "lockstitch.collectives.handles", __name__)
+MODULES = (
+    "lockstitch.collectives.shared_memory.token",
+    "lockstitch.collectives.handles",
+    "lockstitch.interrupts",
+    __name__,
+)
 
 
 def handle() -> Handle[Any]:
