@@ -68,7 +68,7 @@ class Pair:
             worker.close()
 
     def call(self, word: str, seconds: float = PATIENCE_SECONDS) -> Any:
-        return self.workers[0].agent.call(INFOS[1].worker, note, (word,), None, seconds)
+        return self.workers[0].agent.outgoing.call(INFOS[1].worker, note, (word,), None, seconds)
 
     @property
     def place(self) -> tuple[str, int]:

@@ -210,7 +210,7 @@ class Applicants:
         applicant = Worker(me, directory, self._transport, clock=self._clock, options=self._options)
         applicant.start()
         try:
-            answer: Answer = applicant.agent.request(
+            answer: Answer = applicant.agent.outgoing.request(
                 ANYBODY,
                 lambda request, travels: AskAdmission(
                     request, travels, None, wish.name, wish.rank, mark, wish.addresses, wish.host

@@ -160,8 +160,8 @@ def rpc_sync(
     function, arguments, keywords = _prepare(func, args, kwargs)
     if is_profiling():
         with record_function(_key(RPCExecMode.SYNC, func, worker, callee)):
-            return worker.agent.call(callee.worker, function, arguments, keywords, timeout)
-    return worker.agent.call(callee.worker, function, arguments, keywords, timeout)
+            return worker.agent.outgoing.call(callee.worker, function, arguments, keywords, timeout)
+    return worker.agent.outgoing.call(callee.worker, function, arguments, keywords, timeout)
 
 
 @overload
@@ -197,7 +197,7 @@ def rpc_async(
     callee = _callee(worker, to, func)
     function, arguments, keywords = _prepare(func, args, kwargs)
 
-    call = worker.agent.call_async
+    call = worker.agent.outgoing.call_async
     if is_profiling():
         with record_function(_key(RPCExecMode.ASYNC, func, worker, callee)):
             future = call(callee.worker, function, arguments, keywords, timeout)

@@ -56,7 +56,7 @@ def _all_gather(
             for parent in gathering.neighbours_above:
                 contribution = (meeting, worker.name, objects)
                 seconds = limit.remaining if timeout > 0 else timeout
-                worker.agent.call(parent, _gather_to_leader, contribution, None, seconds)
+                worker.agent.outgoing.call(parent, _gather_to_leader, contribution, None, seconds)
                 # A moment more: the parent knows better who is missing, and says so.
                 patience = limit.remaining + _MOMENT_SECONDS if timeout > 0 else None
                 meetings.wait_for(meeting, gathering, gathering.settled, patience)
@@ -76,7 +76,7 @@ def _broadcast(
 ) -> None:
     agent = worker.agent
     futures = {
-        agent.info_of(to).name: agent.call_async(
+        agent.info_of(to).name: agent.outgoing.call_async(
             to, _broadcast_to_followers, (meeting, objects), None, timeout
         )
         for to in followers

@@ -109,7 +109,7 @@ def start_worker(
         on_failure.pop_all()
     worker = Worker(place.me, place.directory, transport, options=agent_options)
     if mishaps is not None:
-        worker.agent.send_filter = mishaps(worker.agent)
+        worker.agent.core.send_filter = mishaps(worker.agent)
     membership = place.make_membership(worker)
     plug_services(worker, membership)
     _plug_pools(worker, segments)

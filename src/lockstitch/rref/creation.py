@@ -9,12 +9,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.runtime.pending import Future
+from lockstitch.runtime.pending import Answering, Future
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.pending import Pending
 
 
@@ -29,7 +28,7 @@ class Creation:
         self._lock = threading.Lock()
         self._is_over = False
         self._future: Future[Any] | None = None
-        self._channel: Channel | None = None
+        self._channel: Answering | None = None
         self._pending: Pending | None = None
         self.error: BaseException | None = None
 
@@ -38,7 +37,7 @@ class Creation:
         """Whether somebody wants to be called back."""
         return self._future is not None and self._future.has_callbacks
 
-    def attach(self, channel: Channel, pending: Pending) -> None:
+    def attach(self, channel: Answering, pending: Pending) -> None:
         """The answer to `pending` will come over `channel`."""
         self._channel, self._pending = channel, pending
 

@@ -50,9 +50,9 @@ class RRefProxy:
         agent, owner = rref._home.worker.agent, rref.owner().worker
         sent = (rref, name, *args)
         if self._way is Way.SYNC:
-            return agent.call(owner, run_method, sent, kwargs, timeout)
+            return agent.outgoing.call(owner, run_method, sent, kwargs, timeout)
         if self._way is Way.ASYNC:
-            return agent.call_async(owner, run_method, sent, kwargs, timeout)
+            return agent.outgoing.call_async(owner, run_method, sent, kwargs, timeout)
         started = agent.clock.now()
         value_type = rref._get_type(timeout, blocking=True)
         getattr(value_type, name)

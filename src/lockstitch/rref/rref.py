@@ -199,7 +199,7 @@ class RRef(Generic[T]):
             )
         agent = self._home.worker.agent
         arguments = (self, dist_autograd_ctx_id, retain_graph)
-        agent.call(self.owner().worker, _backward_on_owner, arguments)
+        agent.outgoing.call(self.owner().worker, _backward_on_owner, arguments)
 
     # ------------------------------------------------------------ what programs reach for
 
@@ -214,12 +214,12 @@ class RRef(Generic[T]):
         if self._value is not None:
             return _type_of(self._value)
         agent = self._home.worker.agent
-        owner = self.owner()
+        owner, outgoing = self.owner(), agent.outgoing
         if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            return agent.call_async(owner.worker, _rref_typeof_on_owner, (self,), None, timeout)
+            return outgoing.call_async(owner.worker, _rref_typeof_on_owner, (self,), None, timeout)
         key = f"rpc_async#_rref_typeof_on_owner({agent.info.name} -> {owner.name})"
         with record_function(key):
-            return agent.call_async(owner.worker, _rref_typeof_on_owner, (self,), None, timeout)
+            return outgoing.call_async(owner.worker, _rref_typeof_on_owner, (self,), None, timeout)
 
     def _get_future(self) -> torch.futures.Future[Any]:
         """Completes when the owner has made the value, or failed to; at once for `RRef(value)`."""

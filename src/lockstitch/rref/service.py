@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.rref.user_fork import UserFork
-    from lockstitch.runtime.calling import MakeCall
+    from lockstitch.runtime.outgoing import MakeCall
     from lockstitch.runtime.worker import Worker
     from lockstitch.wire.encodings import PickleSession, UnpickleSession
 
@@ -73,7 +73,7 @@ class ReferenceService(Home):
         self._agent.on_peer_lost(lambda peer, _error: self._ledger.worker_lost(peer))
         self._agent.add_concern(self._ledger.partners)
         self._agent.on_close(self.close)
-        self._agent.before_call = self._keeper.relieve
+        self._agent.outgoing.before_call = self._keeper.relieve
         worker.pickling.register(RRef, self._reduce, self._rebuild)
 
     def __repr__(self) -> str:
@@ -121,7 +121,7 @@ class ReferenceService(Home):
         rref._creation = creation = Creation(outcome)
         self._ledger.creation_began(reference)
         try:
-            self._agent.call_into(creation, to, (function, args, kwargs), timeout, make)
+            self._agent.outgoing.call_into(creation, to, (function, args, kwargs), timeout, make)
         except BaseException:
             creation.complete(None, RRefError("rpc.remote raised, so its call has never left"))
             raise
@@ -154,13 +154,13 @@ class ReferenceService(Home):
         fork.check_usable("to_here() on it")
         owner = fork.owner.worker
 
-        serial, stitch = self._ledger.serial(fork.fork), self._agent.stitch(owner)
+        serial, stitch = self._ledger.serial(fork.fork), self._agent.values.stitch(owner)
 
         def build(number: int, travels: float | None) -> Fetch:
             return Fetch(number, fork.reference, fork.fork, serial, travels, stitch)
 
         try:
-            value = self._agent.ask(owner, build, timeout)
+            value = self._agent.outgoing.ask(owner, build, timeout)
         except PeerDiedError as error:
             if not self._agent.is_lost(owner):
                 raise  # the value itself is an exception that tells of another worker

@@ -2,9 +2,11 @@
 
 worker.py         Worker: one participant and the services plugged into it; current_worker()
 ending.py         what happens to threads that still run when the interpreter ends
-agent.py          Agent: what everything plugs into; sends messages, serves the peers
-calling.py        its calls, and what becomes of their answers
-packing.py        how it packs and opens values
+agent.py          Agent: what goes out, what comes in, who the peers are; what everything plugs into
+core.py           what these share: options, clock, threads, memory
+outgoing.py       calls of ours, and what becomes of their answers
+packing.py        how values are packed and unpacked
+serving.py        who serves which kind of message
 served.py         the requests that are being served
 statistics.py     the agent in numbers, at a moment
 peers.py          who the peers are, reaching and losing them

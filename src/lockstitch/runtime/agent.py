@@ -1,153 +1,98 @@
-"""The agent of a worker: makes its calls, sends its messages, serves its peers.
+"""The agent of a worker: what goes out, what comes in, and who the peers are.
 
-    call_sync / call_async ─► Channel ─► wire ─► transport ⇢ IncomingConnection ─► Invocation
-                                                                     Reply ◄────────┘
+    Outgoing ─► Channel ─► wire ─► transport ⇢ IncomingConnection ─► Invocation ─┐
+        ▲                                                                        │
+        └──────────── Reply ◄──────────────────────────────────────── Serving ◄──┘
 
-The agent knows its peers by a `Directory`, connects to them on first use, and keeps one channel to
-each. References and distributed autograd plug in from above: by handlers for their messages, by
-servers for their requests, and by the `Interceptor`. How it calls: `runtime.calling`; how it packs
-values: `runtime.packing`.
+- `outgoing` makes calls and other requests, and gives their answers to whoever waits;
+- `serving` knows who serves which kind of message, and what is being served;
+- `peers` knows who the others are, connects on first use, and finds out who is gone;
+- `values` packs what is sent and opens what has come;
+- `core` is what all of these share: options, clock, threads.
+
+References and distributed autograd plug in from above: by handlers for their messages, by servers
+for their requests, and by the `Interceptor`.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from lockstitch.devices.maps import DeviceMap
-from lockstitch.errors import (
-    ConnectionLostError,
-    PeerDiedError,
-    RemoteProtocolError,
-)
-from lockstitch.ids import WorkerId, WorkerInfo
-from lockstitch.runtime.calling import Calling
-from lockstitch.runtime.crew import Crew
-from lockstitch.runtime.incoming import Acceptor, Requests, RequestsFromSelf
-from lockstitch.runtime.liveness import Liveness
+from lockstitch.errors import ConnectionLostError, PeerDiedError
+from lockstitch.runtime.core import AgentOptions, Core, SendFilter
+from lockstitch.runtime.incoming import Acceptor, IncomingConnection, RequestsFromSelf
 from lockstitch.runtime.loopback import Loopback
 from lockstitch.runtime.newcomers import Newcomers
+from lockstitch.runtime.outgoing import Outgoing
+from lockstitch.runtime.packing import Values
 from lockstitch.runtime.peers import Peers
-from lockstitch.runtime.served import Served
+from lockstitch.runtime.serving import Serving
 from lockstitch.runtime.statistics import AgentStatistics
-from lockstitch.runtime.timer import Deadlines, Timer
-from lockstitch.transport.pools import default_capacity
-from lockstitch.transport.warm import WarmBuffers
-from lockstitch.wire.decoding import FrameDecoder
-from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
-from lockstitch.wire.messages import (
-    Cancel,
-    Leave,
-    Message,
-)
-from lockstitch.wire.seals import SealedFrameDecoder
+from lockstitch.runtime.stream_channel import StreamChannel
+from lockstitch.wire.messages import Alive, Cancel, Heartbeat, Leave, Message
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
+    from lockstitch.clock import Clock
+    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.peers import Directory
     from lockstitch.runtime.way_back import WayBack
-    from lockstitch.runtime.worker import Worker
     from lockstitch.transport.base import Connection, Listener, Transport
     from lockstitch.transport.handshake import SessionKeys
-    from lockstitch.trust.registry import Registry
-    from lockstitch.trust.secret import Secret
+    from lockstitch.wire.decoding import FrameDecoder
+    from lockstitch.wire.encodings import PicklingRegistry
 
-_LEAST_SECONDS: Final = 0.005
+__all__ = ["Agent", "AgentOptions", "SendFilter"]
+
 _STUCK_SECONDS: Final = 0.2
 _TIMER_SECONDS: Final = 5.0
 
-T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
-SendFilter = Callable[[WorkerId, Message, "Callable[[Message], None]"], None]
-"""Called with receiver, message and the function that sends it: may do so now, later, or never, or
-raise a `ConnectionError`. For injected faults; sees requests and control messages, not answers."""
 
+class Agent:
+    """See the module. `enter` runs first on each of its threads."""
 
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
-    """`num_threads`: how many user functions run at once; `default_timeout`: in seconds, 0 for
-    none."""
-
-    num_threads: int = 16
-    default_timeout: float = 60.0
-    heartbeat_timeout: float = 0.0
-    """After how many seconds of silence a peer that somebody waits for is given up; 0: never."""
-    bytes_in_flight: int = 1 << 30
-    """How much the tensors of unanswered requests to one peer may hold."""
-    calls_in_flight: int = 1 << 16
-    """How many calls to one peer may be unanswered before a thread that serves nobody waits."""
-    limits: FrameLimits = DEFAULT_LIMITS
-    buffer_pool_bytes: int | None = None
-    """How much warm memory is kept for large tensors that arrive in streams; None: see
-    `transport.pools.default_capacity`."""
-    secret: Secret | None = None
-    """What callers have to prove that they have; None: nothing is asked of them."""
-    registry: Registry | None = None
-    """What peers may call and make here; None: anything."""
-    handshake_seconds: float = 10.0
-    """So long may a caller take to prove itself."""
-    unproved_connections: int = 128
-    """So many may be about to; one more pushes the oldest of them out."""
-    device_maps: Mapping[str, Mapping[torch.device, torch.device]] = field(default_factory=dict)
-    """For each callee's name, which device of ours becomes which of its."""
-    interned_functions: int = 4096
-    """How many functions each connection remembers by number; with 0 every call spells its function
-    out, so that any message may be lost or delayed without harm to those behind it."""
-
-
-class Agent(Calling):
-    """See the module."""
-
-    def __init__(
-        self, worker: Worker, directory: Directory, transport: Transport, options: AgentOptions
+    def __init__(  # noqa: PLR0913, PLR0917 - what it is made of
+        self,
+        info: WorkerInfo,
+        clock: Clock,
+        pickling: PicklingRegistry,
+        enter: Callable[[], None],
+        directory: Directory,
+        transport: Transport,
+        options: AgentOptions,
     ) -> None:
-        self.info = worker.info
-        self.id = worker.info.worker
-        self.clock = worker.clock
-        self.options = options
-        self.limits = options.limits
-        self.default_timeout = options.default_timeout
-        self.interceptor: Interceptor | None = None
-        self.send_filter: SendFilter | None = None
-        self.before_call: Callable[[], None] | None = None
-        """For what should be told before long, but need not be told at once. It must be short."""
-        self.handlers: dict[type[Message], Callable[[WorkerId, Any], None]] = {}
-        self.servers: dict[type[Message], Callable[[Invocation], None]] = {}
-        self.served = Served()
-        self.failures: list[str] = []
-        self.allowed = worker.pickling.allowed = options.registry
-        self._pickling = worker.pickling
+        pickling.allowed = options.registry
+        self.core = core = Core(info, clock, options, transport.poller(), enter, self._sweep)
+        self.info, self.id, self.clock, self.options = info, info.worker, clock, options
+        self.crew, self.timer, self.buffers = core.crew, core.timer, core.buffers
+        self.allowed = core.allowed
+        self.values = Values(core.crew, pickling)
+        self.peers = Peers(core, directory, self._open_channel)
+        self.serving = Serving(core, self.values, self.peers.is_lost)
+        self.served = self.serving.served
+        self.liveness = self.peers.liveness
+        self.outgoing = Outgoing(core, self.values, self.peers, self.serving.handle)
+        self.newcomers = Newcomers(core, self.peers.judge, self._let_in)
         self._on_close: list[Callable[[], None]] = []
         self._acceptors: list[Acceptor] = []
-        self._closed = False
-        self._ends_at = math.inf
-        self.peers = Peers(self, directory)
-        self._poller = transport.poller()
-        self.timer = Timer(self.clock, self.info.name, self.report)
-        self.deadlines = Deadlines(self.timer, self.clock, self._sweep)
-        self.crew = Crew(
-            self.info.name, options.num_threads, self._poller, worker.adopt_thread, self.report
-        )
-        capacity = options.buffer_pool_bytes
-        self.buffers = WarmBuffers(default_capacity() if capacity is None else capacity)
-        self.buffers.trim_by(self.call_later)
-        self.liveness = Liveness(self, options.heartbeat_timeout)
         self.add_concern(self._waited_for)
-        self.device_maps: dict[WorkerId, DeviceMap] = {}
-        """Those of peers that a device map names."""
-        self.newcomers = Newcomers(self)
-        self.handlers[Cancel] = self._note_cancel
-        self.handlers[Leave] = self.peers.note_leave
+        self.handle(Cancel, self._note_cancel)
+        self.handle(Leave, self.peers.note_leave)
+        self.handle(Heartbeat, self.liveness.note_heartbeat)
+        self.handle(Alive, self.liveness.note_alive)
+        self.peers.on_caller_gone(self.served.drop)
         self.on_peer_lost(lambda peer, _error: self.served.drop(peer))
-        self.peers.add(self.id, Loopback(self))
+        loopback = Loopback(core, self.outgoing, self._receive_from_self)
+        self._from_self = RequestsFromSelf(self.serving, info, loopback.send)
+        self.peers.add(self.id, loopback)
 
     def __repr__(self) -> str:
         return (
@@ -168,7 +113,25 @@ class Agent(Calling):
     @property
     def is_closed(self) -> bool:
         """Whether this worker has left."""
-        return self._closed
+        return self.core.is_closed
+
+    @property
+    def interceptor(self) -> Interceptor | None:
+        """Sees each message with values: the seam for distributed autograd."""
+        return self.values.interceptor
+
+    @interceptor.setter
+    def interceptor(self, interceptor: Interceptor | None) -> None:
+        self.values.interceptor = interceptor
+
+    @property
+    def default_timeout(self) -> float:
+        """In seconds, of calls that are given none; 0: none."""
+        return self.outgoing.default_timeout
+
+    @default_timeout.setter
+    def default_timeout(self, seconds: float) -> None:
+        self.outgoing.default_timeout = seconds
 
     def is_at_rest(self) -> bool:
         """Whether no request is unanswered or being served, and no thread of the crew is busy."""
@@ -185,18 +148,44 @@ class Agent(Calling):
         callers = {each.caller for each in self.served.list()}
         return callers.union(each.peer.worker for each in channels)
 
-    # ------------------------------------------------------------ peers
+    # ------------------------------------------------------------ how its parts meet
 
-    def device_map(self, peer: WorkerInfo) -> DeviceMap | None:
-        """What the device map for that peer says; None where there is none."""
-        known = self.options.device_maps.get(peer.name)
-        if known:
-            return self.device_maps.setdefault(peer.worker, DeviceMap(peer.name, known))
-        return None
+    def _open_channel(
+        self, peer: WorkerInfo, connection: Connection, decoder: FrameDecoder
+    ) -> StreamChannel:
+        return StreamChannel(self.core, peer, self.outgoing, self.peers, connection, decoder)
+
+    def _let_in(
+        self,
+        caller: WorkerInfo,
+        connection: Connection,
+        keys: SessionKeys | None,
+        welcome: bytes,
+    ) -> None:
+        IncomingConnection(self.serving, caller, self.peers, connection, keys).begin(welcome)
+
+    def _receive_from_self(self, message: Message) -> None:
+        invocation = self._from_self.invocation(message)
+        if invocation is not None:
+            self.crew.submit(invocation.serve)
+        else:
+            self.serving.handlers[type(message)](self.id, message)
+
+    def _sweep(self, now: float) -> float | None:
+        deadlines = [channel.sweep(now) for channel in self.peers.channels()]
+        return min((each for each in deadlines if each is not None), default=None)
+
+    def _note_cancel(self, sender: WorkerId, message: Cancel) -> None:
+        caller = self.peers.caller(sender)
+        if caller is not None:
+            caller.arrivals.give_up(message.request)
+            self.served.cancel(sender, message.request)
+
+    # ------------------------------------------------------------ peers
 
     def accept_at(self, listener: Listener) -> None:
         """Lets callers in at `listener`; call it before the listener's address is published."""
-        self._acceptors.append(Acceptor(self, listener))
+        self._acceptors.append(Acceptor(self.core, listener, self.newcomers))
 
     def start(self) -> None:
         """Begins to serve."""
@@ -230,49 +219,22 @@ class Agent(Calling):
         """See `Liveness.add_concern`."""
         self.liveness.add_concern(workers)
 
-    def requests_from(self, peer: WorkerInfo, channel: Loopback) -> Requests:
-        """The receiving end for requests to oneself."""
-        return RequestsFromSelf(self, peer, channel)
-
-    def receive_from_self(self, message: Message, requests: Requests) -> None:
-        """A message to oneself has arrived."""
-        invocation = requests.invocation(message)
-        if invocation is not None:
-            self.crew.submit(invocation.serve)
-        else:
-            self.handlers[type(message)](self.id, message)
-
-    def decoder(self, connection: Connection, keys: SessionKeys | None = None) -> FrameDecoder:
-        """What makes messages of that which arrives on a connection. Where others might reach into
-        it, they are sealed with one of `keys`; the other is for those that leave."""
-        is_strict = self.allowed is not None or connection.is_exposed
-        if keys is None or not connection.is_exposed:
-            return FrameDecoder(
-                self.limits,
-                window=connection.window,
-                allocate=self.buffers.take,
-                is_strict=is_strict,
-            )
-        return SealedFrameDecoder(
-            keys.incoming, self.limits, allocate=self.buffers.take, is_strict=is_strict
-        )
-
     # ------------------------------------------------------------ plugging in
 
     def handle(self, cls: type[M], handler: Callable[[WorkerId, M], None]) -> None:
         """Has control messages of a class handled by `handler(sender, message)` on the thread that
         reads them: it must be short, not block, and run no user code."""
-        self.handlers[cls] = handler
+        self.serving.handlers[cls] = handler
 
     def serve(self, cls: type[Message], server: Callable[[Invocation], None]) -> None:
         """Has requests of a class served by `server(invocation)`, which may run user code."""
-        self.servers[cls] = server
+        self.serving.servers[cls] = server
 
     def spawn(self, task: Callable[[], None]) -> None:
         """Runs `task` on a thread of the crew, never behind user functions."""
         self.crew.spawn(task)
 
-    def blocked(self) -> Any:
+    def blocked(self) -> AbstractContextManager[None]:
         """A context manager around waits: others may read and run meanwhile."""
         return self.crew.blocked()
 
@@ -286,14 +248,11 @@ class Agent(Calling):
 
     def note(self, event: str, detail: str) -> None:
         """Keeps a line about something that went wrong and that nobody waits for."""
-        self.failures.append(f"{event}: {detail}")
-        del self.failures[:-100]
+        self.core.note(event, detail)
 
     def report(self, error: BaseException) -> None:
         """An error that no caller can be told: printed, and kept for `statistics`."""
-        self.note("error", repr(error))
-        if not self._closed:
-            sys.excepthook(type(error), error, error.__traceback__)
+        self.core.report(error)
 
     def statistics(self) -> AgentStatistics:
         """A picture of the moment."""
@@ -305,26 +264,15 @@ class Agent(Calling):
             backlog=self.crew.backlog,
             refused=self.peers.refused,
             repeated=self.served.repeated,
-            failures=tuple(self.failures),
+            failures=tuple(self.core.failures),
             strangers=self.newcomers.refused(),
         )
 
-    # ------------------------------------------------------------ requests
+    # ------------------------------------------------------------ messages
 
     def send(self, to: WorkerId, message: Message) -> None:
         """Sends a control message. Raises `PeerDiedError` when that worker is gone."""
         self.peers.channel(to).post(message)
-
-    def listen(self, to: WorkerId) -> WayBack | None:
-        """Begins to listen to a worker on the connection on which we call it, None where that is
-        not possible. Raises `PeerDiedError`."""
-        return self.peers.channel(to).way_back()
-
-    def _note_cancel(self, sender: WorkerId, message: Cancel) -> None:
-        caller = self.peers.caller(sender)
-        if caller is not None:
-            caller.arrivals.give_up(message.request)
-            self.served.cancel(sender, message.request)
 
     def send_back(self, to: WorkerId, message: Message) -> None:
         """`send`, to a worker that listens (`runtime.way_back`)."""
@@ -333,31 +281,26 @@ class Agent(Calling):
             self.send(to, message)
             return
         try:
-            if self.send_filter is None:
+            if self.core.send_filter is None:
                 caller.reply(message)
             else:
-                self.send_filter(to, message, caller.reply)
+                self.core.send_filter(to, message, caller.reply)
         except PeerDiedError:
             raise
         except ConnectionError as error:
             raise ConnectionLostError(caller.peer.name, str(error)) from error
 
-    def handle_on_way_back(self, sender: WorkerId, message: Message) -> None:
-        """A message that is no answer has come where answers belong."""
-        handler = self.handlers.get(type(message))
-        if handler is None:
-            raise RemoteProtocolError(f"a {type(message).__name__} came where replies belong")
-        handler(sender, message)
-
-    def _sweep(self, now: float) -> float | None:
-        deadlines = [channel.sweep(now) for channel in self.peers.channels()]
-        return min((each for each in deadlines if each is not None), default=None)
+    def listen(self, to: WorkerId) -> WayBack | None:
+        """Begins to listen to a worker on the connection on which we call it, None where that is
+        not possible. Raises `PeerDiedError`."""
+        channel: Channel = self.peers.channel(to)
+        return channel.way_back()
 
     # ------------------------------------------------------------ the end
 
     def patience(self, most_seconds: float) -> float:
-        """How long a step of the end may wait: so long, or half of what is left for all of them."""
-        return max(_LEAST_SECONDS, min(most_seconds, (self._ends_at - time.monotonic()) / 2))
+        """See `Core.patience`."""
+        return self.core.patience(most_seconds)
 
     def close(self, timeout_seconds: float = 5.0, within_seconds: float = math.inf) -> list[str]:
         """Leaves: tells the peers, ends what waits, closes connections and threads. Threads have
@@ -365,19 +308,16 @@ class Agent(Calling):
 
         Returns the names of threads that still run user code when the time is over.
         """
-        if self._closed:
+        if self.is_closed:
             return []
-        self._ends_at = time.monotonic() + within_seconds
+        self.core.end_within(within_seconds)
         for callback in self._on_close:
             callback()
         self.peers.leave(self.patience(_STUCK_SECONDS))
-        self._closed = True
+        self.core.is_closed = True
         for acceptor in self._acceptors:
             acceptor.close()
         self.newcomers.close()
         self.crew.drop_backlog()
         self.peers.close()
-        self.timer.close(self.patience(_TIMER_SECONDS))
-        remaining = self.crew.close(self.patience(timeout_seconds) if timeout_seconds else 0)
-        self._poller.close()
-        return remaining
+        return self.core.close(_TIMER_SECONDS, timeout_seconds)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from lockstitch.errors import ConnectionLostError, LockstitchError, PeerDiedError, copy_of
 
@@ -21,15 +21,27 @@ if TYPE_CHECKING:
 
     from lockstitch.errors import RpcError
     from lockstitch.ids import WorkerId, WorkerInfo
-    from lockstitch.runtime.agent import Agent
     from lockstitch.runtime.channel import Channel
+    from lockstitch.runtime.core import Core
+    from lockstitch.runtime.liveness import Liveness
+
+
+class Judged(Protocol):
+    """The peers, as far as they are needed here."""
+
+    def channel(self, to: WorkerId) -> Channel: ...
+    def standing(self, worker: WorkerId) -> Channel | None: ...
+    def caller(self, worker: WorkerId) -> object | None: ...
+    def lose(self, peer: WorkerInfo, error: PeerDiedError) -> None: ...
 
 
 class Breakages:
     """The broken connections of one agent, while they are being judged."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, core: Core, peers: Judged, liveness: Liveness) -> None:
+        self._core = core
+        self._peers = peers
+        self._liveness = liveness
         self._lock = threading.Lock()
         self._open: dict[Channel, threading.Event] = {}
         self._causes: dict[WorkerId, str] = {}
@@ -54,13 +66,13 @@ class Breakages:
             if channel in self._open or channel.error is not None:
                 return
             self._open[channel] = threading.Event()
-        self._agent.spawn(partial(self._judge, channel.peer, cause, channel))
+        self._core.spawn(partial(self._judge, channel.peer, cause, channel))
 
     def verdict(self, channel: Channel) -> RpcError:
         """What has become of a broken channel; waits until that is known."""
         known = self._open.get(channel)
         if known is not None:
-            with self._agent.blocked():
+            with self._core.blocked():
                 known.wait()
         error = channel.error or ConnectionLostError(channel.peer.name)
         return cast("RpcError", copy_of(error))
@@ -68,14 +80,14 @@ class Breakages:
     def judge_caller(self, peer: WorkerInfo, cause: BaseException) -> None:
         """A connection has ended on which a peer called us. Where we call it as well, that other
         connection shows whether it lives; where it has called anew, that does."""
-        self._agent.spawn(partial(self._judge_caller, peer, cause))
+        self._core.spawn(partial(self._judge_caller, peer, cause))
 
     def _judge_caller(self, peer: WorkerInfo, cause: BaseException) -> None:
-        channel = self._agent.peers.standing(peer.worker)
+        channel = self._peers.standing(peer.worker)
         error = ConnectionLostError(peer.name, str(cause))
         if channel is not None:
-            self._agent.liveness.when_heard(channel, partial(self._tell, peer.worker, error))
-        elif self._agent.peers.caller(peer.worker) is not None:
+            self._liveness.when_heard(channel, partial(self._tell, peer.worker, error))
+        elif self._peers.caller(peer.worker) is not None:
             self._tell(peer.worker, error)
         else:
             self._judge(peer, cause, None)
@@ -84,14 +96,14 @@ class Breakages:
         self._causes[peer.worker] = str(cause)
         error: RpcError = ConnectionLostError(peer.name, str(cause))
         try:
-            self._agent.peers.channel(peer.worker)
+            self._peers.channel(peer.worker)
         except ConnectionLostError:  # nobody can tell now: this process cannot connect
             pass
         except PeerDiedError as death:
             error = death.with_traceback(None)
         except LockstitchError:  # it refuses, or this worker has left
             error = PeerDiedError(peer.name, str(cause))
-            self._agent.peers.lose(peer, error)
+            self._peers.lose(peer, error)
         finally:
             self._causes.pop(peer.worker, None)
             if channel is not None:
@@ -100,7 +112,7 @@ class Breakages:
             self._tell(peer.worker, error)
 
     def _tell(self, worker: WorkerId, error: ConnectionLostError) -> None:
-        self._agent.liveness.stop_hoping(worker)
+        self._liveness.stop_hoping(worker)
         for callback in self._on_broken:
             callback(worker, error)
 

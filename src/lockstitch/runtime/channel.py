@@ -8,7 +8,7 @@ import math
 import threading
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lockstitch.errors import LockstitchError, RpcTimeoutError, copy_of
 from lockstitch.interrupts import if_free
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.errors import PeerDiedError, RpcError
-    from lockstitch.ids import WorkerInfo
-    from lockstitch.runtime.agent import Agent
+    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.runtime.core import Core
     from lockstitch.runtime.pending import Pending
     from lockstitch.runtime.way_back import WayBack
     from lockstitch.transport.base import Patience
-    from lockstitch.wire.messages import Heartbeat, Message
+    from lockstitch.wire.messages import Heartbeat, Message, Payload
 
 _LOOK_SECONDS = 0.1
 _FEWER_SECONDS = 0.01
@@ -43,22 +43,47 @@ def timeout_of(pending: Pending, peer: WorkerInfo, what: str) -> RpcTimeoutError
     )
 
 
+class Answers(Protocol):
+    """What becomes of the answers to requests; `runtime.outgoing` says."""
+
+    @property
+    def handle(self) -> Callable[[WorkerId, Message], None]:
+        """Takes a message that is no answer, and comes where answers do."""
+        ...
+
+    def complete_future(
+        self, pending: Pending, answer: Message, peer: WorkerId, *, is_waiting: bool = False
+    ) -> None:
+        """The answer to a request that a future stands for, here or soon."""
+        ...
+
+    def fail_pending(self, pending: Pending, error: BaseException) -> None:
+        """A request ends in an error of this side."""
+        ...
+
+    def discard(self, body: Payload, peer: WorkerId) -> None:
+        """Nobody will read this answer: gives back what it carries."""
+        ...
+
+
 class Channel:
     """Requests to one worker that wait for their answers; subclasses know how messages travel."""
 
-    def __init__(self, agent: Agent, peer: WorkerInfo) -> None:
-        self.agent = agent
+    def __init__(self, core: Core, peer: WorkerInfo, answers: Answers) -> None:
+        options = core.options
+        self.core = core
         self.peer = peer
-        self.functions = OutgoingFunctions(agent.options.interned_functions)
+        self._answers = answers
+        self.functions = OutgoingFunctions(options.interned_functions)
         self.requested = 0
-        self.pressure = Pressure(agent.options.bytes_in_flight)
+        self.pressure = Pressure(options.bytes_in_flight)
         self.error: RpcError | None = None
         """Why nothing can be sent or answered here any more."""
-        self.device_map = agent.device_map(peer)
+        self.device_map = core.device_map(peer)
         """Where tensors in calls to this peer go, and those in its answers; None: no map says."""
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
-        self._most = agent.options.calls_in_flight
+        self._most = options.calls_in_flight
         self._failing = threading.Lock()
         self._cancelling = threading.Lock()
         self._unwanted: deque[int] = deque()
@@ -89,7 +114,7 @@ class Channel:
 
     def post(self, message: Message, patience: Patience | None = None) -> None:
         """Sends a message, unless the agent's `send_filter` does otherwise with it."""
-        send_filter = self.agent.send_filter
+        send_filter = self.core.send_filter
         if send_filter is None:
             self.transmit(message, patience)
         else:
@@ -102,14 +127,14 @@ class Channel:
             self._wait_for_room(pending)
         number = self.requested = next(self._numbers)
         self._pending[number] = pending
-        deadline, deadlines = pending.deadline, self.agent.deadlines
+        deadline, deadlines = pending.deadline, self.core.deadlines
         try:
             if self.error is not None:
                 raise copy_of(self.error)  # what is raised keeps the frames that it passes
             patience = None
             if deadline is not None or pending.future is not None:
                 patience = partial(self._seconds_to_send, pending)
-            send = self.transmit if self.agent.send_filter is None else self.post
+            send = self.transmit if self.core.send_filter is None else self.post
             send(build(number, pending.travels), patience)
         except SendTimeoutError as error:  # it will leave later, and may be answered
             if pending.future is None:
@@ -129,7 +154,7 @@ class Channel:
         nobody waits for the answer now, no longer than the peer seems to take it in."""
         if pending.deadline is None:
             return self._seconds_to_still(pending)
-        seconds = pending.deadline - self.agent.clock.now()
+        seconds = pending.deadline - self.core.clock.now()
         return seconds if pending.future is None else min(seconds, self._seconds_to_still(pending))
 
     def _seconds_to_still(self, pending: Pending) -> float:
@@ -158,7 +183,7 @@ class Channel:
     def is_full(self) -> bool:
         """Whether so many calls are unanswered that whoever adds to them should wait. Not so for a
         thread that serves others: what they wait for may be what would have to be answered."""
-        return len(self._pending) >= self._most and not self.agent.crew.is_member()
+        return len(self._pending) >= self._most and not self.core.crew.is_member()
 
     def wait_for_fewer(self, pending: Pending) -> None:
         """Waits while too many calls are unanswered. Raises as `wait_for_turn` does."""
@@ -172,7 +197,7 @@ class Channel:
         """Waits while the peer is behind, before a request is made for it; where nobody waits for
         the answer now, not for one that stands still. Raises `RpcTimeoutError`, or why the channel
         has ended."""
-        with self.agent.crew.blocked():
+        with self.core.crew.blocked():
             while self.is_behind and not (pending.future is not None and self._may_add()):
                 self._look(pending, _STANDS_STILL)
                 self._wait_until_clear(_LOOK_SECONDS)
@@ -181,7 +206,7 @@ class Channel:
         """Raises why one need not wait on."""
         if self.error is not None:
             raise copy_of(self.error)
-        if pending.deadline is not None and pending.deadline <= self.agent.clock.now():
+        if pending.deadline is not None and pending.deadline <= self.core.clock.now():
             raise self._timeout(pending, what)
 
     def _wait_for_room(self, pending: Pending) -> None:
@@ -196,7 +221,7 @@ class Channel:
             return
         nbytes, pending.nbytes = pending.nbytes, 0
         self.attend()
-        with self.agent.crew.blocked():
+        with self.core.crew.blocked():
             self.pressure.add(nbytes, look)
         pending.nbytes = nbytes
 
@@ -211,7 +236,7 @@ class Channel:
         """Blocks until `pending` is done."""
         with pending.sleeping() as lock:
             if not pending.done:
-                with self.agent.crew.blocked():
+                with self.core.crew.blocked():
                     lock.acquire()
 
     def ask(self, message: Heartbeat) -> None:
@@ -245,21 +270,21 @@ class Channel:
         if type(message) is not Reply and type(message) is not Failure:
             if type(message) is Alive:
                 self._is_asking = False
-            self.agent.handle_on_way_back(self.peer.worker, message)
+            self._answers.handle(self.peer.worker, message)
             return
         number = message.request
         pending = self._pending.get(number)
         if pending is None:
             self._given_up.discard(number)
             if number != self._last_delivered:
-                self.agent.discard(message.body, self.peer.worker)
+                self._answers.discard(message.body, self.peer.worker)
             return
         if pending.done:
             pending.wake()
         elif pending.future is None:
             pending.finish(message, None)
         else:
-            self.agent.complete_future(
+            self._answers.complete_future(
                 pending, message, self.peer.worker, is_waiting=pending is reader
             )
         pending.delivered = True
@@ -286,7 +311,7 @@ class Channel:
         """The time of this request is over."""
         if number in self._pending:
             what = _STANDS_STILL if self.is_behind else _NO_ANSWER
-            self.agent.fail_pending(pending, self._timeout(pending, what))
+            self._answers.fail_pending(pending, self._timeout(pending, what))
             self._give_up(number, pending)
 
     def _give_up(self, number: int, pending: Pending) -> None:
@@ -295,7 +320,7 @@ class Channel:
         if pending.travels is not None:
             self._unwanted.append(number)
             if not self._cancelling.locked():
-                self.agent.spawn(self._cancel)
+                self.core.spawn(self._cancel)
 
     def _timeout(self, pending: Pending, what: str) -> RpcTimeoutError:
         return timeout_of(pending, self.peer, what)
@@ -319,7 +344,7 @@ class Channel:
             if_free(self._failing, self._fail_pending, error)
         except BaseException:
             if self._pending:  # an interrupt: nobody shall wait on for ever
-                self.agent.spawn(partial(self.fail_all, error))
+                self.core.spawn(partial(self.fail_all, error))
             raise
 
     def _fail_pending(self, error: RpcError) -> None:
@@ -327,7 +352,7 @@ class Channel:
             for number in list(self._pending):
                 pending = self._pending.get(number)
                 if pending is not None:
-                    self.agent.fail_pending(pending, copy_of(error))
+                    self._answers.fail_pending(pending, copy_of(error))
                     self._take_out(number)
 
     def end(self, error: PeerDiedError, *, at_once: bool = False) -> None:

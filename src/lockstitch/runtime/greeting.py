@@ -21,7 +21,7 @@ from lockstitch.wire.seals import Sealer
 
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
-    from lockstitch.runtime.agent import Agent
+    from lockstitch.runtime.core import Core
     from lockstitch.transport.base import Connection
     from lockstitch.transport.greetings import Hello, Welcome
     from lockstitch.wire.decoding import FrameDecoder
@@ -33,16 +33,16 @@ _PYTHON: Final = platform.python_version()
 _TORCH: Final = str(torch.__version__)
 
 
-def greet(agent: Agent, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
+def greet(core: Core, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
     """Greets `peer` and returns what reads its messages from now on.
 
     Raises `ConnectionError`, or `BlockingIOError` for a peer that stays silent; `RpcError` where it
     refuses to serve this worker, `HandshakeError` where it greets as no worker of this job does.
     """
     whom = "the group's member" if peer.worker == ANYBODY else f"worker {peer.name!r}"
-    handshake = CallerHandshake(agent.info, peer.worker, (_PYTHON, _TORCH), agent.options.secret)
+    handshake = CallerHandshake(core.info, peer.worker, (_PYTHON, _TORCH), core.options.secret)
     try:
-        welcome = _exchange(agent, connection, handshake)
+        welcome = _exchange(core, connection, handshake)
     except HandshakeError as error:
         raise HandshakeError(
             f"no connection to {whom} at {connection.peer}: {error}", error.reason
@@ -54,19 +54,19 @@ def greet(agent: Agent, peer: WorkerInfo, connection: Connection) -> FrameDecode
     if welcome.refusal:
         where = f"it listens at {connection.peer}"
         raise RpcError(f"{whom} refused the connection: {welcome.refusal} ({where})")
-    decoder = agent.decoder(connection, handshake.keys)
+    decoder = core.decoder(connection, handshake.keys)
     if decoder.is_sealed and handshake.keys is not None:
         connection.seal(Sealer(handshake.keys.outgoing))
     return decoder
 
 
-def _exchange(agent: Agent, connection: Connection, handshake: CallerHandshake) -> Welcome:
+def _exchange(core: Core, connection: Connection, handshake: CallerHandshake) -> Welcome:
     """Says and hears all greetings; returns the last."""
     reader = GreetingReader()
     connection.send([handshake.opening])
     while handshake.welcome is None:
         counts: list[int] = []
-        _await_answer(agent, connection, reader.space(), counts)
+        _await_answer(core, connection, reader.space(), counts)
         if not counts[0]:
             raise ConnectionResetError("it closed the connection before any greeting")
         greeting = reader.absorb(counts[0])
@@ -93,17 +93,15 @@ def why_unfit(hello: Hello) -> str:
     return ""
 
 
-def patience_seconds(agent: Agent) -> float:
+def patience_seconds(core: Core) -> float:
     """How long a peer may take to let this worker connect, and to show signs of life after that."""
-    return min(agent.liveness.bound_seconds or _CONNECT_SECONDS, _CONNECT_SECONDS)
+    return min(core.options.heartbeat_timeout or _CONNECT_SECONDS, _CONNECT_SECONDS)
 
 
-def _await_answer(
-    agent: Agent, connection: Connection, view: memoryview, counts: list[int]
-) -> None:
+def _await_answer(core: Core, connection: Connection, view: memoryview, counts: list[int]) -> None:
     """Receives something. Raises `BlockingIOError` when the peer shows no sign of life for as long
     as `Liveness` grants, or does not answer in half a minute."""
-    bound = patience_seconds(agent)
+    bound = patience_seconds(core)
     signs, silent = connection.signs_of_life(), 0
     for _ in range(int(5 * _CONNECT_SECONDS / bound)):
         with contextlib.suppress(BlockingIOError):

@@ -10,7 +10,7 @@ the lead on. See `runtime.crew`.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.runtime.functions import BY_VALUE, QUICK_STREAK, KnownFunction
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from lockstitch.ids import WorkerInfo
-    from lockstitch.runtime.agent import Agent
-    from lockstitch.runtime.loopback import Loopback
+    from lockstitch.runtime.core import Core
+    from lockstitch.runtime.newcomers import Newcomers
+    from lockstitch.runtime.serving import Serving
     from lockstitch.transport.base import Connection, Listener
     from lockstitch.transport.handshake import SessionKeys
     from lockstitch.wire.messages import Message
@@ -42,8 +43,8 @@ _PAUSE_SECONDS = 0.1
 class Requests:
     """The receiving end for a peer's requests: the functions it has named, where replies go."""
 
-    def __init__(self, agent: Agent, peer: WorkerInfo) -> None:
-        self.agent = agent
+    def __init__(self, serving: Serving, peer: WorkerInfo) -> None:
+        self.serving = serving
         self.peer = peer
         self._functions: dict[int, KnownFunction] = {}
         self._kinds: dict[type[Message], KnownFunction] = {}
@@ -62,13 +63,13 @@ class Requests:
             known = self._functions.get(number) if definition is None else None
             if known is None:
                 known = self._new_function(number, definition)
-        elif cls in self.agent.servers:
+        elif cls in self.serving.servers:
             known = self._kinds.get(cls)
             if known is None:
                 known = self._kinds[cls] = KnownFunction(cls.__name__)
         else:
             return None
-        return Invocation(self.agent, self, message, known)
+        return Invocation(self.serving, self, message, known)
 
     def _new_function(self, number: int, definition: bytes | None) -> KnownFunction:
         """A function that is not known by its number."""
@@ -85,12 +86,24 @@ class Requests:
 class RequestsFromSelf(Requests):
     """Requests to oneself: replies go straight back to the loopback channel."""
 
-    def __init__(self, agent: Agent, peer: WorkerInfo, channel: Loopback) -> None:
-        super().__init__(agent, peer)
-        self._channel = channel
+    def __init__(self, serving: Serving, peer: WorkerInfo, send: Callable[[Message], None]) -> None:
+        super().__init__(serving, peer)
+        self._send = send
 
     def reply(self, message: Message) -> None:
-        self._channel.send(message)
+        self._send(message)
+
+
+class Callers(Protocol):
+    """Who keeps the connections on which others call us; `Peers` does."""
+
+    def note_incoming(self, caller: IncomingConnection) -> None:
+        """A peer has connected, and is who it says."""
+        ...
+
+    def caller_lost(self, caller: IncomingConnection, cause: BaseException) -> None:
+        """The connection has ended; harmless when repeated."""
+        ...
 
 
 class IncomingConnection(Requests):
@@ -106,17 +119,20 @@ class IncomingConnection(Requests):
 
     def __init__(
         self,
-        agent: Agent,
+        serving: Serving,
         peer: WorkerInfo,
+        callers: Callers,
         connection: Connection,
         keys: SessionKeys | None = None,
     ) -> None:
-        super().__init__(agent, peer)
+        super().__init__(serving, peer)
+        self._core = core = serving.core
+        self._callers = callers
         self.connection = connection
-        self._decoder = agent.decoder(connection, keys)
+        self._decoder = core.decoder(connection, keys)
         self._lend = connection.lend
         self._is_sealed = self._decoder.is_sealed
-        self._spinner = Spinner(agent.crew.is_wanted_elsewhere, looks_on=True)
+        self._spinner = Spinner(core.crew.is_wanted_elsewhere, looks_on=True)
         self._send_lock = threading.Lock()
         self._queue_lock = threading.Lock()
         self._queueing = 0
@@ -134,18 +150,18 @@ class IncomingConnection(Requests):
         has heard the welcome: they wait until then before they speak to it."""
         try:
             with self._send_lock:
-                self.agent.crew.watch(self.connection, self)
-                self.agent.peers.note_incoming(self)
+                self._core.crew.watch(self.connection, self)
+                self._callers.note_incoming(self)
                 self.connection.send([welcome])
                 if self._is_sealed and self._keys is not None:
                     self.connection.seal(Sealer(self._keys.outgoing))
         except ConnectionError as error:
             self._lost(error)
         else:
-            self.agent.crew.arm(self.connection)
+            self._core.crew.arm(self.connection)
 
     def reply(self, message: Message) -> None:
-        buffers = encode(message, self.agent.limits, self._lend, self._is_sealed)
+        buffers = encode(message, self._core.limits, self._lend, self._is_sealed)
         if self._holder is not None and self._holder == threading.get_ident() and len(buffers) == 1:
             self._held.append(buffers[0])
             # In this order: whoever takes the lead ends the holding first, and then looks.
@@ -176,7 +192,7 @@ class IncomingConnection(Requests):
         with self._queue_lock:
             self._queueing += 1
         try:
-            with self.agent.crew.blocked(), self._send_lock:
+            with self._core.crew.blocked(), self._send_lock:
                 self._send_now(buffers)
         finally:
             with self._queue_lock:
@@ -185,7 +201,7 @@ class IncomingConnection(Requests):
                 if opens:
                     self._is_shut = False
             if opens:
-                self.agent.crew.resume(self)
+                self._core.crew.resume(self)
 
     def _shuts(self) -> bool:
         """Whether nothing more is read until those who queue up are through."""
@@ -197,7 +213,7 @@ class IncomingConnection(Requests):
         try:
             self._send([])
         except ConnectionError as error:
-            self.agent.note("reply.undeliverable", f"{self!r}: {error}")
+            self._core.note("reply.undeliverable", f"{self!r}: {error}")
 
     def say_at_last(self, message: Message, patience_seconds: float) -> None:
         """See `StreamChannel.say_at_last`."""
@@ -205,7 +221,7 @@ class IncomingConnection(Requests):
             try:
                 if self.connection.has_room(patience_seconds):
                     held, self._held = self._held, []
-                    last = encode(message, self.agent.limits, None, self._is_sealed)
+                    last = encode(message, self._core.limits, None, self._is_sealed)
                     self.connection.send([*held, *last])
             finally:
                 self._send_lock.release()
@@ -229,7 +245,7 @@ class IncomingConnection(Requests):
                     if not self._dispatch(message):
                         return
                 # A peer that does not read its answers must not keep this worker from reading.
-                if self._held and not self.agent.crew.run_under_lead(self, self._send_held):
+                if self._held and not self._core.crew.run_under_lead(self, self._send_held):
                     return
                 if self._queueing >= _MOST_QUEUEING and self._shuts():
                     return
@@ -239,14 +255,14 @@ class IncomingConnection(Requests):
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing can be read after it
             self._lost(error)
             return
-        self.agent.crew.arm(self.connection)
+        self._core.crew.arm(self.connection)
 
     def leave(self) -> Callable[[], None] | None:
         self._holder = None
         if self._decoder.messages:
-            self.agent.crew.revisit(self)
+            self._core.crew.revisit(self)
         else:
-            self.agent.crew.arm(self.connection)
+            self._core.crew.arm(self.connection)
         return self._send_held if self._held else None
 
     def _receive(self) -> None:
@@ -262,68 +278,69 @@ class IncomingConnection(Requests):
 
     def _dispatch(self, message: Message) -> bool:
         """Has one message handled; True while this thread leads."""
-        agent = self.agent
+        crew = self._core.crew
         invocation = self.invocation(message)
         if invocation is not None:
             arrivals, number = self.arrivals, message.request  # type: ignore[attr-defined]
             if number == arrivals.next:
                 arrivals.next = number + 1
             elif not arrivals.is_new(number):
-                agent.served.note_repeated(invocation)
+                self.serving.served.note_repeated(invocation)
                 return True
             known = invocation.known
             if known.streak >= QUICK_STREAK or (known.is_short and self._is_all_there_is()):
-                return agent.crew.run_quick(self, invocation.serve)
-            return agent.crew.run_apart(self, invocation.serve)
-        handler = agent.handlers.get(type(message))
+                return crew.run_quick(self, invocation.serve)
+            return crew.run_apart(self, invocation.serve)
+        handler = self.serving.handlers.get(type(message))
         if handler is None:
             raise RemoteProtocolError(f"a {type(message).__name__} came where requests belong")
         sender = self.peer.worker
-        return agent.crew.handle_under_lead(self, lambda: handler(sender, message))
+        return crew.handle_under_lead(self, lambda: handler(sender, message))
 
     def _is_all_there_is(self) -> bool:
         """Whether nobody else would have to wait while the leader runs a function."""
-        return not self._decoder.messages and not self.agent.crew.has_more()
+        return not self._decoder.messages and not self._core.crew.has_more()
 
     def _lost(self, cause: BaseException) -> None:
         self.close()
-        self.agent.peers.caller_lost(self, cause)
+        self._callers.caller_lost(self, cause)
 
     def close(self) -> None:
         """Ends it; harmless when repeated."""
-        self.agent.crew.forget(self.connection)
+        self._core.crew.forget(self.connection)
         self.connection.close()
 
 
 class Acceptor:
     """Lets callers in; a source of the crew."""
 
-    def __init__(self, agent: Agent, listener: Listener) -> None:
-        self._agent = agent
+    def __init__(self, core: Core, listener: Listener, newcomers: Newcomers) -> None:
+        self._core = core
         self._listener = listener
-        agent.crew.watch(listener, self)
-        agent.crew.arm(listener)
+        self._newcomers = newcomers
+        core.crew.watch(listener, self)
+        core.crew.arm(listener)
 
     def serve(self) -> None:
         """Accepts all who wait. Where this process can open no more files, they wait on, and who
         has not proved anything for longest makes room."""
         try:
             while (connection := self._listener.accept()) is not None:
-                self._agent.newcomers.admit(connection)
+                self._newcomers.admit(connection)
         except OSError as error:
-            self._agent.note("accept.failed", str(error))
-            self._agent.newcomers.make_room()
-            self._agent.call_later(_PAUSE_SECONDS, self._listen)
+            self._core.note("accept.failed", str(error))
+            self._newcomers.make_room()
+            self._core.call_later(_PAUSE_SECONDS, self._listen)
         else:
             self._listen()
 
     def _listen(self) -> None:
-        self._agent.crew.arm(self._listener)
+        self._core.crew.arm(self._listener)
 
     def leave(self) -> None:
         """The leader never leaves in the middle of `serve`."""
 
     def close(self) -> None:
         """Lets nobody in any more."""
-        self._agent.crew.forget(self._listener)
+        self._core.crew.forget(self._listener)
         self._listener.close()

@@ -11,7 +11,7 @@ import pickle
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import torch
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from lockstitch.ids import WorkerId
-    from lockstitch.runtime.agent import Agent
+    from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.runtime.functions import KnownFunction
-    from lockstitch.runtime.incoming import Requests
+    from lockstitch.runtime.numbering import Arrivals
+    from lockstitch.runtime.serving import Serving
     from lockstitch.wire.messages import Message, Stitch
 
 
@@ -42,12 +42,24 @@ class Deferred:
         self.future = future
 
 
+class Asker(Protocol):
+    """Where a request has come from, and its answer goes to."""
+
+    peer: WorkerInfo
+    arrivals: Arrivals
+
+    def reply(self, message: Message) -> None:
+        """Sends the answer. Raises `ConnectionError` when the peer is gone."""
+        ...
+
+
 class Invocation:
     """See the module. Exactly one of `reply` and `fail` is called in the end."""
 
     __slots__ = (
+        "_core",
         "_requests",
-        "agent",
+        "_serving",
         "caller",
         "expires",
         "is_parked",
@@ -59,16 +71,17 @@ class Invocation:
     )
 
     def __init__(
-        self, agent: Agent, requests: Requests, message: Message, known: KnownFunction
+        self, serving: Serving, requests: Asker, message: Message, known: KnownFunction
     ) -> None:
-        self.agent = agent
+        self._serving = serving
+        self._core = serving.core
         self._requests = requests
         self.message = message
         self.known = known
         self.caller: WorkerId = requests.peer.worker
         self.stitch: Stitch | None = message.stitch  # type: ignore[attr-defined]
         timeout: float | None = message.timeout  # type: ignore[attr-defined]
-        self.since = agent.clock.now()
+        self.since = serving.core.clock.now()
         self.expires = None if timeout is None else self.since + timeout
         self.thread: int | None = None
         self.is_parked = False
@@ -93,10 +106,10 @@ class Invocation:
         if self.expires is not None and self._is_given_up(self.expires):
             body = getattr(self.message, "body", None)
             if body is not None:
-                self.agent.discard(body, self.caller)
+                self._serving.values.discard(body, self.caller)
             return  # the caller has given up
         started = time.perf_counter()
-        server = self.agent.servers.get(type(self.message))
+        server = self._serving.servers.get(type(self.message))
         try:
             if server is None:
                 self.run(self.answer)
@@ -113,18 +126,18 @@ class Invocation:
             return False
         number: int = self.message.request  # type: ignore[attr-defined]
         is_given_up = self._requests.arrivals.is_given_up(number)
-        return is_given_up or self.agent.clock.now() >= expires
+        return is_given_up or self._core.clock.now() >= expires
 
     def run(self, then: Callable[[Any, BaseException | None], None]) -> None:
         """Runs the user's function and then `then(value, error)`, sooner or later, on some thread
         of the crew, within `scope`."""
-        self.agent.served.begin(self)
+        self._serving.served.begin(self)
         body: Payload = self.message.body  # type: ignore[attr-defined]
         session = UnpickleSession(self.caller) if body.encoding in CARRY_OWN else None
         try:
             call = [self.arguments(session)]
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
-            self.agent.discard(body, self.caller)
+            self._serving.values.discard(body, self.caller)
             add_note(error, f"on reading a call of {self.what}, which has not run")
             self.conclude(then, None, error)
             return
@@ -141,15 +154,15 @@ class Invocation:
         """The function and its arguments; received tensors are stitched onto the graph."""
         message = self.message
         body: Payload = message.body  # type: ignore[attr-defined]
-        value = self.agent.open(body, self.stitch, self.caller, session)
+        value = self._serving.values.unpack_from(body, self.stitch, self.caller, session)
         if type(body.items) is list:
             body.items.clear()  # nobody but the function shall keep them
         if message.function == 0:  # type: ignore[attr-defined]
             function, args, kwargs = value
-            if self.agent.allowed is not None:
-                self.agent.allowed.check_callee(function)
+            if self._core.allowed is not None:
+                self._core.allowed.check_callee(function)
             return function, args, kwargs
-        function = self.known.function or self.known.resolved(self.agent.allowed)
+        function = self.known.function or self.known.resolved(self._core.allowed)
         if body.encoding == PICKLE:
             args, kwargs = value
             return function, args, kwargs
@@ -158,8 +171,8 @@ class Invocation:
     def park(self) -> None:
         """From here on the request holds no thread, and may be dropped when its caller is lost."""
         self.is_parked = True
-        if self.agent.is_lost(self.caller):  # it was just before
-            self.agent.served.drop(self.caller)
+        if self._serving.is_lost(self.caller):  # it was just before
+            self._serving.served.drop(self.caller)
 
     def _park(self, unconfirmed: list[Any], resume: Callable[[], None]) -> None:
         self.park()
@@ -172,7 +185,7 @@ class Invocation:
                 remaining -= 1
                 last = remaining == 0
             if last:
-                self.agent.crew.submit(resume)
+                self._core.crew.submit(resume)
 
         for each in unconfirmed:
             each.when_confirmed(confirmed)
@@ -213,8 +226,8 @@ class Invocation:
     def _raised(
         self, then: Callable[[Any, BaseException | None], None], error: BaseException
     ) -> None:
-        if not isinstance(error, LockstitchError) and not self.agent.is_closed:
-            _print_error(error, self.agent.info.name)
+        if not isinstance(error, LockstitchError) and not self._core.is_closed:
+            _print_error(error, self._core.info.name)
         self.conclude(then, None, error)
 
     def _settle(
@@ -237,7 +250,7 @@ class Invocation:
                 event.synchronize()
             self.conclude(then, value, error)
 
-        self.agent.crew.spawn(conclude)
+        self._core.crew.spawn(conclude)
 
     def conclude(
         self,
@@ -253,11 +266,11 @@ class Invocation:
                 with self.scope():
                     then(value, error)
         finally:
-            self.agent.served.end(self)
+            self._serving.served.end(self)
 
     def scope(self) -> AbstractContextManager[None]:
         """The caller's autograd context, and what remains of the timeout that its user gave."""
-        stitch, interceptor = self.stitch, self.agent.interceptor
+        stitch, interceptor = self.stitch, self._serving.values.interceptor
         if stitch is None or interceptor is None:
             return _UNBOUNDED if self.expires is None else inherited_deadline(self.expires)
         if self.expires is None:
@@ -277,18 +290,18 @@ class Invocation:
         """Answers with `value`, within `scope`. A value that cannot cross fails the call."""
         number: int = self.message.request  # type: ignore[attr-defined]
         try:
-            body, stitch = self.agent.close_up(value, self.caller)
+            body, stitch = self._serving.values.pack_for(value, self.caller)
             self._send(Reply(number, stitch, body))
         except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises
             is_fetch = type(self.message) is Fetch
             what = "the value of a reference" if is_fetch else f"the result of {self.what}"
-            self.fail(self.agent.refusal_of_value(error, value, what, self.caller_name))
+            self.fail(self._serving.values.refusal_of_value(error, value, what, self.caller_name))
         except BaseException as error:  # noqa: BLE001 - the same, where it wants to end the program
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """Answers with an exception."""
-        described = remote_errors.describe(error, self.agent.info.name)
+        described = remote_errors.describe(error, self._core.info.name)
         try:
             self._send_failure(described)
         except LocalProtocolError:  # it is too long for a frame
@@ -302,7 +315,7 @@ class Invocation:
         try:
             self._requests.reply(message)
         except ConnectionError:
-            self.agent.note("reply.undeliverable", repr(self))
+            self._core.note("reply.undeliverable", repr(self))
 
 
 _UNBOUNDED: Final[AbstractContextManager[None]] = contextlib.nullcontext()

@@ -21,7 +21,7 @@ import itertools
 import threading
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from lockstitch.errors import LockstitchError
 from lockstitch.wire.messages import Alive, Heartbeat
@@ -29,9 +29,10 @@ from lockstitch.wire.messages import Alive, Heartbeat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from lockstitch.ids import WorkerId
-    from lockstitch.runtime.agent import Agent
+    from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.runtime.channel import Channel
+    from lockstitch.runtime.core import Core
+    from lockstitch.wire.messages import Message
 
 _PARTS: Final = 5
 _SILENT_PARTS: Final = 4
@@ -46,11 +47,32 @@ class _Watch:
     asking: bool = False
 
 
+class Caller(Protocol):
+    """The connection on which a peer calls us, as far as it is needed here."""
+
+    def reply(self, message: Message) -> None:
+        """Sends it an answer. Raises `ConnectionError`."""
+        ...
+
+
+class Watched(Protocol):
+    """The peers, as far as they are needed here."""
+
+    def channel(self, to: WorkerId) -> Channel: ...
+    def caller(self, worker: WorkerId) -> Caller | None: ...
+    def info_of(self, worker: WorkerId) -> WorkerInfo: ...
+    def is_lost(self, worker: WorkerId) -> bool: ...
+    def signs_of_life(self, worker: WorkerId) -> tuple[object, ...]: ...
+    def cut_off(self, peer: WorkerInfo, cause: str) -> None: ...
+
+
 class Liveness:
     """See the module. `bound_seconds` 0 watches nobody."""
 
-    def __init__(self, agent: Agent, bound_seconds: float) -> None:
-        self._agent = agent
+    def __init__(self, core: Core, peers: Watched) -> None:
+        bound_seconds = core.options.heartbeat_timeout
+        self._core = core
+        self._peers = peers
         self.bound_seconds = bound_seconds
         self._part_seconds = bound_seconds / _PARTS
         self._numbers = itertools.count(1)
@@ -60,9 +82,6 @@ class Liveness:
         self._watches: dict[WorkerId, _Watch] = {}
         self._hopes: dict[WorkerId, tuple[int, Callable[[], None]]] = {}
         self._concerns: list[Callable[[], Iterable[WorkerId]]] = []
-        agent.handlers[Heartbeat] = self._note_heartbeat
-        agent.handlers[Alive] = self._note_alive
-        agent.on_peer_lost(lambda peer, _error: self._forget(peer))
 
     def add_concern(self, workers: Callable[[], Iterable[WorkerId]]) -> None:
         """`workers()` tells, now and then, which peers somebody waits for, or has lent something.
@@ -74,27 +93,27 @@ class Liveness:
         with self._lock:
             if not self.bound_seconds or self._due is not None:
                 return
-            self._due = self._agent.clock.now() + self._part_seconds
-        self._agent.timer.call_at(self._due, self._tick)
+            self._due = self._core.clock.now() + self._part_seconds
+        self._core.timer.call_at(self._due, self._tick)
 
     def _tick(self) -> None:
         """The end of one part."""
-        now, due = self._agent.clock.now(), self._due
+        now, due = self._core.clock.now(), self._due
         assert due is not None
         if now - due > self._part_seconds:
             self._watches.clear()
         watched = {worker for concern in self._concerns for worker in concern()}
-        watched.discard(self._agent.id)
+        watched.discard(self._core.id)
         for worker in self._watches.keys() - watched:
             del self._watches[worker]
         for worker in watched:
-            if not self._agent.is_lost(worker):
+            if not self._peers.is_lost(worker):
                 self._look_at(worker)
         self._due = now + self._part_seconds
-        self._agent.timer.call_at(self._due, self._tick)
+        self._core.timer.call_at(self._due, self._tick)
 
     def _look_at(self, worker: WorkerId) -> None:
-        signs = (self._answers.get(worker, 0), *self._agent.peers.signs_of_life(worker))
+        signs = (self._answers.get(worker, 0), *self._peers.signs_of_life(worker))
         watch = self._watches.get(worker)
         if watch is None:
             watch = self._watches[worker] = _Watch(signs)
@@ -104,17 +123,17 @@ class Liveness:
             watch.silent += 1
             if watch.silent >= _SILENT_PARTS:
                 cause = f"it has been silent for {self.bound_seconds:g} s"
-                peer = self._agent.info_of(worker)
-                self._agent.spawn(partial(self._agent.peers.cut_off, peer, cause))
+                peer = self._peers.info_of(worker)
+                self._core.spawn(partial(self._peers.cut_off, peer, cause))
                 return
         if not watch.asking:
             watch.asking = True
-            self._agent.spawn(partial(self._ask, worker, watch))
+            self._core.spawn(partial(self._ask, worker, watch))
 
     def _ask(self, worker: WorkerId, watch: _Watch) -> None:
         try:
             with contextlib.suppress(LockstitchError):  # then it is lost already
-                self._agent.peers.channel(worker).ask(Heartbeat(next(self._numbers)))
+                self._peers.channel(worker).ask(Heartbeat(next(self._numbers)))
         finally:
             watch.asking = False
 
@@ -132,19 +151,22 @@ class Liveness:
         """What would be said once that peer is heard has been said."""
         self._hopes.pop(worker, None)
 
-    def _note_heartbeat(self, sender: WorkerId, message: Heartbeat) -> None:
-        caller = self._agent.peers.caller(sender)
+    def note_heartbeat(self, sender: WorkerId, message: Heartbeat) -> None:
+        """A peer asks whether this worker lives."""
+        caller = self._peers.caller(sender)
         if caller is not None:
             with contextlib.suppress(ConnectionError):  # nobody waits for the answer any more
                 caller.reply(Alive(message.number))
 
-    def _note_alive(self, sender: WorkerId, message: Alive) -> None:
+    def note_alive(self, sender: WorkerId, message: Alive) -> None:
+        """A peer has answered that it lives."""
         self._answers[sender] = message.number
         hope = self._hopes.get(sender)
         if hope is not None and hope[0] <= message.number:
             self._hopes.pop(sender, None)
-            self._agent.spawn(hope[1])
+            self._core.spawn(hope[1])
 
-    def _forget(self, worker: WorkerId) -> None:
+    def forget(self, worker: WorkerId) -> None:
+        """That worker is lost."""
         self._answers.pop(worker, None)
         self._hopes.pop(worker, None)

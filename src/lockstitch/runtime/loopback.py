@@ -12,8 +12,11 @@ from lockstitch.wire.encoding import encode
 from lockstitch.wire.messages import CALLS, Failure, Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockstitch.devices.maps import DeviceMap
-    from lockstitch.runtime.agent import Agent
+    from lockstitch.runtime.channel import Answers
+    from lockstitch.runtime.core import Core
     from lockstitch.transport.base import Patience
     from lockstitch.wire.messages import Message
 
@@ -21,18 +24,18 @@ if TYPE_CHECKING:
 class Loopback(Channel):
     """Both ends of a connection to oneself."""
 
-    def __init__(self, agent: Agent) -> None:
-        super().__init__(agent, agent.info)
+    def __init__(self, core: Core, answers: Answers, receive: Callable[[Message], None]) -> None:
+        """`receive` takes what this worker sends to itself."""
+        super().__init__(core, core.info, answers)
         self._lock = threading.Lock()
-        self._decoder = FrameDecoder(agent.limits)
-        self._requests = agent.requests_from(agent.info, self)
+        self._decoder = FrameDecoder(core.limits)
+        self._receive = receive
 
     def transmit(self, message: Message, patience: Patience | None = None) -> None:
         """A request of ours, or a control message, arrives where it came from, at once."""
         del patience
         device_map = self.device_map if type(message) in CALLS else None
-        copied = self._copy(message, device_map)
-        self.agent.receive_from_self(copied, self._requests)
+        self._receive(self._copy(message, device_map))
 
     def send(self, message: Message) -> None:
         """A reply of ours does."""
@@ -41,7 +44,7 @@ class Loopback(Channel):
         self.deliver(copied)
 
     def _copy(self, message: Message, device_map: DeviceMap | None = None) -> Message:
-        buffers = encode(message, self.agent.limits, device_map=device_map)
+        buffers = encode(message, self.core.limits, device_map=device_map)
         decoder = self._decoder
         with self._lock:
             for buffer in buffers:

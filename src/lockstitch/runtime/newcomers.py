@@ -15,13 +15,19 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.errors import HandshakeError
-from lockstitch.runtime.incoming import IncomingConnection
 from lockstitch.transport.greetings import GreetingReader
 from lockstitch.transport.handshake import ListenerHandshake
 
 if TYPE_CHECKING:
-    from lockstitch.runtime.agent import Agent
+    from collections.abc import Callable
+
+    from lockstitch.ids import WorkerInfo
+    from lockstitch.runtime.core import Core
     from lockstitch.transport.base import Connection
+    from lockstitch.transport.greetings import Hello
+    from lockstitch.transport.handshake import SessionKeys
+
+    LetIn = Callable[[WorkerInfo, Connection, SessionKeys | None, bytes], None]
 
 GONE: Final = "gone"
 """It closed the connection in the middle, or before it said anything."""
@@ -32,10 +38,13 @@ _USUAL_SECONDS: Final = 1.0
 
 
 class Newcomers:
-    """Those of one agent."""
+    """Those of one agent. `judge(hello)` says why a caller of this job cannot be served, or
+    nothing; `let_in(caller, connection, keys, welcome)` takes one that has proved itself."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, core: Core, judge: Callable[[Hello], str], let_in: LetIn) -> None:
+        self.core = core
+        self.judge = judge
+        self.let_in = let_in
         self._lock = threading.Lock()
         self._newcomers: dict[Newcomer, float] = {}  # the oldest first, with their time's end
         self._refused: Counter[str] = Counter()
@@ -45,13 +54,13 @@ class Newcomers:
 
     def admit(self, connection: Connection) -> None:
         """Somebody has connected."""
-        options = self._agent.options
-        newcomer = Newcomer(self, self._agent, connection)
+        options = self.core.options
+        newcomer = Newcomer(self, connection)
         oldest = None
         with self._lock:
             if len(self._newcomers) >= options.unproved_connections:
                 oldest = next(iter(self._newcomers))
-            self._newcomers[newcomer] = self._agent.clock.now() + options.handshake_seconds
+            self._newcomers[newcomer] = self.core.clock.now() + options.handshake_seconds
         if oldest is not None:
             oldest.end(PUSHED_OUT)
         if self._closed:
@@ -63,7 +72,7 @@ class Newcomers:
     def make_room(self) -> None:
         """This process can open no more files: the one that has been here longest goes, unless it
         may be about to prove itself."""
-        latest = self._agent.clock.now() + self._agent.options.handshake_seconds - _USUAL_SECONDS
+        latest = self.core.clock.now() + self.core.options.handshake_seconds - _USUAL_SECONDS
         with self._lock:
             oldest, end = next(iter(self._newcomers.items()), (None, 0.0))
         if oldest is not None and end < latest:
@@ -98,15 +107,15 @@ class Newcomers:
             if self._looks or not self._newcomers:
                 return
             self._looks = True
-            self._due = self._agent.clock.now() + seconds
-        self._agent.call_later(seconds, self._look)
+            self._due = self.core.clock.now() + seconds
+        self.core.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        now = self._agent.clock.now()
+        now = self.core.clock.now()
         with self._lock:
             self._looks = False
             if now - self._due > _USUAL_SECONDS:
-                end = now + self._agent.options.handshake_seconds
+                end = now + self.core.options.handshake_seconds
                 self._newcomers = dict.fromkeys(self._newcomers, end)
             late = [each for each, end in self._newcomers.items() if end <= now]
             first = next((end for end in self._newcomers.values() if end > now), now)
@@ -118,18 +127,19 @@ class Newcomers:
 class Newcomer:
     """One of them; a source of the crew."""
 
-    def __init__(self, newcomers: Newcomers, agent: Agent, connection: Connection) -> None:
+    def __init__(self, newcomers: Newcomers, connection: Connection) -> None:
+        core = newcomers.core
         self._newcomers = newcomers
-        self._agent = agent
+        self._crew = core.crew
         self._connection = connection
         self._reader = GreetingReader()
         self._welcome = b""
-        self._handshake = ListenerHandshake(agent.info, agent.options.secret, agent.peers.judge)
+        self._handshake = ListenerHandshake(core.info, core.options.secret, newcomers.judge)
 
     def begin(self) -> None:
         """Lets the crew listen to it."""
-        self._agent.crew.watch(self._connection, self)
-        self._agent.crew.arm(self._connection)
+        self._crew.watch(self._connection, self)
+        self._crew.arm(self._connection)
 
     def serve(self) -> None:
         """Takes in what it has said so far."""
@@ -137,7 +147,7 @@ class Newcomer:
             while not self._handshake.is_over:
                 self._listen()
         except BlockingIOError:
-            self._agent.crew.arm(self._connection)
+            self._crew.arm(self._connection)
         except HandshakeError as error:
             self.end(error.reason)
         except OSError:
@@ -164,10 +174,9 @@ class Newcomer:
         if handshake.caller is None:
             self.end(handshake.refused.reason if handshake.refused is not None else GONE)
         elif self._newcomers.dismiss(self):
-            incoming = IncomingConnection(
-                self._agent, handshake.caller, self._connection, handshake.keys
+            self._newcomers.let_in(
+                handshake.caller, self._connection, handshake.keys, self._welcome
             )
-            incoming.begin(self._welcome)
 
     def leave(self) -> None:
         """The leader never leaves in the middle of `serve`."""
@@ -175,5 +184,5 @@ class Newcomer:
     def end(self, reason: str) -> None:
         """It is turned away; harmless when repeated."""
         if self._newcomers.dismiss(self, reason):
-            self._agent.crew.forget(self._connection)
+            self._crew.forget(self._connection)
             self._connection.close()

@@ -1,4 +1,4 @@
-"""How an agent packs and opens values: by the worker's pickler, and stitched where an autograd
+"""How values are packed and unpacked: by the worker's pickler, and stitched where an autograd
 context wants that."""
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ _ADVICE: Final = (
 )
 
 
-class Packing:
-    """See the module; the part of an `Agent` that knows what values look like on their way."""
+class Values:
+    """See the module. What a payload carries that nobody will read is given back on the crew."""
 
-    crew: Crew
-    interceptor: Interceptor | None
-    _pickling: PicklingRegistry
+    def __init__(self, crew: Crew, pickling: PicklingRegistry) -> None:
+        self._crew = crew
+        self.pickling = pickling
+        self.interceptor: Interceptor | None = None
+        """Sees each message with values, to stitch tensors onto the graph."""
 
     def pack(self, value: object) -> Payload:
         """A payload that `unpack` of any worker reads."""
-        return pack(value, self._pickling)[0]
+        return pack(value, self.pickling)[0]
 
     def unpack(self, payload: Payload) -> Any:
         """The value of a payload made by `pack`."""
-        return unpack(payload, self._pickling)
+        return unpack(payload, self.pickling)
 
     def discard(self, payload: Payload, sender: WorkerId) -> None:
         """Nobody will read this payload: gives back what it carries."""
         if payload.encoding in CARRY_OWN:
-            self.crew.spawn(lambda: discard(payload, self._pickling, UnpickleSession(sender)))
+            self._crew.spawn(lambda: discard(payload, self.pickling, UnpickleSession(sender)))
 
-    def close_up(self, value: object, to: WorkerId) -> tuple[Payload, Stitch | None]:
+    def pack_for(self, value: object, to: WorkerId) -> tuple[Payload, Stitch | None]:
         """Packs a value for `to`, stitched where this thread is inside an autograd context."""
-        payload, sealed = pack(value, self._pickling, to, records=self.records)
+        payload, sealed = pack(value, self.pickling, to, records=self.records)
         return payload, self.stitch(to, payload.items, sealed)
 
     def records(self) -> bool:
@@ -77,7 +79,7 @@ class Packing:
             items = [None if id(item) in sealed else item for item in items]
         return interceptor.outgoing(to, items)
 
-    def open(
+    def unpack_from(
         self,
         body: Payload,
         stitch: Stitch | None,
@@ -95,7 +97,7 @@ class Packing:
             body = Payload(body.encoding, body.stream, items)
         if session is None and body.encoding in CARRY_OWN:
             session = UnpickleSession(sender)
-        return unpack(body, self._pickling, session)
+        return unpack(body, self.pickling, session)
 
     def pack_call(
         self,
@@ -109,12 +111,12 @@ class Packing:
         function, args, kwargs = call
         if number == BY_VALUE:
             value: object = (function, args, kwargs or {})
-            return pack(value, self._pickling, to, kept, records=self.records)
+            return pack(value, self.pickling, to, kept, records=self.records)
         if not kwargs:
-            flat = pack_flat_with_own(args, self._pickling, to, kept)
+            flat = pack_flat_with_own(args, self.pickling, to, kept)
             if flat is not None:
                 return flat, set()
-        return pack((args, kwargs or {}), self._pickling, to, kept, records=self.records)
+        return pack((args, kwargs or {}), self.pickling, to, kept, records=self.records)
 
     def refusal_of_call(self, error: Exception, call: WhatToCall, to: str) -> Exception:
         """What to raise where `pack_call` has raised `error`: it names the function, the callee and
@@ -134,7 +136,7 @@ class Packing:
     ) -> Exception:
         text, culprit = f"cannot send {what} to worker {to!r}", ""
         with contextlib.suppress(Exception):  # of the user's objects must not hide the reason
-            culprit = describe_culprit(parts, self._pickling, records=self.records)
+            culprit = describe_culprit(parts, self.pickling, records=self.records)
         if not isinstance(error, SerializationError) or not error.reason:
             add_note(error, f"{text}: {culprit}" if culprit else text)
             return error

@@ -27,19 +27,22 @@ from lockstitch.ids import WorkerId, WorkerInfo, names_like
 from lockstitch.runtime.breakages import Breakages
 from lockstitch.runtime.channel import timeout_of
 from lockstitch.runtime.greeting import GIVEN_UP, greet, patience_seconds, why_unfit
+from lockstitch.runtime.liveness import Liveness
 from lockstitch.runtime.stream_channel import StreamChannel
 from lockstitch.wire.messages import Leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lockstitch.runtime.agent import Agent
     from lockstitch.runtime.channel import Channel
+    from lockstitch.runtime.core import Core
     from lockstitch.runtime.incoming import IncomingConnection
     from lockstitch.runtime.pending import Pending
     from lockstitch.transport.base import Connection
     from lockstitch.transport.greetings import Hello
     from lockstitch.wire.decoding import FrameDecoder
+
+    OpenChannel = Callable[[WorkerInfo, Connection, FrameDecoder], StreamChannel]
 
 _MANY: Final = 1000
 _OUR_OWN: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
@@ -79,8 +82,9 @@ class _Contact:
 class Peers:
     """The peers of one agent; see the module."""
 
-    def __init__(self, agent: Agent, directory: Directory) -> None:
-        self._agent = agent
+    def __init__(self, core: Core, directory: Directory, open_channel: OpenChannel) -> None:
+        self._core = core
+        self._open_channel = open_channel
         self._directory = directory
         self._known: dict[str | int, WorkerInfo] = {}
         self._channels: dict[WorkerId, Channel] = {}
@@ -93,8 +97,11 @@ class Peers:
         self.refused = 0
         """How many that were given up as dead have tried to go on."""
         self._lost: dict[WorkerId, PeerDiedError] = {}
-        self.breakages = Breakages(agent)
+        self.liveness = Liveness(core, self)
+        self.breakages = Breakages(core, self, self.liveness)
+        self._on_caller_gone: list[Callable[[WorkerId], None]] = []
         self._on_lost: list[Callable[[WorkerId, PeerDiedError], None]] = []
+        self.on_lost(lambda worker, _error: self.liveness.forget(worker))
         self._closed = False
 
     # ------------------------------------------------------------ who
@@ -171,14 +178,14 @@ class Peers:
     def _await_contact(self, to: WorkerId, pending: Pending, deadline: float) -> None:
         """Has a thread of the crew connect, one for all who want to, and waits for it: at least as
         long as that may take where all is well, so that a request leaves however short its time."""
-        deadline = max(deadline, self._agent.clock.now() + _CONTACT_SECONDS)
+        deadline = max(deadline, self._core.clock.now() + _CONTACT_SECONDS)
         mine = _Contact()
         contact = self._contacts.setdefault(to, mine)
         if contact is mine:
-            self._agent.spawn(partial(self._make_contact, to, contact))
-        with self._agent.blocked():
+            self._core.spawn(partial(self._make_contact, to, contact))
+        with self._core.blocked():
             while not contact.is_over.is_set():
-                seconds = deadline - self._agent.clock.now()
+                seconds = deadline - self._core.clock.now()
                 if seconds <= 0:
                     raise timeout_of(pending, self.info_of(to), "has not taken up the connection")
                 contact.is_over.wait(min(seconds, _LOOK_SECONDS))
@@ -212,20 +219,20 @@ class Peers:
             advice = "; has its program ended without waiting in shutdown?" if ended else ""
             gone = self._unreachable(peer, f"it cannot be reached ({error}){advice}")
             raise gone from None  # it says all that the errors below it do
-        return StreamChannel(self._agent, peer, connection, decoder)
+        return self._open_channel(peer, connection, decoder)
 
     def _open(self, peer: WorkerInfo) -> tuple[Connection, FrameDecoder]:
         """A connection on which both sides know each other. One that breaks meanwhile is made anew:
         whoever has ended does not let anybody connect."""
-        bound = patience_seconds(self._agent)
+        bound = patience_seconds(self._core)
         for again in range(_GREETINGS, 0, -1):
             connection = self._directory.connect(peer, bound)
             self._greeting[connection] = peer
-            self._agent.liveness.start()
+            self.liveness.start()
             try:
                 if self._closed:  # in the meantime: `close` may not have seen this connection
                     raise ConnectionAbortedError("this worker has shut down")
-                return connection, greet(self._agent, peer, connection)
+                return connection, greet(self._core, peer, connection)
             except BaseException as error:
                 connection.close()
                 broke = isinstance(error, (ConnectionResetError, BrokenPipeError))
@@ -241,7 +248,7 @@ class Peers:
         self._greeting[connection] = peer
         try:
             if not self._closed:
-                greet(self._agent, peer, connection)
+                greet(self._core, peer, connection)
         except ConnectionRefusedError as error:
             return str(error) if str(error).startswith(GIVEN_UP) else ""
         except (OSError, LockstitchError):
@@ -271,7 +278,7 @@ class Peers:
         """A peer has connected, and is who it says."""
         self._incoming.add(caller)
         self._callers[caller.peer.worker] = caller
-        self._agent.liveness.start()
+        self.liveness.start()
         if self._closed:
             caller.close()
 
@@ -290,11 +297,12 @@ class Peers:
             return
         if self._callers.get(peer.worker) is caller:
             del self._callers[peer.worker]
-            self._agent.served.drop(peer.worker)
+            for callback in self._on_caller_gone:
+                callback(peer.worker)
         if not (self._closed or self.is_lost(peer.worker)):
             self.breakages.judge_caller(peer, cause)
         if not isinstance(cause, ConnectionError):
-            self._agent.report(cause)
+            self._core.report(cause)
 
     def channel_broke(self, channel: StreamChannel, cause: BaseException) -> None:
         """The connection on which we call a peer has ended."""
@@ -306,6 +314,10 @@ class Peers:
         if not self._closed:
             self.breakages.judge(channel, cause)
 
+    def verdict(self, channel: StreamChannel) -> RpcError:
+        """See `Breakages.verdict`."""
+        return self.breakages.verdict(channel)
+
     def lose(self, peer: WorkerInfo, error: PeerDiedError, *, at_once: bool = False) -> None:
         """A peer is gone. What it has answered just before still counts, unless `at_once`."""
         if self._closed or self._lost.setdefault(peer.worker, error) is not error:
@@ -315,7 +327,7 @@ class Peers:
             channel.end(error, at_once=at_once)
         self.breakages.end(peer.worker, error)
         for callback in self._on_lost:
-            self._agent.spawn(lambda callback=callback: callback(peer.worker, error))  # type: ignore[misc]
+            self._core.spawn(lambda callback=callback: callback(peer.worker, error))  # type: ignore[misc]
 
     def cut_off(self, peer: WorkerInfo, cause: str) -> None:
         """A peer is given up, though its connections stand: nothing is said or heard any more."""
@@ -348,11 +360,15 @@ class Peers:
         """Calls `callback(worker, error)`, on a thread of the crew, when a peer is lost."""
         self._on_lost.append(callback)
 
+    def on_caller_gone(self, callback: Callable[[WorkerId], None]) -> None:
+        """Calls `callback(worker)` when the connection on which a peer calls us has ended."""
+        self._on_caller_gone.append(callback)
+
     def leave(self, patience_seconds: float) -> None:
         """Tells all who are connected that this worker goes: on each connection, since whichever
         ends first at the other side should not pass for a death. Those who take in nothing are
         waited for so long, all together."""
-        goodbye = Leave(self._agent.id)
+        goodbye = Leave(self._core.id)
         ends: list[StreamChannel | IncomingConnection] = list(self._callers.values())
         ends += [each for each in self.channels() if isinstance(each, StreamChannel)]
         end_of_patience = time.monotonic() + patience_seconds
@@ -363,7 +379,7 @@ class Peers:
 
     def close(self) -> None:
         """Ends all connections, and what waits on them."""
-        gone = PeerDiedError(self._agent.info.name, "this worker has shut down")
+        gone = PeerDiedError(self._core.info.name, "this worker has shut down")
         channels = self.channels()
         for channel in channels:  # nothing is added any more to what has to fail
             channel.error = gone
@@ -376,4 +392,4 @@ class Peers:
             if channel.outstanding < _MANY:
                 channel.fail_all(gone)
             else:  # takes longer than somebody may want to wait who leaves
-                self._agent.spawn(partial(channel.fail_all, gone))
+                self._core.spawn(partial(channel.fail_all, gone))

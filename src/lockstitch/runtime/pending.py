@@ -24,13 +24,24 @@ from lockstitch.wire.encodings import TakeBack
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-    from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.sending import Stillness
     from lockstitch.transport.spin import Habit
     from lockstitch.transport.waker import Waker
     from lockstitch.wire.messages import Message
 
 T = TypeVar("T")
+
+
+class Answering(Protocol):
+    """Where an answer will come in, as far as whoever wants it must know; a `Channel` is one."""
+
+    def wait(self, pending: Pending) -> None:
+        """Blocks until `pending` is done, reading what comes if nobody else does."""
+        ...
+
+    def attend(self) -> None:
+        """Sees to it that answers are read as soon as they come."""
+        ...
 
 
 class Completion(Protocol):
@@ -41,7 +52,7 @@ class Completion(Protocol):
         """Whether completing it runs users' functions."""
         ...
 
-    def attach(self, channel: Channel, pending: Pending) -> None:
+    def attach(self, channel: Answering, pending: Pending) -> None:
         """The answer to `pending` will come over `channel`."""
         ...
 
@@ -146,7 +157,7 @@ class Future(torch.futures.Future[T]):
     crew, at once if somebody wants to be called back. An exception keeps its type.
     """
 
-    _channel: Channel | None = None
+    _channel: Answering | None = None
     _pending: Pending | None = None
     has_callbacks = False
     landed: Sequence[Any] = ()
@@ -168,12 +179,12 @@ class Future(torch.futures.Future[T]):
             if not super().done():
                 raise
 
-    def attach(self, channel: Channel, pending: Pending) -> None:
+    def attach(self, channel: Answering, pending: Pending) -> None:
         """The answer to `pending` will come over `channel`: whoever waits may read it there."""
         self._channel, self._pending = channel, pending
 
     @property
-    def channel(self) -> Channel | None:
+    def channel(self) -> Answering | None:
         """Over which the answer will come; None where it has come, or comes in another way."""
         return self._channel
 

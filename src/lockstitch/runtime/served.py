@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lockstitch.wire.messages import RemoteCall
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockstitch.ids import WorkerId
-    from lockstitch.runtime.invocation import Invocation
+    from lockstitch.wire.messages import Message, Payload
 
 
-class Served:
-    """The requests being served now, parked ones too."""
+class Request(Protocol):
+    """What is to be known of a request here; an `Invocation` is one."""
 
-    def __init__(self) -> None:
-        self._now: set[Invocation] = set()
+    caller: WorkerId
+    message: Message
+    is_parked: bool
+    """It holds no thread, and waits for something."""
+
+
+R = TypeVar("R", bound=Request)
+
+
+class Served(Generic[R]):
+    """The requests being served now, parked ones too. `discard(payload, sender)` gives back what a
+    payload carries that nobody will read."""
+
+    def __init__(self, discard: Callable[[Payload, WorkerId], None]) -> None:
+        self._discard = discard
+        self._now: set[R] = set()
         self.finished = 0
         self.repeated = 0
         """How many came a second time."""
 
-    def begin(self, invocation: Invocation) -> None:
-        self._now.add(invocation)
+    def begin(self, request: R) -> None:
+        self._now.add(request)
 
-    def end(self, invocation: Invocation) -> None:
+    def end(self, request: R) -> None:
         """Harmless when repeated."""
-        if invocation in self._now:
-            self._now.discard(invocation)
+        if request in self._now:
+            self._now.discard(request)
             self.finished += 1
 
-    def note_repeated(self, invocation: Invocation) -> None:
+    def note_repeated(self, repeated: R) -> None:
         """A request has come a second time, and is not served again."""
         self.repeated += 1
-        body = getattr(invocation.message, "body", None)
+        body = getattr(repeated.message, "body", None)
         if body is not None:
-            invocation.agent.discard(body, invocation.caller)
+            self._discard(body, repeated.caller)
 
     def cancel(self, caller: WorkerId, request: int) -> None:
         """That request's time is over: if it is parked, it is served no more."""
@@ -53,6 +69,6 @@ class Served:
     def __len__(self) -> int:
         return len(self._now)
 
-    def list(self) -> list[Invocation]:
+    def list(self) -> list[R]:
         """A copy."""
         return list(self._now)

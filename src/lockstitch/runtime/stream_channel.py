@@ -15,7 +15,7 @@ import contextlib
 import threading
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lockstitch.errors import copy_of
 from lockstitch.imports import IMPORTS
@@ -31,9 +31,10 @@ from lockstitch.wire.encoding import encode
 from lockstitch.wire.messages import CALLS
 
 if TYPE_CHECKING:
-    from lockstitch.errors import PeerDiedError
+    from lockstitch.errors import PeerDiedError, RpcError
     from lockstitch.ids import WorkerInfo
-    from lockstitch.runtime.agent import Agent
+    from lockstitch.runtime.channel import Answers
+    from lockstitch.runtime.core import Core
     from lockstitch.transport.base import Connection, Patience
     from lockstitch.wire.decoding import FrameDecoder
     from lockstitch.wire.messages import Heartbeat, Message
@@ -47,18 +48,37 @@ _LAST_ANSWERS_SECONDS = 0.5
 _MOST_PATIENCE = 5
 
 
+class Judge(Protocol):
+    """Who finds out what it means that a connection has ended; `Peers` does."""
+
+    def channel_broke(self, channel: StreamChannel, cause: BaseException) -> None:
+        """The connection of a channel has ended; harmless when repeated."""
+        ...
+
+    def verdict(self, channel: StreamChannel) -> RpcError:
+        """What has become of a broken channel; waits until that is known."""
+        ...
+
+
 class StreamChannel(Channel):
     """A channel over a connection."""
 
     def __init__(
-        self, agent: Agent, peer: WorkerInfo, connection: Connection, decoder: FrameDecoder
+        self,
+        core: Core,
+        peer: WorkerInfo,
+        answers: Answers,
+        judge: Judge,
+        connection: Connection,
+        decoder: FrameDecoder,
     ) -> None:
-        super().__init__(agent, peer)
+        super().__init__(core, peer, answers)
+        self._judge = judge
         self.connection = connection
         self.decoder = decoder
         self._lend = connection.lend
         self._is_sealed = decoder.is_sealed
-        self._sending = Sending(connection, agent.spawn, self._lost, agent.options.bytes_in_flight)
+        self._sending = Sending(connection, core.spawn, self._lost, core.options.bytes_in_flight)
         self._reading = threading.Lock()
         self._followers: deque[Pending] = deque()
         self._arming = threading.Lock()
@@ -70,8 +90,8 @@ class StreamChannel(Channel):
         self._spinner = Spinner(self._is_wanted_elsewhere)
         self._listening = Habit()
         self._waker: Waker | None = None
-        agent.crew.watch(connection, self)
-        agent.crew.watch_end(connection)
+        core.crew.watch(connection, self)
+        core.crew.watch_end(connection)
 
     def __repr__(self) -> str:
         return f"<StreamChannel to {self.peer.name!r} · {self.outstanding} outstanding>"
@@ -80,12 +100,12 @@ class StreamChannel(Channel):
         device_map = self.device_map
         if device_map is not None and type(message) not in CALLS:
             device_map = None
-        buffers = encode(message, self.agent.limits, self._lend, self._is_sealed, device_map)
+        buffers = encode(message, self.core.limits, self._lend, self._is_sealed, device_map)
         try:
             self._sending.send(buffers, patience)
         except ConnectionError as error:
             self._lost(error)
-            raise self.agent.peers.breakages.verdict(self) from error
+            raise self._judge.verdict(self) from error
 
     def ask(self, message: Heartbeat) -> None:
         self._is_asking = True
@@ -97,7 +117,7 @@ class StreamChannel(Channel):
 
     def say_at_last(self, message: Message, patience_seconds: float) -> None:
         """Sends a message, or does not where the peer takes in nothing any more."""
-        last = encode(message, self.agent.limits, None, self._is_sealed)
+        last = encode(message, self.core.limits, None, self._is_sealed)
         self._sending.say_at_last(last, patience_seconds)
 
     @property
@@ -120,7 +140,7 @@ class StreamChannel(Channel):
         self._sending.wait_until_clear(seconds)
 
     def wait(self, pending: Pending) -> None:
-        crew = self.agent.crew
+        crew = self.core.crew
         if IMPORTS.under_way or crew.is_member():
             with crew.blocked():
                 self._wait(pending)
@@ -184,7 +204,7 @@ class StreamChannel(Channel):
 
     def _is_wanted_elsewhere(self) -> bool:
         """Whether other threads of this process have something to do before more comes here."""
-        return len(self._followers) > 0 or self.agent.crew.has_more()
+        return len(self._followers) > 0 or self.core.crew.has_more()
 
     def _spin(self, habit: Habit | None) -> bool:
         decoder = self.decoder
@@ -216,7 +236,7 @@ class StreamChannel(Channel):
             return
         # The poller does not know of either.
         if self._is_left_over() or self.connection.has_left_over():
-            self.agent.crew.resume(self)
+            self.core.crew.resume(self)
         self.expect_answers()
 
     def expect_answers(self) -> None:
@@ -228,7 +248,7 @@ class StreamChannel(Channel):
             self._expected = True
             self._patience = _MOST_PATIENCE
             self._requested_before = self.requested
-            self.agent.crew.look_after(self._look_after)
+            self.core.crew.look_after(self._look_after)
 
     def attend(self) -> None:
         self._at_once = True
@@ -248,21 +268,21 @@ class StreamChannel(Channel):
             self._expected = True
             return False
         self._arm()
-        self.agent.crew.hasten()
+        self.core.crew.hasten()
         return True
 
     def _arm(self) -> None:
         """Lets the crew's leader read, where nobody else does."""
         if not self._armed and not self._reading.locked() and self._expects_something():
             with self._arming:
-                self.agent.crew.arm(self.connection)
+                self.core.crew.arm(self.connection)
                 self._armed = True
 
     def _watch_end(self) -> None:
         """Has the crew's leader notice that the peer dies, also while nobody waits for it."""
         with self._arming:
             if not self._armed:
-                self.agent.crew.watch_end(self.connection)
+                self.core.crew.watch_end(self.connection)
 
     def _read_until(self, pending: Pending) -> None:
         if pending.done or pending.delivered:
@@ -274,11 +294,11 @@ class StreamChannel(Channel):
         if pending.is_shared and isinstance(self.connection, StreamConnection):
             self._read_wakefully(pending, self.connection)
             return
-        callers = self.agent.crew.callers
+        callers = self.core.crew.callers
         while not pending.done:
             seconds = _READ_SECONDS
             if pending.deadline is not None:
-                remaining = pending.deadline - self.agent.clock.now()
+                remaining = pending.deadline - self.core.clock.now()
                 if remaining <= 0:
                     self._expire(pending)
                     return
@@ -353,7 +373,7 @@ class StreamChannel(Channel):
     def _lost(self, cause: BaseException) -> None:
         # All of it again if it was done before: an interrupt may have cut that short.
         self.close()
-        self.agent.peers.channel_broke(self, cause)
+        self._judge.channel_broke(self, cause)
         if self.error is not None:
             self.fail_all(self.error)
 
@@ -386,7 +406,7 @@ class StreamChannel(Channel):
         self.error = error
         if self._pending and not at_once:
             self.attend()
-            self.agent.call_later(_LAST_ANSWERS_SECONDS, partial(self._end_now, error))
+            self.core.call_later(_LAST_ANSWERS_SECONDS, partial(self._end_now, error))
         else:
             self._end_now(error)
 
@@ -396,7 +416,7 @@ class StreamChannel(Channel):
 
     def close(self) -> None:
         self._closed = True
-        self.agent.crew.forget(self.connection)
+        self.core.crew.forget(self.connection)
         self.connection.close()
         if self._waker is not None:
             self._waker.close()

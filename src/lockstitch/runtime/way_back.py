@@ -10,17 +10,34 @@ Whoever listens need not read: while nobody does, the crew's leader sees to it a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from lockstitch.runtime.pending import Pending
-    from lockstitch.runtime.stream_channel import StreamChannel
+
+
+class Listening(Protocol):
+    """A channel on which one may listen; a `StreamChannel` is one."""
+
+    listeners: int
+
+    def listen(self, sleeper: Pending) -> None:
+        """See `WayBack.wait`."""
+        ...
+
+    def glance(self, sleeper: Pending) -> None:
+        """See `WayBack.glance`."""
+        ...
+
+    def attend(self) -> None:
+        """See `WayBack.attend`."""
+        ...
 
 
 class WayBack:
     """One listener on a channel; `close` it in the end. See the module."""
 
-    def __init__(self, channel: StreamChannel) -> None:
+    def __init__(self, channel: Listening) -> None:
         self._channel = channel
         self._closed = False
         channel.listeners += 1

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.errors import NotInitializedError
 from lockstitch.imports import IMPORTS
-from lockstitch.runtime.agent import Agent, AgentOptions
+from lockstitch.runtime.agent import Agent
+from lockstitch.runtime.core import AgentOptions
 from lockstitch.runtime.ending import end_threads, keep_asleep, stand_still_instead_of_aborting
 from lockstitch.wire.encodings import PicklingRegistry
 
@@ -99,7 +100,15 @@ class Worker:
         self.pickling.find = IMPORTS.find
         self.abandoned = False
         self._services: dict[type[Any], object] = {}
-        self.agent = Agent(self, directory, transport, options or AgentOptions())
+        self.agent = Agent(
+            info,
+            clock,
+            self.pickling,
+            self.adopt_thread,
+            directory,
+            transport,
+            options or AgentOptions(),
+        )
         _alive.add(self)
 
     def __repr__(self) -> str:

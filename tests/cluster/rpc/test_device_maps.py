@@ -75,7 +75,7 @@ def test_gradients_go_to_the_device_of_what_was_sent_whatever_a_map_says() -> No
         # From here on a map says where tensors in calls would go; gradients are none.
         for worker in workers:
             channel = worker.agent.peers.channel(workers["worker1"].id)
-            channel.device_map = worker.agent.device_maps.setdefault(
+            channel.device_map = worker.agent.core.device_maps.setdefault(
                 workers["worker1"].id, DeviceMap("worker1", {HOST: ABSENT})
             )
         dist_autograd.backward(context, [answer.sum()])

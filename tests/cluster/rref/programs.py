@@ -75,7 +75,7 @@ def give_back(rref: RRef[Any]) -> RRef[Any]:
 
 def pass_on(rref: RRef[Any], to: WorkerId) -> Any:
     """Sends the reference on, and lets go of it at once."""
-    return current_worker().agent.call_async(to, value_of, (rref,)).wait()
+    return current_worker().agent.outgoing.call_async(to, value_of, (rref,)).wait()
 
 
 def make_here(value: Any) -> RRef[Any]:

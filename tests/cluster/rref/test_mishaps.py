@@ -50,8 +50,8 @@ def share_and_drop(cluster):
     """One reference from worker0 to worker1's value, passed on to worker2, then dropped by all."""
     with cluster[0].active():
         rref = remote(cluster[1], add, 1, 2)
-        assert cluster[0].agent.call(cluster[2].id, value_of, (rref,)) == 3
-        assert cluster[0].agent.call(cluster[2].id, is_confirmed, (rref,))
+        assert cluster[0].agent.outgoing.call(cluster[2].id, value_of, (rref,)) == 3
+        assert cluster[0].agent.outgoing.call(cluster[2].id, is_confirmed, (rref,))
 
 
 # ---------------------------------------------------------------- G1, G2 under a bad network
@@ -82,7 +82,7 @@ def test_g2_a_parent_that_is_dropped_early_keeps_the_value_for_its_child():
     faults = Faults().drop(ForkRequest)
     with LocalCluster(3, faults=faults) as cluster, cluster[0].active():
         rref = remote(cluster[1], add, 1, 2)
-        future = cluster[0].agent.call_async(cluster[2].id, value_of, (rref,))
+        future = cluster[0].agent.outgoing.call_async(cluster[2].id, value_of, (rref,))
         del rref
         gc.collect()
         assert future.wait() == 3
@@ -106,7 +106,7 @@ def test_a_reference_whose_making_timed_out_cannot_be_used():
         with pytest.raises(RRefError, match=TIMED_OUT):
             rref._serialize()
         with pytest.raises(RRefError, match=TIMED_OUT):
-            cluster[0].agent.call(cluster[2].id, value_of, (rref,))
+            cluster[0].agent.outgoing.call(cluster[2].id, value_of, (rref,))
         Gate.open()
         del rref
         assert eventually(lambda: nothing_is_held(cluster))
@@ -169,7 +169,7 @@ def test_a_fetch_that_waits_ends_when_the_owner_dies():
     with LocalCluster(2) as cluster, cluster[0].active():
         Gate.close()
         rref = remote(cluster[1], wait_at_gate, 1)
-        future = cluster[0].agent.call_async(cluster[0].id, value_of, (rref,))
+        future = cluster[0].agent.outgoing.call_async(cluster[0].id, value_of, (rref,))
         assert eventually(lambda: len(cluster[1].agent.served) == 2)
         cluster.kill("worker1")
         with pytest.raises(OwnerDiedError, match="worker1"):
@@ -190,7 +190,7 @@ def test_remote_on_a_dead_worker_gives_an_orphan():
 def test_g3_the_forks_of_a_dead_user_are_reclaimed():
     with LocalCluster(3) as cluster, cluster[0].active():
         rref = remote(cluster[1], add, 1, 2)
-        cluster[0].agent.call(cluster[2].id, keep, (rref,))
+        cluster[0].agent.outgoing.call(cluster[2].id, keep, (rref,))
         owner = references(cluster[1])
         assert owner.statistics().forks == 2
         cluster.kill("worker2")

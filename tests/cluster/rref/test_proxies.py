@@ -49,7 +49,7 @@ def test_a_method_costs_one_request_and_no_message_about_the_reference(cluster, 
     sent: list[object] = []
     agents = [cluster[number].agent for number in (0, 1)]
     for agent in agents:
-        agent.send_filter = lambda _to, message, send: (sent.append(message), send(message))
+        agent.core.send_filter = lambda _to, message, send: (sent.append(message), send(message))
     try:
         result = getattr(rref, way)().add(1)
         if way == "rpc_async":
@@ -58,7 +58,7 @@ def test_a_method_costs_one_request_and_no_message_about_the_reference(cluster, 
             result._get_future().wait()
     finally:
         for agent in agents:
-            agent.send_filter = None
+            agent.core.send_filter = None
     names = [type(message).__name__ for message in sent]
     requests = [name for name in names if name.endswith("Call")]
     assert requests == ["RemoteCall" if way == "remote" else "Call"]

@@ -60,7 +60,9 @@ def test_a_fetch_that_waits_for_its_value_holds_no_thread(cluster):
     rref = remote(cluster[1], wait_at_gate, 7)
     owner = cluster[1].agent
     running = owner.crew.running
-    fetches = [cluster[0].agent.call_async(cluster[2].id, value_of, (rref,)) for _ in range(20)]
+    fetches = [
+        cluster[0].agent.outgoing.call_async(cluster[2].id, value_of, (rref,)) for _ in range(20)
+    ]
     assert eventually(lambda: len(owner.served) == 21)
     assert owner.crew.running <= running + 1
     Gate.open()
@@ -188,20 +190,20 @@ def test_a_reference_that_comes_home_is_the_owners(cluster):
 
 def test_a_reference_sent_to_oneself_is_the_same_value(cluster):
     mine = RRef([1])
-    back = cluster[0].agent.call(cluster[0].id, give_back, (mine,))
+    back = cluster[0].agent.outgoing.call(cluster[0].id, give_back, (mine,))
     assert back.local_value() is mine.local_value()
 
 
 def test_functions_start_when_their_references_are_confirmed(cluster):
     rref = remote(cluster[1], add, 1, 2)
     for _ in range(20):
-        assert cluster[0].agent.call(cluster[2].id, is_confirmed, (rref,))
+        assert cluster[0].agent.outgoing.call(cluster[2].id, is_confirmed, (rref,))
         assert remote(cluster[2], is_confirmed, rref).to_here()
 
 
 def test_a_fork_of_a_fork_outlives_both_parents(cluster):
     rref = remote(cluster[1], add, 1, 2)
-    future = cluster[0].agent.call_async(cluster[2].id, pass_on, (rref, cluster[0].id))
+    future = cluster[0].agent.outgoing.call_async(cluster[2].id, pass_on, (rref, cluster[0].id))
     del rref
     assert future.wait() == 3
 
@@ -228,13 +230,13 @@ def test_a_value_counts_as_owned_from_sharing_until_the_last_user_drops_it(clust
     mine = RRef(3)
     owner = references(cluster[0])
     assert owner.statistics().owned == 0
-    cluster[0].agent.call(cluster[1].id, keep, (mine,))
+    cluster[0].agent.outgoing.call(cluster[1].id, keep, (mine,))
     assert owner.debug_info()["num_owner_rrefs"] == "1"
     assert owner.debug_info()["num_forks"] == "1"
-    cluster[0].agent.call(cluster[1].id, forget)
+    cluster[0].agent.outgoing.call(cluster[1].id, forget)
     assert eventually(lambda: owner.statistics().owned == 0)
     assert mine.local_value() == 3
-    assert cluster[0].agent.call(cluster[1].id, value_of, (mine,)) == 3
+    assert cluster[0].agent.outgoing.call(cluster[1].id, value_of, (mine,)) == 3
 
 
 def test_a_dropped_remote_is_deleted_when_its_call_is_answered(cluster):
@@ -250,7 +252,7 @@ def test_deleting_all_users_reaches_those_in_cycles(cluster):
     ring.rref = remote(cluster[1], add, 1, 2)
     rref = ring.rref
     mine = RRef(1)
-    cluster[0].agent.call(cluster[1].id, keep, (mine,))
+    cluster[0].agent.outgoing.call(cluster[1].id, keep, (mine,))
     forget()
     gc.collect()
     assert references(cluster[0]).delete_all_users(10)
@@ -260,19 +262,19 @@ def test_deleting_all_users_reaches_those_in_cycles(cluster):
     with pytest.raises(RRefError, match=r"Cannot call fork an UserRRef after deletion\."):
         rref._serialize()
     with pytest.raises(RRefError, match=r"Cannot call fork an UserRRef after deletion\."):
-        cluster[0].agent.call(cluster[2].id, value_of, (rref,))
+        cluster[0].agent.outgoing.call(cluster[2].id, value_of, (rref,))
 
 
 def test_deleting_all_users_says_when_others_do_not_let_go(cluster):
     mine = RRef(1)
-    cluster[0].agent.call(cluster[1].id, keep, (mine,))
+    cluster[0].agent.outgoing.call(cluster[1].id, keep, (mine,))
     assert not references(cluster[0]).delete_all_users(0.05)
 
 
 def test_leaks_are_told_by_reference_and_fork(cluster):
     mine = RRef(1)
     references(cluster[0]).check_leaks()
-    cluster[0].agent.call(cluster[1].id, keep, (mine,))
+    cluster[0].agent.outgoing.call(cluster[1].id, keep, (mine,))
     with pytest.raises(RRefError, match=r"Leaking RRef GloballyUniqueId\(created_on=0, local_id=0"):
         references(cluster[0]).check_leaks()
 
@@ -304,7 +306,10 @@ def owner_and_value(lazy):
 def test_a_reference_may_be_made_while_an_argument_is_pickled(cluster):
     lazy = Lazy([1])
     for _ in range(2):
-        assert cluster[0].agent.call(cluster[1].id, owner_and_value, (lazy,)) == ("worker0", [1])
+        assert cluster[0].agent.outgoing.call(cluster[1].id, owner_and_value, (lazy,)) == (
+            "worker0",
+            [1],
+        )
     assert lazy.value.local_value() == [1]
     del lazy
     assert eventually(lambda: nothing_is_held(cluster))

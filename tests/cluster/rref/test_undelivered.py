@@ -46,7 +46,7 @@ def nothing_is_under_way(cluster) -> bool:
 def test_in_arguments_that_cannot_be_pickled(cluster):
     rref = remote(cluster[1], add, 1, 2)
     with pytest.raises(SerializationError):
-        cluster[0].agent.call(cluster[2].id, add, (rref, threading.Lock()))
+        cluster[0].agent.outgoing.call(cluster[2].id, add, (rref, threading.Lock()))
     assert nothing_is_under_way(cluster)
     del rref
     assert eventually(lambda: nothing_is_held(cluster))
@@ -55,7 +55,7 @@ def test_in_arguments_that_cannot_be_pickled(cluster):
 def test_in_arguments_that_cannot_be_unpickled(cluster):
     rref = remote(cluster[1], add, 1, 2)
     with pytest.raises(SerializationError, match="not here"):
-        cluster[0].agent.call(cluster[2].id, add, (Unreadable(), rref))
+        cluster[0].agent.outgoing.call(cluster[2].id, add, (Unreadable(), rref))
     assert eventually(lambda: nothing_is_under_way(cluster))
     del rref
     assert eventually(lambda: nothing_is_held(cluster))
@@ -86,7 +86,7 @@ def test_a_value_is_made_although_its_user_has_given_up(cluster):
 def test_in_an_answer_that_comes_too_late(cluster):
     Gate.close()
     rref = remote(cluster[1], add, 1, 2)
-    future = cluster[0].agent.call_async(cluster[2].id, wait_at_gate, (rref,), None, 0.05)
+    future = cluster[0].agent.outgoing.call_async(cluster[2].id, wait_at_gate, (rref,), None, 0.05)
     with pytest.raises(RpcTimeoutError):
         future.wait()
     Gate.open()

@@ -24,13 +24,15 @@ def call(
     caller: Worker, to: str | int, function: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
     """A blocking call as code of `caller`; `options` are `kwargs` and `timeout`."""
-    return caller.agent.call(caller.agent.resolve(to).worker, function, args, **options)
+    return caller.agent.outgoing.call(caller.agent.resolve(to).worker, function, args, **options)
 
 
 def call_async(
     caller: Worker, to: str | int, function: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
-    return caller.agent.call_async(caller.agent.resolve(to).worker, function, args, **options)
+    return caller.agent.outgoing.call_async(
+        caller.agent.resolve(to).worker, function, args, **options
+    )
 
 
 def here() -> tuple[str, str]:
@@ -53,12 +55,12 @@ def descend(depth: int) -> list[str]:
         return [me.name]
     members = me.agent.members()
     following = members[(me.info.id + 1) % len(members)]
-    return [me.name, *me.agent.call(following.worker, descend, (depth - 1,))]
+    return [me.name, *me.agent.outgoing.call(following.worker, descend, (depth - 1,))]
 
 
 def call_self(depth: int) -> int:
     me = current_worker()
-    return 0 if not depth else 1 + me.agent.call(me.id, call_self, (depth - 1,))
+    return 0 if not depth else 1 + me.agent.outgoing.call(me.id, call_self, (depth - 1,))
 
 
 def fail(error: BaseException) -> None:

@@ -349,7 +349,7 @@ def defer_and_fail(to: str) -> torch.futures.Future[int]:
         raise KeyError("in the callback")
 
     agent = current_worker().agent
-    return agent.call_async(agent.resolve(to).worker, add, (1, 2)).then(fail)
+    return agent.outgoing.call_async(agent.resolve(to).worker, add, (1, 2)).then(fail)
 
 
 def test_deferred_function_that_returns_no_future(cluster: LocalCluster) -> None:

@@ -85,7 +85,7 @@ def test_closed_worker_says_so_and_closing_twice_is_harmless() -> None:
         me.close()
         assert me.close() == []
         with pytest.raises((NotInitializedError, PeerDiedError), match="shut down"):
-            me.agent.call(WorkerId(1, 0), here)
+            me.agent.outgoing.call(WorkerId(1, 0), here)
 
 
 def test_worker_that_never_called_anybody_can_be_closed() -> None:

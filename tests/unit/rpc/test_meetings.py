@@ -7,7 +7,7 @@ import pytest
 from lockstitch import rpc
 from lockstitch.errors import CalledOffError, PeerDiedError, RpcError, RpcTimeoutError
 from lockstitch.rpc.meetings import Meetings
-from lockstitch.runtime.calling import Calling
+from lockstitch.runtime.outgoing import Outgoing
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing.cluster import LocalCluster
 from tests.unit.rpc.programs import (
@@ -62,7 +62,7 @@ def test_an_answer_whose_caller_was_struck_before_it_could_wait_keeps_nobody(clu
 
     def call() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(Calling, "_await", struck)
+            patch.setattr(Outgoing, "_await", struck)
             with pytest.raises(KeyboardInterrupt):
                 rpc.rpc_sync("worker1", pass_on, (0, [], ""))
 

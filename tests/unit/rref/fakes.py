@@ -13,6 +13,7 @@ import torch
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.agent import Agent
+from lockstitch.runtime.packing import Values
 from lockstitch.runtime.pending import Future
 from lockstitch.testing.clock import ManualClock
 from lockstitch.wire.encodings import PicklingRegistry, UnpickleSession
@@ -43,7 +44,6 @@ class FakeAgent:
         self.info = info
         self.id = info.worker
         self.clock = ManualClock()
-        self.interceptor = None
         self.peers = FakePeers()
         self.served = FakeServed()
         self.sent: list[tuple[WorkerId, Any]] = []
@@ -54,10 +54,19 @@ class FakeAgent:
         self.servers: dict[type, Any] = {}
         self.failure: BaseException | None = None
         self._pickling = pickling
+        self.values = Values(self, pickling)  # type: ignore[arg-type]
+        self.outgoing = self
 
     # The real ones: they need no more than what is here.
-    stitch = Agent.stitch
     is_lost = Agent.is_lost
+
+    @property
+    def interceptor(self):
+        return self.values.interceptor
+
+    @interceptor.setter
+    def interceptor(self, interceptor) -> None:
+        self.values.interceptor = interceptor
 
     def handle(self, cls, handler) -> None:
         self.handlers[cls] = handler

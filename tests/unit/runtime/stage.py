@@ -201,10 +201,10 @@ class Stage:
         return caller
 
     def call(self, *args: Any, to: int = 1, timeout: float = 0) -> Any:
-        return self.agent.call(WorkerId(to, 0), echo, args, None, timeout)
+        return self.agent.outgoing.call(WorkerId(to, 0), echo, args, None, timeout)
 
     def call_async(self, *args: Any, to: int = 1, timeout: float = 0) -> Any:
-        return self.agent.call_async(WorkerId(to, 0), echo, args, None, timeout)
+        return self.agent.outgoing.call_async(WorkerId(to, 0), echo, args, None, timeout)
 
     # As the worker's directory:
 

@@ -53,7 +53,7 @@ def test_other_requests_are_served_by_their_server_and_answered() -> None:
         def build(number: int, travels: float | None) -> Message:
             return Fetch(number, (1, 0, 0), (1, 0, 1), 9, travels, None)  # type: ignore[arg-type]
 
-        assert stage.agent.request(ME, build, 5).wait() == [9]
+        assert stage.agent.outgoing.request(ME, build, 5).wait() == [9]
 
 
 def test_spawned_tasks_run_on_the_crew_and_failing_ones_are_reported(
@@ -64,7 +64,7 @@ def test_spawned_tasks_run_on_the_crew_and_failing_ones_are_reported(
         stage.agent.spawn(lambda: 1 / 0)
         stage.agent.spawn(lambda: ran.set() if stage.agent.crew.is_member() else None)
         assert ran.wait(10)
-        wait_until(lambda: stage.agent.failures)
+        wait_until(lambda: stage.agent.core.failures)
         assert "ZeroDivisionError" in stage.agent.statistics().failures[0]
     assert "ZeroDivisionError" in capsys.readouterr().err
 
@@ -107,7 +107,7 @@ def test_agent_rests_when_nothing_is_left_to_do() -> None:
         stage.peer.reply(stage.peer.receive_call(), 1)
         future.wait()
         wait_until(stage.agent.is_at_rest)
-        stage.agent.call(ME, abs, (-1,))
+        stage.agent.outgoing.call(ME, abs, (-1,))
         assert stage.agent.activity == before + 3
 
 
@@ -120,7 +120,7 @@ def test_filter_stands_in_the_way_of_requests_and_control_messages() -> None:
             if type(message) is ChildNoted:
                 send(message)
 
-        stage.agent.send_filter = only_note
+        stage.agent.core.send_filter = only_note
         lost = stage.call_async()
         stage.agent.send(PEER, NOTED)
         assert stage.peer.receive() == NOTED
@@ -153,7 +153,7 @@ def test_each_step_of_closing_may_take_half_of_what_is_left() -> None:
         assert agent.patience(7.0) == 7.0
         agent.on_close(lambda: patience.extend([agent.patience(700.0), agent.patience(7.0)]))
         stage.worker.close(within_seconds=100.0)
-        agent._ends_at = 0.0  # long ago
+        agent.core._ends_at = 0.0  # long ago
         assert 0 < agent.patience(7.0) < 0.1
     assert patience[0] <= 50.0
     assert patience[1] == 7.0

@@ -145,7 +145,7 @@ def test_control_messages_are_handled_in_order_by_one_thread() -> None:
 def test_failing_handler_is_reported_and_the_next_message_handled() -> None:
     with Stage() as stage:
         reports: list[BaseException] = []
-        stage.agent.report = reports.append  # type: ignore[method-assign]
+        stage.agent.core.report = reports.append  # type: ignore[method-assign]
         stage.agent.crew._report = reports.append
         stage.agent.handle(ChildNoted, lambda sender, message: 1 / 0)
         caller = stage.caller()
@@ -167,7 +167,7 @@ def test_failing_handler_is_reported_and_the_next_message_handled() -> None:
 def test_nonsense_ends_the_connection_and_is_reported(nonsense: Any) -> None:
     with Stage(peers=2) as stage:
         reports: list[BaseException] = []
-        stage.agent.report = reports.append  # type: ignore[method-assign]
+        stage.agent.core.report = reports.append  # type: ignore[method-assign]
         innocent, guilty = stage.caller(1), stage.caller(2)
         if nonsense is Caller.call:
             guilty.send(guilty.call("", 1, function=99))
@@ -184,7 +184,7 @@ def test_nonsense_ends_the_connection_and_is_reported(nonsense: Any) -> None:
 
 def test_message_with_a_field_of_the_wrong_type_does_not_wedge_the_connection() -> None:
     with Stage() as stage:
-        stage.agent.report = lambda error: None  # type: ignore[method-assign]
+        stage.agent.core.report = lambda error: None  # type: ignore[method-assign]
         caller = stage.caller()
         caller.send(caller.call("builtins:abs", 1, timeout="soon"))  # type: ignore[arg-type]
         assert caller.receive() is None

@@ -153,7 +153,7 @@ def test_function_runs_in_the_context_and_time_of_its_caller(stage: Stage) -> No
     caller.send(stitched)
     reply = caller.receive()
     assert reply is not None
-    assert stage.agent.unpack(reply.body) == (42, 7.0, 101.0)  # type: ignore[attr-defined]
+    assert stage.agent.values.unpack(reply.body) == (42, 7.0, 101.0)  # type: ignore[attr-defined]
     assert reply.stitch == Stitch(42, None, (), ())  # type: ignore[attr-defined]
     assert INHERITED.deadline is None
 
@@ -216,4 +216,4 @@ def test_answer_for_a_caller_that_is_gone_is_noted(stage: Stage) -> None:
     caller.close()
     wait_until(lambda: stage.agent.peers.is_lost((1, 0)))  # type: ignore[arg-type]
     Reference.all["a"].confirm()
-    wait_until(lambda: any("undeliverable" in line for line in stage.agent.failures))
+    wait_until(lambda: any("undeliverable" in line for line in stage.agent.core.failures))

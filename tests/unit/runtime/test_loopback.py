@@ -24,14 +24,14 @@ def thread_name() -> str:
 
 def test_function_runs_on_a_thread_of_the_crew() -> None:
     with Stage() as stage:
-        assert stage.agent.call(ME, thread_name).startswith("worker-")
+        assert stage.agent.outgoing.call(ME, thread_name).startswith("worker-")
 
 
 @pytest.mark.parametrize("size", [3, 100_000])
 def test_values_are_copies(size: int) -> None:
     with Stage() as stage:
         tensor = torch.zeros(size)
-        (arrived,) = stage.agent.call(ME, echo, (tensor,))
+        (arrived,) = stage.agent.outgoing.call(ME, echo, (tensor,))
         arrived.add_(1)
         assert not tensor.any()
 
@@ -40,7 +40,7 @@ def test_many_threads_at_once_with_values_of_all_sizes() -> None:
     def talk(stage: Stage, number: int) -> None:
         for size in (1, 1000, 30_000):
             tensor = torch.full((size,), float(number))
-            assert torch.equal(stage.agent.call(ME, echo, (tensor,))[0], tensor)
+            assert torch.equal(stage.agent.outgoing.call(ME, echo, (tensor,))[0], tensor)
 
     with Stage() as stage:
         for talker in [Background(talk, stage, number) for number in range(10)]:
@@ -60,15 +60,15 @@ def test_message_beyond_the_limits_leaves_the_loop_usable() -> None:
     limits = FrameLimits(inline_bytes=1 << 16, bulk_bytes=1 << 16)
     with Stage(options=AgentOptions(limits=limits)) as stage:
         with pytest.raises(LocalProtocolError):
-            stage.agent.call(ME, echo, (torch.zeros(100_000),))
-        assert stage.agent.call(ME, echo, (1,)) == (1,)
+            stage.agent.outgoing.call(ME, echo, (torch.zeros(100_000),))
+        assert stage.agent.outgoing.call(ME, echo, (1,)) == (1,)
 
 
 def test_several_threads_wait_for_one_future() -> None:
     with Stage() as stage:
         gate = threading.Event()
         stage.worker.pickling.register(Key, lambda key, session: (), lambda session: gate)
-        future = stage.agent.call_async(ME, wait_for, (Key(),), None, 0)
+        future = stage.agent.outgoing.call_async(ME, wait_for, (Key(),), None, 0)
         waiters = [Background(future.wait) for _ in range(3)]
         gate.set()
         assert [waiter.result() for waiter in waiters] == [True] * 3
@@ -79,7 +79,7 @@ def test_call_to_oneself_times_out() -> None:
     with Stage(clock=clock) as stage:
         gate = threading.Event()
         stage.worker.pickling.register(Key, lambda key, session: (), lambda session: gate)
-        waiter = Background(lambda: stage.agent.call(ME, wait_for, (Key(),), None, 5))
+        waiter = Background(lambda: stage.agent.outgoing.call(ME, wait_for, (Key(),), None, 5))
         wait_until(lambda: stage.agent.crew.running == 1)
         clock.wait_until_waiting()
         clock.advance(5)

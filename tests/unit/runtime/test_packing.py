@@ -9,6 +9,6 @@ from tests.unit.runtime.stage import Stage
 
 def test_packed_values_can_be_unpacked() -> None:
     with Stage() as stage:
-        value = stage.agent.unpack(stage.agent.pack({"t": torch.ones(2), "n": 1}))
+        value = stage.agent.values.unpack(stage.agent.values.pack({"t": torch.ones(2), "n": 1}))
         assert value["n"] == 1
         assert torch.equal(value["t"], torch.ones(2))

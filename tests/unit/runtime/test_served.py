@@ -20,11 +20,7 @@ def request(caller: WorkerId = CALLER, number: int = 1, *, is_parked: bool, make
         if makes
         else Call(number, 1, None, None, None, BODY)
     )
-    discarded: list[object] = []
-    agent = SimpleNamespace(discard=lambda body, sender: discarded.append((body, sender)))
-    return SimpleNamespace(
-        caller=caller, message=message, is_parked=is_parked, agent=agent, discarded=discarded
-    )
+    return SimpleNamespace(caller=caller, message=message, is_parked=is_parked)
 
 
 class Hashable(SimpleNamespace):
@@ -32,8 +28,13 @@ class Hashable(SimpleNamespace):
 
 
 @pytest.fixture
-def served() -> Served:
-    return Served()
+def discarded() -> list[object]:
+    return []
+
+
+@pytest.fixture
+def served(discarded) -> Served:
+    return Served(lambda body, sender: discarded.append((body, sender)))
 
 
 def begin(served: Served, *requests: SimpleNamespace) -> list[Hashable]:
@@ -75,8 +76,8 @@ def test_of_a_caller_that_is_gone_only_what_makes_a_value_goes_on(served) -> Non
     assert set(served.list()) == {making, others}
 
 
-def test_what_a_repeated_request_carries_is_given_back(served) -> None:
+def test_what_a_repeated_request_carries_is_given_back(served, discarded) -> None:
     repeated = request(is_parked=False)
     served.note_repeated(repeated)
     assert served.repeated == 1
-    assert repeated.discarded == [(BODY, CALLER)]
+    assert discarded == [(BODY, CALLER)]

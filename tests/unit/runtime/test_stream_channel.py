@@ -249,7 +249,7 @@ READING = (
 CALLING = (
     *READING,
     "lockstitch.runtime.agent",
-    "lockstitch.runtime.calling",
+    "lockstitch.runtime.outgoing",
     "lockstitch.runtime.packing",
     "lockstitch.runtime.functions",
 )

@@ -32,7 +32,7 @@ def test_calls_without_an_answer_and_lines_of_services() -> None:
     clock = ManualClock()
     with Stage(clock=clock) as stage:
         stage.worker.plug(Patient())
-        stage.agent.call_async(WorkerId(1, 0), abs, (-1,), None, 0)
+        stage.agent.outgoing.call_async(WorkerId(1, 0), abs, (-1,), None, 0)
         clock.advance(5)
         waits = look(stage.worker)
         assert waits.calls == (("peer1", "builtins:abs", 5.0),)
@@ -42,7 +42,7 @@ def test_calls_without_an_answer_and_lines_of_services() -> None:
 
 def test_a_thread_that_listens_passes_for_no_call() -> None:
     with Stage() as stage:
-        stage.agent.call_async(WorkerId(1, 0), abs, (-1,), None, 0)
+        stage.agent.outgoing.call_async(WorkerId(1, 0), abs, (-1,), None, 0)
         channel = stage.agent.peers.channel(WorkerId(1, 0))
         sleeper = Pending(None, None, None)
         sleeper.is_shared = True

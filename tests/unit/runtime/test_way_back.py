@@ -66,20 +66,23 @@ class Line:
         self.sleeper = Pending(None, None, None)
         self.sleeper.is_shared = True
         self.lost = []
-        agent = SimpleNamespace(
+        core = SimpleNamespace(
             options=AgentOptions(interned_functions=16),
             limits=DEFAULT_LIMITS,
             clock=SYSTEM_CLOCK,
             crew=self.crew,
             spawn=None,
             device_map=lambda peer: None,
-            handle_on_way_back=self.hear,
-            fail_pending=lambda pending, error: pending.finish(None, error),
-            peers=SimpleNamespace(channel_broke=self.end),
         )
+        answers = SimpleNamespace(
+            handle=self.hear,
+            fail_pending=lambda pending, error: pending.finish(None, error),
+        )
+        judge = SimpleNamespace(channel_broke=self.end)
         self.far = StreamConnection(far, "near")
+        near_end = StreamConnection(near, "far")
         self.channel = StreamChannel(
-            agent, WorkerInfo("peer", 1), StreamConnection(near, "far"), FrameDecoder()
+            core, WorkerInfo("peer", 1), answers, judge, near_end, FrameDecoder()
         )
         # By a clock of its own: on a busy machine a spinner may not even look.
         ticks = itertools.count()

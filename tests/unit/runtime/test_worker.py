@@ -37,7 +37,7 @@ def test_worker_is_current_within_active_and_on_its_own_threads_only() -> None:
             assert current_worker() is stage.worker
             assert Background(has_current_worker).result() is False
         assert not has_current_worker()
-        assert stage.agent.call(stage.worker.id, name_of_current_worker) == "worker"
+        assert stage.agent.outgoing.call(stage.worker.id, name_of_current_worker) == "worker"
 
 
 def test_worker_of_the_process_is_current_everywhere_until_it_closes() -> None:
@@ -81,7 +81,7 @@ def test_forked_child_begins_without_a_worker() -> None:
 
 def test_closed_worker_is_freed() -> None:
     with Stage() as stage:
-        stage.agent.call(stage.worker.id, abs, (-1,))
+        stage.agent.outgoing.call(stage.worker.id, abs, (-1,))
         stage.caller()
     gone = weakref.ref(stage.worker)
     del stage

@@ -1,4 +1,4 @@
-"""How an agent makes calls and other requests, and what becomes of their answers.
+"""How a worker makes calls and other requests, and what becomes of their answers.
 
 call ─► Pending ─► Channel.request …  Channel.deliver ─► result, in the thread that waits
 └► Completion, where none does
@@ -20,7 +20,6 @@ from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.functions import BY_VALUE, name_of
 from lockstitch.runtime.inherited import INHERITED
-from lockstitch.runtime.packing import Packing
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.wire.encodings import CARRY_OWN
 from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply
@@ -29,14 +28,12 @@ from lockstitch.wire.staging import StagedPayload, settled
 from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
-    from lockstitch.clock import Clock
-    from lockstitch.devices.maps import DeviceMap
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.channel import Channel
-    from lockstitch.runtime.packing import WhatToCall
+    from lockstitch.runtime.core import Core
+    from lockstitch.runtime.packing import Values, WhatToCall
     from lockstitch.runtime.peers import Peers
     from lockstitch.runtime.pending import Completion
-    from lockstitch.trust.registry import Registry
     from lockstitch.wire.messages import Stitch
 
 T = TypeVar("T")
@@ -52,16 +49,26 @@ UNSET_TIMEOUT: Final = -1.0
 """Stands for the default timeout in force."""
 
 
-class Calling(Packing):
-    """See the module; the part of an `Agent` that asks others."""
+class Outgoing:
+    """See the module. `handle(sender, message)` takes what is no answer and comes where answers
+    belong."""
 
-    allowed: Registry | None
-    before_call: Callable[[], None] | None
-    clock: Clock
-    default_timeout: float
-    peers: Peers
-    device_maps: dict[WorkerId, DeviceMap]
-    _closed: bool
+    def __init__(
+        self,
+        core: Core,
+        values: Values,
+        peers: Peers,
+        handle: Callable[[WorkerId, Message], None],
+    ) -> None:
+        self.handle = handle
+        self.default_timeout = core.options.default_timeout
+        self.before_call: Callable[[], None] | None = None
+        """For what should be told before long, but need not be told at once. It must be short."""
+        self._core = core
+        self._clock = core.clock
+        self._values = values
+        self._peers = peers
+        self._device_maps = core.device_maps
 
     def call(
         self,
@@ -76,7 +83,7 @@ class Calling(Packing):
             with plain_modes():
                 return self.call(to, function, args, kwargs, timeout)
         pending = self._pending(timeout, None)
-        channel = self.peers.channel(to, pending)
+        channel = self._peers.channel(to, pending)
         number = self._send_call(channel, pending, function, args, kwargs)
         value: T = self._await(channel, pending, number)
         return value
@@ -123,7 +130,7 @@ class Calling(Packing):
     ) -> Any:
         """`request`, and waits for the answer."""
         pending = self._pending(timeout, None)
-        channel = self.peers.channel(to, pending)
+        channel = self._peers.channel(to, pending)
         if channel.is_behind:
             channel.wait_for_turn(pending)
         number = channel.request(pending, build)
@@ -167,7 +174,7 @@ class Calling(Packing):
         """Sends a request whose answer completes `completion`. What cannot be packed raises here;
         what cannot be sent fails it, as if it had been lost a moment later."""
         try:
-            channel = self.peers.channel(to, pending)
+            channel = self._peers.channel(to, pending)
             completion.attach(channel, pending)
             send(channel)
             channel.expect_answers()
@@ -182,7 +189,7 @@ class Calling(Packing):
             raise TypeError(f"timeout is a number of seconds, not {timeout!r}") from None
         seconds = given if timeout >= 0 else (self.default_timeout or None)
         inherited = INHERITED.deadline
-        now = self.clock.now()
+        now = self._clock.now()
         if seconds is None and inherited is None:
             pending = Pending(None, None, future, since=now)
         else:
@@ -220,9 +227,9 @@ class Calling(Packing):
             if flat is not None:
                 body = flat
             else:
-                body, sealed = self.pack_call(call, number, channel.peer.worker, kept)
+                body, sealed = self._values.pack_call(call, number, channel.peer.worker, kept)
         except Exception as error:
-            refusal = self.refusal_of_call(error, call, channel.peer.name)
+            refusal = self._values.refusal_of_call(error, call, channel.peer.name)
             if refusal is error:
                 raise
             raise refusal from refusal.__cause__
@@ -232,9 +239,9 @@ class Calling(Packing):
             nbytes = sum(map(_nbytes, body.items))
             if nbytes > channel.pressure.least:
                 pending.nbytes = nbytes
-        interceptor, stitch = self.interceptor, None
+        interceptor, stitch = self._values.interceptor, None
         if interceptor is not None and interceptor.is_active():
-            stitch = self.stitch(channel.peer.worker, body.items, sealed)
+            stitch = self._values.stitch(channel.peer.worker, body.items, sealed)
         if definition is None:
             return channel.request(
                 pending,
@@ -285,30 +292,34 @@ class Calling(Packing):
         answer = pending.answer
         if type(answer) is not Reply:
             assert isinstance(answer, Failure)
-            raise remote_errors.from_payload(answer.body, self.allowed)
+            raise remote_errors.from_payload(answer.body, self._core.allowed)
         body = answer.body
-        if self.device_maps or type(body) is StagedPayload:
+        if self._device_maps or type(body) is StagedPayload:
             body = self._settled(body, peer, is_used_here=pending.future is None)
         try:
             if answer.stitch is None and body.encoding not in CARRY_OWN:
-                return unpack(body, self._pickling)
-            return self.open(body, answer.stitch, peer, records=pending.records)
+                return unpack(body, self._values.pickling)
+            return self._values.unpack_from(body, answer.stitch, peer, records=pending.records)
         except Exception as error:
             call = "" if pending.what is None else f" to a call of {name_of(pending.what)}"
-            name = self.peers.info_of(peer).name
+            name = self._peers.info_of(peer).name
             add_note(error, f"on reading what worker {name!r} has answered{call}")
             raise
 
     def _settled(self, body: Payload, peer: WorkerId, *, is_used_here: bool) -> Payload:
         """An answer with its tensors where the device map for `peer` says."""
-        device_map = self.device_maps.get(peer)
+        device_map = self._device_maps.get(peer)
         if device_map is None and type(body) is not StagedPayload:
             return body
         try:
             return settled(body, device_map, is_used_here=is_used_here)
         except BaseException:
-            self.discard(body, peer)
+            self._values.discard(body, peer)
             raise
+
+    def discard(self, body: Payload, peer: WorkerId) -> None:
+        """Nobody will read this answer: gives back what it carries."""
+        self._values.discard(body, peer)
 
     def complete_future(
         self, pending: Pending, answer: Message, peer: WorkerId, *, is_waiting: bool = False
@@ -325,7 +336,7 @@ class Calling(Packing):
         if (is_cheap or is_waiting) and not future.has_callbacks:
             self._settle(pending, answer, peer)
         else:
-            self.crew.spawn(lambda: self._settle(pending, answer, peer))
+            self._core.crew.spawn(lambda: self._settle(pending, answer, peer))
 
     def _settle(self, pending: Pending, answer: Message, peer: WorkerId) -> None:
         future = pending.future
@@ -354,8 +365,8 @@ class Calling(Packing):
             future.complete(None, error)
             pending.finish(None, error)
 
-        if future.has_callbacks and not self._closed:
-            self.crew.spawn(fail)
+        if future.has_callbacks and not self._core.is_closed:
+            self._core.crew.spawn(fail)
         else:
             fail()
 

@@ -80,7 +80,7 @@ def test_who_reads_the_answer_of_another_opens_it_as_if_it_had_made_the_call(
         channel = cast("StreamChannel", stage.agent.peers.channel(PEER))
         wait_until(channel._reading.locked)
         stitch = Stitch(7, message, (0,) if message else (), ())
-        stage.peer.send(Reply(calls[0].request, stitch, stage.agent.pack(torch.ones(2))))
+        stage.peer.send(Reply(calls[0].request, stitch, stage.agent.values.pack(torch.ones(2))))
         stage.peer.reply(calls[1], None)
         reader = waiter.result()
         first.wait()
