@@ -168,7 +168,7 @@ def test_without_a_worker_there_is_no_reference():
 
 
 def test_references_travel_as_arguments_and_results(cluster):
-    call = cluster[0].agent.call
+    call = cluster[0].agent.outgoing.call
     rref = remote(cluster[1], add, 1, 2)
     assert call(cluster[2].id, value_of, (rref,)) == 3
     assert call(cluster[2].id, give_back, (rref,)).to_here() == 3
@@ -178,7 +178,7 @@ def test_references_travel_as_arguments_and_results(cluster):
 
 
 def test_a_reference_that_comes_home_is_the_owners(cluster):
-    call = cluster[0].agent.call
+    call = cluster[0].agent.outgoing.call
     rref = remote(cluster[1], Counter, 1)
     assert call(cluster[1].id, is_owner, (rref,))
     assert call(cluster[1].id, local_value_of, (rref,)).value == 1
@@ -220,7 +220,7 @@ def test_forks_cross_as_plain_values_too(cluster):
 
 def test_nothing_is_held_when_everything_was_dropped(cluster):
     rrefs = [remote(cluster[1 + n % 2], add, n, 1) for n in range(40)]
-    call = cluster[0].agent.call
+    call = cluster[0].agent.outgoing.call
     assert [call(cluster[2].id, value_of, (rref,)) for rref in rrefs[:5]] == [1, 2, 3, 4, 5]
     del rrefs
     assert eventually(lambda: nothing_is_held(cluster)), [*map(references, cluster)]

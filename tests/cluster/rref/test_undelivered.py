@@ -68,7 +68,9 @@ def test_in_arguments_that_are_too_long_for_a_frame(wrap):
         rref = remote(cluster[1], add, 1, 2)
         for kind in ("call", "call_async"):
             with pytest.raises(LocalProtocolError):
-                getattr(cluster[0].agent, kind)(cluster[2].id, add, wrap(rref, torch.ones(50_000)))
+                getattr(cluster[0].agent.outgoing, kind)(
+                    cluster[2].id, add, wrap(rref, torch.ones(50_000))
+                )
         assert eventually(lambda: nothing_is_under_way(cluster))
         del rref
         assert eventually(lambda: nothing_is_held(cluster))

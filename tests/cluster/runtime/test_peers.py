@@ -6,7 +6,6 @@ import pytest
 
 from lockstitch.errors import NotInitializedError, PeerDiedError, RpcError
 from lockstitch.ids import WorkerId
-from lockstitch.runtime import peers
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing.cluster import LocalCluster
@@ -115,7 +114,7 @@ def test_two_clusters_at_once_do_not_mix() -> None:
 def test_caller_that_does_not_fit_is_refused_with_the_reason(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers.Peers, "judge", lambda self, hello: "it runs Python 2.7.18")
+    monkeypatch.setattr(cluster[1].agent.newcomers, "judge", lambda _: "it runs Python 2.7.18")
     with pytest.raises(
         RpcError, match=r"'worker1' refused the connection: it runs Python 2\.7\.18"
     ):
@@ -127,7 +126,7 @@ def test_caller_that_does_not_fit_is_refused_with_the_reason(
 def test_workers_with_different_secrets_refuse_each_other() -> None:
     secrets = [AgentOptions(secret=Secret.make()) for _ in range(2)]
     with LocalCluster(2, options=secrets[0]) as cluster:
-        cluster[1].agent.options = secrets[1]
+        cluster[1].agent.core.options = secrets[1]
         with pytest.raises(RpcError, match="given different secrets"):
             call(cluster[0], 1, here)
         assert cluster[1].agent.statistics().strangers == {"wrong proof": 1}
@@ -138,7 +137,7 @@ def test_workers_with_different_secrets_refuse_each_other() -> None:
 
 def test_stranger_who_speaks_nonsense_disturbs_nobody(cluster: LocalCluster) -> None:
     reports: list[BaseException] = []
-    cluster[1].agent.report = reports.append  # type: ignore[method-assign]
+    cluster[1].agent.core.report = reports.append  # type: ignore[method-assign]
     address = cluster[1].agent._acceptors[0]._listener.address
     stranger = cluster.network.transport("stranger").connect(address, 1)
     for nonsense in (b"GET / HTTP/1.1\r\n\r\n" + bytes(100),):
