@@ -18,7 +18,7 @@ Nothing is computed again, so what counts is the module as it was in the forward
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch._C import _autograd
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lockstitch.nn.slots.base import Gradients, Outcome, Slot
-    from lockstitch.nn.team import Team
 
 _AGAIN = (
     "Trying to backward through the graph a second time (or directly access saved tensors after "
@@ -48,12 +47,38 @@ _MODIFIED = (
 )
 
 
+class Passes(Protocol):
+    """What the passes of several slots share; a `Team` is one."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while a slot is asked, which is not thread-safe."""
+        ...
+
+    in_flight: dict[int, Slot]
+    """Those of which the graph may still be gone back through."""
+    fills_unused: bool
+    syncs_gradients: bool
+
+    def new_number(self) -> int:
+        """Of a pass."""
+        ...
+
+    def limit_threads_until_end_of_backward(self) -> None:
+        """The caller's thread is to leave processors to the slots."""
+        ...
+
+    def note_kept_gradients(self, slot: Slot, leaves: Sequence[torch.Tensor]) -> None:
+        """The slot keeps gradients of these until they are asked for."""
+        ...
+
+
 class Call:
     """One forward pass of one slot, from its request until nobody can go back through it."""
 
     def __init__(
         self,
-        team: Team,
+        team: Passes,
         slot: Slot,
         request: Request,
         tensors: Sequence[torch.Tensor],

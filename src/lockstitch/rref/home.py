@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.ids import GlobalId, WorkerId
-    from lockstitch.rref.rref import RRef
     from lockstitch.rref.user_fork import UserFork
     from lockstitch.rref.values import OwnedValue
     from lockstitch.runtime.worker import Worker
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 State = tuple[tuple[int, int], tuple[int, int, int], tuple[int, int, int], tuple[int, int]]
@@ -26,8 +26,8 @@ LOAN_LENGTH: Final = 3
 """What tells it from a `State`."""
 
 
-class Home(ABC):
-    """See the module."""
+class Home(ABC, Generic[R]):
+    """See the module. `R` is what programs hold: an `RRef`."""
 
     worker: Worker
 
@@ -47,15 +47,15 @@ class Home(ABC):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         timeout: float = -1.0,
-    ) -> RRef[T]:
+    ) -> R:
         """See `rpc.remote`."""
 
     @abstractmethod
-    def send_off(self, rref: RRef[Any], to: WorkerId | None) -> State:
+    def send_off(self, rref: R, to: WorkerId | None) -> State:
         """Makes a fork of a reference for another worker."""
 
     @abstractmethod
-    def receive(self, state: State) -> RRef[Any]:
+    def receive(self, state: State) -> R:
         """The reference that `send_off` of some worker made for this one."""
 
     @abstractmethod

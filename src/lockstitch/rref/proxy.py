@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -20,7 +20,8 @@ from lockstitch.trust.registry import needed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.rref.rref import RRef
+    from lockstitch.ids import WorkerInfo
+    from lockstitch.rref.home import Home
 
 
 class Way(Enum):
@@ -31,10 +32,28 @@ class Way(Enum):
     REMOTE = "remote"
 
 
+class Referring(Protocol):
+    """A reference, as far as it is needed here; an `RRef` is one."""
+
+    _home: Home[Any]
+
+    def owner(self) -> WorkerInfo:
+        """The worker on which the value lives."""
+        ...
+
+    def local_value(self) -> Any:
+        """The value itself, on its owner."""
+        ...
+
+    def _get_type(self, timeout: float = ..., blocking: bool = ...) -> Any:
+        """The type of the value."""
+        ...
+
+
 class RRefProxy:
     """Stands for the value of a reference: its methods can be called, one way or another."""
 
-    def __init__(self, rref: RRef[Any], way: Way, timeout: float) -> None:
+    def __init__(self, rref: Referring, way: Way, timeout: float) -> None:
         self._rref = rref
         self._way = way
         self._timeout = timeout
@@ -61,12 +80,12 @@ class RRefProxy:
         return rref._home.create_remote(owner, run_method, sent, kwargs, timeout)
 
 
-def _as_called(_rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
+def _as_called(_rref: Referring, name: str, /, *args: Any, **kwargs: Any) -> Any:
     return f"the method {name}", args, kwargs
 
 
 @needed
-def run_method(rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
+def run_method(rref: Referring, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """What the owner runs: the method `name` of the value, whose future it waits for where the
     method is marked by `async_execution`."""
     value = rref.local_value()

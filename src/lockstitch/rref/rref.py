@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from lockstitch.rref.user_fork import UserFork
     from lockstitch.rref.values import OwnedValue
 
+    AnyHome = Home["RRef[Any]"]
+
 T = TypeVar("T")
 
 UNSET_TIMEOUT = -1.0
@@ -54,17 +56,17 @@ class RRef(Generic[T]):
         self._value: OwnedValue | None = self._home.own(value)
 
     @classmethod
-    def _of_value(cls, home: Home, value: OwnedValue) -> RRef[Any]:
+    def _of_value(cls, home: AnyHome, value: OwnedValue) -> RRef[Any]:
         """A reference to a value of this worker."""
         return cls._make(home, value, None)
 
     @classmethod
-    def _of_fork(cls, home: Home, fork: UserFork) -> RRef[Any]:
+    def _of_fork(cls, home: AnyHome, fork: UserFork) -> RRef[Any]:
         """A reference to a value of another worker; `home` will be told of its end."""
         return cls._make(home, None, fork)
 
     @classmethod
-    def _make(cls, home: Home, value: OwnedValue | None, fork: UserFork | None) -> RRef[Any]:
+    def _make(cls, home: AnyHome, value: OwnedValue | None, fork: UserFork | None) -> RRef[Any]:
         rref: RRef[Any] = cls.__new__(cls)
         rref._fork = fork
         rref._creation = None
@@ -242,7 +244,7 @@ PyRRef = RRef
 """The incumbent's name for what `remote` returns; here there is only one class."""
 
 
-def _current_home() -> Home:
+def _current_home() -> AnyHome:
     if not has_current_worker():
         raise NotInitializedError(
             "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling "

@@ -56,7 +56,7 @@ UNSET_TIMEOUT: Final = -1.0
 _PATIENCE_SECONDS: Final = 5.0
 
 
-class ReferenceService(Home):
+class ReferenceService(Home[RRef[Any]]):
     """References of one worker: makes them, sends them off, receives and fetches them."""
 
     def __init__(self, worker: Worker) -> None:

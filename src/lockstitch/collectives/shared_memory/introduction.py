@@ -20,7 +20,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lockstitch.collectives.requests import ranks_in_words
 from lockstitch.errors import CollectiveError
@@ -28,9 +28,6 @@ from lockstitch.errors import CollectiveError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from lockstitch.collectives.shared_memory.backend import SharedMemoryBackend as Backend
-
-    Begin = Callable[["Acquaintance"], Backend]
     Why = Callable[[float], str | None]
     """Why a rank has given up, if one has; waits for the news for so many seconds at most."""
 
@@ -40,6 +37,17 @@ _LOOK_SECONDS = 0.5
 _PATIENCE_SECONDS = 1.0
 # So much longer than the first rank the others wait for it.
 _GRACE_SECONDS = 5.0
+
+
+class Begun(Protocol):
+    """What a rank begins once it knows the others: a backend."""
+
+    def end(self, error: BaseException) -> None:
+        """Ends it with that, for the other ranks too."""
+        ...
+
+
+B = TypeVar("B", bound=Begun)
 
 
 @dataclass(slots=True)
@@ -79,8 +87,13 @@ class Doorway:
         self._socket.close()
 
     def receive_all(
-        self, ranks: Sequence[int], segment: int, begin: Begin, timeout_seconds: float, why: Why
-    ) -> Backend:
+        self,
+        ranks: Sequence[int],
+        segment: int,
+        begin: Callable[[Acquaintance], B],
+        timeout_seconds: float,
+        why: Why,
+    ) -> B:
         """The first rank's part: waits for the others, and gives each what it needs. `ranks` are
         those of this host, as they are called elsewhere; `segment` is taken over."""
         deadline = time.monotonic() + timeout_seconds
@@ -88,7 +101,7 @@ class Doorway:
         unknown = [-1] * (len(ranks) - 1)
         known = Acquaintance(segment, [bells, *unknown], [lives, *unknown])
         guests: dict[int, socket.socket] = {}
-        backend: Backend | None = None
+        backend: B | None = None
         try:
             while len(guests) < len(unknown):
                 self._let_in(guests, known, ranks, deadline, why)
@@ -151,14 +164,14 @@ def introduce_oneself(
     address: str,
     local_rank: int,
     ranks: Sequence[int],
-    begin: Begin,
+    begin: Callable[[Acquaintance], B],
     timeout_seconds: float,
     why: Why,
-) -> Backend:
+) -> B:
     """The part of every other rank."""
     bell, life = own_descriptors()
     known = Acquaintance(-1, [], [])
-    backend: Backend | None = None
+    backend: B | None = None
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
             host.settimeout(timeout_seconds + _GRACE_SECONDS)
@@ -236,7 +249,7 @@ def _end(
     ranks: Sequence[int],
     rank: int,
     known: Acquaintance,
-    backend: Backend | None,
+    backend: Begun | None,
     why: Why,
 ) -> None:
     """Gives back what there is; raises what says more than the error. Others may have begun
