@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+UNSET_TIMEOUT: Final = -1.0
+"""Stands for the timeout that is in force when a call is made that was given none."""
 
 
 class Clock(Protocol):

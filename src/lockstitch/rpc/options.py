@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.devices.kinds import gpu, is_gpu, kind_of, numbered
 from lockstitch.rpc.constants import (
     DEFAULT_INIT_METHOD,
@@ -39,7 +40,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _HEARTBEAT_SECONDS = 10.0
-_UNSET_SECONDS = -1.0
 TRANSPORTS = ("segments", "unix", "tcp")
 _IN_WORDS: dict[type, str] = {Real: "a number", Integral: "an integer", str: "a text"}
 
@@ -315,8 +315,8 @@ def _to_bytes(option: str, given: int | None) -> int:
 
 def to_join_seconds(given: float | None) -> float | None:
     """The option, or the environment variable of that name; None where neither is given."""
-    seconds = _to_seconds("join_timeout", given, _UNSET_SECONDS)
-    return None if seconds == _UNSET_SECONDS else seconds
+    seconds = _to_seconds("join_timeout", given, UNSET_TIMEOUT)
+    return None if seconds == UNSET_TIMEOUT else seconds
 
 
 def _to_seconds(option: str, given: float | None, default: float) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from lockstitch.clock import UNSET_TIMEOUT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -46,7 +48,7 @@ class Home(ABC, Generic[R]):
         function: Callable[..., T],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-        timeout: float = -1.0,
+        timeout: float = UNSET_TIMEOUT,
     ) -> R:
         """See `rpc.remote`."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 import torch
 from torch.autograd.profiler import record_function
 
+from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.errors import NotInitializedError, RRefError
 from lockstitch.rref.backward import UNSET_CONTEXT, backward_from
 from lockstitch.rref.creation import Creation
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     AnyHome = Home["RRef[Any]"]
 
 T = TypeVar("T")
-
-UNSET_TIMEOUT = -1.0
-"""The default timeout in force when the call is made."""
 
 
 class RRef(Generic[T]):

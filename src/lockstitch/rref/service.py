@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.errors import PeerDiedError, RpcTimeoutError, RRefError
 from lockstitch.ids import GlobalId, IdSource, WorkerId
 from lockstitch.rref.creation import Creation
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-UNSET_TIMEOUT: Final = -1.0
 _PATIENCE_SECONDS: Final = 5.0
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
+from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.errors import RpcTimeoutError, add_note
 from lockstitch.interrupts import if_free
 from lockstitch.modes import are_plain, in_plain_modes, plain_modes
@@ -45,8 +46,6 @@ the stitch and the body."""
 _is_grad_enabled: Final = torch.is_grad_enabled
 # Every so many calls it is seen to what is to be done before calls.
 _CALLS_BETWEEN: Final = 8
-UNSET_TIMEOUT: Final = -1.0
-"""Stands for the default timeout in force."""
 
 
 class Outgoing:
