@@ -13,9 +13,9 @@ import torch
 
 import lockstitch.autograd as dist_autograd
 from lockstitch import rpc
+from lockstitch.memory.segments import SegmentPool
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing.processes import ProcessCluster
-from lockstitch.transport.segments import SegmentPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstitch.errors import SlotDiedError
 from lockstitch.nn import DataParallel
-from lockstitch.nn.slots import habits
+from lockstitch.nn.slots import base
 from lockstitch.nn.slots.cuda import OnStream, on_stream
 from tests.parity.behaviours import OWN, SAME
 from tests.parity.test_data_parallel import Plain, Wrap, assert_equal
@@ -76,7 +76,7 @@ class Where(nn.Linear):
 
 @pytest.mark.parametrize(("short_seconds", "is_elsewhere"), [(0.0, True), (1e9, False)])
 def test_a_pass_is_handed_over_only_where_that_pays(wrap, monkeypatch, short_seconds, is_elsewhere):
-    monkeypatch.setattr(habits, "SHORT_SECONDS", short_seconds)
+    monkeypatch.setattr(base, "SHORT_SECONDS", short_seconds)
     model, x = wrap(Where(4, 4)), torch.ones(4, 4)
     for _ in range(3):
         THREADS.clear()

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from lockstitch import rpc
 from lockstitch.errors import PeerDiedError, RemoteError
+from lockstitch.memory import ring
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing import ProcessCluster
-from lockstitch.transport import ring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,12 +20,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from lockstitch import rpc
 from lockstitch.errors import PeerDiedError, RemoteError
+from lockstitch.memory import leases
+from lockstitch.memory.segments import SegmentPool
+from lockstitch.memory.warm import WarmBuffers
 from lockstitch.rpc import TensorPipeRpcBackendOptions
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing import ProcessCluster
-from lockstitch.transport import leases
-from lockstitch.transport.segments import SegmentPool
-from lockstitch.transport.warm import WarmBuffers
 from tests.unit.transport.pairs import mapped_bytes
 
 if TYPE_CHECKING:

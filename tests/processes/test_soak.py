@@ -26,14 +26,14 @@ import torch
 import lockstitch.autograd as dist_autograd
 from lockstitch import rpc
 from lockstitch.autograd.service import AutogradService
+from lockstitch.memory.mapping import NAME as SEGMENT_NAME
+from lockstitch.memory.segments import SegmentPool
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing import ProcessCluster
-from lockstitch.transport.mapping import NAME as SEGMENT_NAME
-from lockstitch.transport.segments import SegmentPool
 
 if TYPE_CHECKING:
-    from lockstitch.transport.pools import PoolStatistics
+    from lockstitch.memory.pools import PoolStatistics
 
 WORKERS = 4
 SETTLE_SECONDS = 25.0  # idle threads go after ten

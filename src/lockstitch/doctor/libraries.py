@@ -39,7 +39,7 @@ answers["built for"] = torch.version.cuda or torch.version.hip or ""
 answers["nccl"] = torch.distributed.is_nccl_available()
 answers["gloo"] = torch.distributed.is_gloo_available()
 import lockstitch.rpc, lockstitch.autograd, lockstitch.hvd, lockstitch.nn
-from lockstitch.transport import mapping, ring
+from lockstitch.memory import mapping, ring
 answers["segments"] = mapping.IS_AVAILABLE
 answers["rings"] = ring.IS_AVAILABLE
 print(json.dumps(answers), file=sys.__stdout__)

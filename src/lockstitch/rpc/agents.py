@@ -7,17 +7,17 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lockstitch.memory.segments import SegmentPool
 from lockstitch.rpc.meetings import Meetings
 from lockstitch.rpc.membership import Membership
 from lockstitch.rpc.options import TensorPipeRpcBackendOptions
-from lockstitch.transport.segments import SegmentPool
 
 if TYPE_CHECKING:
     import torch
 
     from lockstitch.ids import WorkerInfo
+    from lockstitch.memory.pools import Pool
     from lockstitch.runtime.worker import Worker
-    from lockstitch.transport.pools import Pool
 
 
 class RpcAgent:

@@ -14,12 +14,12 @@ import torch
 
 from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.devices.kinds import gpu, is_gpu, kind_of, numbered
+from lockstitch.memory.pools import default_capacity
 from lockstitch.rpc.constants import (
     DEFAULT_INIT_METHOD,
     DEFAULT_NUM_WORKER_THREADS,
     DEFAULT_RPC_TIMEOUT_SEC,
 )
-from lockstitch.transport.pools import default_capacity
 from lockstitch.trust.registry import DECLARED
 from lockstitch.trust.secret import find_secret
 from lockstitch.wire.frames import DEFAULT_LIMITS

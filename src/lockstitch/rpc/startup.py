@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.distributed_c10d import Store
 
 from lockstitch.autograd.service import AutogradService
+from lockstitch.memory import mapping
+from lockstitch.memory.segments import SegmentPool
 from lockstitch.observe.waits import WaitReports
 from lockstitch.rendezvous import check_name, host_identity, sealed_by
 from lockstitch.rpc.admission import Invitation, Wish
@@ -30,8 +32,6 @@ from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.freed_memory import keep_freed_memory
 from lockstitch.runtime.switching import SWITCH_INTERVAL
 from lockstitch.runtime.worker import Worker
-from lockstitch.transport import mapping
-from lockstitch.transport.segments import SegmentPool
 from lockstitch.transport.several import SeveralTransports
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.transport.tls import TlsTransport

@@ -85,8 +85,9 @@ def _wait(futures: list[Future[Any]], countdown: _Countdown) -> None:
     reads them itself."""
     channel = _common_channel(futures)
     if channel is not None:
-        countdown.sleeper.habit = next(
-            (each.habit for each in futures if isinstance(each, OurFuture) and each.habit), None
+        countdown.sleeper.estimate = next(
+            (each.estimate for each in futures if isinstance(each, OurFuture) and each.estimate),
+            None,
         )
         with contextlib.suppress(PeerDiedError):  # told by the futures, too
             channel.listen(countdown.sleeper)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.devices.maps import DeviceMap
 from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.memory.pools import default_capacity
+from lockstitch.memory.warm import WarmBuffers
 from lockstitch.runtime.crew import Crew
 from lockstitch.runtime.timer import Deadlines, Timer
-from lockstitch.transport.pools import default_capacity
-from lockstitch.transport.warm import WarmBuffers
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
 from lockstitch.wire.messages import Message

@@ -17,7 +17,7 @@ import torch
 
 from lockstitch.errors import SerializationError
 from lockstitch.imports import IMPORTS
-from lockstitch.transport.spin import Habit
+from lockstitch.memory.waiting import DurationEstimate
 from lockstitch.wire.unpickling import missing_here
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class OutgoingFunctions:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.sent: dict[Callable[..., Any], int] = {}
-        self.habits: dict[int, Habit] = {}
+        self.estimates: dict[int, DurationEstimate] = {}
         """How long their answers are waited for, by number."""
         self.defining = threading.Lock()
 
@@ -150,7 +150,7 @@ class OutgoingFunctions:
         """The definition has left: from now on the number alone will do."""
         if number > 0:
             self.sent[function] = number
-            self.habits[number] = Habit()
+            self.estimates[number] = DurationEstimate()
 
 
 class KnownFunction:

@@ -217,7 +217,7 @@ class Outgoing:
             self.before_call()
         functions = channel.functions
         number, definition = functions.define(function)
-        pending.habit = functions.habits.get(number)
+        pending.estimate = functions.estimates.get(number)
         kept: list[object] = []
         call = (function, args, kwargs)
         sealed: Collection[int] = ()

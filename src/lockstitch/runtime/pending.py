@@ -24,8 +24,8 @@ from lockstitch.wire.encodings import TakeBack
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
+    from lockstitch.memory.waiting import DurationEstimate
     from lockstitch.runtime.sending import Stillness
-    from lockstitch.transport.spin import Habit
     from lockstitch.transport.waker import Waker
     from lockstitch.wire.messages import Message
 
@@ -76,7 +76,7 @@ class Pending:
     delivered = False
     """The answer has been taken from the connection, and somebody decodes it."""
     done = False
-    habit: Habit | None = None
+    estimate: DurationEstimate | None = None
     """How long such requests usually wait for their answer."""
     nbytes = 0
     """The size of the tensors that the request holds, as long as it counts (`runtime.pressure`)."""
@@ -189,10 +189,10 @@ class Future(torch.futures.Future[T]):
         return self._channel
 
     @property
-    def habit(self) -> Habit | None:
+    def estimate(self) -> DurationEstimate | None:
         """How long such answers are usually waited for, where that is known."""
         pending = self._pending
-        return None if pending is None else pending.habit
+        return None if pending is None else pending.estimate
 
     def attend(self) -> None:
         """Has the answer read as soon as it comes, although no thread waits for it."""

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Protocol
 from lockstitch.errors import copy_of
 from lockstitch.imports import IMPORTS
 from lockstitch.interrupts import if_free
+from lockstitch.memory.waiting import DurationEstimate
 from lockstitch.runtime.channel import Channel
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.sending import STILL_SECONDS, Sending
 from lockstitch.runtime.way_back import WayBack
-from lockstitch.transport.spin import Habit, Spinner
+from lockstitch.transport.spin import Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.waker import Waker
 from lockstitch.wire.encoding import encode
@@ -88,7 +89,7 @@ class StreamChannel(Channel):
         self._requested_before = 0
         self._closed = False
         self._spinner = Spinner(self._is_wanted_elsewhere)
-        self._listening = Habit()
+        self._listening = DurationEstimate()
         self._waker: Waker | None = None
         core.crew.watch(connection, self)
         core.crew.watch_end(connection)
@@ -173,8 +174,8 @@ class StreamChannel(Channel):
         """Reads until `sleeper`, which is shared, is finished by what comes or by another thread;
         see `WayBack.wait`."""
         number = next(self._numbers)  # nobody will answer it; the peer's end finishes it
-        if sleeper.habit is None:
-            sleeper.habit = self._listening
+        if sleeper.estimate is None:
+            sleeper.estimate = self._listening
         self._pending[number] = sleeper
         try:
             if self.error is not None:
@@ -206,10 +207,10 @@ class StreamChannel(Channel):
         """Whether other threads of this process have something to do before more comes here."""
         return len(self._followers) > 0 or self.core.crew.has_more()
 
-    def _spin(self, habit: Habit | None) -> bool:
+    def _spin(self, estimate: DurationEstimate | None) -> bool:
         decoder = self.decoder
         try:
-            return self._spinner.receive(self.connection, decoder.space(), decoder.counts, habit)
+            return self._spinner.receive(self.connection, decoder.space(), decoder.counts, estimate)
         except ConnectionError as error:
             self._lost(error)
             return False
@@ -288,7 +289,7 @@ class StreamChannel(Channel):
         if pending.done or pending.delivered:
             return  # another reader had it already, before this one began to read
         # What comes first may be for somebody else; the next is worth the same.
-        while self._is_left_over() or self._spin(pending.habit):
+        while self._is_left_over() or self._spin(pending.estimate):
             if self._take(pending):
                 return
         if pending.is_shared and isinstance(self.connection, StreamConnection):
@@ -318,7 +319,7 @@ class StreamChannel(Channel):
         if waker is None:
             waker = self._waker = Waker()
         while not sleeper.done:
-            if not self._is_left_over() and not self._spin(sleeper.habit):
+            if not self._is_left_over() and not self._spin(sleeper.estimate):
                 try:
                     sleeper.locks.append(waker)
                     if not sleeper.done:

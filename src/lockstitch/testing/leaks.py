@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstitch.autograd.service import AutogradService
+from lockstitch.memory import mapping
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import living_workers
 from lockstitch.testing.patience import Patience
-from lockstitch.transport import mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

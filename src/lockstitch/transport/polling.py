@@ -12,7 +12,7 @@ import select
 import threading
 from typing import TYPE_CHECKING
 
-from lockstitch.transport.forks import abandon_in_child
+from lockstitch.forks import abandon_in_child
 from lockstitch.transport.stream import SocketEnd
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lockstitch.memory.ring import KNOCK, TAIL, TAKEN, RingReader, RingWriter
 from lockstitch.transport.base import SendTimeoutError
-from lockstitch.transport.ring import KNOCK, TAIL, TAKEN, RingReader, RingWriter
 from lockstitch.transport.stream import AT_ONCE, StreamConnection, as_connection_error, size_of
 
 if TYPE_CHECKING:

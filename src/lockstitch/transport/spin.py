@@ -4,8 +4,9 @@ Falling asleep and being woken costs 30 µs and more on a virtual machine, sever
 peer needs to answer, and whoever wakes up finds the caches cold. So before a receiver blocks it may
 look again and again. That pays only where an answer is near and the CPU is free, hence the rules:
 
-- every wait is measured, those without spinning too, each kind of wait apart (a `Habit`); one spins
-  only where waits of its kind have been short of late, and no longer than three times as long;
+- every wait is measured, those without spinning too, each kind of wait apart (see
+  `memory.waiting`); one spins only where waits of its kind have been short of late, and no longer
+  than three times as long;
 - a peer that has just sent something is awake, on a CPU of its own: while that is so, the CPU is
   kept, since two processes that yield to each other end up on the same one, and where others want
   it too it would be lost for milliseconds. But only for about as long as such waits usually are:
@@ -30,21 +31,21 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from lockstitch.transport.ring import AWAKE
+from lockstitch.memory.ring import AWAKE
+from lockstitch.memory.waiting import DurationEstimate
 from lockstitch.transport.stream import StreamConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lockstitch.memory.ring import RingReader
     from lockstitch.transport.base import Connection
-    from lockstitch.transport.ring import RingReader
 
 _SHORTEST_SPIN_SECONDS = 50e-6
 _LONGEST_SPIN_SECONDS = 2e-3
 _LONGEST_LOOK_SECONDS = 500e-6
-# What counts as a short wait; what is longer than the last one is all the same.
+# What counts as a short wait.
 _SHORT_SECONDS = 1e-3
-_LONG_SECONDS = 2e-3
 _SHORTEST_PAUSE_SECONDS = 1e-3
 _LONGEST_PAUSE_SECONDS = 64e-3
 # Who looks into a ring looks at the stream beside it, and lets others have the GIL, only so often.
@@ -89,19 +90,6 @@ class _Turn:
 _TURN = _Turn()
 
 
-class Habit:
-    """How long waits of one kind have been of late."""
-
-    __slots__ = ("usual_seconds",)
-
-    def __init__(self) -> None:
-        self.usual_seconds = 0.0
-
-    def note(self, seconds: float) -> None:
-        """One of them has ended after so long."""
-        self.usual_seconds += (min(seconds, _LONG_SECONDS) - self.usual_seconds) / 4
-
-
 def _never() -> bool:
     return False
 
@@ -126,8 +114,8 @@ class Spinner:
         self._yield_cpu = yield_cpu
         self._is_wanted = is_wanted
         self._looks_on = looks_on
-        self._habit = Habit()
-        self._waits_for = self._habit
+        self._estimate = DurationEstimate()
+        self._waits_for = self._estimate
         self._waits_since = 0.0
         self._pause_seconds = _SHORTEST_PAUSE_SECONDS
         self._paused_until = 0.0
@@ -145,19 +133,19 @@ class Spinner:
         connection: Connection,
         view: memoryview,
         counts: list[int],
-        habit: Habit | None = None,
+        estimate: DurationEstimate | None = None,
     ) -> bool:
         """Tries to receive as `Connection.receive_into` does; True when something was appended.
 
-        `habit`: what kind of wait this is, where there are several. False means that nothing came,
-        or that spinning is not allowed now: block instead, and tell by `note_arrival` when that is
+        `estimate`: of this kind of wait, where there are several. False means that nothing came, or
+        that spinning is not allowed now: block instead, and tell by `note_arrival` when that is
         over. Raises `ConnectionError` when the peer vanished.
         """
-        if habit is None:
-            habit = self._habit
-        self._waits_for = habit
+        if estimate is None:
+            estimate = self._estimate
+        self._waits_for = estimate
         start = self._waits_since = self._now()
-        usual = habit.usual_seconds
+        usual = estimate.usual_seconds
         if usual > _SHORT_SECONDS or start < self._paused_until or start < _TURN.taken_until:
             return False
         if not isinstance(connection, StreamConnection) or connection.is_own_process:

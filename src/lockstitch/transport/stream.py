@@ -23,14 +23,14 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
+from lockstitch.forks import abandon_in_child
 from lockstitch.transport.base import SendTimeoutError
-from lockstitch.transport.forks import abandon_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lockstitch.memory.ring import RingReader
     from lockstitch.transport.base import Buffer, Lease, Loan, Patience, Seal
-    from lockstitch.transport.ring import RingReader
     from lockstitch.transport.waker import Waker
 
 _SEND_SECONDS = 1.0

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.folders import Folder
-from lockstitch.transport import handover, mapping, ring
-from lockstitch.transport.leases import ReceivedSegments
-from lockstitch.transport.mapping import Mapping
+from lockstitch.memory import handover, mapping, ring
+from lockstitch.memory.leases import ReceivedSegments
+from lockstitch.memory.mapping import Mapping
+from lockstitch.memory.segments import LEAST_BYTES, LentSegments
 from lockstitch.transport.polling import EpollPoller
 from lockstitch.transport.ring_stream import RingStream
-from lockstitch.transport.segments import LEAST_BYTES, LentSegments
 from lockstitch.transport.stream import (
     StreamListener,
     as_connection_error,
@@ -31,9 +31,9 @@ from lockstitch.transport.stream import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lockstitch.memory.handover import Handover, Note
+    from lockstitch.memory.segments import SegmentPool
     from lockstitch.transport.base import Buffer, Lease, Loan, Patience
-    from lockstitch.transport.handover import Handover, Note
-    from lockstitch.transport.segments import SegmentPool
 
 _SCHEME = "unix:"
 _BACKLOG = 1024

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 
-from lockstitch.transport.forks import abandon_in_child
+from lockstitch.forks import abandon_in_child
 
 
 class Waker:

@@ -11,9 +11,9 @@ import threading
 import pytest
 
 from lockstitch import autograd, rpc
+from lockstitch.memory.mapping import create
 from lockstitch.testing import LocalCluster, no_leaks
 from lockstitch.testing.leaks import Inventory
-from lockstitch.transport.mapping import create
 
 
 def test_nothing_new_is_reported_when_nothing_was_made() -> None:

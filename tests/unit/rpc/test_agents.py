@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lockstitch import rpc
+from lockstitch.memory.segments import SegmentPool
 from lockstitch.rpc.agents import RpcAgent, TensorPipeAgent
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
-from lockstitch.transport.segments import SegmentPool
 from tests.unit.rpc.programs import on_all
 
 

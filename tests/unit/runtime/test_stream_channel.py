@@ -45,8 +45,8 @@ def test_reader_spins_again_after_an_answer_that_was_for_somebody_else() -> None
         channel = _channel(stage)
         spins: list[object] = []
 
-        def spin(habit: object) -> bool:
-            spins.append(habit)
+        def spin(estimate: object) -> bool:
+            spins.append(estimate)
             channel.connection.receive_into(channel.decoder.space(), channel.decoder.counts, None)
             return True
 

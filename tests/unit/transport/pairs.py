@@ -6,9 +6,9 @@ import ctypes
 import gc
 from pathlib import Path
 
+from lockstitch.memory import mapping
+from lockstitch.memory.segments import LEAST_BYTES, SegmentPool
 from lockstitch.testing import ManualClock
-from lockstitch.transport import mapping
-from lockstitch.transport.segments import LEAST_BYTES, SegmentPool
 from lockstitch.transport.unix import UnixTransport
 from tests.unit.transport.streams import receive_all, wait_for_connection
 

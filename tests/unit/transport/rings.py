@@ -6,8 +6,8 @@ import contextlib
 import select
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.transport.ring import AWAKE
-from lockstitch.transport.segments import SegmentPool
+from lockstitch.memory.ring import AWAKE
+from lockstitch.memory.segments import SegmentPool
 from lockstitch.transport.unix import UnixTransport
 from tests.unit.transport.streams import receive_all, wait_for_connection
 

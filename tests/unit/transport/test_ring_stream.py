@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstitch.transport import mapping, ring
-from lockstitch.transport.ring import (
+from lockstitch.memory import mapping, ring
+from lockstitch.memory.ring import (
     AWAKE,
     CAPACITY,
     HEAD,
@@ -249,7 +249,9 @@ def test_no_interrupt_of_a_sender_loses_or_tears_a_message():
         messages = [b"in the ring", bytes(2 * CAPACITY), b"in the stream", b"with a knock"]
         received = b""
         pair.look()
-        with interrupted(number, module + "unix", module + "ring", module + "stream") as strike:
+        with interrupted(
+            number, module + "unix", "lockstitch.memory.ring", module + "stream"
+        ) as strike:
             for index, message in enumerate(messages):
                 if index == 3:
                     pair.before_the_next_put(pair.look_away)
@@ -287,7 +289,7 @@ def test_what_follows_an_interrupted_knock_arrives_whole_though_nobody_has_heard
         try:
             pair.look()
             pair.before_the_next_put(pair.look_away)
-            with interrupted(number, module + "ring", module + "ring_stream") as strike:
+            with interrupted(number, "lockstitch.memory.ring", module + "ring_stream") as strike:
                 pair.near.send([b"first"])
             if not pair.near.is_closed:
                 for buffers in later:
@@ -325,7 +327,9 @@ def test_no_interrupt_of_a_receiver_loses_or_doubles_a_byte():
         pair.look()
         pair.near.send(messages[:1])
         pair.near.send(messages[1:2])
-        with interrupted(number, module + "unix", module + "ring", module + "stream") as strike:
+        with interrupted(
+            number, module + "unix", "lockstitch.memory.ring", module + "stream"
+        ) as strike:
             receive()
             receive()
             receive()
@@ -336,7 +340,7 @@ def test_no_interrupt_of_a_receiver_loses_or_doubles_a_byte():
         pair.before_the_next_put(pair.look_away)
         pair.near.send(messages[3:])
         place = sum(counts)
-        with interrupted(strike.remaining, module + "unix", module + "ring") as second:
+        with interrupted(strike.remaining, module + "unix", "lockstitch.memory.ring") as second:
             receive()
             receive()
         while pair.is_called or pair.far.has_left_over():

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from lockstitch.transport import ring
+from lockstitch.memory import ring
 from lockstitch.transport.memory import MemoryNetwork
-from lockstitch.transport.spin import _TURN, Habit, Spinner
+from lockstitch.transport.spin import _TURN, DurationEstimate, Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.unix import UnixTransport
 from tests.unit.transport.rings import RingPair
@@ -90,7 +90,7 @@ def test_it_spins_longer_where_waits_were_a_little_longer(pair):
     looks: list[None] = []
     spinner = Spinner(now=time, yield_cpu=lambda: looks.append(None))
     wait_in_vain(spinner, pair[1], time, 500 * MICROSECOND)
-    usual = spinner._habit.usual_seconds
+    usual = spinner._estimate.usual_seconds
     assert usual > 100 * MICROSECOND
     looks.clear()
     time.now += 1e-3  # by now the peer may be asleep
@@ -117,13 +117,13 @@ def test_it_does_not_spin_where_waits_are_long_until_they_are_short_again(pair):
 def test_a_wait_without_spinning_is_measured_once(pair):
     spinner = Spinner(now=SteppingTime(MICROSECOND))
     spinner.note_arrival()
-    assert spinner._habit.usual_seconds == 0.0
+    assert spinner._estimate.usual_seconds == 0.0
     assert not spin(spinner, pair[1])
     spinner.note_arrival()
-    usual = spinner._habit.usual_seconds
+    usual = spinner._estimate.usual_seconds
     assert usual > 0.0
     spinner.note_arrival()
-    assert spinner._habit.usual_seconds == usual
+    assert spinner._estimate.usual_seconds == usual
     assert f"{usual * 1e6:.0f} µs" in repr(spinner)
 
 
@@ -313,7 +313,11 @@ def test_the_cpu_is_kept_while_the_peer_is_awake_and_offered_later(pair):
 def test_waits_of_one_kind_do_not_spoil_those_of_another(pair):
     near, far = pair
     time = SteppingTime(MICROSECOND)
-    spinner, long_waits, short_waits = Spinner(now=time, yield_cpu=lambda: None), Habit(), Habit()
+    spinner, long_waits, short_waits = (
+        Spinner(now=time, yield_cpu=lambda: None),
+        DurationEstimate(),
+        DurationEstimate(),
+    )
     for _ in range(3):
         assert not spinner.receive(far, memoryview(bytearray(10)), [], long_waits)
         time.now += 1.0

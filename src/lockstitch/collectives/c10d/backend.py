@@ -49,7 +49,7 @@ from lockstitch.collectives.requests import GLOBAL_SET, Description, Kind
 from lockstitch.devices.kinds import is_gpu, is_host
 from lockstitch.devices.streams import SideStream
 from lockstitch.errors import CollectiveError, RankLostError
-from lockstitch.transport.forks import abandon_in_child
+from lockstitch.forks import abandon_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

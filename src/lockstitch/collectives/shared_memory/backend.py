@@ -31,7 +31,7 @@ from lockstitch.collectives.shared_memory.segment import Geometry, Segment
 from lockstitch.collectives.shared_memory.token import Token
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.fences import Fence
-from lockstitch.transport.forks import abandon_in_child
+from lockstitch.forks import abandon_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

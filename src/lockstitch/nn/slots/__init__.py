@@ -7,7 +7,6 @@ remote          … a worker of lockstitch.rpc
 cuda            … a thread with a CUDA stream of its own
 execution       what happens inside a slot of any kind
 watch           what has changed in the module since the slots were told
-habits          how long passes usually take
 own_passes      short passes that the caller runs itself
 strays          tensors whose gradients would be lost in a slot
 touch           zeros for parameters that nobody used

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from lockstitch.devices.kinds import HOST
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from lockstitch.memory.waiting import WorkEstimate
     from lockstitch.nn.parallel.modes import Modes
 
 
@@ -45,6 +46,14 @@ class Changes:
 
 
 NO_CHANGES = Changes()
+
+SHORT_SECONDS: Final = 200e-6
+"""What takes less is not worth handing over to another thread or process."""
+
+
+def is_short(work: WorkEstimate) -> bool:
+    """Whether work of that kind is not worth handing over."""
+    return work.is_below(SHORT_SECONDS)
 
 
 class SlopeOf(NamedTuple):

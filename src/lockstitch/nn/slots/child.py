@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstitch.memory.waiting import WorkEstimate
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
 from lockstitch.nn.slots.base import BackwardOrder
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import describe
-from lockstitch.nn.slots.habits import Habit
 from lockstitch.nn.slots.lifting import Hole
 from lockstitch.nn.slots.nesting import mark_inside
 from lockstitch.nn.slots.orders import Unpacker
@@ -75,7 +75,7 @@ class _Server:
         self._name = name
         self._executor = Executor(blueprint.module, blueprint.leaves)
         self._unpacker = Unpacker()
-        self._habits = {kind: Habit() for kind in (FORWARD, BACKWARD)}
+        self._estimates = {kind: WorkEstimate() for kind in (FORWARD, BACKWARD)}
 
     def serve(self) -> None:
         """Until the parent hangs up."""
@@ -137,4 +137,4 @@ class _Server:
     def _start(self, kind: int) -> float | None:
         """When a pass begins that is to be measured. (Not in time of the CPU: one that waits for
         something is not short.)"""
-        return time.perf_counter() if self._habits[kind].is_due() else None
+        return time.perf_counter() if self._estimates[kind].is_due() else None

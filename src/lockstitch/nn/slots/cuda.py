@@ -36,12 +36,12 @@ import torch
 from lockstitch.devices.kinds import is_gpu, numbered
 from lockstitch.devices.streams import SideStream, Streams, use_here
 from lockstitch.errors import SlotDiedError
+from lockstitch.memory.waiting import WorkEstimate
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
-from lockstitch.nn.slots.base import Gradients, Slot, SlotStatistics
+from lockstitch.nn.slots.base import Gradients, Slot, SlotStatistics, is_short
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
-from lockstitch.nn.slots.habits import Habit
 from lockstitch.nn.slots.replicas import matching, replicate_here
 from lockstitch.nn.slots.thread import attempt
 
@@ -119,7 +119,7 @@ class CudaSlot(Slot):
         self._answers: dict[Key, SimpleQueue[tuple[Any, Sequence[Event]]]] = {}
         self._passes: dict[int, _Pass] = {}
         self._draws: dict[tuple[bool, bool], bool] = {}
-        self._habit = Habit()
+        self._estimate = WorkEstimate()
         self._thread = threading.Thread(
             target=_serve,
             args=(self._work, self._bench),
@@ -154,7 +154,7 @@ class CudaSlot(Slot):
         for i in stale:
             self._sent[i] = self._originals[i]._version
             self.statistics.parameter_bytes += self._originals[i].nbytes
-        executor, originals, habit = self._executor, self._originals, self._habit
+        executor, originals, estimate = self._executor, self._originals, self._estimate
 
         def run(*, draws: bool) -> Any:
             with torch.no_grad():
@@ -162,10 +162,10 @@ class CudaSlot(Slot):
                     # In place: a graph that has saved it must not be gone through any more.
                     executor.leaves[i].copy_(originals[i], non_blocking=True)
             executor.draws_random_numbers = draws
-            return habit.measure(partial(executor.forward, request))
+            return estimate.measure(partial(executor.forward, request))
 
         task = self._task((FORWARD, request.number), partial(run, draws=False))
-        is_deferred = self._draws.get(mode) is not False or habit.is_short
+        is_deferred = self._draws.get(mode) is not False or is_short(estimate)
         if is_deferred:
             # Kept with what was queued by now: it is not to wait for the caller's own part.
             deferred = task._replace(work=run)

@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.errors import SlotDiedError
+from lockstitch.forks import abandon_in_child
+from lockstitch.memory.waiting import WorkEstimate
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
-from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
+from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics, is_short
 from lockstitch.nn.slots.child import run_child
 from lockstitch.nn.slots.failures import Failure
 from lockstitch.nn.slots.forkable import obstacle
-from lockstitch.nn.slots.habits import Habit
 from lockstitch.nn.slots.lifting import SINGLE
 from lockstitch.nn.slots.mailbox import Mailbox, create_memory, spin_seconds_for
 from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory, create_file
@@ -41,7 +42,6 @@ from lockstitch.nn.slots.orders import Packer
 from lockstitch.nn.slots.own_passes import OwnPasses
 from lockstitch.nn.slots.packets import Leaves, Postbox
 from lockstitch.nn.slots.shared_leaves import forking_a_slot, share
-from lockstitch.transport.forks import abandon_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ class ForkSlot(Slot):
         self.statistics = SlotStatistics(parameter_bytes=share(blueprint.leaves, others))
         self._number = number
         self._module = weakref.ref(module)
-        self._habits = {kind: Habit() for kind in (FORWARD, BACKWARD)}
+        self._estimates = {kind: WorkEstimate() for kind in (FORWARD, BACKWARD)}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         rings, spin_seconds = create_memory(), spin_seconds_for(blueprint.slots)
         to_child, to_parent, crash_file = create_file(), create_file(), create_file()
@@ -103,14 +103,14 @@ class ForkSlot(Slot):
     ) -> OwnPass | None:
         if not self._own_passes.are_possible() or not self.is_alive:
             return None
-        if not all(habit.is_short for habit in self._habits.values()):
+        if not all(map(is_short, self._estimates.values())):
             return None
         module = self._module()
         if module is None or not self._own_passes.are_transparent(module):
             return None
         self._own_passes.prepare(module, leaves, fills_unused=fills_unused)
         self.statistics.passes += 1
-        return self._own_passes.timed(self._habits[FORWARD], state, self._number)
+        return self._own_passes.timed(self._estimates[FORWARD], state, self._number)
 
     def start(self, request: Request) -> None:
         if request.changes:
@@ -138,7 +138,7 @@ class ForkSlot(Slot):
 
     def _learn(self, kind: int, seconds: float | None) -> None:
         if seconds is not None:
-            self._habits[kind].learn(seconds)
+            self._estimates[kind].learn(seconds)
 
     def collect(self) -> Sequence[torch.Tensor | None]:
         self._collects += 1

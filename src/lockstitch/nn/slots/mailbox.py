@@ -21,6 +21,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.fences import Fence
+from lockstitch.memory.waiting import DurationEstimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,7 @@ class Mailbox:
         self._spin_seconds = spin_seconds
         self._now = now
         self._fence = Fence()
-        self._usual_seconds: dict[int, float] = {}
+        self._estimates: dict[int, DurationEstimate] = {}
 
     def __repr__(self) -> str:
         words, side = self._words, self._side
@@ -129,14 +130,17 @@ class Mailbox:
     def _wait(self, kind: int) -> bool:
         """Until a message is there; False if there will be none."""
         start = self._now()
-        usual = self._usual_seconds.get(kind, 0.0)
-        is_there = usual <= self._spin_seconds and self._spin(start + self._spin_seconds)
+        estimate = self._estimates.get(kind)
+        if estimate is None:
+            estimate = self._estimates[kind] = DurationEstimate(4 * SPIN_SECONDS)
+        is_there = estimate.usual_seconds <= self._spin_seconds and self._spin(
+            start + self._spin_seconds
+        )
         while not is_there:
             if not self._sleep(_FOR_MESSAGE, self.has_message):
                 return self.has_message()
             is_there = self.has_message()
-        waited = min(self._now() - start, 4 * SPIN_SECONDS)
-        self._usual_seconds[kind] = usual + (waited - usual) / 4
+        estimate.note(self._now() - start)
         return True
 
     def _spin(self, deadline: float) -> bool:

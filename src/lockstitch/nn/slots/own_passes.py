@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from lockstitch.memory.waiting import WorkEstimate
     from lockstitch.nn.slots.base import OwnPass
-    from lockstitch.nn.slots.habits import Habit
 
 _QUIET_PASSES: Final = 8
 
@@ -75,16 +75,20 @@ class OwnPasses:
         self._fills_unused = fills_unused
 
     def timed(
-        self, habit: Habit, state: int, number: int, note_draw: Callable[[], object] = bool
+        self,
+        estimate: WorkEstimate,
+        state: int,
+        number: int,
+        note_draw: Callable[[], object] = bool,
     ) -> OwnPass:
-        """A pass that `habit` learns from; where the caller's generator is not in `state` any more,
-        since the caller's own part has drawn random numbers, it draws those of slot `number`, after
-        `note_draw`."""
+        """A pass that `estimate` learns from. Where the caller's generator is not in `state` any
+        more, since the caller's own part has drawn random numbers, it draws those of slot `number`,
+        after `note_draw`."""
 
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Sequence[int]]:
             work = partial(self.run, args, kwargs)
             if generators.fingerprint() == state:
-                return habit.measure(work)  # type: ignore[no-any-return]
+                return estimate.measure(work)  # type: ignore[no-any-return]
             note_draw()
             with generators.kept():
                 generators.seed(generators.seed_for(state, number))

@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 import torch
 
-from lockstitch.transport.forks import abandon_in_child
+from lockstitch.forks import abandon_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -28,12 +28,12 @@ import torch
 
 from lockstitch.devices.kinds import is_host
 from lockstitch.errors import SlotDiedError
+from lockstitch.memory.waiting import WorkEstimate
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
-from lockstitch.nn.slots.base import Slot, SlotStatistics
+from lockstitch.nn.slots.base import Slot, SlotStatistics, is_short
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
-from lockstitch.nn.slots.habits import Habit
 from lockstitch.nn.slots.nesting import mark_inside
 from lockstitch.nn.slots.own_passes import OwnPasses
 from lockstitch.nn.slots.recomputing import Recomputing
@@ -75,7 +75,7 @@ class ThreadSlot(Slot):
         self._thread.start()
         self._end = weakref.finalize(self, self._desk.work.put, None)
         self._draws: dict[tuple[bool, bool], bool] = {}
-        self._habits = {kind: Habit() for kind in (FORWARD, BACKWARD, COLLECT)}
+        self._estimates = {kind: WorkEstimate() for kind in (FORWARD, BACKWARD, COLLECT)}
         self._recomputing = Recomputing()
         self._own_passes = OwnPasses(self.name)
         self._own: deque[_Work] = deque()
@@ -102,13 +102,13 @@ class ThreadSlot(Slot):
         module = self._module()
         if module is None or self._draws.get((module.training, True)) is not False:
             return None
-        habit = self._habits[FORWARD]
-        if not habit.is_short or not self._habits[BACKWARD].is_short:
+        estimate = self._estimates[FORWARD]
+        if not is_short(estimate) or not is_short(self._estimates[BACKWARD]):
             return None
         self._own_passes.prepare(module, leaves, fills_unused=fills_unused)
         self.statistics.passes += 1
         note_draw = partial(self._draws.__setitem__, (module.training, True), True)
-        return self._own_passes.timed(habit, state, self._number, note_draw)
+        return self._own_passes.timed(estimate, state, self._number, note_draw)
 
     @property
     def _is_at_rest(self) -> bool:
@@ -154,18 +154,18 @@ class ThreadSlot(Slot):
             self._executor.draws_random_numbers = draws
             return self._executor.forward(request)
 
-        self._post((FORWARD, request.number), run, self._habits[FORWARD])
+        self._post((FORWARD, request.number), run, self._estimates[FORWARD])
 
     def start_backward(self, order: BackwardOrder) -> None:
         self._start_going_back((BACKWARD, order.number), partial(self._executor.backward, order))
 
     def _start_going_back(self, key: Key, work: Callable[[], Any]) -> None:
         self._answers.expect(key)
-        habit = self._habits[BACKWARD]
+        estimate = self._estimates[BACKWARD]
         if self._recomputing.must_be_alone():
-            self._post(key, partial(self._recomputing.watch, work), habit, by_caller=True)
+            self._post(key, partial(self._recomputing.watch, work), estimate, by_caller=True)
         else:
-            self._post(key, work, habit)
+            self._post(key, work, estimate)
 
     def finish_backward(self, number: int) -> Gradients:
         return self._wait((BACKWARD, number))  # type: ignore[no-any-return]
@@ -173,17 +173,17 @@ class ThreadSlot(Slot):
     def collect(self) -> Sequence[torch.Tensor | None]:
         key = (COLLECT, 0)
         self._answers.expect(key)
-        self._post(key, self._executor.collect, self._habits[COLLECT])
+        self._post(key, self._executor.collect, self._estimates[COLLECT])
         return self._wait(key)  # type: ignore[no-any-return]
 
     def _post(
-        self, key: Key, work: Callable[[], Any], habit: Habit, *, by_caller: bool = False
+        self, key: Key, work: Callable[[], Any], estimate: WorkEstimate, *, by_caller: bool = False
     ) -> None:
         if not self.is_alive:
             raise SlotDiedError(self.name, "its thread has ended")
         self._run_own()  # in their order
-        item = key, partial(habit.measure, work), contextvars.copy_context()
-        if habit.is_short or by_caller:
+        item = key, partial(estimate.measure, work), contextvars.copy_context()
+        if is_short(estimate) or by_caller:
             self._own.append(item)
         else:
             self._desk.hand_over(item)

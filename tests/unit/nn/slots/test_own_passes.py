@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lockstitch.nn import DataParallel
-from lockstitch.nn.slots import habits, own_passes, thread
+from lockstitch.nn.slots import base, own_passes, thread
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.nesting import is_inside
 from lockstitch.nn.slots.own_passes import OwnPasses
@@ -113,7 +113,7 @@ class Counting(Executor):
 @pytest.fixture
 def count(monkeypatch):
     monkeypatch.setattr(thread, "Executor", Counting)
-    monkeypatch.setattr(habits, "SHORT_SECONDS", 1e9)
+    monkeypatch.setattr(base, "SHORT_SECONDS", 1e9)
     Counting.forwards = 0
 
     def count(model, passes, x=None):
@@ -237,7 +237,7 @@ class Memory:
 def test_short_passes_of_a_fork_are_the_callers_if_all_is_in_plain_sight(
     monkeypatch, short_seconds, keeps, is_own
 ):
-    monkeypatch.setattr(habits, "SHORT_SECONDS", short_seconds)
+    monkeypatch.setattr(base, "SHORT_SECONDS", short_seconds)
     model, x = DataParallel(Whose(keeps), ["fork"] * 2), torch.ones(4, 1)
     for _ in range(own_passes._QUIET_PASSES + 1):
         model.zero_grad()
@@ -252,7 +252,7 @@ def test_short_passes_of_a_fork_are_the_callers_if_all_is_in_plain_sight(
 
 
 def test_an_own_pass_of_a_fork_draws_the_numbers_that_the_fork_would(monkeypatch):
-    monkeypatch.setattr(habits, "SHORT_SECONDS", 1e9)
+    monkeypatch.setattr(base, "SHORT_SECONDS", 1e9)
     model, x, drawn = DataParallel(Noise(), ["fork"] * 2), torch.ones(4, 2), []
     with torch.random.fork_rng():
         for _ in range(own_passes._QUIET_PASSES + 2):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lockstitch.nn import DataParallel
-from lockstitch.nn.slots import habits
+from lockstitch.nn.slots import base
 from lockstitch.nn.slots.recomputing import Recomputing
 
 
@@ -82,7 +82,7 @@ THREADS = set()
 
 @pytest.mark.parametrize("computes_again", [True, False])
 def test_a_slot_that_is_a_thread_leaves_such_passes_to_the_caller(monkeypatch, computes_again):
-    monkeypatch.setattr(habits, "SHORT_SECONDS", 0.0)  # nothing is too short for the thread
+    monkeypatch.setattr(base, "SHORT_SECONDS", 0.0)  # nothing is too short for the thread
     model = DataParallel(Drops(computes_again), ["thread"] * 3)
     for _ in range(12):
         x = torch.ones(30_000, 3, requires_grad=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from lockstitch.errors import SlotDiedError
 from lockstitch.nn.parallel.modes import Modes
-from lockstitch.nn.slots import generators, habits
+from lockstitch.nn.slots import base, generators
 from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Request
 from lockstitch.nn.slots.lifting import lift
 from lockstitch.nn.slots.thread import ThreadSlot
@@ -70,20 +70,20 @@ def threads_of(slot, count):
 
 
 def test_the_first_pass_is_the_threads_and_short_ones_are_the_callers(make_slot, monkeypatch):
-    monkeypatch.setattr(habits, "SHORT_SECONDS", 1e9)
+    monkeypatch.setattr(base, "SHORT_SECONDS", 1e9)
     assert threads_of(make_slot(Where()), 4) == [False, True, True, True]
 
 
 def test_long_passes_stay_with_the_thread(make_slot, monkeypatch):
-    monkeypatch.setattr(habits, "SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(base, "SHORT_SECONDS", 0.0)
     assert threads_of(make_slot(Where()), 20) == [False] * 20
 
 
 def test_a_pass_that_has_become_long_goes_to_the_thread_again(make_slot, monkeypatch):
-    monkeypatch.setattr(habits, "SHORT_SECONDS", 1e9)
+    monkeypatch.setattr(base, "SHORT_SECONDS", 1e9)
     slot = make_slot(Where())
     threads_of(slot, 3)
-    monkeypatch.setattr(habits, "SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(base, "SHORT_SECONDS", 0.0)
     assert threads_of(slot, 2) == [False, False]
 
 

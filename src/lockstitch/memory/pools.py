@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
-from lockstitch.transport.blocks import Block, Ledger
+from lockstitch.memory.blocks import Block, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

@@ -15,7 +15,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from lockstitch.transport.forks import abandon_in_child
+from lockstitch.forks import abandon_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from lockstitch.transport import leases, tables
+from lockstitch.memory import leases, tables
 from tests.unit.transport.pairs import MB, Pair
 
 

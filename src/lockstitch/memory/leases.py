@@ -14,11 +14,11 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from lockstitch.transport.forks import abandon_in_child, tell_before_fork
-from lockstitch.transport.handover import descriptors_in
-from lockstitch.transport.mapping import Copy, Mapping
-from lockstitch.transport.segments import NOTE, TABLE
-from lockstitch.transport.tables import (
+from lockstitch.forks import abandon_in_child, tell_before_fork
+from lockstitch.memory.handover import descriptors_in
+from lockstitch.memory.mapping import Copy, Mapping
+from lockstitch.memory.segments import NOTE, TABLE
+from lockstitch.memory.tables import (
     COPIED,
     FREE,
     GONE,
@@ -34,8 +34,8 @@ from lockstitch.transport.tables import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.transport.handover import Handover, Note
-    from lockstitch.transport.reserve import Reserve
+    from lockstitch.memory.handover import Handover, Note
+    from lockstitch.memory.reserve import Reserve
 
 # Can be called, does nothing, and has no frame.
 _NOTHING: Final[Callable[[], object]] = int

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lockstitch.transport.blocks import MOST_BLOCKS, PAGE_BYTES, TRIAL_BLOCKS, Ledger, rounded
+from lockstitch.memory.blocks import MOST_BLOCKS, PAGE_BYTES, TRIAL_BLOCKS, Ledger, rounded
 
 MB = 1 << 20
 CAPACITY = 64 * MB

@@ -9,8 +9,8 @@ from collections import deque
 
 import pytest
 
-from lockstitch.transport import handover
-from lockstitch.transport.handover import Handover, begin, descriptors_in, offer, receive_beginning
+from lockstitch.memory import handover
+from lockstitch.memory.handover import Handover, begin, descriptors_in, offer, receive_beginning
 
 
 @pytest.fixture

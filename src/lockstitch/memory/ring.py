@@ -35,7 +35,7 @@ from lockstitch.fences import STORES_ARE_ORDERED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.transport.mapping import Mapping
+    from lockstitch.memory.mapping import Mapping
 
 IS_AVAILABLE: Final = STORES_ARE_ORDERED
 """Whether the order of plain loads and stores is the one that is written here."""

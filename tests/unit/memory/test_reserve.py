@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from lockstitch.transport.reserve import Reserve
+from lockstitch.memory.reserve import Reserve
 
 
 def open_files() -> int:

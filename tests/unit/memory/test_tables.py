@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from lockstitch.transport import mapping, tables
-from lockstitch.transport.tables import (
+from lockstitch.memory import mapping, tables
+from lockstitch.memory.tables import (
     FREE,
     KEPT,
     LENT,

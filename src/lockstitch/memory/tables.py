@@ -17,12 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.fences import STORES_ARE_ORDERED
-from lockstitch.transport.blocks import MOST_BLOCKS, PAGE_BYTES
+from lockstitch.memory.blocks import MOST_BLOCKS, PAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.transport.mapping import Mapping
+    from lockstitch.memory.mapping import Mapping
 
 FREE: Final = 0
 NEW: Final = 1  # lent for the first time: its descriptor is still to be received

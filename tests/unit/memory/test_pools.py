@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lockstitch.memory import pools
+from lockstitch.memory.pools import IDLE_SECONDS, PoolStatistics, default_capacity
+from lockstitch.memory.warm import WarmBuffers
 from lockstitch.testing import ManualClock
-from lockstitch.transport import pools
-from lockstitch.transport.pools import IDLE_SECONDS, PoolStatistics, default_capacity
-from lockstitch.transport.warm import WarmBuffers
 
 MB = 1 << 20
 

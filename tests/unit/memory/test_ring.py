@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockstitch.transport import ring
-from lockstitch.transport.ring import (
+from lockstitch.memory import ring
+from lockstitch.memory.ring import (
     AWAKE,
     CAPACITY,
     RING_BYTES,

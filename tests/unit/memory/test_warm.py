@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from lockstitch.transport.warm import LEAST_BYTES, WarmBuffers
+from lockstitch.memory.warm import LEAST_BYTES, WarmBuffers
 
 
 @pytest.fixture

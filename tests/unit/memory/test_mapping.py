@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lockstitch.devices import pinned
-from lockstitch.transport import mapping
-from lockstitch.transport.mapping import Mapping, create
+from lockstitch.memory import mapping
+from lockstitch.memory.mapping import Mapping, create
 
 SIZE = 1 << 16
 

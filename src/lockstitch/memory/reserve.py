@@ -12,7 +12,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.transport.forks import abandon_in_child
+from lockstitch.forks import abandon_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
-from lockstitch.transport.pools import Pool
+from lockstitch.memory.pools import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from lockstitch.transport.blocks import Block
+    from lockstitch.memory.blocks import Block
 
 LEAST_BYTES: Final = 1 << 20
 _OURS: Final = "ours"

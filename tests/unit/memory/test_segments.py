@@ -14,10 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lockstitch.transport import tables
-from lockstitch.transport.blocks import TRIAL_BLOCKS
-from lockstitch.transport.pools import IDLE_SECONDS
-from lockstitch.transport.segments import LEAST_BYTES
+from lockstitch.memory import tables
+from lockstitch.memory.blocks import TRIAL_BLOCKS
+from lockstitch.memory.pools import IDLE_SECONDS
+from lockstitch.memory.segments import LEAST_BYTES
 from tests.unit.transport.pairs import MB, Pair, mapped_bytes
 from tests.unit.transport.streams import receive_all, wait_for_connection
 

@@ -30,12 +30,12 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
-from lockstitch.transport import mapping
-from lockstitch.transport.blocks import Block, Ledger
-from lockstitch.transport.forks import abandon_in_child
-from lockstitch.transport.pools import Pool
-from lockstitch.transport.reserve import Reserve
-from lockstitch.transport.tables import (
+from lockstitch.forks import abandon_in_child
+from lockstitch.memory import mapping
+from lockstitch.memory.blocks import Block, Ledger
+from lockstitch.memory.pools import Pool
+from lockstitch.memory.reserve import Reserve
+from lockstitch.memory.tables import (
     COPIED,
     FREE,
     GONE,
@@ -49,8 +49,8 @@ from lockstitch.transport.tables import (
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from lockstitch.transport.handover import Handover
-    from lockstitch.transport.mapping import Mapping
+    from lockstitch.memory.handover import Handover
+    from lockstitch.memory.mapping import Mapping
 
 LEAST_BYTES: Final = 16 * 1024
 """Less than this goes by the stream, which is quicker then."""
