@@ -11,11 +11,12 @@ was: the tensor until its chunk is consumed, the ring until the chunk is told.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from lockstitch.collectives.arithmetic import (
+    UNSCALED,
     fold,
     outputs_of,
     result_scale,
@@ -23,11 +24,14 @@ from lockstitch.collectives.arithmetic import (
 )
 from lockstitch.collectives.copying import copy
 from lockstitch.collectives.shared_memory.definitions import block_bytes_for
-from lockstitch.collectives.shared_memory.operations import Operation
+from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lockstitch.collectives.fusion import Piece
+    from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.shared_memory.definitions import Definition
     from lockstitch.collectives.shared_memory.operations import Part, Room
 
 DEPTH: Final = 2
@@ -36,29 +40,56 @@ DEPTH: Final = 2
 class InChunks(Operation):
     """See the module."""
 
+    def __init__(self, handle: Handle[Any], definition: Definition) -> None:
+        super().__init__(handle, definition)
+        assert self.request.reduction is not None
+        self._factor = self.request.reduction.prescale
+        self._fold = definition.fold
+        self._result_scale = UNSCALED
+        # From when it is prepared:
+        self.ring = NOWHERE
+        self._chunk_bytes = 0
+        self._chunks: list[tuple[Piece, ...]] = []
+        self._sources: list[list[torch.Tensor]] = []
+        # From when all parts are known:
+        self._results: list[torch.Tensor] = []
+        self._gathered: list[torch.Tensor] = []
+        """What the results are put together in, where these are not in order themselves."""
+        self._sinks: list[list[torch.Tensor]] = []
+        self._has_slices = False
+        self._index = 0
+        """Of this rank, among those present."""
+        self._peer: Part | None = None
+        """The other one of two, while this rank's own part can be read from the tensor itself."""
+        self._block_bytes = 0
+        self._scratch: torch.Tensor | None = None
+        # How many chunks are in the ring, reduced (this rank's slice of each), and read.
+        self.produced = self.reduced = self.consumed = 0
+        # Whether this was begun with the next chunk: if so, an interrupt came in between.
+        self._is_reducing = self._is_consuming = False
+
+    @property
+    def _own(self) -> Part:
+        return self.present[self._index]
+
     def prepare(self, room: Room) -> int:
         """Fills the first chunks; returns where the ring is."""
-        assert self.request.reduction is not None
         self._chunk_bytes = room.chunk_bytes
         self._chunks = self.definition.chunks(room.chunk_bytes)
         flat = [tensor.contiguous().view(-1) for tensor in self.request.tensors]
         self._sources = self._cut(flat)
-        self._factor = self.request.reduction.prescale
         slots = min(2 * DEPTH, len(self._chunks))
         self.ring = room.take(
             self, slots * self._chunk_bytes if slots > 1 else self.definition.layout.size
         )
-        self.produced = self.consumed = 0
         self._produce(room)
         return self.ring
 
     def begin(self, parts: list[Part | None], present: list[Part], position: int) -> None:
         super().begin(parts, present, position)
         assert self.request.reduction is not None
-        self._fold = self.definition.fold
         self._result_scale = result_scale(self.request.reduction, len(parts))
         self._results = outputs_of(self.request)
-        # What is not in order is put together elsewhere first.
         self._gathered = [
             out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
             for out in self._results
@@ -67,15 +98,10 @@ class InChunks(Operation):
         self._has_slices = len(present) > 2
         own = parts[position]
         assert own is not None
-        self._own = own
         self._index = present.index(own)
-        self.reduced = 0
-        # Whether this was begun with the next chunk: if so, an interrupt came in between.
-        self._is_reducing = self._is_consuming = False
         if self._has_slices:
             self._block_bytes = block_bytes_for(len(present))
             self._scratch = torch.empty(self._block_bytes, dtype=torch.uint8)
-        # Of two, this rank's own part is read from the tensor itself where it is still there.
         is_own_intact = self._factor == 1.0 and len(present) == 2
         self._peer = present[1 - self._index] if is_own_intact else None
 
@@ -173,6 +199,7 @@ class InChunks(Operation):
         """All ranks' parts of it into this rank's, in blocks."""
         out, combine_two = tensors[self._index], self._fold
         length = self._block_bytes // out.dtype.itemsize
+        assert self._scratch is not None
         space = self._scratch.view(out.dtype)
         for begin in range(0, len(out), length):
             sink = out[begin : begin + length]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstitch.collectives.arithmetic import outputs_of, result_scale
 from lockstitch.collectives.copying import copy
@@ -12,17 +12,16 @@ from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, 
 if TYPE_CHECKING:
     import torch
 
+    from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.shared_memory.definitions import Definition
     from lockstitch.collectives.shared_memory.operations import Part, Room
 
 
 class InPlace(Operation):
     """See the module; for allreduces of which at least one rank's tensor lives in its arena."""
 
-    def begin(self, parts: list[Part | None], present: list[Part], position: int) -> None:
-        super().begin(parts, present, position)
-        own = parts[position]
-        assert own is not None
-        self._own = own
+    def __init__(self, handle: Handle[Any], definition: Definition) -> None:
+        super().__init__(handle, definition)
         self._own_place = NOWHERE
         """Where this rank's tensor is copied to, if it does not live there."""
         self._is_staged = False
@@ -32,6 +31,13 @@ class InPlace(Operation):
         each other tensor, and scaling) the first has had, and its version with the last of them. An
         interrupt may come when torch has made a change and nobody has noted it; the version tells.
         """
+        self._results: list[torch.Tensor] = []
+
+    @property
+    def _own(self) -> Part:
+        own = self.parts[self.position]
+        assert own is not None
+        return own
 
     def step(self, room: Room) -> bool:
         if not self._own.produced:

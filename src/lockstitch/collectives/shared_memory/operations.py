@@ -100,6 +100,8 @@ class Operation:
         self.definition = definition
         self.parts: list[Part | None] = []
         self.present: list[Part] = []
+        self.position = 0
+        """This rank's, among the parts."""
         self.held: list[int] = []
         """Places in this rank's arena, to be given back when all others are done."""
         self.unread = 0

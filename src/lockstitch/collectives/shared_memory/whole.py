@@ -3,7 +3,7 @@ from all of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -13,6 +13,8 @@ from lockstitch.collectives.requests import Kind
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 
 if TYPE_CHECKING:
+    from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.shared_memory.definitions import Definition
     from lockstitch.collectives.shared_memory.operations import Part, Room
 
 # What is smaller is in the cache anyway, whichever copy of it is read.
@@ -22,9 +24,11 @@ _CACHED_BYTES: Final = 1 << 16
 class Whole(Operation):
     """See the module."""
 
-    _value: object
-    _is_begun = False
-    """Whether the result may have been written, in part, before an interrupt."""
+    def __init__(self, handle: Handle[Any], definition: Definition) -> None:
+        super().__init__(handle, definition)
+        self._value: object = None
+        self._is_begun = False
+        """Whether the result may have been written, in part, before an interrupt."""
 
     def prepare(self, room: Room) -> int:
         """Copies the tensors; returns where they are."""
