@@ -1,5 +1,12 @@
-"""Sphinx settings: pages in Markdown, the reference from docstrings, nothing from the network."""
+"""Sphinx settings: pages in Markdown, the reference from docstrings.
 
+A build needs nothing from the network. Where `DOCS_ONLINE=1` is set, as the workflow that publishes
+the site does, names of Python and of PyTorch become links to their documentation (the lists of what
+is where are fetched from there), and the sidebar has a link to the other versions, which stand
+beside this one only on the published site.
+"""
+
+import os
 import pkgutil
 import re
 
@@ -12,10 +19,30 @@ release = version = lockstitch.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
+is_online = os.environ.get("DOCS_ONLINE") == "1"
+if is_online:
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_timeout = 20
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+    }
 myst_heading_anchors = 3
 
 html_theme = "furo"
-html_title = "Lockstitch"
+html_title = f"Lockstitch {release}"
+if is_online:
+    templates_path = ["templates"]
+    html_sidebars = {
+        "**": [
+            "sidebar/brand.html",
+            "sidebar/search.html",
+            "sidebar/scroll-start.html",
+            "sidebar/navigation.html",
+            "versions.html",
+            "sidebar/scroll-end.html",
+        ]
+    }
 
 default_role = "code"  # our docstrings write `name`, as Markdown does
 autodoc_typehints = "signature"

@@ -1,7 +1,7 @@
-"""Draws the pictures of the documentation: `python docs/drawings/draw.py` writes them beside itself.
+"""Draws the pictures of the documentation; `python docs/drawings/draw.py` writes them here.
 
-Each picture is a list of boxes, arrows and words on a card of its own, which is light or dark as the
-reader's system is. A test sees to it that the files are what this program draws.
+Each picture is a list of boxes, arrows and words on a card of its own, which is light or dark as
+the reader's system is. A test sees to it that the files are what this program draws.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 
 
 class Picture:
+    """What is drawn so far, and what it tells those who cannot see it."""
+
     def __init__(self, width: int, height: int, told: str) -> None:
         self.told = told
         self.width, self.height = width, height
@@ -61,7 +63,7 @@ class Picture:
         else:
             self.words(middle, y + height // 2 + 5, name)
 
-    def words(
+    def words(  # noqa: PLR0913 - where, what, and how it looks
         self,
         x: int,
         y: int,
@@ -82,8 +84,8 @@ class Picture:
         width = 1.5 if kind == "thin" else 2.5
         dashes = ' stroke-dasharray="6 5"' if dashed else ""
         self.parts.append(
-            f'<path class="{kind}" d="{path}" stroke-width="{width}" stroke-linecap="round"{dashes} '
-            f'marker-end="url(#{kind})"/>'
+            f'<path class="{kind}" d="{path}" stroke-width="{width}" stroke-linecap="round"'
+            f'{dashes} marker-end="url(#{kind})"/>'
         )
 
     def line(self, path: str) -> None:
@@ -91,13 +93,15 @@ class Picture:
 
     def _rectangle(self, kind: str, x: int, y: int, width: int, height: int, round_: int) -> None:
         self.parts.append(
-            f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="{round_}"/>'
+            f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" '
+            f'rx="{round_}"/>'
         )
 
     def svg(self) -> str:
         tips = "".join(
             f'<marker id="{kind}" viewBox="0 0 10 10" refX="8" refY="5" markerWidth="{size}" '
-            f'markerHeight="{size}" orient="auto"><path class="{kind}-tip" d="M0 1L9 5L0 9z"/></marker>'
+            f'markerHeight="{size}" orient="auto">'
+            f'<path class="{kind}-tip" d="M0 1L9 5L0 9z"/></marker>'
             for kind, size in (("one", 4.5), ("two", 4.5), ("thin", 7))
         )
         lines = [
@@ -202,6 +206,7 @@ PICTURES = {"stitch": stitch, "call": call, "reference": reference, "reduction":
 
 
 def drawn() -> dict[Path, str]:
+    """All pictures, with the files that they belong in."""
     return {HERE / f"{name}.svg": draw().svg() for name, draw in PICTURES.items()}
 
 
