@@ -30,8 +30,8 @@ How it works, in the order in which one reads it:
 from __future__ import annotations
 
 from lockstitch.autograd.api import backward, context, get_gradients
-from lockstitch.autograd.compat import ContextView as DistAutogradContext
 from lockstitch.autograd.compat import (  # noqa: F401 - programs reach for them by these names
+    DistAutogradContext,
     _current_context,
     _get_debug_info,
     _get_max_id,

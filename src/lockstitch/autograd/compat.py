@@ -17,7 +17,8 @@ from lockstitch.runtime.worker import current_worker
 if TYPE_CHECKING:
     import torch
 
-    from lockstitch.autograd.context import DistAutogradContext, Send
+    from lockstitch.autograd.context import DistAutogradContext as Context
+    from lockstitch.autograd.context import Send
     from lockstitch.autograd.torch_internals import Node
     from lockstitch.ids import GlobalId
 
@@ -64,10 +65,10 @@ class SendView:
         return tuple([_torchs(*alias.next_functions[0]) for alias in self._send.aliases])
 
 
-class ContextView:
+class DistAutogradContext:
     """A context with torch's private methods."""
 
-    def __init__(self, context: DistAutogradContext) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
 
     def _context_id(self) -> int:
@@ -90,16 +91,16 @@ def _init(_worker_id: int) -> None:
     """Contexts need no set-up of their own here."""
 
 
-def _new_context() -> ContextView:
-    return ContextView(service().new_context())
+def _new_context() -> DistAutogradContext:
+    return DistAutogradContext(service().new_context())
 
 
-def _current_context() -> ContextView:
-    return ContextView(service().current_context())
+def _current_context() -> DistAutogradContext:
+    return DistAutogradContext(service().current_context())
 
 
-def _retrieve_context(context_id: int) -> ContextView:
-    return ContextView(service().find_context(context_id))
+def _retrieve_context(context_id: int) -> DistAutogradContext:
+    return DistAutogradContext(service().find_context(context_id))
 
 
 def _is_valid_context(context_id: int) -> None:
