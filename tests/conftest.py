@@ -7,6 +7,7 @@ that waits for the garbage collector) is given a moment first.
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read once, when torch is first imported
@@ -71,3 +72,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays to the end: the garbage collector, called after
+    many tests, need not look at half a million objects each time."""
+    gc.collect()
+    gc.freeze()

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 # Descriptors that matter: what talks to somebody. Plain files come and go with the tools around us.
 _TALKING = ("socket:", "pipe:", "anon_inode:", "/memfd:")
-_PAUSE_SECONDS = 0.02
+# Most of what ends by itself takes a moment only.
+_FIRST_PAUSE_SECONDS = 0.001
+_LONGEST_PAUSE_SECONDS = 0.02
 
 
 @contextlib.contextmanager
@@ -65,12 +67,13 @@ class Inventory:
     def wait_until_nothing_new(self, timeout_seconds: float) -> list[str]:
         """The names of what is held now and was not then, once there is none or time is over."""
         patience = Patience(timeout_seconds)
-        pause = threading.Event()
+        never, seconds = threading.Event(), _FIRST_PAUSE_SECONDS
         while new := self._new():
             if patience.is_over():
                 return sorted(new)
             gc.collect()
-            pause.wait(_PAUSE_SECONDS)
+            never.wait(seconds)
+            seconds = min(2 * seconds, _LONGEST_PAUSE_SECONDS)
         return []
 
     def _new(self) -> list[str]:
@@ -122,8 +125,10 @@ def _segments() -> dict[object, str]:
     # While a worker lives it keeps segments for the next messages: they end with it.
     if living_workers():
         return {}
-    lines = (line.split() for line in _read(Path("/proc/self/maps")).splitlines())
-    ranges = [line[0] for line in lines if line[5:6] == [f"/memfd:{mapping.NAME}"]]
+    file = f"/memfd:{mapping.NAME}"
+    lines = _read(Path("/proc/self/maps")).splitlines()
+    places = [line.split() for line in lines if file in line]  # few of thousands
+    ranges = [place[0] for place in places if place[5] == file]
     return {("segment", each): f"shared memory at {each}" for each in ranges}
 
 
