@@ -19,6 +19,7 @@ from lockstitch.runtime.functions import (
     qualified_name,
     resolve,
 )
+from tests.labels import steady
 
 
 def plain() -> None: ...
@@ -73,7 +74,7 @@ NOT_A_FUNCTION = 3
         torch.nn.Linear,
         dict,
     ],
-    ids=str,
+    ids=steady,
 )
 def test_name_leads_back_to_the_very_function(function: Any) -> None:
     name = qualified_name(function)
@@ -92,7 +93,7 @@ def test_name_leads_back_to_the_very_function(function: Any) -> None:
         [].append,
         "text".upper,
     ],
-    ids=str,
+    ids=steady,
 )
 def test_what_no_module_holds_has_no_name(function: Any) -> None:
     assert qualified_name(function) is None

@@ -10,6 +10,7 @@ import torch
 
 from lockstitch.errors import PeerDiedError, SerializationError
 from lockstitch.trust.registry import Registry
+from tests.labels import steady
 
 
 class Model:
@@ -46,7 +47,7 @@ def test_register_is_a_decorator_and_may_be_repeated() -> None:
     assert len(registry) == 2
 
 
-@pytest.mark.parametrize("thing", [lambda: 1, functools.partial(double), 3, Model()], ids=repr)
+@pytest.mark.parametrize("thing", [lambda: 1, functools.partial(double), 3, Model()], ids=steady)
 def test_what_has_no_name_cannot_be_registered(thing: object) -> None:
     with pytest.raises(TypeError, match="has no name"):
         Registry([thing])

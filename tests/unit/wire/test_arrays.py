@@ -18,6 +18,7 @@ from lockstitch.wire.encodings import PicklingRegistry
 from lockstitch.wire.messages import Payload
 from lockstitch.wire.pickling import pack
 from lockstitch.wire.unpickling import discard, unpack
+from tests.labels import steady
 
 
 def registry() -> PicklingRegistry:
@@ -70,7 +71,7 @@ def test_scalars_cross(scalar: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "array", [numpy.array([object()]), numpy.zeros(2, dtype=[("a", "i4"), ("b", "O")])], ids=str
+    "array", [numpy.array([object()]), numpy.zeros(2, dtype=[("a", "i4"), ("b", "O")])], ids=steady
 )
 def test_arrays_of_objects_are_refused_where_they_are_sent(array: Any) -> None:
     with pytest.raises(SerializationError, match="cannot be sent in a job with a registry"):

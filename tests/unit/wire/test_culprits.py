@@ -11,6 +11,7 @@ import pytest
 from lockstitch.trust.registry import Registry
 from lockstitch.wire.culprits import describe_culprit
 from lockstitch.wire.encodings import PicklingRegistry
+from tests.labels import steady
 
 LOCK = threading.Lock()
 
@@ -67,7 +68,7 @@ def found(value: Any, registry: PicklingRegistry | None = None) -> str:
         (functools.partial(closure_over(LOCK)), "it.func's variable thing"),
         (naming_a_global(), "it's global lock"),
     ],
-    ids=str,
+    ids=steady,
 )
 def test_the_innermost_part_is_named(value: Any, path: str) -> None:
     assert found(value).startswith(f"{path} is ")

@@ -35,6 +35,7 @@ from lockstitch.wire.encodings import (
 from lockstitch.wire.messages import Payload
 from lockstitch.wire.pickling import pack, pack_flat
 from lockstitch.wire.unpickling import discard, unpack
+from tests.labels import steady
 from tests.unit.wire.road import REGISTRY, cross
 
 
@@ -284,7 +285,7 @@ def test_what_cannot_be_pickled_is_named(make: Any) -> None:
             pack(value, REGISTRY)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: [f], lambda f: lambda: f], ids=str)
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: [f], lambda f: lambda: f], ids=steady)
 def test_futures_are_refused_in_the_incumbents_words(wrap: Any) -> None:
     with pytest.raises(RuntimeError, match=r"Can not pickle torch\.futures\.Future"):
         pack(wrap(torch.futures.Future()), REGISTRY)
