@@ -12,9 +12,13 @@ PYTHON ?= $(firstword $(foreach python, python3 python3.13 python3.12 python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Where this is set, each of the many processes that tests start would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 DEMO = examples/digits/train.py
 TESTS = tests
+# Many tests wait, for processes that start or for a clock: meanwhile another works.
+TWO_AT_ONCE = -n 2 --dist worksteal
 
 .PHONY: help demo test test-gpu test-again test-all test-matrix lint format bench docs package clean
 
@@ -25,7 +29,7 @@ demo: $(VENV)/installed-demo  ## train a split model on handwritten digits; comp
 	python $(DEMO)
 
 test: $(VENV)/installed-dev  ## the quick suite, warnings as errors
-	python -m pytest -m "not slow" $(TESTS)
+	python -m pytest $(TWO_AT_ONCE) -m "not slow" $(TESTS)
 	@if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
 		$(MAKE) test-gpu; fi
 

@@ -18,7 +18,7 @@ if os.environ.get("LOCKSTITCH_TEST_GPU", "0") in ("", "0"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -72,6 +72,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+HAS_CRASHED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(sched: Any) -> None:
+    """A process of xdist died within a test. Another takes its place, and the run goes on."""
+    sched.config.stash[HAS_CRASHED] = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A crash is nothing to try again: `--last-failed` then finds nothing, which is a failure."""
+    if session.config.stash.get(HAS_CRASHED, False) and session.config.cache is not None:
+        session.config.cache.set("cache/lastfailed", {})
 
 
 def pytest_collection_finish() -> None:

@@ -39,7 +39,7 @@ def run_demo(picture: Path, *arguments: str, launcher=()) -> subprocess.Complete
 def test_demo_learns_and_equals_one_process(tmp_path, launcher):
     picture = tmp_path / "new folder" / "curve.png"
 
-    demo = run_demo(picture, "--epochs", "8", launcher=launcher)
+    demo = run_demo(picture, "--epochs", "5", launcher=launcher)
 
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert demo.stdout.count("✓") >= 2  # losses and parameters
