@@ -4,6 +4,7 @@ right, or the session has ended on all ranks. Nothing is added twice, nobody wai
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +85,15 @@ class Attempt(Interrupter):
             sys.setprofile(None)
 
 
+@functools.cache
+def values_of(rank: int, count: int) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank))
+
+
 def made(session: Session, count: int, is_resident: bool) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(session.rank)
-    values = torch.randn(count, generator=generator)
-    return session.resident((count,), torch.float32).copy_(values) if is_resident else values
+    values = values_of(session.rank, count)
+    memory = session.resident((count,), torch.float32) if is_resident else torch.empty(count)
+    return memory.copy_(values)
 
 
 def submitted(session: Session, tensors: tuple[torch.Tensor, ...]) -> Handle[Any]:
