@@ -38,8 +38,11 @@ def test_calls_without_an_answer_raise_and_work_goes_on(cluster: LocalCluster) -
 
 def test_one_who_only_called_us_is_found_to_live(cluster: LocalCluster) -> None:
     assert call(cluster[1], 0, here)[0] == "worker0"
+    told: list[object] = []
+    cluster[0].agent.on_connection_lost(lambda worker, _error: told.append(worker))
     cluster.reset("worker0", "worker1")
-    wait_until(lambda: len(cluster[0].agent.peers.channels()) == 2)  # it was called back
+    wait_until(lambda: told == [cluster[1].id])  # it was called back, or has called anew
+    assert not cluster[0].agent.is_lost(cluster[1].id)
     assert call(cluster[1], 0, here)[0] == "worker0"
     assert call(cluster[0], 1, here)[0] == "worker1"
 
