@@ -2,6 +2,7 @@
 
 distributed.py   DistributedOptimizer: one optimizer on each owner, one step for all
 local.py         one owner's optimizer, safe while backward passes are in flight
+eager.py         torch's optimizers without its compiler, which takes seconds to import
 states.py        the owners' states as one, and back
 turns.py         steps on one owner exclude each other
 

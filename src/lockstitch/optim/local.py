@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstitch.optim import eager
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
@@ -52,7 +54,8 @@ class LocalOptimizer:
     ) -> None:
         self._pairs = [(parameter, _alias(parameter)) for parameter in parameters]
         self._lock = lock
-        self.optim = optimizer_class([alias for _, alias in self._pairs], *args, **kwargs)
+        aliases = [alias for _, alias in self._pairs]
+        self.optim = eager.make(optimizer_class, aliases, *args, **kwargs)
 
     def step(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """Updates each parameter that has a gradient among `gradients`; leaves the others alone.
@@ -65,7 +68,7 @@ class LocalOptimizer:
                 alias.data = parameter.data
                 alias.grad = gradients.get(parameter)
             try:
-                self.optim.step()
+                eager.step(self.optim)
             finally:
                 for parameter, alias in self._pairs:
                     alias.grad = None
@@ -76,12 +79,12 @@ class LocalOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """That of the optimizer, between two steps; parameters are numbered in their order."""
         with self._lock:
-            return copy.deepcopy(self.optim.state_dict())
+            return copy.deepcopy(eager.method(self.optim, "state_dict")())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from that state. Raises `ValueError` where it does not fit."""
         with self._lock:
-            self.optim.load_state_dict(state)
+            eager.method(self.optim, "load_state_dict")(state)
 
 
 def _alias(parameter: Any) -> Any:
