@@ -19,8 +19,11 @@ DEMO = examples/digits/train.py
 TESTS = tests
 # Many tests wait, for processes that start or for a clock: meanwhile another works.
 TWO_AT_ONCE = -n 2 --dist worksteal
+SPELT = src tests docs examples benchmarks packaging changelog.d .github $(wildcard *.md) Makefile \
+	pyproject.toml
 
-.PHONY: help demo test test-gpu test-again test-all test-matrix lint format bench docs package clean
+.PHONY: help demo test test-gpu test-again test-all test-matrix coverage lint format bench docs \
+	package changelog clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -42,9 +45,16 @@ test-again: $(VENV)/installed-dev  ## the tests that failed last time
 test-all: $(VENV)/installed-dev  ## the whole suite, with the thorough profile of the property tests
 	HYPOTHESIS_PROFILE=thorough python -m pytest $(TESTS)
 
-lint: $(VENV)/installed-dev  ## style, types, floors
+coverage: $(VENV)/installed-coverage  ## how much of the code the unit and cluster tests run; has a floor
+	coverage erase
+	coverage run -m pytest -m "not slow" tests/unit tests/cluster
+	coverage combine --quiet
+	coverage report
+
+lint: $(VENV)/installed-dev  ## style, spelling, types, floors
 	ruff check
 	ruff format --check
+	codespell $(SPELT)
 	mypy
 	lint-imports
 	python -m tests.rules
@@ -63,18 +73,22 @@ docs: $(VENV)/installed-docs  ## the site, into docs/_build/html, built anew; a 
 test-matrix:  ## the core of the suite on each version of torch, in environments of their own
 	$(PYTHON) -m tests.matrix
 
-package: $(VENV)/installed-package  ## sdist and wheel into dist, checked; twice, which gives the same bytes
+package: $(VENV)/installed-package  ## sdist, and a wheel out of it, into dist; checked, and the same bytes straight from here
 	rm -rf dist
 	python -m build --outdir dist
-	python -m build --outdir dist/again
+	python -m build --sdist --wheel --outdir dist/again
 	for file in dist/again/*; do cmp "$$file" "dist/$${file##*/}" || exit 1; done
 	rm -r dist/again
 	twine check --strict dist/*
 	check-wheel-contents dist/*.whl
 
+changelog: $(VENV)/installed-changelog  ## `make changelog VERSION=0.1.0` gathers the fragments of changelog.d
+	@test -n "$(VERSION)" || { echo "Which version? make changelog VERSION=0.1.0" >&2; exit 1; }
+	towncrier build --yes --version "$(VERSION)"
+
 clean:  ## remove the environment and everything that was built
 	rm -rf $(VENV) .matrix build dist docs/_build out .pytest_cache .mypy_cache .ruff_cache \
-		.import_linter_cache .hypothesis
+		.import_linter_cache .hypothesis .coverage .coverage.* htmlcov
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # A stamp per set of extras: pip runs again only when the requirements changed.

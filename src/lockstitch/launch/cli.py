@@ -10,6 +10,7 @@ import shutil
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,9 +19,6 @@ from rich.console import Console
 
 from lockstitch import __version__
 from lockstitch.board.muster import MusterOptions
-from lockstitch.doctor.libraries import look_at_libraries
-from lockstitch.doctor.report import show
-from lockstitch.doctor.surroundings import look_around
 from lockstitch.launch import options
 from lockstitch.launch.elastic import Elasticity, ElasticJob
 from lockstitch.launch.hosts import Slots, is_here, parse_hostfile, parse_hosts
@@ -235,8 +233,13 @@ def doctor() -> None:
 
     The exit status is 1 if something is.
     """
-    findings = itertools.chain(look_at_libraries(), look_around(os.environ))
-    raise typer.Exit(1 if show(findings, Console()) else 0)
+    # Imported for this alone: `run` has no use for it, and a job waits for its launcher.
+    libraries, surroundings, report = (
+        import_module(f"lockstitch.doctor.{name}")
+        for name in ("libraries", "surroundings", "report")
+    )
+    findings = itertools.chain(libraries.look_at_libraries(), surroundings.look_around(os.environ))
+    raise typer.Exit(1 if report.show(findings, Console()) else 0)
 
 
 @dataclass

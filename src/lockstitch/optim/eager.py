@@ -43,7 +43,7 @@ def make(
     """`optimizer_class(parameters, *args, **kwargs)`."""
     if not isinstance(optimizer_class, type) or not _is_plain(optimizer_class):
         return optimizer_class(parameters, *args, **kwargs)
-    optimizer: Any = optimizer_class.__new__(optimizer_class)
+    optimizer: Any = object.__new__(optimizer_class)
     # The constructor calls it by this name.
     optimizer.add_param_group = method(optimizer, "add_param_group")
     optimizer.__init__(parameters, *args, **kwargs)
