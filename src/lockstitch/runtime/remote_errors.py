@@ -48,6 +48,7 @@ _CALLERS: Final = {
     (os.path.join("rref", "proxy.py"), "run_method"),
     (os.path.join("nn", "api", "remote_module.py"), "_create_module"),
     (os.path.join("optim", "local.py"), "__init__"),
+    (os.path.join("optim", "eager.py"), "make"),
 }
 """The functions of ours, by file, that call users' functions and classes."""
 
