@@ -2,7 +2,7 @@
 
 torch keeps its compiler out of some methods of `torch.optim.Optimizer`, and tells it where the mode
 of gradients changes in a step. For that it imports `torch._dynamo` when the first optimizer of a
-process is made: 800 modules, a second or two, and some 80 MB, on each owner of parameters. Nothing
+process is made: 800 modules, a second or two, and some 70 MB, on each owner of parameters. Nothing
 is being compiled in a process that has not imported it, so there the same functions are called
 without those wrappers. Their results are the same.
 
