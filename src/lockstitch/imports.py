@@ -10,7 +10,8 @@ import too. Hence nobody keeps the turn while it waits for others (`suspend`); a
 that waits so has defined already may be used, since nobody can wait for the rest of it.
 
 A thread of the program may import at the same time. Then an import of ours that met it in a circle
-is begun again: Python has taken back what there was of it.
+is begun again: Python has taken back what there was of it. So is one that misses the package which
+it was about: if the program's thread is the one that Python turns away, it takes that package back.
 """
 
 from __future__ import annotations
@@ -147,12 +148,6 @@ def is_complete(module: str) -> bool:
     return found is not None and not getattr(
         getattr(found, "__spec__", None), "_initializing", False
     )
-
-
-IMPORTS: Final = Imports()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=IMPORTS.begin_anew)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -86,6 +86,28 @@ def test_a_key_error_of_its_own_is_the_modules_affair() -> None:
         Imports().find("some.package", "x", find)
 
 
+def test_a_package_that_another_thread_takes_back_meanwhile_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "taken_back"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "part.py").write_text(
+        "import sys\ndel sys.modules['taken_back']\ndef run(): return 7\n"
+    )
+    (package / "wrong.py").write_text(
+        "import taken_back\n"
+        "taken_back.times = getattr(taken_back, 'times', 0) + 1\n"
+        "{}['its own affair']\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert Imports().module("taken_back.part").run() == 7
+    assert loads(b"ctaken_back.part\nrun\n.")() == 7
+    with pytest.raises(KeyError, match="its own affair"):
+        Imports().module("taken_back.wrong")
+    assert sys.modules["taken_back"].times == 1
+
+
 def test_what_is_there_takes_no_turn() -> None:
     imports = Imports()
     inside, done = threading.Event(), threading.Event()
