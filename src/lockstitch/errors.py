@@ -33,7 +33,13 @@ classes are for what happens on the way.
 
 from __future__ import annotations
 
-from typing import Final
+import sys
+import traceback
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
 
 _OF_CONNECTIONS: Final = ("DistNetworkError", "DistStoreError")
 """Types of torch's, which is not imported here."""
@@ -204,6 +210,11 @@ class HandshakeError(RemoteProtocolError):
 def tells_of_lost_peer(error: BaseException) -> bool:
     """Whether an error is there because somebody else is gone: by what it is itself, or by any of
     those that it was raised from or while handling."""
+    return any(_is_of_lost_peer(each) for each in _with_causes(error))
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Itself, those that it was raised from or while handling, and those of a group; each once."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -211,11 +222,9 @@ def tells_of_lost_peer(error: BaseException) -> bool:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        if _is_of_lost_peer(each):
-            return True
+        yield each
         left += [each.__cause__, None if each.__suppress_context__ else each.__context__]
-        left += getattr(each, "exceptions", ())  # of a group
-    return False
+        left += getattr(each, "exceptions", ())
 
 
 def _is_of_lost_peer(error: BaseException) -> bool:
@@ -245,9 +254,31 @@ def copy_of(error: BaseException) -> BaseException:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Says more of an error that stays what it is; Python 3.10 has no place for that."""
+    """Says more of an error that stays what it is. Python prints it below the error's text, but for
+    Python 3.10: see `format_error`."""
     if hasattr(error, "add_note"):
         error.add_note(note)
+    else:
+        notes = [*getattr(error, "__notes__", ()), note]
+        error.__notes__ = notes  # type: ignore[attr-defined]
+
+
+def format_error(error: BaseException, begin: TracebackType | None) -> str:
+    """An error as Python prints it, from the frame `begin` on, with its notes on Python 3.10 too;
+    those of its causes, which stand above it, then come last."""
+    text = "".join(traceback.format_exception(type(error), error, begin))
+    if not hasattr(error, "add_note"):
+        notes = [note for each in _with_causes(error) for note in getattr(each, "__notes__", ())]
+        text += "".join(f"{note}\n" for note in notes if note not in text)
+    return text
+
+
+def print_error(error: BaseException, begin: TracebackType | None) -> None:
+    """Shows an error that nobody can be told, as Python shows one that ends a thread."""
+    if hasattr(error, "add_note") or sys.excepthook is not sys.__excepthook__:
+        sys.excepthook(type(error), error, begin)
+    else:
+        print(format_error(error, begin), end="", file=sys.stderr)
 
 
 def _blank_copy(error: BaseException) -> BaseException:

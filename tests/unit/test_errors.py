@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+import sys
 
 import pytest
 
@@ -93,3 +94,27 @@ def test_an_error_in_a_circle_of_causes_is_looked_at_once() -> None:
     first, second = ValueError(), KeyError()
     first.__cause__, second.__cause__ = second, first
     assert not errors.tells_of_lost_peer(first)
+
+
+def test_notes_are_kept_and_shown_where_python_has_no_place_for_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Old(Exception):  # noqa: N818 - one of Python 3.10
+        def __getattribute__(self, name: str) -> object:
+            if name == "add_note":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    error = Old("text")
+    error.__cause__ = Old("its cause")
+    for each, notes in ((error, ["first", "second"]), (error.__cause__, ["of the cause"])):
+        for note in notes:
+            errors.add_note(each, note)
+        assert getattr(each, "__notes__") == notes  # noqa: B009
+    # As it is on 3.10, where no backport of groups of exceptions has been imported.
+    monkeypatch.setattr(errors.traceback, "format_exception", lambda *_: ["Old: text\n"])
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    errors.print_error(error, None)
+    for shown in (errors.format_error(error, None), capsys.readouterr().err):
+        lines = shown.splitlines()
+        assert all(lines.count(note) == 1 for note in ("first", "second", "of the cause")), shown

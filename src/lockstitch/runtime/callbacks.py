@@ -6,14 +6,13 @@ that lead to the callback, and from it, are left out.
 
 from __future__ import annotations
 
-import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lockstitch.errors import CallbackError, add_note
+from lockstitch.errors import CallbackError, add_note, print_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +32,7 @@ def call(callback: Callable[[Any], object], argument: object) -> None:
     except BaseException as error:  # noqa: BLE001 - printed; its caller is torch, which would go on
         begin = error.__traceback__ and error.__traceback__.tb_next
         add_note(error, f"raised in {_name_of(callback)}, a callback of a future, and only printed")
-        sys.excepthook(type(error), error.with_traceback(begin), begin)
+        print_error(error.with_traceback(begin), begin)
 
 
 def error_of(callback: Callable[[Any], object], error: BaseException) -> BaseException:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.devices.maps import DeviceMap
+from lockstitch.errors import print_error
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.memory.pools import default_capacity
 from lockstitch.memory.warm import WarmBuffers
@@ -125,7 +125,7 @@ class Core:
         """An error that no caller can be told: printed, and kept for `statistics`."""
         self.note("error", repr(error))
         if not self.is_closed:
-            sys.excepthook(type(error), error, error.__traceback__)
+            print_error(error, error.__traceback__)
 
     def device_map(self, peer: WorkerInfo) -> DeviceMap | None:
         """What the device map for that peer says; None where there is none."""

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import os
 import pickle
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
 
-from lockstitch.errors import LockstitchError, RemoteError, RemoteProtocolError, add_note
+from lockstitch.errors import (
+    LockstitchError,
+    RemoteError,
+    RemoteProtocolError,
+    add_note,
+    format_error,
+)
 from lockstitch.imports import loads
 from lockstitch.wire.unpickling import load_plain
 
@@ -78,7 +83,7 @@ def traceback_of(error: BaseException) -> str:
         last, begin = begin, begin.tb_next
     if begin is None and not (isinstance(error, LockstitchError) or _is_call(last)):
         begin = error.__traceback__
-    return "".join(traceback.format_exception(type(error), error, begin))
+    return format_error(error, begin)
 
 
 def _is_call(innermost: TracebackType | None) -> bool:
@@ -115,7 +120,9 @@ def rebuild(described: Described, allowed: Registry | None = None) -> BaseExcept
             reason = f"Exception was not rebuilt here ({type(problem).__name__}: {problem}). "
     if isinstance(error, Exception):
         if _FRAME in text:  # else there is nothing in it but the error once more
-            error.__cause__ = RemoteTraceback(text)
+            # Python 3.10 does not print the note.
+            named = text if hasattr(error, "add_note") else f"On worker {worker!r}:\n{text}"
+            error.__cause__ = RemoteTraceback(named)
         add_note(error, f"raised on worker {worker!r}")
         return error
     return RemoteError(

@@ -27,7 +27,7 @@ import cloudpickle
 import torch
 
 from lockstitch import rpc
-from lockstitch.errors import PeerDiedError
+from lockstitch.errors import PeerDiedError, add_note
 from lockstitch.folders import Folder
 from lockstitch.runtime import remote_errors
 
@@ -318,8 +318,7 @@ def _results(tasks: Sequence[Task[T]], deadline: float) -> list[T]:
             errors.append(error)
     if errors:
         for other in errors[1:]:
-            if hasattr(other, "add_note"):
-                errors[0].add_note(f"and also: {other!r}")  # type: ignore[attr-defined]
+            add_note(errors[0], f"and also: {other!r}")
         raise errors[0]
     return values
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 import threading
 import traceback
 
@@ -399,14 +398,9 @@ def test_a_timeout_that_is_no_number_is_refused(cluster: LocalCluster) -> None:
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """Python 3.10 has none."""
     return getattr(error, "__notes__", [])
 
 
-with_notes = pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
-
-
-@with_notes
 @pytest.mark.parametrize("to", SOMEBODY)
 def test_what_a_users_own_pickling_raises_stays_and_is_said_where(
     cluster: LocalCluster, to: str
@@ -418,7 +412,6 @@ def test_what_a_users_own_pickling_raises_stays_and_is_said_where(
         assert re.match(rf"cannot send a call of add to worker '{to}': args\[1\]\[0\] is <", note)
 
 
-@with_notes
 def test_what_a_results_pickling_raises_stays_and_is_said_where(cluster: LocalCluster) -> None:
     with pytest.raises(ValueError, match="not today") as caught:
         call(cluster[0], "worker1", unsendable_because_of, ValueError("not today"))
@@ -435,7 +428,6 @@ class Unreadable:
         return float, ("nonsense",)
 
 
-@with_notes
 def test_what_reading_raises_is_said_to_come_from_there(cluster: LocalCluster) -> None:
     with pytest.raises(ValueError, match="could not convert") as caught:
         call(cluster[0], "worker1", add, Unreadable())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from torch import optim
@@ -119,8 +117,7 @@ def test_what_only_an_ordinary_optimizer_has_is_explained(cluster) -> None:
 def test_what_a_constructor_raises_is_raised_here(cluster) -> None:
     with pytest.raises(ValueError, match="no optimizer today") as caught:
         DistributedOptimizer(RefusingOptimizer, parameters_of(remote_layers("worker1", "worker2")))
-    if sys.version_info >= (3, 11):
-        assert any("also on worker 'worker2': ValueError" in n for n in caught.value.__notes__)
+    assert any("also on worker 'worker2': ValueError" in n for n in caught.value.__notes__)
 
 
 def test_wrong_options_are_shown_without_frames_of_ours(cluster) -> None:
@@ -134,8 +131,7 @@ def test_what_a_step_raises_is_raised_here_after_all_have_ended(cluster) -> None
     optimizer = DistributedOptimizer(FailingOptimizer, parameters_of(layers))
     with pytest.raises(ValueError, match="no step today") as caught:
         train(layers, optimizer, torch.rand(3, 3))
-    if sys.version_info >= (3, 11):
-        assert any("also on worker 'worker2': ValueError" in n for n in caught.value.__notes__)
+    assert any("also on worker 'worker2': ValueError" in n for n in caught.value.__notes__)
 
 
 def test_an_unknown_context_is_refused(cluster) -> None:

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from lockstitch.errors import PeerDiedError, RemoteError, RemoteProtocolError, RpcTimeoutError
+from lockstitch.errors import (
+    PeerDiedError,
+    RemoteError,
+    RemoteProtocolError,
+    RpcTimeoutError,
+    format_error,
+)
 from lockstitch.runtime.remote_errors import RemoteTraceback, describe, from_payload, rebuild
 from lockstitch.wire.encodings import PICKLE
 from lockstitch.wire.messages import Payload
@@ -96,8 +102,8 @@ def test_remote_traceback_is_the_cause_and_a_note_names_the_worker() -> None:
     assert isinstance(arrived.__cause__, RemoteTraceback)
     assert "in raised" in str(arrived.__cause__)
     assert "line one\nline two" in str(arrived.__cause__)
-    if sys.version_info >= (3, 11):
-        assert arrived.__notes__ == ["raised on worker 'w1'"]
+    assert arrived.__notes__ == ["raised on worker 'w1'"]  # type: ignore[attr-defined]
+    assert "worker 'w1'" in format_error(arrived, None)
 
 
 def test_causes_on_the_callee_are_in_the_remote_traceback() -> None:

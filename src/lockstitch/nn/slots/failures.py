@@ -5,13 +5,12 @@ traceback within the slot as its cause, in the words of the original.
 from __future__ import annotations
 
 import pickle
-import traceback
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
-from lockstitch.errors import add_note
+from lockstitch.errors import add_note, format_error
 from lockstitch.imports import loads
 from lockstitch.runtime.remote_errors import RemoteTraceback
 
@@ -55,7 +54,7 @@ class Failure:
 
 def describe(error: BaseException, slot: str, *, crosses: bool) -> Failure:
     """What is to be told of `error`; `crosses`: to another process."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = format_error(error, error.__traceback__)
     kind = type(error).__qualname__
     try:
         message = str(error)
