@@ -1,16 +1,19 @@
 """Where finalizers leave word that a reference is gone, and the thread that reads it.
 
-A finalizer may run at any point, in any thread and under any lock, so all it does is to put a fork
-into a `SimpleQueue`, whose `put` is one reentrant C call. The thread sleeps on the queue, so an
-idle worker costs nothing; once woken it waits a moment for more. A program that makes and drops
+A finalizer may run at any point, in any thread and under any lock, so all it does is to append a
+fork to a `deque` and to ring a bell: a `SimpleQueue`, whose `put` is one reentrant C call. The
+thread sleeps on the bell, so an idle worker costs nothing; once woken it waits a moment for more,
+and leaves them where whoever drains will find them. A program that makes and drops
 references in a loop is then not disturbed by each, and one message tells of many. Where many have
 come already, the program's next call ends the waiting.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from queue import Empty, SimpleQueue
+from collections import deque
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -29,9 +32,8 @@ class Keeper:
     def __init__(self, name: str, drop: Callable[[tuple[GlobalId, ...]], None]) -> None:
         self._name = name
         self._drop = drop
-        self._queue: SimpleQueue[GlobalId | None] = SimpleQueue()
-        self._taken: list[GlobalId] = []
-        """What woke the thread, while it waits for more."""
+        self._left: deque[GlobalId] = deque()
+        self._bell: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
@@ -41,11 +43,13 @@ class Keeper:
     def let_go(self, fork: GlobalId) -> None:
         """An object that stood for `fork` is gone. Takes no lock."""
         if not self._closed:
-            self._queue.put(fork)
+            self._left.append(fork)
+            if self._bell.empty():
+                self._bell.put(None)
 
     def relieve(self) -> None:
         """If many references wait to be told of, they wait no longer. Cheap; not for finalizers."""
-        if self._queue.qsize() >= _MANY and not self._hurry.is_set():
+        if len(self._left) >= _MANY and not self._hurry.is_set():
             self._hurry.set()
 
     def start(self) -> None:
@@ -61,27 +65,20 @@ class Keeper:
     def drain(self) -> None:
         """Acts on what was left until now, instead of the thread."""
         forks: list[GlobalId] = []
-        try:
-            while self._taken:
-                forks.append(self._taken.pop())
-        except IndexError:
-            pass  # another thread was quicker
-        try:
-            while (fork := self._queue.get_nowait()) is not None:
-                forks.append(fork)
-            self._queue.put(None)  # the end, which is the thread's to read
-        except Empty:
-            pass
+        with contextlib.suppress(IndexError):  # there are no more
+            while True:
+                forks.append(self._left.popleft())
         if forks:
             self._drop(tuple(forks))
 
     def _run(self) -> None:
-        while (fork := self._queue.get()) is not None:
-            self._taken.append(fork)
+        while not self._closed:
+            self._bell.get()
             self._hurry.wait(_PATIENCE_SECONDS)
             if not self._closed:
                 self._hurry.clear()
             self.drain()
+        self.drain()
 
     def close(self, patience_seconds: float | None = None) -> None:
         """Ends the thread; from now on nobody need be told. If it is telling somebody who takes in
@@ -90,6 +87,6 @@ class Keeper:
             self._closed = True
             self._hurry.set()
             thread = self._thread
-        self._queue.put(None)
+        self._bell.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(patience_seconds)

@@ -31,11 +31,21 @@ def test_what_was_let_go_is_dropped_together_by_drain(keeper, dropped):
     assert dropped == [tuple(FORKS)]
 
 
-def test_drain_also_takes_what_has_woken_the_thread_already(keeper, dropped):
-    keeper._taken.append(FORKS[0])  # as while the thread waits for more
+def test_drain_also_takes_what_has_woken_the_thread_already(keeper, dropped, monkeypatch):
+    woken, may_go_on = threading.Event(), threading.Event()
+
+    def wait(_seconds):
+        woken.set()
+        return may_go_on.wait(10)
+
+    monkeypatch.setattr(keeper._hurry, "wait", wait)
+    keeper.start()
+    keeper.let_go(FORKS[0])
+    assert woken.wait(10)
     keeper.let_go(FORKS[1])
     keeper.drain()
     assert dropped == [tuple(FORKS[:2])]
+    may_go_on.set()
 
 
 def test_the_thread_drops_what_is_let_go_while_it_sleeps():
@@ -91,11 +101,14 @@ def test_after_close_nothing_is_dropped_and_no_thread_is_started(keeper, dropped
     assert dropped == []
 
 
-def test_drain_leaves_the_end_to_the_thread():
-    keeper = Keeper("test-keeper", lambda _forks: None)
-    keeper.close()
-    keeper.drain()
+def test_what_is_let_go_before_the_end_is_dropped_by_the_thread():
+    dropped = []
+    keeper = Keeper("test-keeper", lambda forks: dropped.extend(forks))
     keeper.start()
+    for _ in range(100):
+        keeper.let_go(FORKS[0])
+    keeper.close()
+    assert len(dropped) == 100
 
 
 def test_closing_does_not_wait_for_ever_for_one_who_takes_in_nothing():
