@@ -46,32 +46,35 @@ print(sorted(counts)[len(counts) // 2])
 only_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone learns so")
 
 
-def is_kept(prepare, blocks):
-    """Whether so many blocks cost few page faults when a thread makes them again, after the
-    statement `prepare`."""
+def faults(prepare, blocks, **variables):
+    """How many page faults so many blocks cost when a thread makes them again, after the statement
+    `prepare`."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")
     }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, freed_memory.__file__, prepare, str(blocks)],
-        env=environment,
+        env={**environment, **variables},
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    return int(done.stdout) < blocks * BLOCK_BYTES / resource.getpagesize() / 20
+    return int(done.stdout)
 
 
 @only_glibc
 def test_blocks_that_come_and_go_cost_no_page_faults():
-    assert is_kept("freed_memory.keep_freed_memory()", 3)
+    most = 3 * BLOCK_BYTES / resource.getpagesize() / 20
+    assert faults("freed_memory.keep_freed_memory()", 3) < most
 
 
 @only_glibc
 def test_the_most_that_can_be_kept_is_40_mib_and_more():
-    assert is_kept("freed_memory.keep_freed_memory(freed_memory.MOST_KEPT_BLOCK_BYTES)", 20)
-    assert not is_kept("pass", 20)
+    prepare = "freed_memory.keep_freed_memory(freed_memory.MOST_KEPT_BLOCK_BYTES)"
+    # With a threshold of the user's own, which is left alone, none are. (glibc 2.43 gives a part of
+    # them back in any case.)
+    assert 3 * faults(prepare, 20) < faults(prepare, 20, MALLOC_MMAP_THRESHOLD_="131072")
 
 
 @pytest.mark.parametrize(("device_ids", "sizes"), [(["thread"] * 2, [31 << 20]), (["cpu"], [])])
