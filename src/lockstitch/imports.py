@@ -150,6 +150,12 @@ def is_complete(module: str) -> bool:
     )
 
 
+IMPORTS: Final = Imports()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=IMPORTS.begin_anew)
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         return IMPORTS.find(module, name, super().find_class)

@@ -276,8 +276,13 @@ class StreamChannel(Channel):
         """Lets the crew's leader read, where nobody else does."""
         if not self._armed and not self._reading.locked() and self._expects_something():
             with self._arming:
-                self.core.crew.arm(self.connection)
+                # In this order: the leader may begin to serve before `arm` has returned.
                 self._armed = True
+                try:
+                    self.core.crew.arm(self.connection)
+                except BaseException:  # an interrupt: then it is to be armed again
+                    self._armed = False
+                    raise
 
     def _watch_end(self) -> None:
         """Has the crew's leader notice that the peer dies, also while nobody waits for it."""

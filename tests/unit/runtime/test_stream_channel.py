@@ -351,6 +351,30 @@ def _no_second_time(connection):  # type: ignore[no-untyped-def]
     return receive_into
 
 
+def test_a_leader_that_serves_before_arming_has_returned_arms_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Stage() as stage:
+        future = stage.call_async(1)
+        call = stage.peer.receive_call()
+        channel, arm = _channel(stage), stage.agent.crew.arm
+        armed: list[object] = []
+
+        def arm_and_be_served(connection: object) -> None:
+            armed.append(connection)
+            if len(armed) == 1:
+                channel._armed = False  # the first thing that `serve` does, in the leader's thread
+            else:
+                arm(channel.connection)
+
+        monkeypatch.setattr(stage.agent.crew, "arm", arm_and_be_served)
+        channel.attend()
+        channel.expect_answers()  # the last: it has read all that was there
+        assert len(armed) == 2
+        stage.peer.reply(call, "read")
+        wait_until(future.done)
+
+
 def test_what_a_reader_of_the_crew_leaves_is_taken_while_its_task_goes_on() -> None:
     with Stage() as stage:
         future = stage.call_async(1)
