@@ -6,7 +6,8 @@
 .DELETE_ON_ERROR:
 
 # The first Python that is new enough; `make PYTHON=… <target>` chooses another.
-PYTHON ?= $(firstword $(foreach python, python3 python3.13 python3.12 python3.11 python3.10, \
+PYTHON ?= $(firstword $(foreach python, python3 python3.14 python3.13 python3.12 python3.11 \
+	python3.10, \
 	$(shell $(python) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
 	&& echo $(python))))
 VENV := .venv

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 TORCH: Final = ((2, 13), (2, 16))
 """The oldest torch that is supported, and the first that is not."""
-PYTHON: Final = ((3, 10), (3, 14))
+PYTHON: Final = ((3, 10), (3, 15))
+"""The oldest Python that is supported, and the first that is not."""
+_LOSES_LOCKS: Final = (3, 14)
+"""Up to 3.14.10 at least; 3.15 has it mended."""
 
 _QUESTIONS: Final = """
 import json, sys
@@ -81,10 +84,14 @@ def check_python(running: tuple[int, int], is_free_threaded: bool) -> Finding:
     """The version, and whether there is a GIL."""
     text = platform.python_version()
     if not PYTHON[0] <= running < PYTHON[1]:
-        says = f"{'.'.join(map(str, running))} is not among those that are tested (3.10 to 3.13)"
+        says = f"{'.'.join(map(str, running))} is not among those that are tested (3.10 to 3.14)"
         return wrong("python", says, "use one that is")
     if is_free_threaded:
-        return note("python", f"{text}, without the GIL: not tested", "use the ordinary build")
+        says = f"{text}, without the GIL: not supported, since nobody has tested it"
+        return note("python", says, "use the ordinary build")
+    if running == _LOSES_LOCKS:
+        says = f"{text}: an interrupt (Ctrl-C) may leave a lock locked, so that the program hangs"
+        return note("python", says, "where that matters, use 3.13")
     return good("python", text)
 
 

@@ -62,6 +62,8 @@ def test_torch_that_cannot_be_imported_is_wrong_and_nothing_else_is_asked_of_it(
 def test_python_is_told_with_whether_it_has_a_gil() -> None:
     assert check_python((3, 12), is_free_threaded=False).state == "good"
     assert check_python((3, 13), is_free_threaded=True).state == "note"
+    assert "Ctrl-C" in check_python((3, 14), is_free_threaded=False).says
+    assert check_python((3, 15), is_free_threaded=False).state == "wrong"
     assert check_python((3, 9), is_free_threaded=False).state == "wrong"
 
 
