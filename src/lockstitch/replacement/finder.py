@@ -8,13 +8,16 @@ imported the hook waits for that, since ours stand on torch.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
+from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import ExitStack
     from types import ModuleType
 
 _WITHOUT_TORCH: Final = frozenset(
@@ -26,6 +29,16 @@ _WITHOUT_TORCH: Final = frozenset(
 """What of ours is imported without torch."""
 
 
+@dataclass
+class Held:
+    """What is replaced at present, for as long as anybody wants it so."""
+
+    changes: ExitStack
+    """Each knows how to undo itself."""
+
+    askers: int = 0
+
+
 class AliasFinder(MetaPathFinder):
     """Finds modules under the names of others."""
 
@@ -33,8 +46,11 @@ class AliasFinder(MetaPathFinder):
         self.aliases: dict[str, str] = {}
         """Modules, with all below them, and what stands in for them."""
 
-        self.active: dict[str, None] = {}
+        self.active: dict[str, Held] = {}
         """What is replaced, in the order in which it was asked for."""
+
+        self.variable_before: str | None = None
+        """What LOCKSTITCH_REPLACE said before anything was replaced."""
 
         self.after_torch: list[Callable[[], None]] = []
         """What is to be done once torch is imported."""
@@ -50,7 +66,11 @@ class AliasFinder(MetaPathFinder):
                 return self._ours(fullname)
         for name, ours in self.aliases.items():
             if fullname == name or fullname.startswith(f"{name}."):
-                loader = _AliasLoader(name, ours, ours + fullname[len(name) :])
+                wanted = ours + fullname[len(name) :]
+                # Programs ask for a part without importing it, to know whether it is there.
+                if wanted != ours and importlib.util.find_spec(wanted) is None:
+                    raise _missing(fullname, name, ours)
+                loader = _AliasLoader(wanted)
                 return ModuleSpec(fullname, loader, origin=ours, is_package=True)
         return None
 
@@ -96,25 +116,21 @@ class _PresentLoader(Loader):
 
 
 class _AliasLoader(Loader):
-    def __init__(self, alias: str, ours: str, name: str) -> None:
-        self._alias = alias
+    def __init__(self, ours: str) -> None:
         self._ours = ours
-        self._name = name
 
     def exec_module(self, module: ModuleType) -> None:
-        wanted = module.__name__
-        try:
-            # What the import system finds in the table afterwards is what it hands out.
-            sys.modules[wanted] = importlib.import_module(self._name)
-        except ModuleNotFoundError as error:
-            if error.name != self._name:
-                raise
-            raise ModuleNotFoundError(
-                f"No module named {wanted!r}: {self._ours} stands in for {self._alias} here "
-                f"(LOCKSTITCH_REPLACE, lockstitch run --replace, lockstitch.replace), "
-                "and has no such module",
-                name=wanted,
-            ) from error
+        # What the import system finds in the table afterwards is what it hands out.
+        sys.modules[module.__name__] = importlib.import_module(self._ours)
+
+
+def _missing(fullname: str, alias: str, ours: str) -> ModuleNotFoundError:
+    return ModuleNotFoundError(
+        f"No module named {fullname!r}: {ours} stands in for {alias} here "
+        f"(LOCKSTITCH_REPLACE, lockstitch run --replace, lockstitch.replace), "
+        "and has no such module",
+        name=fullname,
+    )
 
 
 class _NotifyingLoader(Loader):

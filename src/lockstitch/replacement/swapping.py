@@ -10,11 +10,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.replacement.finder import AliasFinder
+from lockstitch.replacement.finder import AliasFinder, Held
 from lockstitch.replacement.keepers import warn_of_keepers
 from lockstitch.replacement.table import INCUMBENTS, VARIABLE, parse_names
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 _NOTHING: Final = object()
 
+_LOCK: Final = threading.RLock()
+"""Whoever changes the interpreter's tables: one thread at a time."""
+
 
 def replace(*names: str) -> Replacement:
     """Puts Lockstitch in the place of other libraries, in this process and in its children.
@@ -32,15 +36,13 @@ def replace(*names: str) -> Replacement:
     `names` are of `torch-rpc` (`torch.distributed.rpc`, `.autograd`, `DistributedOptimizer`,
     `RemoteModule`), `horovod` (`horovod.torch` and what belongs to it) and `data-parallel`
     (`torch.nn.DataParallel` and the functions that it is made of); none: all three. It lasts until
-    the end of the program, or of the `with` block that it heads, or until `undo()`. What is
-    replaced already stays so, whoever asks again.
+    the end of the program, or of the `with` block that it heads, or until `undo()`: where several
+    have asked for the same, until the last of them is done, in whatever order.
 
     Warns (`RuntimeWarning`) of names that modules have imported before and keep.
     Raises `ValueError` for a name that it does not know.
     """
-    already = active()
-    wanted = parse_names(",".join(names)) if names else tuple(INCUMBENTS)
-    return Replacement(tuple(name for name in wanted if name not in already))
+    return Replacement(parse_names(",".join(names)) if names else tuple(INCUMBENTS))
 
 
 def active() -> tuple[str, ...]:
@@ -54,22 +56,24 @@ class Replacement:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
-        self._changes = ExitStack()
-        """Each knows how to undo itself."""
-        if not names:
-            return
-        with ExitStack() as changes:
+        with _LOCK, ExitStack() as asked:
             finder = _find_finder() or _install_finder()
-            changes.callback(_remove_if_idle, finder)
+            asked.callback(_settle, finder)
             for name in names:
-                finder.active[name] = None
-                changes.callback(finder.active.pop, name)
-                _begin(INCUMBENTS[name], finder, changes)
-            _set_variable(",".join(finder.active), changes)
-            self._changes = changes.pop_all()
+                if name not in finder.active:
+                    with ExitStack() as changes:
+                        finder.active[name] = Held(changes)
+                        changes.callback(finder.active.pop, name)
+                        _begin(INCUMBENTS[name], finder, changes)
+                        finder.active[name].changes = changes.pop_all()
+                held = finder.active[name]
+                held.askers += 1
+                asked.callback(_release, held)
+            _settle(finder)
+            self._asked = asked.pop_all()
 
     def __repr__(self) -> str:
-        return f"Replacement({', '.join(self.names) or 'nothing that was not replaced before'})"
+        return f"Replacement({', '.join(self.names)})"
 
     def __enter__(self) -> Replacement:
         return self
@@ -83,8 +87,10 @@ class Replacement:
         self.undo()
 
     def undo(self) -> None:
-        """Puts back what was there before. Twice is harmless."""
-        self._changes.close()
+        """Puts back what was there before, unless somebody else has asked for the same and is not
+        done. Twice is harmless."""
+        with _LOCK:
+            self._asked.close()
 
 
 def _find_finder() -> AliasFinder | None:
@@ -93,22 +99,26 @@ def _find_finder() -> AliasFinder | None:
 
 def _install_finder() -> AliasFinder:
     finder = AliasFinder()
+    finder.variable_before = os.environ.get(VARIABLE)
     sys.meta_path.insert(0, finder)
     return finder
 
 
-def _remove_if_idle(finder: AliasFinder) -> None:
+def _release(held: Held) -> None:
+    held.askers -= 1
+    if not held.askers:
+        held.changes.close()
+
+
+def _settle(finder: AliasFinder) -> None:
+    """Tells the children what is replaced now; the finder goes when nothing is."""
+    value = ",".join(finder.active) or finder.variable_before
+    if value is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = value
     if not finder.active and finder in sys.meta_path:
         sys.meta_path.remove(finder)
-
-
-def _set_variable(value: str, changes: ExitStack) -> None:
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = value
-    if before is None:
-        changes.callback(os.environ.pop, VARIABLE, None)
-    else:
-        changes.callback(os.environ.__setitem__, VARIABLE, before)
 
 
 def _begin(incumbent: Incumbent, finder: AliasFinder, changes: ExitStack) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 import types
@@ -114,6 +115,14 @@ def test_part_of_horovod_that_is_not_here_is_told_apart_from_a_missing_library()
         importlib.import_module("horovod.tensorflow")
 
 
+def test_whether_a_part_is_here_can_be_asked_without_importing_it() -> None:
+    with lockstitch.replace("horovod"):
+        assert importlib.util.find_spec("horovod.torch.mpi_ops") is not None
+        # As where Horovod is not installed: those who ask for a part expect it.
+        with pytest.raises(ModuleNotFoundError, match="has no such module"):
+            importlib.util.find_spec("horovod.tensorflow")
+
+
 @NOTHING_BUT_TORCH
 def test_data_parallel_is_ours_under_each_of_its_names() -> None:
     with lockstitch.replace("data-parallel"):
@@ -132,11 +141,25 @@ def test_children_are_told_and_no_longer_afterwards(monkeypatch: pytest.MonkeyPa
     assert os.environ["LOCKSTITCH_REPLACE"] == "something before"
 
 
-def test_what_is_replaced_already_stays_for_whoever_asked_first() -> None:
-    with lockstitch.replace("horovod"):
-        with lockstitch.replace("horovod"):
-            pass
-        assert importlib.import_module("horovod") is lockstitch.hvd
+@NOTHING_BUT_TORCH
+def test_what_is_replaced_stays_until_the_last_who_asked_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOCKSTITCH_REPLACE", raising=False)
+    first = lockstitch.replace("horovod")
+    second = lockstitch.replace("horovod", "data-parallel")
+    assert os.environ["LOCKSTITCH_REPLACE"] == "horovod,data-parallel"
+    first.undo()
+    first.undo()
+    assert importlib.import_module("horovod") is lockstitch.hvd
+    third = lockstitch.replace("horovod")
+    second.undo()
+    assert torch.nn.DataParallel is DATA_PARALLEL
+    assert os.environ["LOCKSTITCH_REPLACE"] == "horovod"
+    assert importlib.import_module("horovod") is lockstitch.hvd
+    third.undo()
+    assert active() == ()
+    assert "LOCKSTITCH_REPLACE" not in os.environ
 
 
 def test_names_imported_before_are_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
