@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from lockstitch.torch_internals.names import COMPILER_RULES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-_RULES: Final = "torch._dynamo.trace_rules"
-"""The module that knows what is passed over."""
-
 
 def keep_from_compilers(package: str) -> None:
     """From now on the package is passed over."""
-    rules = sys.modules.get(_RULES)
+    rules = sys.modules.get(COMPILER_RULES)
     if rules is None:
         sys.meta_path.insert(0, _Watch(package))
     else:
@@ -44,7 +43,7 @@ class _Watch:
         path: Sequence[str] | None,  # noqa: ARG002 - names and order are the interpreter's
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        if fullname != _RULES or self not in sys.meta_path:
+        if fullname != COMPILER_RULES or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(fullname)

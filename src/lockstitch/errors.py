@@ -21,6 +21,7 @@
     │   └── StalledError              … because ranks did not submit in time (also TimeoutError)
     ├── BoardLostError                the launcher of an elastic job is gone
     ├── SlotDiedError                 a slot of a DataParallel is gone   (also ConnectionError)
+    ├── UnsupportedTorchError         this torch lacks what a feature stands on
     └── ProtocolError                 the two ends disagree
         ├── LocalProtocolError        our side broke the rules (a bug here)
         └── RemoteProtocolError       the peer's side did
@@ -184,6 +185,10 @@ class SlotDiedError(LockstitchError, ConnectionError):
 
     def __reduce__(self) -> tuple[type[SlotDiedError], tuple[str, str]]:
         return type(self), (self.slot, self.cause)
+
+
+class UnsupportedTorchError(LockstitchError):
+    """The torch that is installed lacks something on which the feature stands that was used."""
 
 
 class ProtocolError(LockstitchError):

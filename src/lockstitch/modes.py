@@ -17,16 +17,18 @@ import functools
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
-from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
-from torch._C._functorch import (
+
+from lockstitch.torch_internals.modes import (
     is_functorch_wrapped_tensor,
+    len_dispatch_stack,
+    len_function_stack,
     peek_interpreter_stack,
+    pop_dispatch_mode,
+    pop_function_mode,
+    push_dispatch_mode,
+    push_function_mode,
+    temporarily_clear_interpreter_stack,
 )
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.overrides import _pop_mode as _pop_function_mode
-from torch.overrides import _push_mode as _push_function_mode
-from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
-from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 
 from lockstitch.devices.kinds import META
 
@@ -44,8 +46,8 @@ def are_plain() -> bool:
     """Whether this thread is in no mode that changes what tensors are made: 0.2 µs."""
     return not (
         _is_inference()
-        or _len_torch_function_stack()
-        or _len_torch_dispatch_stack()
+        or len_function_stack()
+        or len_dispatch_stack()
         or peek_interpreter_stack() is not None
     )
 
@@ -56,11 +58,11 @@ def plain_modes() -> Iterator[None]:
     is_grad_enabled = torch.is_grad_enabled()
     with contextlib.ExitStack() as stack:
         for length, pop, push in (
-            (_len_torch_function_stack, _pop_function_mode, _push_function_mode),
-            (_len_torch_dispatch_stack, _pop_dispatch_mode, _push_dispatch_mode),
+            (len_function_stack, pop_function_mode, push_function_mode),
+            (len_dispatch_stack, pop_dispatch_mode, push_dispatch_mode),
         ):
             for _ in range(length()):
-                stack.callback(push, pop())  # type: ignore[no-untyped-call]
+                stack.callback(push, pop())
         if peek_interpreter_stack() is not None:
             stack.enter_context(temporarily_clear_interpreter_stack())
         if _is_inference():

@@ -24,7 +24,6 @@ How it works, in the order in which one reads it:
     discovery.py    SMART: which stitches take part
     termination.py  is the pass finished, is it stuck
     post.py         what all this asks of the rest of the house
-    torch_internals.py  the private things of torch that it stands on
 """
 
 from __future__ import annotations

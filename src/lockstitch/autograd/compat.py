@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.autograd.api import service
 from lockstitch.autograd.stitch import SEND_NAME, received_message
-from lockstitch.autograd.torch_internals import OWN_NODES
 from lockstitch.ids import greatest_context_id
 from lockstitch.runtime.worker import current_worker
+from lockstitch.torch_internals.autograd import OWN_NODES
 
 if TYPE_CHECKING:
     import torch
 
     from lockstitch.autograd.context import DistAutogradContext as Context
     from lockstitch.autograd.context import Send
-    from lockstitch.autograd.torch_internals import Node
     from lockstitch.ids import GlobalId
+    from lockstitch.torch_internals.autograd import Node
 
 
 class NodeView:

@@ -17,7 +17,8 @@ from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.graph import Entry
 from lockstitch.autograd.replicas import Replicas
-from lockstitch.autograd.torch_internals import is_sole_owner
+from lockstitch.torch_internals.owners import is_sole_owner
+from lockstitch.torch_internals.tensors import indices_of, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
     from lockstitch.autograd.backward import BackwardPass
-    from lockstitch.autograd.torch_internals import Node
     from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.torch_internals.autograd import Node
 
 
 class Send(NamedTuple):
@@ -247,7 +248,7 @@ def _is_laid_out_like(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
             gradient.stride() == variable.stride() and 0 not in gradient.stride()
         )
     if gradient.layout is torch.sparse_coo:
-        return gradient._indices().is_contiguous() and gradient._values().is_contiguous()
+        return indices_of(gradient).is_contiguous() and values_of(gradient).is_contiguous()
     return False
 
 

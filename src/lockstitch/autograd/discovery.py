@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from lockstitch.autograd.torch_internals import AccumulateGrad, Node
+from lockstitch.torch_internals.autograd import AccumulateGrad, Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

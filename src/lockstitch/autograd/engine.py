@@ -36,13 +36,17 @@ from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.graph import interior_nodes
 from lockstitch.autograd.stitch import ANCHOR
-from lockstitch.autograd.torch_internals import (
+from lockstitch.modes import in_plain_modes
+from lockstitch.torch_internals.autograd import (
     AccumulateGrad,
+    input_metadata,
     node_hooks,
     node_prehooks,
     run_engine,
+    sequence_number,
+    set_sequence_number,
+    tensor_hooks,
 )
-from lockstitch.modes import in_plain_modes
 from lockstitch.wire.staging import arrive
 
 if TYPE_CHECKING:
@@ -51,8 +55,8 @@ if TYPE_CHECKING:
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.graph import Component, Entry, Gradients
     from lockstitch.autograd.stitch import Outlet
-    from lockstitch.autograd.torch_internals import Node
     from lockstitch.ids import GlobalId
+    from lockstitch.torch_internals.autograd import Node
 
 
 class ComponentRun(NamedTuple):
@@ -195,24 +199,24 @@ def _fits(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
         and gradient.dtype is leaf.dtype
         and gradient.layout is leaf.layout is torch.strided
         and gradient.device == leaf.device
-        and not leaf._backward_hooks
+        and not tensor_hooks(leaf)
     )
 
 
 def _let_waiting_nodes_run_last(component: Component, awaited: Sequence[Entry]) -> None:
     highest = max(entry.order for entry in awaited)
     for node in interior_nodes(component.entries):
-        number = node._sequence_nr()
+        number = sequence_number(node)
         if number <= highest:
-            node._set_sequence_nr(number + highest + 1)
+            set_sequence_number(node, number + highest + 1)
     for entry in awaited:
         for alias in entry.aliases:
-            alias._set_sequence_nr(entry.order)
+            set_sequence_number(alias, entry.order)
 
 
 def _placeholder(alias: Node) -> torch.Tensor:
     """Zeros of the form of the alias's gradient, without memory of their own."""
-    form = alias._input_metadata[0]
+    form = input_metadata(alias)[0]
     return _zero(form.dtype, form.device).expand(form.shape)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torch.autograd.graph import GradientEdge
 
-from lockstitch.autograd.torch_internals import AccumulateGrad, Node, has_node_hooks
+from lockstitch.torch_internals.autograd import AccumulateGrad, Node, has_node_hooks, tensor_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -189,7 +189,7 @@ class _Walk:
         if has_node_hooks(node):
             area.hooked.add(node)
             self._owner[node] = index
-        elif node.variable._backward_hooks:
+        elif tensor_hooks(node.variable):
             self._owner[node] = index
 
     def _find(self, index: int) -> int:

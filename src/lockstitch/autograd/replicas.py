@@ -23,6 +23,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstitch.torch_internals.distributed import (
+    claim_static_graph,
+    parameters_of_reducer,
+    reduce_at_the_end,
+    tell_reducer,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, MutableMapping
 
@@ -52,8 +59,7 @@ class Replicas:
     def note(self, module: DistributedDataParallel, parameters: list[torch.nn.Parameter]) -> None:
         """`module` has run forward; `parameters` as its reducer counts them."""
         self._modules[module] = parameters
-        if module.static_graph and not module._static_graph_delay_allreduce_enqueued:
-            module._static_graph_delay_allreduce_enqueued = True  # by us, and not by its graph
+        if claim_static_graph(module):
             self._looking.add(module)
 
     def touch(self, leaves: Iterable[torch.Tensor]) -> None:
@@ -97,11 +103,10 @@ def _reduce(
 
 
 def _announce(module: DistributedDataParallel, ready: Iterable[int], is_first: bool) -> None:
-    reducer: Any = module.reducer
     for index in ready:
-        reducer._autograd_hook(index)
+        tell_reducer(module, index)
     if is_first:
-        torch.autograd.Variable._execution_engine.queue_callback(reducer._delay_all_reduce)
+        reduce_at_the_end(module)
 
 
 def _within_a_backward_pass(action: Callable[[], None]) -> None:
@@ -129,7 +134,7 @@ def observe(current: Callable[[], Notebook | None]) -> None:
         context = current()
         if context is not None and torch.is_grad_enabled():
             if self not in counted:
-                counted[self], _ = self._build_params_for_reducer()  # type: ignore[no-untyped-call]
+                counted[self] = parameters_of_reducer(self)
             context.note_replica(self, counted[self])
         return output
 

@@ -22,9 +22,10 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.context import CURRENT, current_context, set_current_context
-from lockstitch.autograd.torch_internals import give_own_node
 from lockstitch.devices.kinds import is_on_host
 from lockstitch.modes import plain_modes
+from lockstitch.torch_internals.autograd import give_own_node, node_type_of
+from lockstitch.torch_internals.owners import is_view
 from lockstitch.wire.messages import Stitch
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.graph import Gradients
-    from lockstitch.autograd.torch_internals import Node
     from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.torch_internals.autograd import Node
 
 SEND_NAME = "torch::distributed::autograd::SendRpcBackward"
 RECV_NAME = "torch::distributed::autograd::RecvRpcBackward"
@@ -82,7 +83,7 @@ class RecvRpc(torch.autograd.Function):
         return None, None, None
 
 
-RECEIVE_NODE: type = RecvRpc._backward_cls
+RECEIVE_NODE: type = node_type_of(RecvRpc)
 """What the receiving half of a stitch is, in the graph."""
 RECEIVE_NODE.__name__ = RECV_NAME
 # Torch's own looks first which functions the class has, whenever a node runs.
@@ -128,7 +129,7 @@ def stitch_send(tensors: Sequence[torch.Tensor]) -> tuple[Node, ...]:
 def stitch_receive(message: GlobalId, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The receiving half: `tensors`, now with a graph that begins at `message`."""
     fresh = [
-        tensor.data if tensor.requires_grad or tensor._is_view() else tensor for tensor in tensors
+        tensor.data if tensor.requires_grad or is_view(tensor) else tensor for tensor in tensors
     ]
     received: tuple[torch.Tensor, ...] = _apply(RecvRpc, _ANCHOR, Receive(message), fresh)
     return received

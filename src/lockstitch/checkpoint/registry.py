@@ -16,6 +16,7 @@ from lockstitch.optim import DistributedOptimizer
 from lockstitch.optim.turns import Turns
 from lockstitch.rpc import RRef, get_worker_infos, rpc_async, rpc_sync
 from lockstitch.runtime.worker import current_worker
+from lockstitch.torch_internals.modules import children_of
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def _check_state(name: str, thing: object) -> None:
 
 
 def _check_is_here(path: str, module: torch.nn.Module) -> None:
-    for name, child in module._modules.items():
+    for name, child in children_of(module).items():
         if isinstance(child, RemoteModule):
             raise TypeError(
                 f"{path}.{name} is a RemoteModule, whose parameters are not here but on "

@@ -9,6 +9,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from lockstitch.copying import move
+from lockstitch.torch_internals.tensors import copy_many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ def copy_all(outs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> N
             small[0].append(out)
             small[1].append(source)
     if small[0]:
-        torch._foreach_copy_(*small)
+        copy_many(*small)
 
 
 def _is_plain(out: torch.Tensor, source: torch.Tensor) -> bool:

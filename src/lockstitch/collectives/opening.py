@@ -17,7 +17,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
-from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock

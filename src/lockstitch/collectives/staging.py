@@ -22,6 +22,7 @@ from lockstitch.collectives.host_memory import HostMemory
 from lockstitch.collectives.requests import Kind
 from lockstitch.collectives.shared_memory.helper import Helper
 from lockstitch.devices.streams import Streams, are_done, wait_for
+from lockstitch.torch_internals.tensors import copy_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -154,7 +155,7 @@ class Staging:
         is_read = request.kind is not Kind.BROADCAST or request.root == self._outstanding.rank
         if is_read and device is not None and len(staged) > 1:
             packed = torch.empty(layout.size, dtype=torch.uint8, device=device)
-            torch._foreach_copy_(_views(packed, layout, request.tensors), request.tensors)
+            copy_many(_views(packed, layout, request.tensors), request.tensors)
             block[: layout.size].copy_(packed, non_blocking=True)
         elif is_read:
             for view, tensor in zip(staged, request.tensors, strict=True):
@@ -224,7 +225,7 @@ class Return:
             results = list(_views(packed, self._layout, request.tensors))
             if request.outputs is None:
                 return results
-            torch._foreach_copy_(request.outputs, results)
+            copy_many(request.outputs, results)
             return list(request.outputs)
         if request.outputs is not None:
             for output, result in zip(request.outputs, results, strict=True):

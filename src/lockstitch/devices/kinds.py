@@ -78,11 +78,6 @@ def are_gpus_usable() -> bool:
     return torch.cuda.is_available()
 
 
-def are_gpus_in_use() -> bool:
-    """Whether CUDA was initialised, in this process or in the one that it was forked of."""
-    return torch.cuda._initialized
-
-
 def is_gpu_context_open() -> bool:
     """Whether this very process has initialised CUDA, so that its forks cannot use it."""
     return torch.cuda.is_initialized()  # type: ignore[no-untyped-call, no-any-return]

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from lockstitch.devices.kinds import are_gpus_in_use, is_gpu
+from lockstitch.devices.kinds import is_gpu, is_gpu_context_open
+
+from lockstitch.torch_internals.tensors import indices_of, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -82,7 +84,7 @@ def wait_for_current(devices: Iterable[torch.device]) -> None:
 def side_streams() -> list[Event]:
     """Events on the streams that this thread has made current instead of the default ones, for
     another thread to wait for; none where CUDA is not in use."""
-    if not are_gpus_in_use() or torch.cuda._is_in_bad_fork():
+    if not is_gpu_context_open():
         return []
     streams = map(torch.cuda.current_stream, range(torch.cuda.device_count()))
     return [
@@ -114,7 +116,7 @@ def _record(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that hold what one of another layout consists of."""
     if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
+        return [indices_of(tensor), values_of(tensor)]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):

@@ -22,6 +22,7 @@ from lockstitch.hvd.exchange import ONE_PHASE_BYTES, Exchange, gradient_of
 from lockstitch.hvd.handles import Operation
 from lockstitch.hvd.process_sets import id_of
 from lockstitch.modes import in_plain_modes
+from lockstitch.torch_internals.owners import users_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,8 +80,7 @@ class Bucket:
 
     def _count_holders(self) -> tuple[int, ...]:
         """How many look at the memory and at each part of it, and have each gradient."""
-        looking = [torch._C._storage_Use_Count(each._cdata) for each in self._storages]
-        return (*looking, *map(sys.getrefcount, self.views))
+        return (*users_of(self._storages), *map(sys.getrefcount, self.views))
 
 
 class BucketExchange(Exchange):

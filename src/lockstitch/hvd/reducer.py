@@ -25,7 +25,6 @@ import weakref
 from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd import Variable
 
 from lockstitch.collectives import ReduceOp
 from lockstitch.hvd.bucket import Bucket, BucketExchange, fits_into_bucket
@@ -36,6 +35,8 @@ from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.low_rank import LowRankExchange
 from lockstitch.hvd.process_sets import size_of
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
+from lockstitch.torch_internals.autograd import queue_callback
+from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -144,7 +145,7 @@ class GradientReducer:
                 self._submit(self._groups.unit(parameter))
             if not self._is_at_end:
                 self._is_at_end = True
-                Variable._execution_engine.queue_callback(self._end_backward)
+                queue_callback(self._end_backward)
 
     def finish(self, parameters: Sequence[torch.Tensor]) -> None:
         """Submits what is missing and waits for everything. Raises `HorovodInternalError`; what is
@@ -198,7 +199,7 @@ class GradientReducer:
         same on all ranks: what is added to it and averaged again is right. A sum is not."""
         reduced, place.reduced_version = place.reduced_version, None
         is_average = self._options.reduction.op is ReduceOp.AVERAGE
-        return is_average and reduced is not None and gradient._version > reduced + 1
+        return is_average and reduced is not None and version_of(gradient) > reduced + 1
 
     def _place(self, parameter: torch.Tensor) -> Place:
         place = self._places.get(parameter)
@@ -238,7 +239,7 @@ class GradientReducer:
                     parameter.grad = gradient_of(parameter).to_sparse(place.sparse_dim)
                 gradient = gradient_of(parameter)
                 place.counted = weakref.ref(gradient)
-                place.reduced_version = gradient._version
+                place.reduced_version = version_of(gradient)
         return True
 
     def _missing(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -9,21 +9,17 @@ digits.
 from __future__ import annotations
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstitch.hvd.constants import Sum
 from lockstitch.hvd.job import current_session
 from lockstitch.hvd.synchronous import allreduce, grouped_allreduce
+from lockstitch.torch_internals.modules import BatchNorm
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(BatchNorm):
     """Takes the place of `BatchNorm1d`, `2d` and `3d`, on any device, with their arguments. All
     ranks must come through it in the same order, in forward and in backward; each may have a batch
     of another size."""
-
-    def _check_input_dim(self, input: torch.Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`input` [batch, channels, …] to as much: in training by the statistics of all ranks,
@@ -32,7 +28,7 @@ class SyncBatchNorm(_BatchNorm):
         is_by_batch = self.training or self.running_mean is None
         if not is_by_batch or current_session().size == 1:
             return super().forward(input)
-        self._check_input_dim(input)
+        self.check_dimensions(input)
         channels = input.transpose(0, 1).flatten(1)
         wide = channels.to(torch.promote_types(input.dtype, torch.float32))
         own_count = wide.new_tensor([float(wide.shape[1])])

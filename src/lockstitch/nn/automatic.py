@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from lockstitch.devices.kinds import HOST
 from lockstitch.nn import parallel
@@ -25,6 +24,11 @@ from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.forkable import obstacle
 from lockstitch.nn.slots.kinds import factory_for
 from lockstitch.nn.team import Team
+from lockstitch.torch_internals.autograd import queue_callback
+from lockstitch.torch_internals.modes import len_dispatch_stack, peek_interpreter_stack
+from lockstitch.torch_internals.modules import NormBase, has_hooks
+from lockstitch.torch_internals.owners import storage_users
+from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +39,6 @@ PLAIN = "plain"
 _MOST_SLOTS = 8
 _OWN_USES = 2  # of a storage: the tensor, and the object that we look at it with
 _ATOMS = (bool, int, float, complex, str, type(None), torch.dtype)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _log = logging.getLogger(__name__)
 
 
@@ -160,14 +163,14 @@ class Automatic:
     ) -> Any:
         """A plain step that counts, and shows what the module does."""
         numbers = generators.fingerprint()
-        versions = [(each, each._version) for each in module.buffers()]
+        versions = [(each, version_of(each)) for each in module.buffers()]
         step = self.calibration.begin()
         output = call_plainly(module, inputs, kwargs)
         self._finish(step, output)
         if (
             not _is_batch(output, size, self.dim)
             or generators.fingerprint() != numbers
-            or any(each._version != version for each, version in versions)
+            or any(version_of(each) != version for each, version in versions)
         ):
             self.calibration.keep_default()
         return output
@@ -181,8 +184,7 @@ class Automatic:
 
         def begin(_: torch.Tensor) -> None:
             if calibration.begin_backward(step):
-                engine = torch.autograd.Variable._execution_engine
-                engine.queue_callback(lambda: calibration.end_backward(step))
+                queue_callback(lambda: calibration.end_backward(step))
 
         for tensor in _tensors(output):
             if tensor.grad_fn is not None:
@@ -264,9 +266,9 @@ def _is_ordinary_training() -> bool:
         and not torch.is_inference_mode_enabled()
         and threading.current_thread() is threading.main_thread()
         and not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and len_dispatch_stack() == 0
+        and peek_interpreter_stack() is None
     )
 
 
@@ -275,10 +277,7 @@ def _may_be_cut(module: nn.Module) -> bool:
     return (
         any(each.requires_grad for each in tensors)
         and all(each.device == HOST for each in tensors)
-        and not any(
-            isinstance(each, _NormBase) or any(getattr(each, name) for name in _HOOKS)
-            for each in module.modules()
-        )
+        and not any(isinstance(each, NormBase) or has_hooks(each) for each in module.modules())
     )
 
 
@@ -286,8 +285,7 @@ def _is_seen_elsewhere(module: nn.Module) -> bool:
     """Whether others than the module look at the memory of its parameters: views, arrays, other
     processes. They would be left behind when it moves to where forked slots see it."""
     return any(
-        each.untyped_storage().is_shared()
-        or torch._C._storage_Use_Count(each.untyped_storage()._cdata) > _OWN_USES
+        each.untyped_storage().is_shared() or storage_users(each) > _OWN_USES
         for each in module.parameters()
         if each.requires_grad
     )

@@ -31,6 +31,7 @@ from lockstitch.nn.slots.nesting import is_inside
 from lockstitch.nn.slots.remote import seen_from_here
 from lockstitch.nn.team import Team
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
+from lockstitch.torch_internals.autograd import is_profiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -141,7 +142,7 @@ class DataParallel(nn.DataParallel[M]):
             return automatic.call(self.module, inputs, kwargs)
         if not is_host(self.src_device_obj):
             check_devices(self.module, self.src_device_obj)
-        if not torch._C._autograd._profiler_enabled():
+        if not is_profiling():
             return self._run(inputs, kwargs)
         with torch.autograd.profiler.record_function("DataParallel.forward"):
             return self._run(inputs, kwargs)

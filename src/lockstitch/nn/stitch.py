@@ -21,11 +21,12 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch._C import _autograd
 
 from lockstitch.nn.parallel.modes import Modes
 from lockstitch.nn.slots.base import BackwardOrder, Request, SlopeOf
 from lockstitch.nn.slots.lifting import fill, lift
+from lockstitch.torch_internals.autograd import keeps_graph as keeps_graph_now
+from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +127,7 @@ class Call:
         if token is not None and any(outcome.requires_grad):
             self._outcome = outcome
             # After slot 0, whose module may itself have written to its parameters.
-            self._versions = [leaf._version for leaf in self.leaves]
+            self._versions = list(map(version_of, self.leaves))
             tensors = End.apply(self, token)  # type: ignore[no-untyped-call]
         return fill(outcome.skeleton, tensors)
 
@@ -145,12 +146,12 @@ class Call:
         if self._is_spent:
             raise RuntimeError(_AGAIN)
         for leaf, then in zip(self.leaves, self._versions, strict=True):
-            if leaf._version != then:
-                shape, now = tuple(leaf.shape), leaf._version
+            if version_of(leaf) != then:
+                shape, now = tuple(leaf.shape), version_of(leaf)
                 raise RuntimeError(
                     _MODIFIED.format(shape=shape, now=now, then=then, slot=self.slot.name)
                 )
-        keeps_graph = _autograd._get_current_graph_task_keep_graph()
+        keeps_graph = keeps_graph_now()
         self._is_spent = not keeps_graph
         pairs = zip(gradients, self._requires_grad, strict=True)
         wanted = [gradient for gradient, requires in pairs if requires]

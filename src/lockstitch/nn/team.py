@@ -24,6 +24,7 @@ from lockstitch.nn.slots.nesting import inside
 from lockstitch.nn.slots.openmp import end_idle_threads
 from lockstitch.nn.slots.watch import Told, Watch
 from lockstitch.nn.stitch import Call
+from lockstitch.torch_internals.autograd import queue_callback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -245,7 +246,7 @@ class Team:
             self._threads_before = threads
             end_idle_threads()
             torch.set_num_threads(share)
-            torch.autograd.Variable._execution_engine.queue_callback(self._restore_threads)
+            queue_callback(self._restore_threads)
 
     def _restore_threads(self) -> None:
         # A backward pass that failed has not called back.

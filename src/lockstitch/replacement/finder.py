@@ -26,7 +26,10 @@ _WITHOUT_TORCH: Final = frozenset(
         " "
     )
 )
-"""What of ours is imported without torch."""
+"""What of ours is imported without torch, with all that is in it."""
+
+_ALONE_WITHOUT_TORCH: Final = frozenset({"torch_internals", "torch_internals.names"})
+"""Likewise, but not with what else is in it."""
 
 
 @dataclass
@@ -97,7 +100,11 @@ class AliasFinder(MetaPathFinder):
 
 def _stands_on_torch(fullname: str) -> bool:
     package, _, rest = fullname.partition(".")
-    return package == "lockstitch" and rest.partition(".")[0] not in _WITHOUT_TORCH
+    return (
+        package == "lockstitch"
+        and rest.partition(".")[0] not in _WITHOUT_TORCH
+        and rest not in _ALONE_WITHOUT_TORCH
+    )
 
 
 class _PresentLoader(Loader):

@@ -6,6 +6,14 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
+from lockstitch.torch_internals.names import (
+    AUTOGRAD_OF_C,
+    NAMES_OF_AUTOGRAD,
+    NAMES_OF_RPC,
+    RPC_OF_C,
+    SHARDS,
+)
+
 VARIABLE: Final = "LOCKSTITCH_REPLACE"
 """The variable of the environment that says what to replace in this process and its children."""
 
@@ -46,43 +54,7 @@ class Incumbent:
     """Whether it is part of torch, so that nothing happens before torch is imported."""
 
 
-_RPC_OF_C: Final = (
-    "PyRRef",
-    "RpcAgent",
-    "RpcBackendOptions",
-    "TensorPipeAgent",
-    "WorkerInfo",
-    "_DEFAULT_INIT_METHOD",
-    "_DEFAULT_NUM_WORKER_THREADS",
-    "_DEFAULT_RPC_TIMEOUT_SEC",
-    "_UNSET_RPC_TIMEOUT",
-    "_delete_all_user_and_unforked_owner_rrefs",
-    "_get_current_rpc_agent",
-    "_is_current_rpc_agent_set",
-    "_reset_current_rpc_agent",
-    "_rref_context_get_debug_info",
-    "_set_and_start_rpc_agent",
-    "_set_rpc_timeout",
-    "enable_gil_profiling",
-    "get_rpc_timeout",
-)
-
-_AUTOGRAD_OF_C: Final = (
-    "DistAutogradContext",
-    "_current_context",
-    "_get_debug_info",
-    "_get_max_id",
-    "_init",
-    "_is_valid_context",
-    "_new_context",
-    "_release_context",
-    "_retrieve_context",
-    "backward",
-    "get_gradients",
-)
-
 _PARTS: Final = "lockstitch.nn.parallel"
-_SHARDS: Final = "torch.distributed._shard.sharded_tensor.api"
 
 _TORCH_RPC: Final = Incumbent(
     "torch-rpc",
@@ -93,8 +65,8 @@ _TORCH_RPC: Final = Incumbent(
         ("torch.distributed.nn.api.remote_module", "lockstitch.nn.api.remote_module"),
     ),
     attributes=(
-        Attributes("torch._C._distributed_rpc", "lockstitch.rpc", _RPC_OF_C),
-        Attributes("torch._C._distributed_autograd", "lockstitch.autograd", _AUTOGRAD_OF_C),
+        Attributes(RPC_OF_C, "lockstitch.rpc", NAMES_OF_RPC),
+        Attributes(AUTOGRAD_OF_C, "lockstitch.autograd", NAMES_OF_AUTOGRAD),
         Attributes(
             "torch.distributed.optim",
             "lockstitch.optim",
@@ -110,7 +82,7 @@ _TORCH_RPC: Final = Incumbent(
         # What torch itself keeps by name: DistributedDataParallel looks into references, sharded
         # tensors ask for the group of workers.
         Attributes("torch.nn.parallel.distributed", "lockstitch.rpc", ("RRef",)),
-        Attributes(_SHARDS, "lockstitch", ("rpc",), "torch.distributed"),
+        Attributes(SHARDS, "lockstitch", ("rpc",), "torch.distributed"),
     ),
 )
 

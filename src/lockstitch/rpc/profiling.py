@@ -13,10 +13,10 @@ lets a range last until an answer comes, does so whenever the answer comes after
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch._C._autograd import _profiler_enabled as is_profiling
+from lockstitch.torch_internals.autograd import is_profiling
+from lockstitch.torch_internals.calls import find_operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def profiling_key(mode: RPCExecMode, function_name: str, caller: str, callee: st
 
 def function_name(function: Callable[..., Any]) -> str:
     """An operator's name in torch's registry, else the function's qualified name."""
-    operator = torch.jit._builtins._find_builtin(function)  # type: ignore[no-untyped-call]
+    operator = find_operator(function)
     if operator is not None:
-        return cast("str", operator)
+        return operator
     return getattr(function, "__qualname__", type(function).__qualname__)

@@ -21,6 +21,7 @@ from lockstitch.runtime.pending import Future as OurFuture
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.stream_channel import StreamChannel
 from lockstitch.runtime.worker import current_worker, has_current_worker
+from lockstitch.torch_internals.calls import add_done_callback, is_done
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,7 +73,7 @@ def wait_all(futures: Iterable[Future[T]]) -> list[T]:
         for future in waited:
             # The plain C++ method: it does not mark the future as one with callbacks of users,
             # which a thread of their own would have to run.
-            torch._C.Future.add_done_callback(future, countdown.note)
+            add_done_callback(future, countdown.note)
         if not countdown.over.is_set():
             _wait(waited, countdown)
         if countdown.failed is not None:
@@ -105,7 +106,7 @@ def _common_channel(futures: list[Future[Any]]) -> StreamChannel | None:
     for future in futures:
         channel = future.channel if isinstance(future, OurFuture) else None
         if channel is None:
-            if not torch._C.Future.done(future):
+            if not is_done(future):
                 return None
         elif not isinstance(channel, StreamChannel) or found not in (None, channel):
             return None

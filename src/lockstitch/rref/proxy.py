@@ -12,9 +12,8 @@ import functools
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
 from lockstitch.runtime.invocation import Deferred
+from lockstitch.torch_internals.calls import PlainFuture
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def run_method(rref: Referring, name: str, /, *args: Any, **kwargs: Any) -> Any:
     result = method(*args, **kwargs)
     if not hasattr(found, "_wrapped_async_rpc_function"):
         return result
-    if not isinstance(result, torch._C.Future):
+    if not isinstance(result, PlainFuture):
         raise RuntimeError(
             "Functions decorated with @rpc.async_function must return a torch.futures.Future "
             f"object, but {name} returned {result!r} of type {type(result)}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
-import torch
 from torch.autograd.profiler import record_function
 
 from lockstitch.clock import UNSET_TIMEOUT
@@ -21,9 +20,12 @@ from lockstitch.rref.proxy import RRefProxy, Way
 from lockstitch.runtime.invocation import Deferred
 from lockstitch.runtime.pending import Future
 from lockstitch.runtime.worker import current_worker, has_current_worker
+from lockstitch.torch_internals.autograd import is_profiling
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
+    import torch
+
     from lockstitch.ids import WorkerInfo
     from lockstitch.rref.user_fork import UserFork
     from lockstitch.rref.values import OwnedValue
@@ -215,7 +217,7 @@ class RRef(Generic[T]):
             return _type_of(self._value)
         agent = self._home.worker.agent
         owner, outgoing = self.owner(), agent.outgoing
-        if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        if not is_profiling():
             return outgoing.call_async(owner.worker, _rref_typeof_on_owner, (self,), None, timeout)
         key = f"rpc_async#_rref_typeof_on_owner({agent.info.name} -> {owner.name})"
         with record_function(key):

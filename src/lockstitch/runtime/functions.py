@@ -18,6 +18,7 @@ import torch
 from lockstitch.errors import SerializationError
 from lockstitch.imports import IMPORTS
 from lockstitch.memory.waiting import DurationEstimate
+from lockstitch.torch_internals.names import FUNCTIONS_OF_C
 from lockstitch.wire.unpickling import missing_here
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _FAR_TOO_LONG: Final = 10
 _HOMES_OF_BUILTINS: Final = (
     "torch",
     "torch.nn.functional",
-    "torch._C._nn",
+    FUNCTIONS_OF_C,
     "builtins",
     "operator",
     "math",

@@ -19,6 +19,7 @@ from lockstitch.devices.streams import side_streams
 from lockstitch.errors import CallbackError, LocalProtocolError, LockstitchError, add_note
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
+from lockstitch.torch_internals.calls import PlainFuture
 from lockstitch.wire.encodings import CARRY_OWN, PICKLE, UnpickleSession
 from lockstitch.wire.messages import Failure, Fetch, Payload, RemoteCall, Reply
 
@@ -330,7 +331,7 @@ def _both(
 
 
 def _deferred(value: Any, what: str) -> Deferred:
-    if not isinstance(value, torch._C.Future):
+    if not isinstance(value, PlainFuture):
         raise RuntimeError(
             "Functions decorated with @rpc.async_function must return a torch.futures.Future "
             f"object, but got {value!r} of type {type(value)} from {what}"

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lockstitch.errors import OperatorArgumentsError
+from lockstitch.torch_internals.calls import find_operator, operation_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,11 +20,11 @@ def explain(
 ) -> TypeError:
     """The error to raise instead of `error`, which `function(*args, **kwargs)` has raised: another
     one if `function` is an operator and no schema of it takes the arguments."""
-    name = torch.jit._builtins._find_builtin(function)  # type: ignore[no-untyped-call]
+    name = find_operator(function)
     if name is None:
         return error
     try:
-        operator, _ = torch._C._jit_get_operation(name)
+        operator, _ = operation_of(name)
         operator(*args, **kwargs)
     except RuntimeError as explanation:
         if "failed to match any schema" in str(explanation):

@@ -22,6 +22,7 @@ from lockstitch.runtime import remote_errors
 from lockstitch.runtime.functions import BY_VALUE, name_of
 from lockstitch.runtime.inherited import INHERITED
 from lockstitch.runtime.pending import Future, Pending
+from lockstitch.torch_internals.tensors import values_of
 from lockstitch.wire.encodings import CARRY_OWN
 from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply
 from lockstitch.wire.pickling import pack_arguments
@@ -376,4 +377,4 @@ def _nbytes(item: torch.Tensor | memoryview | None) -> int:
         return 0
     if isinstance(item, memoryview) or item.layout is torch.strided:
         return item.nbytes
-    return (item._values() if item.layout is torch.sparse_coo else item.values()).nbytes
+    return (values_of(item) if item.layout is torch.sparse_coo else item.values()).nbytes

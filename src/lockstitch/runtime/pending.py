@@ -19,6 +19,7 @@ from lockstitch.errors import RpcError, copy_of
 from lockstitch.imports import IMPORTS
 from lockstitch.modes import are_plain, plain_modes
 from lockstitch.runtime import callbacks
+from lockstitch.torch_internals.calls import add_done_callback, set_unwrap_function
 from lockstitch.wire.encodings import TakeBack
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class Future(torch.futures.Future[T]):
         self._channel = self._pending = None
         if error is not None:
             # Not set_exception: a completed future would not survive that somebody tries it.
-            super()._set_unwrap_func(_unwrap)
+            set_unwrap_function(self, _unwrap)
             # The C++ side holds the error where no garbage collector looks: frames would never go.
             error = error.with_traceback(None)
         try:
@@ -274,7 +275,7 @@ class Future(torch.futures.Future[T]):
     def add_inner_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         """Has `callback` called by whoever completes it, be it a thread that reads: it must be
         short, not block, and run no user code. The answer may be read a moment later."""
-        torch._C.Future.add_done_callback(self, callback)
+        add_done_callback(self, callback)
 
     def __await__(self) -> Generator[Any, None, T]:
         loop = asyncio.get_running_loop()

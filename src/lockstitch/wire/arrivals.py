@@ -17,6 +17,13 @@ import torch
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.modes import are_plain, plain_modes
+from lockstitch.torch_internals.tensors import (
+    check_compressed,
+    check_sparse,
+    indices_of,
+    negative_view,
+    values_of,
+)
 from lockstitch.wire.tensors import (
     CONJUGATE,
     DTYPE_BITS,
@@ -202,7 +209,7 @@ class Arrivals:
         if code & CONJUGATE:
             tensor = tensor.conj()
         if code & NEGATIVE:
-            tensor = torch._neg_view(tensor)
+            tensor = negative_view(tensor)
         # Leaves know nothing of each other, but see that they were written to.
         return tensor.detach() if code & (REQUIRES_GRAD | PARAMETER) else tensor
 
@@ -310,13 +317,9 @@ def _check_sparse(tensor: torch.Tensor) -> None:
     """Raises RuntimeError where indices point outside the tensor, which torch's kernels would
     follow into other memory."""
     if tensor.layout is torch.sparse_coo:
-        torch._validate_sparse_coo_tensor_args(
-            tensor._indices(), tensor._values(), tensor.shape, tensor.is_coalesced()
-        )
+        check_sparse(indices_of(tensor), values_of(tensor), tensor.shape, tensor.is_coalesced())
         return
     by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     compressed = tensor.crow_indices() if by_row else tensor.ccol_indices()
     plain = tensor.col_indices() if by_row else tensor.row_indices()
-    torch._validate_sparse_compressed_tensor_args(
-        compressed, plain, tensor.values(), tensor.shape, tensor.layout
-    )
+    check_compressed(compressed, plain, tensor.values(), tensor.shape, tensor.layout)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from lockstitch.errors import SerializationError
+from lockstitch.torch_internals.tensors import make_subclass, set_state, state_of, without_overrides
 
 if TYPE_CHECKING:
     from lockstitch.wire.encodings import PickleSession
@@ -39,9 +40,9 @@ def is_kept_in_memory(cls: type[torch.Tensor]) -> bool:
 
 def reduce_subclass(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """The plain tensor that an instance of a subclass is, on the same graph, and its attributes."""
-    with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
+    with without_overrides(), torch.inference_mode(False):
         plain = tensor.as_subclass(torch.Tensor)
-        return plain, torch._utils._get_obj_state(tensor)  # type: ignore[no-untyped-call]
+        return plain, state_of(tensor)
 
 
 def rebuild_subclass(cls: type[torch.Tensor], plain: torch.Tensor, state: Any) -> torch.Tensor:
@@ -49,16 +50,16 @@ def rebuild_subclass(cls: type[torch.Tensor], plain: torch.Tensor, state: Any) -
     if not issubclass(cls, torch.Tensor):
         raise SerializationError(f"{cls.__qualname__} is no class of tensors")
     # The modes of a thread that sends or receives are none of the tensor's.
-    with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
+    with without_overrides(), torch.inference_mode(False):
         made: torch.Tensor
         if plain.requires_grad and plain.is_leaf:
-            made = torch.Tensor._make_subclass(cls, plain.detach(), True)
+            made = make_subclass(cls, plain.detach(), True)
         else:  # it may be a view of what others view, too
             made = plain.as_subclass(cls)
     if cls.__setstate__ is not torch.Tensor.__setstate__:
         made.__setstate__(state)  # type: ignore[no-untyped-call]
     else:
-        torch._utils._set_obj_state(made, state)  # type: ignore[no-untyped-call]
+        set_state(made, state)
     return made
 
 
@@ -67,7 +68,7 @@ def check_wants_no_gradient(tensor: torch.Tensor, session: PickleSession) -> Non
     of its own."""
     if session.records is None or id(tensor) in session.sealed or not session.records():
         return
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_overrides():
         wants_gradient = tensor.requires_grad
     if wants_gradient:
         cls = type(tensor)

@@ -27,6 +27,7 @@ from lockstitch.copying import move
 from lockstitch.devices.kinds import is_gpu, is_host, is_on_host
 from lockstitch.devices.moving import begin_fetch, stage_out
 from lockstitch.errors import SerializationError
+from lockstitch.torch_internals.tensors import indices_of, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,13 +59,15 @@ STAGED = 0x2000
 CONJUGATE = 0x4000
 NEGATIVE = 0x8000
 
-_SPARSE_PARTS: Final[dict[torch.layout, tuple[str, str]]] = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: ("crow_indices", "col_indices"),
-    torch.sparse_csc: ("ccol_indices", "row_indices"),
-    torch.sparse_bsr: ("crow_indices", "col_indices"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+_SPARSE_PARTS: Final = {
+    torch.sparse_coo: (indices_of,),
+    torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_csc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
+    torch.sparse_bsr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_bsc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
 }
+"""What there is of each beside its values."""
+
 LAYOUTS: Final = list(_SPARSE_PARTS)
 
 # A view that uses less than half of a storage larger than this is sent as a compact copy.
@@ -268,8 +271,8 @@ def _describe_shared(tensor: torch.Tensor, code: int, part: Part, memories: list
 
 def _describe_sparse(tensor: torch.Tensor, code: int, memories: list[Memory]) -> Header:
     layout = tensor.layout
-    values = tensor._values() if layout is torch.sparse_coo else tensor.values()
-    parts = [getattr(tensor, name)() for name in _SPARSE_PARTS[layout] if name != "_values"]
+    values = values_of(tensor) if layout is torch.sparse_coo else tensor.values()
+    parts = [read(tensor) for read in _SPARSE_PARTS[layout]]
     coalesced = layout is torch.sparse_coo and tensor.is_coalesced()
     components = tuple(
         describe(part.detach().contiguous(), memories, {}, -1) for part in (*parts, values)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ReduceOp as TorchOp
 from torch.distributed.distributed_c10d import PrefixStore
 
 from lockstitch.collectives.requests import ReduceOp
 from lockstitch.devices.kinds import gpu, is_gpu
 from lockstitch.errors import CollectiveError
+from lockstitch.torch_internals.distributed import AllgatherOptions, gloo_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,7 +221,5 @@ class GroupPlane:
 
     def _new_gloo_at(self, address: str, store: Store, position: int, size: int) -> Any:
         gloo: Any = distributed.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=address)]
-        options._timeout = timedelta(seconds=self._connect_seconds)
+        options = gloo_options(address, timedelta(seconds=self._connect_seconds))
         return gloo(store, position, size, options)

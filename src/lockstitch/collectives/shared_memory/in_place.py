@@ -8,6 +8,7 @@ from lockstitch.collectives.arithmetic import outputs_of, result_scale
 from lockstitch.collectives.copying import copy
 from lockstitch.collectives.shared_memory.arena import ArenaFullError
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
+from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:
     import torch
@@ -88,17 +89,17 @@ class InPlace(Operation):
         while self._blocks_done < len(blocks):
             if self._begun is None:
                 block = blocks[self._blocks_done]
-                self._begun = block, 0, block[0]._version
+                self._begun = block, 0, version_of(block[0])
             block, made, version = self._begun
             first = block[0]
             for number in range(made, len(block)):
-                if first._version != version:  # it was made, and an interrupt came at once
+                if version_of(first) != version:  # it was made, and an interrupt came at once
                     pass
                 elif number + 1 < len(block):
                     combine_two(first, block[number + 1], out=first)
                 else:
                     scale.apply_(first)
-                version = first._version
+                version = version_of(first)
                 self._begun = block, number + 1, version
             for other in block[1:]:
                 copy(other, first)

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.remote_device import _remote_device as RemoteDevice  # noqa: N812
 from typing_extensions import Self
 
 from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn.parallel.containers import open_container
 from lockstitch.rpc import RRef, get_worker_info, remote, rpc_async, rpc_sync
 from lockstitch.runtime.worker import current_worker, has_current_worker
+from lockstitch.torch_internals.distributed import RemoteDevice
+from lockstitch.torch_internals.modules import FORWARD_HOOKS
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ class _RemoteModule(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`forward`, with what hooks there are on a handle that was not received."""
-        if "_forward_hooks" in vars(self):
+        if FORWARD_HOOKS in vars(self):
             return super().__call__(*args, **kwargs)
         return self.forward(*args, **kwargs)
 

@@ -17,12 +17,12 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch.autograd import Function
-from torch.nn.parallel import _functions as gpus
 
 from lockstitch.devices import accelerators
 from lockstitch.devices.kinds import is_host
 from lockstitch.nn.parallel import comm
 from lockstitch.nn.parallel.places import Place, device_of, devices_of
+from lockstitch.torch_internals.modules import get_stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +95,7 @@ class Scatter(Function):
         ctx.origin = tensor.device
         streams = None
         if tensor.is_cpu and not any(map(is_host, places)):
-            streams = [gpus._get_stream(place) for place in places]
+            streams = [get_stream(place) for place in places]
         pieces = comm.scatter(tensor, places, chunk_sizes, dim, streams)
         if streams is not None:
             accelerators.wait_for_copies(pieces, places, streams)

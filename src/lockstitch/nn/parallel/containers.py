@@ -1,7 +1,7 @@
 """What a container holds, and one like it with other things inside.
 
 Tuples, named tuples, lists, mappings that can be changed, dataclasses, their subclasses, and what
-is registered with torch's pytree (`torch.utils._pytree.register_pytree_node`,
+is registered with torch's pytree (`register_pytree_node`,
 `torch.export.register_dataclass`): the door for types of one's own.
 """
 
@@ -13,7 +13,8 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
+
+from lockstitch.torch_internals.modules import CONTAINERS
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Size})
 
@@ -35,7 +36,7 @@ def open_container(thing: Any) -> Opened | None:
         return None
     if isinstance(thing, MutableMapping):
         return _open_mapping(thing)
-    if kind in pytree.SUPPORTED_NODES and kind not in (tuple, list):
+    if kind in CONTAINERS and kind not in (tuple, list):
         return _open_registered(thing)
     if isinstance(thing, (tuple, list)):
         return _open_sequence(thing)
@@ -85,7 +86,7 @@ def _open_mapping(mapping: MutableMapping[Any, Any]) -> Opened | None:
 
 
 def _open_registered(thing: Any) -> Opened | None:
-    node = pytree.SUPPORTED_NODES[type(thing)]
+    node = CONTAINERS[type(thing)]
     children, context = node.flatten_fn(thing)
     names = [f"[{i}]" for i in range(len(children))]
     if node.flatten_with_keys_fn is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import torch
 
 from lockstitch.devices import accelerators
+from lockstitch.torch_internals.modes import len_function_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +49,7 @@ class Modes:
             ),
             torch.is_autocast_cache_enabled(),
             torch.is_anomaly_enabled(),
-            torch.get_default_device() if torch._C._len_torch_function_stack() else None,
+            torch.get_default_device() if len_function_stack() else None,
         )
 
     @contextmanager

@@ -10,12 +10,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._utils import ExceptionWrapper
 
 from lockstitch.devices import accelerators
 from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn.parallel.modes import in_callers_modes
 from lockstitch.nn.parallel.places import Place, device_of
+from lockstitch.torch_internals.modules import ExceptionWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

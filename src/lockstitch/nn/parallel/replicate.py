@@ -19,6 +19,15 @@ from torch import nn
 from lockstitch.nn.parallel import comm
 from lockstitch.nn.parallel._functions import Broadcast
 from lockstitch.nn.parallel.places import Place, devices_of
+from lockstitch.torch_internals.compiling import copy_compiled, initialize, is_compiled
+from lockstitch.torch_internals.modules import (
+    buffers_of,
+    children_of,
+    mark_as_parameter,
+    parameters_of,
+    set_former_parameters,
+)
+from lockstitch.torch_internals.modules import shallow_copy as plain_copy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,37 +55,29 @@ def replicate(network: M, devices: Sequence[Place], detach: bool = False) -> lis
     for copies, of_tensors in zip(replicas, tensors, strict=True):
         copy_of = dict(zip(modules, copies, strict=True))
         for module, copy in copy_of.items():
-            for name, child in module._modules.items():
-                copy._modules[name] = None if child is None else copy_of[child]
+            children = children_of(copy)
+            for name, child in children_of(module).items():
+                children[name] = None if child is None else copy_of[child]
             _fill(module, copy, of_tensors)
         for copy in copies:
             finish_copy(copy)
         for parameter in copies[0].parameters():
-            parameter._is_param = True  # for isinstance(…, Parameter)
+            mark_as_parameter(parameter)  # for isinstance(…, Parameter)
     return [cast("M", copies[0]) for copies in replicas]
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
     """A replica of `module` alone, which has no parameters yet, and refers to the same children."""
-    if not _is_compiled(module):
-        copy: nn.Module = module._replicate_for_data_parallel()
-        return copy
+    if not is_compiled(module):
+        return plain_copy(module)
     # What is set on it goes to the module within: torch's way would take the parameters from that.
-    copy = object.__new__(type(module))
-    tables = {name: dict(vars(module)[name]) for name in ("_buffers", "_modules")}
-    copy.__dict__.update(vars(module), **tables, _parameters={}, _is_replica=True)
-    return copy
+    return copy_compiled(module)
 
 
 def finish_copy(copy: nn.Module) -> None:
     """Is called when a replica has its children: one that is compiled calls its own from now on."""
-    if _is_compiled(copy):
-        copy._initialize()  # type: ignore[operator]
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether it is one of `torch.compile`, whose type is not imported without need."""
-    return "_orig_mod" in module._modules and "dynamo_ctx" in vars(module)
+    if is_compiled(copy):
+        initialize(copy)
 
 
 def _copies_of(
@@ -100,17 +101,18 @@ def _copies_of(
 def _fill(module: nn.Module, copy: nn.Module, tensors: dict[torch.Tensor, torch.Tensor]) -> None:
     """Gives `copy` its parameters and buffers."""
     former: dict[str, torch.Tensor] = OrderedDict()
-    copy._former_parameters = former  # type: ignore[assignment] # where torch's DDP looks
-    for name, parameter in module._parameters.items():
+    set_former_parameters(copy, former)  # where torch's DDP looks
+    own_parameters = parameters_of(copy)
+    for name, parameter in parameters_of(module).items():
         if parameter is None:
-            copy._parameters[name] = None
+            own_parameters[name] = None
             continue
         tensor = tensors[parameter]
         # First as an attribute, for classes that keep their weights a second time (recurrent ones).
         setattr(copy, name, tensor)
         copy.__dict__.pop(name, None)
-        copy._parameters[name] = cast("nn.Parameter", tensor)
+        own_parameters[name] = tensor
         former[name] = tensor
-    for name, buffer in module._buffers.items():
+    for name, buffer in buffers_of(module).items():
         if buffer is not None:
             setattr(copy, name, tensors[buffer])

@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +26,7 @@ from lockstitch.nn.slots.lifting import Hole
 from lockstitch.nn.slots.nesting import mark_inside
 from lockstitch.nn.slots.orders import Unpacker
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
+from lockstitch.torch_internals.autograd import forget_hooks
 
 if TYPE_CHECKING:
     from lockstitch.nn.slots.base import Blueprint
@@ -60,9 +60,7 @@ def run_child(
 def _disarm(leaf: torch.Tensor) -> None:
     """The parent's hooks see the sum of all slots' gradients, in the parent."""
     leaf.grad = None
-    leaf._backward_hooks = None
-    if getattr(leaf, "_post_accumulate_grad_hooks", None) is not None:
-        leaf._post_accumulate_grad_hooks = OrderedDict()  # None would leave them where they are
+    forget_hooks(leaf)
 
 
 class _Server:

@@ -44,6 +44,7 @@ from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
 from lockstitch.nn.slots.replicas import matching, replicate_here
 from lockstitch.nn.slots.thread import attempt
+from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -139,7 +140,7 @@ class CudaSlot(Slot):
         self._copied = [
             i for i, leaf in enumerate(copies) if leaf.device != self._originals[i].device
         ]
-        self._sent = [leaf._version for leaf in self._originals]
+        self._sent = list(map(version_of, self._originals))
         return _DeviceExecutor(replica, copies, self._device)
 
     def start(self, request: Request) -> None:
@@ -150,9 +151,9 @@ class CudaSlot(Slot):
         module = self._module()
         mode = module is not None and module.training, request.modes.is_grad_enabled
         self.statistics.passes += 1
-        stale = [i for i in self._copied if self._originals[i]._version != self._sent[i]]
+        stale = [i for i in self._copied if version_of(self._originals[i]) != self._sent[i]]
         for i in stale:
-            self._sent[i] = self._originals[i]._version
+            self._sent[i] = version_of(self._originals[i])
             self.statistics.parameter_bytes += self._originals[i].nbytes
         executor, originals, estimate = self._executor, self._originals, self._estimate
 

@@ -18,6 +18,7 @@ from lockstitch.nn.slots.base import Gradients, Outcome
 from lockstitch.nn.slots.lifting import fill, lift
 from lockstitch.nn.slots.strays import StrayWatch
 from lockstitch.nn.slots.watch import apply_changes, places_of_others, versions_of
+from lockstitch.torch_internals.autograd import run_from_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,16 +122,8 @@ class Executor:
             # A re-entrant checkpoint gathers gradients in `.grad`, and refuses to go back else.
             gathers = self._gathers or self._strays.is_reentrant
             try:
-                # As torch.autograd.grad, which first checks what is right here by construction.
-                found = torch.autograd.Variable._execution_engine.run_backward(
-                    tuple(roots),
-                    tuple(gradients),
-                    order.keeps_graph or graph.is_shared,
-                    False,  # create_graph
-                    () if gathers else tuple(sources),
-                    allow_unreachable=True,
-                    accumulate_grad=gathers,
-                )
+                keeps_graph = order.keeps_graph or graph.is_shared
+                found = run_from_tensors(roots, gradients, () if gathers else sources, keeps_graph)
             finally:
                 if gathers:  # also what a pass has gathered that failed
                     found = tuple([_taken(source) for source in sources])

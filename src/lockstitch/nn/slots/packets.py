@@ -20,6 +20,7 @@ import torch
 
 from lockstitch.nn.slots.mailbox import LARGEST
 from lockstitch.nn.slots.memory import PieceName
+from lockstitch.torch_internals.tensors import copy_many, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +72,7 @@ class Leaves:
         if len(dense) < len(views):
             views, gradients = [views[i] for i in dense], [gradients[i] for i in dense]
         if dense:
-            torch._foreach_copy_(views, list(gradients))  # type: ignore[arg-type]
+            copy_many(views, list(gradients))  # type: ignore[arg-type]
 
     def _views_in(self, piece: Piece) -> list[torch.Tensor]:
         kept = self._views.get(piece.name.number)
@@ -93,7 +94,7 @@ class Leaves:
                 flat = memory[offset : offset + elements * dtype.itemsize].view(dtype)
             else:
                 flat = torch.frombuffer(memory, dtype=dtype, count=elements, offset=offset)
-            parts = torch._C._nn.unflatten_dense_tensors(flat, shapes)
+            parts = unflatten(flat, shapes)
             found.update(zip(members, parts, strict=True))
         return [found[i] for i in range(self.count)]
 

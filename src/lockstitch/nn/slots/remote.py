@@ -18,7 +18,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.distributed.remote_device import _remote_device as RemoteDevice  # noqa: N812
 
 from lockstitch.errors import NotInitializedError, PeerDiedError, SerializationError, SlotDiedError
 from lockstitch.nn.slots import generators
@@ -29,6 +28,8 @@ from lockstitch.nn.slots.nesting import inside
 from lockstitch.nn.slots.watch import trainable
 from lockstitch.rpc import remote, rpc_async
 from lockstitch.runtime.worker import current_worker, has_current_worker
+from lockstitch.torch_internals.distributed import RemoteDevice
+from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -120,7 +121,7 @@ class RemoteSlot(Slot):
         self.name = f"slot {number} (worker {self._owner.name!r})"
         self.statistics = SlotStatistics()
         self._leaves = list(blueprint.leaves)
-        self._sent = [leaf._version for leaf in self._leaves]
+        self._sent = list(map(version_of, self._leaves))
         self._released: deque[int] = deque()
         self._futures: dict[tuple[str, int], Future[Any]] = {}
         self._latest: Future[Any] | None = None
@@ -136,11 +137,11 @@ class RemoteSlot(Slot):
         self.statistics.parameter_bytes = sum(leaf.nbytes for leaf in self._leaves)
 
     def start(self, request: Request) -> None:
-        numbers = [i for i, leaf in enumerate(self._leaves) if leaf._version != self._sent[i]]
+        numbers = [i for i, leaf in enumerate(self._leaves) if version_of(leaf) != self._sent[i]]
         news = self._news([(i, self._leaves[i].detach()) for i in numbers])
         self._post(("forward", request.number), Replica.forward, news, request)
         for i in numbers:
-            self._sent[i] = self._leaves[i]._version
+            self._sent[i] = version_of(self._leaves[i])
             self.statistics.parameter_bytes += self._leaves[i].nbytes
         self.statistics.passes += request.slope_of is None
         self.statistics.other_bytes += sum(

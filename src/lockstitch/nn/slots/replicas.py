@@ -17,12 +17,13 @@ from torch import nn
 
 from lockstitch.nn.parallel.replicate import finish_copy, shallow_copy
 from lockstitch.nn.slots.attributes import refer
+from lockstitch.torch_internals.modules import TABLES, buffers_of, children_of, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Filled by other means, below.
-_OWN_TABLES = ("_parameters", "_buffers", "_modules")
+_OWN_TABLES = TABLES
 
 
 def replicate_here(
@@ -66,12 +67,13 @@ def _copy(buffer: torch.Tensor, device: torch.device | None) -> torch.Tensor:
 
 
 def _fill(module: nn.Module, copy: nn.Module, copy_of: dict[int, Any]) -> None:
-    for name, child in module._modules.items():
-        copy._modules[name] = None if child is None else copy_of[id(child)]
-    for name, buffer in module._buffers.items():
-        copy._buffers[name] = None if buffer is None else copy_of[id(buffer)]
-    for name, parameter in module._parameters.items():
-        copy._parameters[name] = None if parameter is None else copy_of[id(parameter)]
+    children, buffers, parameters = children_of(copy), buffers_of(copy), parameters_of(copy)
+    for name, child in children_of(module).items():
+        children[name] = None if child is None else copy_of[id(child)]
+    for name, buffer in buffers_of(module).items():
+        buffers[name] = None if buffer is None else copy_of[id(buffer)]
+    for name, parameter in parameters_of(module).items():
+        parameters[name] = None if parameter is None else copy_of[id(parameter)]
         if parameter is not None:
             # Some classes (recurrent ones) keep their weights a second time when they are set.
             setattr(copy, name, copy_of[id(parameter)])

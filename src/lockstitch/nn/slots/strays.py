@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
+from lockstitch.torch_internals.autograd import sequence_number
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -52,7 +54,7 @@ class StrayWatch:
     def _next_number(self) -> int:
         node = self._leaf.view(()).grad_fn
         assert node is not None
-        return node._sequence_nr()
+        return sequence_number(node)
 
     def end_pass(
         self,
@@ -64,7 +66,7 @@ class StrayWatch:
         """It has returned `outputs`, which may depend on `inputs` and `leaves`. Raises
         `RuntimeError` if they depend on others."""
         nodes = [each.grad_fn for each in outputs if each.grad_fn is not None]
-        distances = [node._sequence_nr() - self._start for node in nodes]
+        distances = [sequence_number(node) - self._start for node in nodes]
         graph = is_training, len(inputs), tuple(distances)
         self._passes += 1
         if graph not in self._known or not self._passes & (self._passes - 1):

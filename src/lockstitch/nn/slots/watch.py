@@ -30,6 +30,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lockstitch.nn.slots.base import NO_CHANGES, Changes
+from lockstitch.torch_internals.modules import (
+    BUFFERS,
+    PARAMETERS,
+    TABLES,
+    buffers_of,
+    parameters_of,
+)
+from lockstitch.torch_internals.tensors import swap_tensors, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,7 +61,7 @@ Place = tuple["dict[str, Any]", str]
 def places_of_others(modules: Iterable[nn.Module]) -> list[Place]:
     """Where the tensors are that each replica has for itself: buffers and frozen parameters, in the
     order of modules."""
-    tables = [table for module in modules for table in (module._buffers, module._parameters)]
+    tables = [table for module in modules for table in (buffers_of(module), parameters_of(module))]
     places: list[Place] = []
     known: set[int] = set()
     for table in tables:
@@ -68,7 +76,9 @@ def places_of_others(modules: Iterable[nn.Module]) -> list[Place]:
 def versions_of(places: Iterable[Place]) -> list[int]:
     """How often each of these tensors has been written to, as far as torch counts."""
     tensors = [table[name] for table, name in places]
-    return [_UNKNOWN if each is None or each.is_inference() else each._version for each in tensors]
+    return [
+        _UNKNOWN if each is None or each.is_inference() else version_of(each) for each in tensors
+    ]
 
 
 def keeps_nothing_else(module: nn.Module) -> bool:
@@ -80,7 +90,7 @@ def keeps_nothing_else(module: nn.Module) -> bool:
         or (isinstance(value, _FUNCTIONS) and getattr(value, "__closure__", None) is None)
         for each in module.modules()
         for name, value in each.__dict__.items()
-        if name not in ("_parameters", "_buffers", "_modules")
+        if name not in TABLES
     )
 
 
@@ -110,7 +120,7 @@ def apply_changes(modules: Sequence[nn.Module], others: Sequence[Place], changes
         else:
             # Another tensor, under the same names. A graph that has saved the old one may go back
             # to what it was then; `old.data = tensor` would change that, unseen.
-            torch._C._swap_tensor_impl(old, tensor)
+            swap_tensors(old, tensor)
 
 
 class Told:
@@ -155,7 +165,7 @@ class Watch:
     def _take(self) -> None:
         self._seen = [(module.__dict__, dict(module.__dict__)) for module in self.modules]
         self._take_containers()
-        self._tables = [each._parameters for each in self.modules]
+        self._tables = list(map(parameters_of, self.modules))
         self._traits = self._current_traits()
 
     def _take_containers(self) -> None:
@@ -163,7 +173,7 @@ class Watch:
             value
             for module in self.modules
             for name, value in module.__dict__.items()
-            if isinstance(value, _CONTAINERS) and name not in ("_parameters", "_buffers")
+            if isinstance(value, _CONTAINERS) and name not in (PARAMETERS, BUFFERS)
         ]
         self._filled = [(each, each.copy()) for each in containers if each]
         self._empty = [each for each in containers if not each]
@@ -178,8 +188,8 @@ class Watch:
         ]
         buffers = [
             (name, id(each), each.data_ptr()) if each is not None and each.requires_grad else name
-            for module in self.modules
-            for name, each in module._buffers.items()
+            for table in map(buffers_of, self.modules)
+            for name, each in table.items()
         ]
         return parameters + buffers
 
@@ -273,7 +283,7 @@ def _state(table: dict[str, Any], name: str) -> tuple[torch.Tensor | None, int]:
     tensor = table.get(name)
     if tensor is None:
         return None, 0
-    return tensor, _UNKNOWN if tensor.is_inference() else tensor._version
+    return tensor, _UNKNOWN if tensor.is_inference() else version_of(tensor)
 
 
 def _overlaps(places: Iterable[Place], leaves: Iterable[torch.Tensor]) -> list[bool]:

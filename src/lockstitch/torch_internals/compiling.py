@@ -1,0 +1,103 @@
+"""What is private to torch of functions and modules that `torch.compile` has compiled.
+
+All of it takes seconds to import, so nothing is looked at before a program compiles.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from lockstitch.modes import plain_modes
+from lockstitch.torch_internals.modules import BUFFERS, CHILDREN, children_of
+from lockstitch.torch_internals.names import COMPILER_RULES
+from lockstitch.torch_internals.probing import Cost, Names, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WITHIN: Final = "_orig_mod"
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return _WITHIN in children_of(module) and "dynamo_ctx" in vars(module)
+
+
+def _tells_compiled(is_compiled: Callable[[nn.Module], bool]) -> bool:
+    module: Any = torch.compile(nn.Linear(1, 1))
+    return is_compiled(module) is True and is_compiled(nn.Linear(1, 1)) is False
+
+
+def _copy_compiled(module: nn.Module) -> nn.Module:
+    copy: nn.Module = object.__new__(type(module))
+    tables = {name: dict(vars(module)[name]) for name in (BUFFERS, CHILDREN)}
+    copy.__dict__.update(vars(module), **tables, _parameters={}, _is_replica=True)
+    return copy
+
+
+def _is_apart(copy_of: Callable[[nn.Module], nn.Module]) -> bool:
+    """Whether a copy may get another module within, and torch takes it for a replica."""
+    module: Any = torch.compile(nn.Linear(1, 1))
+    copy: Any = copy_of(module)
+    children_of(copy)[_WITHIN] = None
+    is_same = children_of(module)[_WITHIN] is not None and type(copy) is type(module)
+    return is_same and copy._is_replica is True
+
+
+def _initialize(copy: nn.Module) -> None:
+    copy._initialize()  # type: ignore[operator]
+
+
+def _calls_its_own(initialize: Callable[[nn.Module], object]) -> bool:
+    module: Any = torch.compile(nn.Linear(1, 1), backend="eager")
+    children_of(module)[_WITHIN] = nn.Identity()
+    initialize(module)
+    return bool(module(torch.full((1,), 7.0)) == 7.0)
+
+
+def _find_rules() -> Any:
+    return resolve(COMPILER_RULES)
+
+
+def _passes_over(find_rules: Callable[[], Any]) -> bool:
+    """Whether this package is passed over when it was added, and a program is not."""
+    rules = find_rules()
+    rules.add(__name__.partition(".")[0])
+    skips = [bool(rules.check_file(file).skipped) for file in (__file__, "/a/program.py")]
+    return skips == [True, False]
+
+
+_names = Names("compiled modules in DataParallel", within=plain_modes)
+is_compiled: Callable[[nn.Module], bool] = _names.take(
+    "OptimizedModule._orig_mod",
+    "be the module within a compiled one",
+    _tells_compiled,
+    reader=_is_compiled,
+    cost=Cost.SLOW,
+)
+copy_compiled: Callable[[nn.Module], nn.Module] = _names.take(
+    "Module._is_replica, and its _parameters",
+    "make what torch takes for a replica of a copy of a compiled module",
+    _is_apart,
+    reader=_copy_compiled,
+    cost=Cost.SLOW,
+)
+initialize: Callable[[nn.Module], None] = _names.take(
+    "OptimizedModule._initialize",
+    "have a compiled module call the one that it has within",
+    _calls_its_own,
+    reader=_initialize,
+    cost=Cost.SLOW,
+)
+_rules = Names("leaving this package alone in functions that are compiled", within=plain_modes)
+_rules.take(
+    COMPILER_RULES,
+    "know what a compiler passes over, and take more of it by `add`",
+    _passes_over,
+    reader=_find_rules,
+    otherwise=_find_rules,
+    cost=Cost.SLOW,
+)
+PRIVATES = (*_names.seal(), *_rules.seal())

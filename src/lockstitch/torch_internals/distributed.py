@@ -1,0 +1,203 @@
+"""What is private to torch.distributed, and to the reducer of DistributedDataParallel."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstitch.modes import plain_modes
+from lockstitch.torch_internals.autograd import queue_callback
+from lockstitch.torch_internals.probing import Cost, Names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.distributed.remote_device import _remote_device
+
+
+def _takes_timeout(new_options: Callable[[], Any]) -> bool:
+    options = new_options()
+    before = options.timeout
+    options.timeout = timedelta(seconds=7)
+    return isinstance(before, timedelta) and options.timeout == timedelta(seconds=7)
+
+
+def _gloo_options(address: str, timeout: timedelta) -> Any:
+    gloo: Any = distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=timeout.total_seconds())
+    return options
+
+
+def _makes_a_group(options_at: Callable[[str, timedelta], Any]) -> bool:
+    """Whether a group of one, made of these, reduces."""
+    gloo: Any = distributed.ProcessGroupGloo
+    tensor = torch.ones(2)
+    options = options_at("127.0.0.1", timedelta(seconds=7))
+    group = gloo(distributed.HashStore(), 0, 1, options)  # type: ignore[attr-defined]
+    group.allreduce([tensor]).wait()
+    return tensor.tolist() == [1.0, 1.0] and options._timeout == timedelta(seconds=7)
+
+
+_groups = Names("reductions over several hosts", within=plain_modes)
+AllgatherOptions: Any = _groups.take(
+    "torch._C._distributed_c10d.AllgatherOptions",
+    "be the options with which a group gathers, among them a timeout",
+    _takes_timeout,
+)
+gloo_options: Callable[[str, timedelta], Any] = _groups.take(
+    "torch.distributed.ProcessGroupGloo._Options, its _devices and _timeout",
+    "be the options of a group of Gloo",
+    _makes_a_group,
+    reader=_gloo_options,
+    cost=Cost.THOROUGH,
+)
+
+
+def _reads_places(place: Any) -> bool:
+    named, numbered = place("ps/cpu"), place("rank:1")
+    is_named = named.worker_name() == "ps" and named.device() == torch.device("cpu")
+    return is_named and numbered.rank() == 1 and numbered.worker_name() is None
+
+
+_places = Names("RemoteModule", within=plain_modes)
+if TYPE_CHECKING:
+    RemoteDevice = _remote_device
+else:
+    RemoteDevice = _places.take(
+        "torch.distributed.remote_device._remote_device",
+        'read "worker/device" and "rank:1/device"',
+        _reads_places,
+    )
+
+
+def _parameters_of_reducer(module: DistributedDataParallel) -> list[nn.Parameter]:
+    parameters, _ = module._build_params_for_reducer()  # type: ignore[no-untyped-call]
+    return list(parameters)
+
+
+def _claim_static_graph(module: DistributedDataParallel) -> bool:
+    if not module.static_graph or module._static_graph_delay_allreduce_enqueued:
+        return False
+    module._static_graph_delay_allreduce_enqueued = True  # by us, and not by its graph
+    return True
+
+
+def _tell_reducer(module: DistributedDataParallel, index: int) -> None:
+    reducer: Any = module.reducer
+    reducer._autograd_hook(index)
+
+
+def _reduce_at_the_end(module: DistributedDataParallel) -> None:
+    reducer: Any = module.reducer
+    queue_callback(reducer._delay_all_reduce)
+
+
+@contextmanager
+def _replica(*, static_graph: bool) -> Iterator[DistributedDataParallel]:
+    """One of a group of one process, which must be in no other."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = distributed.FileStore(str(Path(folder, "store")), 1)  # type: ignore[attr-defined]
+        distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            yield DistributedDataParallel(nn.Linear(2, 1), static_graph=static_graph)
+        finally:
+            distributed.destroy_process_group()
+
+
+def _orders_parameters(parameters_of: Callable[[DistributedDataParallel], Any]) -> bool:
+    with _replica(static_graph=False) as module:
+        return list(map(id, parameters_of(module))) == list(map(id, module.parameters()))
+
+
+def _reduced_by(
+    act: Callable[[DistributedDataParallel], object], *, static_graph: bool = False
+) -> int:
+    """How many elements of gradients a reducer reduces for which this is done in a pass."""
+    reduced: list[int] = []
+    with _replica(static_graph=static_graph) as module:
+        module.register_comm_hook(None, lambda _state, bucket: _note(reduced, bucket))
+        _claim_static_graph(module)
+        module(torch.ones(1, 2))
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        root = torch.zeros((), requires_grad=True) * 1
+        root.register_hook(lambda _gradient: _ignore(act(module)))  # type: ignore[no-untyped-call]
+        root.backward()  # type: ignore[no-untyped-call]
+    return sum(reduced)
+
+
+def _note(reduced: list[int], bucket: Any) -> Any:
+    reduced.append(bucket.buffer().numel())
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _ignore(_result: object) -> None:
+    """A hook's result would be a gradient."""
+
+
+def _tells(tell: Callable[[DistributedDataParallel, int], object]) -> bool:
+    def act(module: DistributedDataParallel) -> None:
+        for index in (1, 0):
+            tell(module, index)
+
+    return _reduced_by(act) == 3
+
+
+def _ends_the_first_pass(reduce_at_the_end: Callable[[DistributedDataParallel], object]) -> bool:
+    def act(module: DistributedDataParallel) -> None:
+        for index in (1, 0):
+            _tell_reducer(module, index)
+        reduce_at_the_end(module)
+
+    return _reduced_by(act, static_graph=True) == 3
+
+
+def _claims_once(claim: Callable[[DistributedDataParallel], bool]) -> bool:
+    """Whether it does, and the module then leaves the end of its first pass to us."""
+    with _replica(static_graph=True) as module:
+        is_first = claim(module)
+        output = module(torch.ones(1, 2))
+        return is_first and not claim(module) and "Delayed" not in type(output.grad_fn).__name__
+
+
+_reducer = Names("DistributedDataParallel in a context of distributed autograd", within=plain_modes)
+parameters_of_reducer: Callable[[DistributedDataParallel], list[nn.Parameter]] = _reducer.take(
+    "DistributedDataParallel._build_params_for_reducer",
+    "return the parameters in the order in which the reducer numbers them",
+    _orders_parameters,
+    reader=_parameters_of_reducer,
+    cost=Cost.SLOW,
+)
+tell_reducer: Callable[[DistributedDataParallel, int], None] = _reducer.take(
+    "Reducer._autograd_hook",
+    "tell the reducer that the gradient of a parameter is there",
+    _tells,
+    reader=_tell_reducer,
+    cost=Cost.SLOW,
+)
+reduce_at_the_end: Callable[[DistributedDataParallel], None] = _reducer.take(
+    "Reducer._delay_all_reduce",
+    "reduce at the end of the first pass, where the graph is static",
+    _ends_the_first_pass,
+    reader=_reduce_at_the_end,
+    cost=Cost.SLOW,
+)
+claim_static_graph: Callable[[DistributedDataParallel], bool] = _reducer.take(
+    "DistributedDataParallel._static_graph_delay_allreduce_enqueued",
+    "say that somebody has seen to the end of the first pass, where the graph is static",
+    _claims_once,
+    reader=_claim_static_graph,
+    cost=Cost.SLOW,
+)
+PRIVATES = (*_groups.seal(), *_places.seal(), *_reducer.seal())
