@@ -16,7 +16,7 @@ def rules(tmp_path, monkeypatch):
     name = "rules_of_a_compiler"
     (tmp_path / f"{name}.py").write_text(RULES)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(compiling, "_RULES", name)
+    monkeypatch.setattr(compiling, "COMPILER_RULES", name)
     others = [each for each in sys.meta_path if not isinstance(each, compiling._Watch)]
     monkeypatch.setattr(sys, "meta_path", others)
     yield name

@@ -17,6 +17,7 @@ from lockstitch.collectives import ReduceOp, Reduction
 from lockstitch.hvd.constants import require_pairs
 from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import id_of
+from lockstitch.torch_internals.optimizers import mark_step, note_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ class Combined(torch.optim.Optimizer):
         arguments are those of the optimizer's own class.
         Raises `NotImplementedError` unless the number of ranks is a power of two."""
         require_pairs(self._options.process_set)
-        self._opt_called = True
+        note_step(self)
         parameters = [
             parameter
             for group in self.param_groups
@@ -56,7 +57,7 @@ class Combined(torch.optim.Optimizer):
         return result
 
     step.hooked = True  # type: ignore[attr-defined]
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    mark_step(step)
 
     def _combine(self, parameters: list[torch.Tensor], before: list[torch.Tensor]) -> None:
         session, options = current_session(), self._options

@@ -28,6 +28,7 @@ from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set
 from lockstitch.hvd.reducer import GradientReducer
 from lockstitch.hvd.synchronous import allreduce
+from lockstitch.torch_internals.optimizers import mark_step, note_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,7 +69,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         The closure, or the id, is the first argument; all others are those of the optimizer's own
         class.
         """
-        self._opt_called = True
+        note_step(self)
         closure = args[0] if args else kwargs.get("closure")
         if isinstance(closure, int):
             return self._step_in(closure)
@@ -94,7 +95,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     # The class below has hooks and calls them: here they would fire a second time. And `step` says
     # by itself what schedulers look for, so they need not wrap it.
     step.hooked = True  # type: ignore[attr-defined]
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    mark_step(step)
 
     def _step_in(self, context_id: int) -> Any:
         gradients = autograd.get_gradients(context_id)

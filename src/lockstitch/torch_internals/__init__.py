@@ -13,13 +13,13 @@ microseconds run when the name is taken, the others for `lockstitch doctor` and 
     owners       how many hold a tensor, or share its memory
     tensors      versions, sparse parts, subclasses, copies of many at once
     modules      the tables of a module, replicas, batch normalisation
+    optimizers   how schedulers see that a step was made
     calls        futures and the registry of operators
     distributed  stores, process groups, and the reducer of DistributedDataParallel
-    devices      CUDA, before it is in use
     compiling    torch.compile
     names        what is only named, for those who do not import torch
 
 A name that is missing, or does something else, is an `ImportError` only where all of Lockstitch
 stands on it. Else the feature is off: it does without, if it can, or whoever uses it is told by an
-`UnsupportedTorchError`. `python -m lockstitch doctor` lists them.
+`UnsupportedTorchError`. `lockstitch doctor` lists them.
 """

@@ -33,8 +33,21 @@ def _gloo_options(address: str, timeout: timedelta) -> Any:
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=address)]
-    options._timeout = timedelta(seconds=timeout.total_seconds())
+    _set_timeout(options, timeout)
     return options
+
+
+def _set_timeout(options: Any, timeout: timedelta) -> None:
+    options._timeout = timeout
+
+
+def _is_patient(set_timeout: Callable[[Any, timedelta], object]) -> bool:
+    """Whether a group waits as long as its options say: here for nobody, and not for ever."""
+    gloo: Any = distributed.ProcessGroupGloo
+    options = _gloo_options("127.0.0.1", timedelta(seconds=7))
+    set_timeout(options, timedelta(seconds=3))
+    group = gloo(distributed.HashStore(), 0, 1, options)  # type: ignore[attr-defined]
+    return bool(group.options._timeout == timedelta(seconds=3))
 
 
 def _makes_a_group(options_at: Callable[[str, timedelta], Any]) -> bool:
@@ -42,9 +55,11 @@ def _makes_a_group(options_at: Callable[[str, timedelta], Any]) -> bool:
     gloo: Any = distributed.ProcessGroupGloo
     tensor = torch.ones(2)
     options = options_at("127.0.0.1", timedelta(seconds=7))
+    if options._timeout != timedelta(seconds=7) or len(options._devices) != 1:
+        return False  # before Gloo follows it into memory
     group = gloo(distributed.HashStore(), 0, 1, options)  # type: ignore[attr-defined]
     group.allreduce([tensor]).wait()
-    return tensor.tolist() == [1.0, 1.0] and options._timeout == timedelta(seconds=7)
+    return tensor.tolist() == [1.0, 1.0]
 
 
 _groups = Names("reductions over several hosts", within=plain_modes)
@@ -52,6 +67,13 @@ AllgatherOptions: Any = _groups.take(
     "torch._C._distributed_c10d.AllgatherOptions",
     "be the options with which a group gathers, among them a timeout",
     _takes_timeout,
+)
+set_timeout: Callable[[Any, timedelta], None] = _groups.take(
+    "torch.distributed.Backend.Options._timeout",
+    "say how long a group waits for other ranks",
+    _is_patient,
+    reader=_set_timeout,
+    cost=Cost.THOROUGH,
 )
 gloo_options: Callable[[str, timedelta], Any] = _groups.take(
     "torch.distributed.ProcessGroupGloo._Options, its _devices and _timeout",
@@ -76,6 +98,7 @@ else:
         "torch.distributed.remote_device._remote_device",
         'read "worker/device" and "rank:1/device"',
         _reads_places,
+        cost=Cost.THOROUGH,
     )
 
 

@@ -6,26 +6,27 @@ names are torch's own functions, bound once.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode
 
 from lockstitch.torch_internals.probing import Cost, Names, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 
-@contextmanager
-def _operator_mode() -> Iterator[object]:
-    with resolve("torch.utils._python_dispatch.TorchDispatchMode")() as mode:
-        yield mode
+def _function_mode() -> Any:
+    return BaseTorchFunctionMode()
 
 
-def _counts(new_mode: Callable[[], AbstractContextManager[object]]) -> Callable[[Any], bool]:
+def _operator_mode() -> Any:
+    return resolve("torch.utils._python_dispatch.TorchDispatchMode")()
+
+
+def _counts(new_mode: Callable[[], Any]) -> Callable[[Any], bool]:
     def probe(length: Callable[[], int]) -> bool:
         before = length()
         with new_mode():
@@ -34,43 +35,28 @@ def _counts(new_mode: Callable[[], AbstractContextManager[object]]) -> Callable[
     return probe
 
 
-def _counts_every_mode(length: Callable[[], int]) -> Callable[[Any], bool]:
-    """Of a function that enters a mode for good."""
-
+def _enters(
+    length: Callable[[], int], new_mode: Callable[[], Any], leave: Callable[[], Any]
+) -> Callable[[Any], bool]:
     def probe(push: Callable[[Any], object]) -> bool:
-        mode, before = _mode_of(length), length()
+        mode, before = new_mode(), length()
         push(mode)
-        is_entered = length() == before + 1
-        if is_entered:
-            _leave(length)
-        return is_entered
+        return length() == before + 1 and leave() is mode
 
     return probe
 
 
-def _leaves_the_last(length: Callable[[], int]) -> Callable[[Any], bool]:
+def _leaves(length: Callable[[], int], new_mode: Callable[[], Any]) -> Callable[[Any], bool]:
     def probe(pop: Callable[[], object]) -> bool:
-        mode: Any = _mode_of(length)
-        before = length()
+        mode, before = new_mode(), length()
         mode.__enter__()
-        left = pop()
-        is_left = length() == before
-        if not is_left:
-            mode.__exit__(None, None, None)
-        return is_left and left is mode
+        try:
+            return pop() is mode and length() == before
+        finally:
+            if length() > before:
+                mode.__exit__(None, None, None)
 
     return probe
-
-
-def _mode_of(length: Callable[[], int]) -> object:
-    if length is len_function_stack:
-        return TorchFunctionMode()
-    return resolve("torch.utils._python_dispatch.TorchDispatchMode")()
-
-
-def _leave(length: Callable[[], int]) -> None:
-    name = "torch.overrides" if length is len_function_stack else "torch.utils._python_dispatch"
-    resolve(f"{name}._pop_mode")()
 
 
 def _in_transform(look: Callable[[torch.Tensor], object]) -> tuple[object, object]:
@@ -107,7 +93,7 @@ _names = Names("everything: the modes of a thread are looked at on each call", i
 len_function_stack: Callable[[], int] = _names.take(
     "torch._C._len_torch_function_stack",
     "count the modes of functions in which this thread is",
-    _counts(TorchFunctionMode),
+    _counts(_function_mode),
 )
 len_dispatch_stack: Callable[[], int] = _names.take(
     "torch._C._len_torch_dispatch_stack",
@@ -117,22 +103,22 @@ len_dispatch_stack: Callable[[], int] = _names.take(
 pop_function_mode: Callable[[], Any] = _names.take(
     "torch.overrides._pop_mode",
     "leave the last mode of functions and return it",
-    _leaves_the_last(len_function_stack),
+    _leaves(len_function_stack, _function_mode),
 )
 push_function_mode: Callable[[Any], None] = _names.take(
     "torch.overrides._push_mode",
     "enter a mode of functions",
-    _counts_every_mode(len_function_stack),
+    _enters(len_function_stack, _function_mode, pop_function_mode),
 )
 pop_dispatch_mode: Callable[[], Any] = _names.take(
     "torch.utils._python_dispatch._pop_mode",
     "leave the last mode of operators and return it",
-    _leaves_the_last(len_dispatch_stack),
+    _leaves(len_dispatch_stack, _operator_mode),
 )
 push_dispatch_mode: Callable[[Any], None] = _names.take(
     "torch.utils._python_dispatch._push_mode",
     "enter a mode of operators",
-    _counts_every_mode(len_dispatch_stack),
+    _enters(len_dispatch_stack, _operator_mode, pop_dispatch_mode),
 )
 peek_interpreter_stack: Callable[[], object] = _names.take(
     "torch._C._functorch.peek_interpreter_stack",

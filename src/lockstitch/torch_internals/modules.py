@@ -224,6 +224,7 @@ ExceptionWrapper: Any = _replicas.take(
     "torch._utils.ExceptionWrapper",
     "raise in this thread what was raised in another",
     _raises_again,
+    cost=Cost.THOROUGH,
 )
 get_stream: Callable[[torch.device], Any] = _replicas.take(
     "torch.nn.parallel._functions._get_stream",

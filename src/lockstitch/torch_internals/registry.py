@@ -11,6 +11,7 @@ from lockstitch.torch_internals import (
     distributed,
     modes,
     modules,
+    optimizers,
     owners,
     tensors,
 )
@@ -22,6 +23,7 @@ PRIVATES: Final[tuple[Private, ...]] = (
     *owners.PRIVATES,
     *tensors.PRIVATES,
     *modules.PRIVATES,
+    *optimizers.PRIVATES,
     *calls.PRIVATES,
     *distributed.PRIVATES,
     *compiling.PRIVATES,

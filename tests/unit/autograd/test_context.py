@@ -11,9 +11,9 @@ from lockstitch.autograd.context import (
     current_context,
     set_current_context,
 )
-from lockstitch.autograd.torch_internals import run_engine
 from lockstitch.errors import DistAutogradError
 from lockstitch.ids import GlobalId, WorkerId
+from lockstitch.torch_internals.autograd import run_engine
 
 ME, A, B = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
 RELEASED = DistAutogradError("released")

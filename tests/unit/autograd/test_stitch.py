@@ -13,8 +13,8 @@ from lockstitch.autograd.stitch import (
     stitch_receive,
     stitch_send,
 )
-from lockstitch.autograd.torch_internals import run_engine
 from lockstitch.ids import GlobalId
+from lockstitch.torch_internals.autograd import run_engine
 from lockstitch.wire.messages import Stitch
 from tests.unit.autograd.post_office import PostOffice, context_on, transfer
 

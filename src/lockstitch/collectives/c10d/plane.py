@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from lockstitch.collectives.requests import ReduceOp
 from lockstitch.devices.kinds import gpu, is_gpu
 from lockstitch.errors import CollectiveError
-from lockstitch.torch_internals.distributed import AllgatherOptions, gloo_options
+from lockstitch.torch_internals.distributed import AllgatherOptions, gloo_options, set_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,7 +195,7 @@ class GroupPlane:
         position = process_set.position(self._rank)
         if is_gpu(self.device):
             options = distributed.ProcessGroupNCCL.Options()
-            options._timeout = _NCCL_TIMEOUT
+            set_timeout(options, _NCCL_TIMEOUT)
             return distributed.ProcessGroupNCCL(store, position, process_set.size, options)
         patience = timedelta(seconds=self._connect_seconds)
         try:

@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from lockstitch.autograd import torch_internals
-from lockstitch.autograd.torch_internals import (
+from lockstitch.torch_internals.autograd import (
     OWN_NODES,
     give_own_node,
     has_node_hooks,
-    is_sole_owner,
     node_hooks,
     node_prehooks,
     run_engine,
@@ -104,73 +102,6 @@ def test_an_exception_in_a_hook_comes_out_as_itself():
     y.register_hook(fail)
     with pytest.raises(KeyError, match="own"):
         run_engine([get_gradient_edge(y)], [torch.ones(2)], [leaf_edge(x)], False)
-
-
-def captured_from(function):
-    x = torch.ones(4, requires_grad=True)
-    return run_engine([get_gradient_edge(function(x))], [torch.ones(4)], [leaf_edge(x)], False)
-
-
-def test_a_gradient_that_nobody_else_holds_is_owned():
-    assert is_sole_owner(captured_from(lambda x: x * 2), 0)
-
-
-def test_a_gradient_that_a_hook_keeps_is_not_owned():
-    kept = []
-
-    def keep(x):
-        x.register_hook(kept.append)
-        return x * 2
-
-    captured = captured_from(keep)
-    assert not is_sole_owner(captured, 0)
-    kept.clear()
-    assert is_sole_owner(captured, 0)
-
-
-def test_a_gradient_of_which_a_view_is_kept_is_not_owned():
-    kept = []
-
-    def keep(x):
-        x.register_hook(lambda gradient: kept.append(gradient.view(2, 2)))
-        return x * 2
-
-    assert not is_sole_owner(captured_from(keep), 0)
-
-
-def test_a_gradient_that_is_a_view_of_what_nobody_holds_is_owned():
-    weight = torch.ones(3, 2, requires_grad=True)
-    y = torch.nn.functional.linear(torch.ones(4, 2), weight)
-    captured = run_engine([get_gradient_edge(y)], [torch.ones(4, 3)], [leaf_edge(weight)], False)
-    assert captured[0]._is_view()
-    assert is_sole_owner(captured, 0)
-
-
-def test_a_gradient_that_is_a_view_of_what_somebody_holds_is_not_owned():
-    base, other = torch.ones(4), torch.ones(4)
-    assert not is_sole_owner([base.view(2, 2)], 0)
-    kept = [other.view(4, 1)]
-    view = [other.view(2, 2)]
-    del other
-    assert not is_sole_owner(view, 0)
-    kept.clear()
-    assert is_sole_owner(view, 0)
-
-
-def test_a_gradient_that_serves_two_leaves_is_not_owned():
-    x, other = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
-    captured = run_engine(
-        [get_gradient_edge(x + other)], [torch.ones(4)], [leaf_edge(x), leaf_edge(other)], False
-    )
-    assert not is_sole_owner(captured, 0)
-    assert not is_sole_owner(captured, 1)
-
-
-def test_a_torch_that_lacks_something_is_refused_by_name(monkeypatch):
-    monkeypatch.delattr(torch._C, "_storage_Use_Count")
-    monkeypatch.setattr(torch_internals, "_NEEDED_OF_NODES", ("no_such_attribute",))
-    with pytest.raises(ImportError, match=r"lacks Node.no_such_attribute, .*_storage_Use_Count"):
-        torch_internals._probe()
 
 
 def test_prehooks_of_a_node_are_found_and_stay():

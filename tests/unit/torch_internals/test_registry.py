@@ -1,0 +1,68 @@
+"""Runs every probe: on what this torch has, and on impostors, which each must refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstitch.torch_internals import registry
+from lockstitch.torch_internals.probing import Cost
+from lockstitch.torch_internals.registry import PRIVATES, missing
+
+SLOW = (
+    "OptimizedModule",
+    "Optimizer.",
+    "Module._is_replica",
+    "torch._dynamo",
+    "DistributedDataP",
+    "Reducer",
+)
+"""What imports torch's compiler, which takes seconds."""
+
+
+def each_private():
+    for private in PRIVATES:
+        is_slow = private.name.startswith(SLOW)
+        yield pytest.param(private, id=private.name, marks=[pytest.mark.slow] * is_slow)
+
+
+class Impostor:
+    """Something else under the same name."""
+
+
+IMPOSTORS = (lambda *_a, **_k: None, lambda *a, **_k: a[0] if a else None, Impostor, Impostor(), {})
+
+
+@pytest.mark.parametrize("private", list(each_private()))
+def test_this_torch_has_what_is_expected_and_nothing_else_passes_for_it(private):
+    thing, fault = private.look(Cost.SLOW)
+    assert thing is not None
+    assert not fault
+    assert [each for each in IMPOSTORS if not private.fault_of(each)] == []
+    assert not private.fault_of(thing)  # what was tried with impostors has left nothing behind
+
+
+def test_each_name_is_registered_once():
+    names = [private.name for private in PRIVATES]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_nothing_is_missing_here_and_that_is_seen_quickly():
+    assert missing() == []
+
+
+def test_what_is_missing_is_listed_with_the_features_that_are_off(monkeypatch):
+    monkeypatch.delattr(torch, "_neg_view")
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda _outs, _sources: None)
+    (copies, negative) = missing()
+    assert str(copies).startswith("torch._foreach_copy_ does something else; it should copy each")
+    assert copies.consequence == "quick copies of many tensors: does without it"
+    assert str(negative).startswith("torch._neg_view is missing; it should")
+    assert negative.consequence == "receiving tensors with a negative bit: is off"
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta")])
+def test_probes_pass_in_whatever_mode_the_program_is(mode):
+    with mode():
+        assert missing() == []
+    assert registry.missing() == []
