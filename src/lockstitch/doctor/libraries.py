@@ -45,6 +45,10 @@ import lockstitch.rpc, lockstitch.autograd, lockstitch.hvd, lockstitch.nn
 from lockstitch.memory import mapping, ring
 answers["segments"] = mapping.IS_AVAILABLE
 answers["rings"] = ring.IS_AVAILABLE
+from lockstitch.torch_internals.registry import Cost, missing
+answers["missing"] = [
+    (str(it), it.consequence, it.private.can_be_missed) for it in missing(Cost.THOROUGH)
+]
 print(json.dumps(answers), file=sys.__stdout__)
 """
 _ASK_SECONDS: Final = 120.0
@@ -76,6 +80,7 @@ def look_at_libraries(ask: Ask = ask_torch) -> Iterator[Finding]:
     answers = ask()
     yield check_torch(answers)
     if "error" not in answers:
+        yield from check_internals(answers)
         yield from describe_features(answers)
     yield from describe_others()
 
@@ -108,6 +113,15 @@ def check_torch(answers: dict[str, Any]) -> Finding:
     if not TORCH[0] <= known < TORCH[1]:
         return note("torch", f"{text} is not among those that are tested (2.13 to 2.15)")
     return good("torch", text)
+
+
+def check_internals(answers: dict[str, Any]) -> Iterator[Finding]:
+    """Private names of torch that are not what Lockstitch has been tested with, and what is off
+    because of that."""
+    for says, consequence, can_be_missed in answers["missing"]:
+        told = f"{says}. {consequence[0].upper()}{consequence[1:]}"
+        remedy = "install a torch that Lockstitch is tested with"
+        yield (note if can_be_missed else wrong)("torch", told, remedy)
 
 
 def describe_features(answers: dict[str, Any]) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from lockstitch.collectives import AVERAGE, Kind, Reduction, Request
 from lockstitch.hvd.asynchronous import sparse_operation
 from lockstitch.hvd.handles import Operation
 from lockstitch.hvd.process_sets import id_of
-from lockstitch.torch_internals.tensors import version_of
+from lockstitch.torch_internals.tensors import versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,17 +70,15 @@ class Exchange:
 
     def is_disturbed(self) -> bool:
         """Whether the program has changed a gradient since it was submitted."""
-        return any(
-            parameter.grad is not gradient or version_of(gradient) != version
-            for parameter, gradient, version in zip(
-                self.parameters, self._gradients, self._versions, strict=True
-            )
+        pairs = zip(self.parameters, self._gradients, strict=True)
+        return versions_of(self._gradients) != self._versions or any(
+            parameter.grad is not gradient for parameter, gradient in pairs
         )
 
     def _note(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = parameters
         self._gradients = [gradient_of(parameter) for parameter in parameters]
-        self._versions = list(map(version_of, self._gradients))
+        self._versions = versions_of(self._gradients)
 
     def _begin(self, session: Session, name: str) -> Operation[None]:
         compression = self._options.compression

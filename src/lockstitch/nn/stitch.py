@@ -26,7 +26,7 @@ from lockstitch.nn.parallel.modes import Modes
 from lockstitch.nn.slots.base import BackwardOrder, Request, SlopeOf
 from lockstitch.nn.slots.lifting import fill, lift
 from lockstitch.torch_internals.autograd import keeps_graph as keeps_graph_now
-from lockstitch.torch_internals.tensors import version_of
+from lockstitch.torch_internals.tensors import versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +127,7 @@ class Call:
         if token is not None and any(outcome.requires_grad):
             self._outcome = outcome
             # After slot 0, whose module may itself have written to its parameters.
-            self._versions = list(map(version_of, self.leaves))
+            self._versions = versions_of(self.leaves)
             tensors = End.apply(self, token)  # type: ignore[no-untyped-call]
         return fill(outcome.skeleton, tensors)
 
@@ -145,9 +145,11 @@ class Call:
         """[3] of the backward pass."""
         if self._is_spent:
             raise RuntimeError(_AGAIN)
-        for leaf, then in zip(self.leaves, self._versions, strict=True):
-            if version_of(leaf) != then:
-                shape, now = tuple(leaf.shape), version_of(leaf)
+        for leaf, then, now in zip(
+            self.leaves, self._versions, versions_of(self.leaves), strict=True
+        ):
+            if now != then:
+                shape = tuple(leaf.shape)
                 raise RuntimeError(
                     _MODIFIED.format(shape=shape, now=now, then=then, slot=self.slot.name)
                 )

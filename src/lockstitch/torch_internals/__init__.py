@@ -15,11 +15,11 @@ microseconds run when the name is taken, the others for `lockstitch doctor` and 
     modules      the tables of a module, replicas, batch normalisation
     optimizers   how schedulers see that a step was made
     calls        futures and the registry of operators
-    distributed  stores, process groups, and the reducer of DistributedDataParallel
+    distributed  process groups, places, and the reducer of DistributedDataParallel
     compiling    torch.compile
     names        what is only named, for those who do not import torch
 
 A name that is missing, or does something else, is an `ImportError` only where all of Lockstitch
-stands on it. Else the feature is off: it does without, if it can, or whoever uses it is told by an
-`UnsupportedTorchError`. `lockstitch doctor` lists them.
+stands on it. Else the feature does without, if it can, or it is off, and whoever uses it is told by
+an `UnsupportedTorchError`. `lockstitch doctor` lists them.
 """

@@ -42,7 +42,9 @@ def _set_timeout(options: Any, timeout: timedelta) -> None:
 
 
 def _is_patient(set_timeout: Callable[[Any, timedelta], object]) -> bool:
-    """Whether a group waits as long as its options say: here for nobody, and not for ever."""
+    """Whether a group takes it from its options."""
+    if not distributed.is_gloo_available():
+        return set_timeout is _set_timeout
     gloo: Any = distributed.ProcessGroupGloo
     options = _gloo_options("127.0.0.1", timedelta(seconds=7))
     set_timeout(options, timedelta(seconds=3))
@@ -52,6 +54,8 @@ def _is_patient(set_timeout: Callable[[Any, timedelta], object]) -> bool:
 
 def _makes_a_group(options_at: Callable[[str, timedelta], Any]) -> bool:
     """Whether a group of one, made of these, reduces."""
+    if not distributed.is_gloo_available():
+        return options_at is _gloo_options  # there is nothing to try
     gloo: Any = distributed.ProcessGroupGloo
     tensor = torch.ones(2)
     options = options_at("127.0.0.1", timedelta(seconds=7))

@@ -86,7 +86,7 @@ class Missing(NamedTuple):
     @property
     def consequence(self) -> str:
         """What that means for programs."""
-        how = "does without it" if self.private.can_be_missed else "is off"
+        how = "does without it" if self.private.can_be_missed else "off"
         return f"{self.private.feature}: {how}"
 
 

@@ -17,6 +17,8 @@ from lockstitch.torch_internals import (
 )
 from lockstitch.torch_internals.probing import Cost, Missing, Private
 
+__all__ = ["PRIVATES", "Cost", "missing"]
+
 PRIVATES: Final[tuple[Private, ...]] = (
     *modes.PRIVATES,
     *autograd.PRIVATES,

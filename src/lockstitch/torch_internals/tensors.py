@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,7 @@ from lockstitch.modes import plain_modes
 from lockstitch.torch_internals.probing import Names, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
 
@@ -57,6 +57,20 @@ version_of: Callable[[torch.Tensor], int] = _versions.take(
     _counts_writes,
     reader=attrgetter("_version"),
 )
+UNKNOWN = -1
+"""The version of a tensor of inference mode: nobody counts its changes."""
+
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Of each of many, in two thirds of the time."""
+    return [each._version for each in tensors]
+
+
+def known_versions_of(tensors: Iterable[torch.Tensor | None]) -> list[int]:
+    """Likewise, also of what has none, which is `UNKNOWN`."""
+    return [UNKNOWN if it is None or it.is_inference() else it._version for it in tensors]
+
+
 _copies = Names("quick copies of many tensors", within=plain_modes)
 copy_many: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object] = _copies.take(
     "torch._foreach_copy_",
@@ -116,14 +130,16 @@ def _refuses_compressed(check: Callable[..., object]) -> bool:
 
 _of_sparse = Names("sparse tensors", within=plain_modes)
 indices_of: Callable[[torch.Tensor], torch.Tensor] = _of_sparse.take(
-    "torch.Tensor._indices",
+    "Tensor._indices",
     "return the indices of a sparse tensor as they are",
     _are_indices,
+    reader=methodcaller("_indices"),
 )
 values_of: Callable[[torch.Tensor], torch.Tensor] = _of_sparse.take(
-    "torch.Tensor._values",
+    "Tensor._values",
     "return the values of a sparse tensor as they are",
     _are_values,
+    reader=methodcaller("_values"),
 )
 check_sparse: Callable[..., None] = _of_sparse.take(
     "torch._validate_sparse_coo_tensor_args",

@@ -18,6 +18,7 @@ ANSWERS: dict[str, Any] = {
     "gloo": True,
     "segments": True,
     "rings": True,
+    "missing": [],
 }
 
 
@@ -57,6 +58,17 @@ def test_torch_that_cannot_be_imported_is_wrong_and_nothing_else_is_asked_of_it(
     assert found.state == "wrong"
     assert "it lacks x" in found.says
     assert "gpu" not in [it.topic for it in findings]
+
+
+def test_what_torch_lacks_is_told_with_what_is_off() -> None:
+    lacks = ["torch._a is missing; it should add", "quick sums: off", False]
+    slower = ["torch._b is missing; it should copy", "quick copies: does without it", True]
+    found = look_at_libraries(lambda: {**ANSWERS, "missing": [lacks, slower]})
+    version, wrong, note = [it for it in found if it.topic == "torch"]
+    assert (version.state, wrong.state, note.state) == ("good", "wrong", "note")
+    assert wrong.says == "torch._a is missing; it should add. Quick sums: off"
+    assert note.says.endswith("Quick copies: does without it")
+    assert wrong.remedy
 
 
 def test_python_is_told_with_whether_it_has_a_gil() -> None:

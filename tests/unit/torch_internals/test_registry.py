@@ -58,7 +58,7 @@ def test_what_is_missing_is_listed_with_the_features_that_are_off(monkeypatch):
     assert str(copies).startswith("torch._foreach_copy_ does something else; it should copy each")
     assert copies.consequence == "quick copies of many tensors: does without it"
     assert str(negative).startswith("torch._neg_view is missing; it should")
-    assert negative.consequence == "receiving tensors with a negative bit: is off"
+    assert negative.consequence == "receiving tensors with a negative bit: off"
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta")])

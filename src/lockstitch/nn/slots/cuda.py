@@ -44,7 +44,7 @@ from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
 from lockstitch.nn.slots.replicas import matching, replicate_here
 from lockstitch.nn.slots.thread import attempt
-from lockstitch.torch_internals.tensors import version_of
+from lockstitch.torch_internals.tensors import versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -140,7 +140,7 @@ class CudaSlot(Slot):
         self._copied = [
             i for i, leaf in enumerate(copies) if leaf.device != self._originals[i].device
         ]
-        self._sent = list(map(version_of, self._originals))
+        self._sent = versions_of(self._originals)
         return _DeviceExecutor(replica, copies, self._device)
 
     def start(self, request: Request) -> None:
@@ -151,9 +151,10 @@ class CudaSlot(Slot):
         module = self._module()
         mode = module is not None and module.training, request.modes.is_grad_enabled
         self.statistics.passes += 1
-        stale = [i for i in self._copied if version_of(self._originals[i]) != self._sent[i]]
+        versions = versions_of(self._originals)
+        stale = [i for i in self._copied if versions[i] != self._sent[i]]
         for i in stale:
-            self._sent[i] = version_of(self._originals[i])
+            self._sent[i] = versions[i]
             self.statistics.parameter_bytes += self._originals[i].nbytes
         executor, originals, estimate = self._executor, self._originals, self._estimate
 

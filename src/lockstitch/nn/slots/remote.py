@@ -29,7 +29,7 @@ from lockstitch.nn.slots.watch import trainable
 from lockstitch.rpc import remote, rpc_async
 from lockstitch.runtime.worker import current_worker, has_current_worker
 from lockstitch.torch_internals.distributed import RemoteDevice
-from lockstitch.torch_internals.tensors import version_of
+from lockstitch.torch_internals.tensors import version_of, versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -121,7 +121,7 @@ class RemoteSlot(Slot):
         self.name = f"slot {number} (worker {self._owner.name!r})"
         self.statistics = SlotStatistics()
         self._leaves = list(blueprint.leaves)
-        self._sent = list(map(version_of, self._leaves))
+        self._sent = versions_of(self._leaves)
         self._released: deque[int] = deque()
         self._futures: dict[tuple[str, int], Future[Any]] = {}
         self._latest: Future[Any] | None = None
@@ -137,7 +137,8 @@ class RemoteSlot(Slot):
         self.statistics.parameter_bytes = sum(leaf.nbytes for leaf in self._leaves)
 
     def start(self, request: Request) -> None:
-        numbers = [i for i, leaf in enumerate(self._leaves) if version_of(leaf) != self._sent[i]]
+        versions = enumerate(zip(self._sent, versions_of(self._leaves), strict=True))
+        numbers = [i for i, (sent, now) in versions if now != sent]
         news = self._news([(i, self._leaves[i].detach()) for i in numbers])
         self._post(("forward", request.number), Replica.forward, news, request)
         for i in numbers:

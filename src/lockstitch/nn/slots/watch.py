@@ -37,7 +37,7 @@ from lockstitch.torch_internals.modules import (
     buffers_of,
     parameters_of,
 )
-from lockstitch.torch_internals.tensors import swap_tensors, version_of
+from lockstitch.torch_internals.tensors import UNKNOWN, known_versions_of, swap_tensors, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,7 +47,6 @@ _CONTAINERS = (dict, list, set)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _TABLES_OF_TORCH = frozenset(vars(nn.Module()))
 _DEEPEST = 4
-_UNKNOWN = -1  # the version of a tensor of inference mode: nobody counts its changes
 
 
 class Deleted:
@@ -75,10 +74,7 @@ def places_of_others(modules: Iterable[nn.Module]) -> list[Place]:
 
 def versions_of(places: Iterable[Place]) -> list[int]:
     """How often each of these tensors has been written to, as far as torch counts."""
-    tensors = [table[name] for table, name in places]
-    return [
-        _UNKNOWN if each is None or each.is_inference() else version_of(each) for each in tensors
-    ]
+    return known_versions_of([table[name] for table, name in places])
 
 
 def keeps_nothing_else(module: nn.Module) -> bool:
@@ -283,7 +279,7 @@ def _state(table: dict[str, Any], name: str) -> tuple[torch.Tensor | None, int]:
     tensor = table.get(name)
     if tensor is None:
         return None, 0
-    return tensor, _UNKNOWN if tensor.is_inference() else version_of(tensor)
+    return tensor, UNKNOWN if tensor.is_inference() else version_of(tensor)
 
 
 def _overlaps(places: Iterable[Place], leaves: Iterable[torch.Tensor]) -> list[bool]:
@@ -314,7 +310,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
 def _is_other(
     old: tuple[torch.Tensor | None, int] | None, new: tuple[torch.Tensor | None, int]
 ) -> bool:
-    return old is None or old[0] is not new[0] or old[1] != new[1] or new[1] == _UNKNOWN
+    return old is None or old[0] is not new[0] or old[1] != new[1] or new[1] == UNKNOWN
 
 
 def _differs(now: Any, before: Any) -> bool:

@@ -12,6 +12,7 @@ from lockstitch.nn.parallel.modes import Modes
 from lockstitch.nn.slots.base import BackwardOrder, Changes, Request, SlopeOf
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.lifting import fill, lift
+from lockstitch.torch_internals import autograd
 
 
 class Counting(nn.Module):
@@ -151,15 +152,14 @@ def test_what_is_hooked_to_the_accumulation_is_left_to_the_caller():
 
 def test_the_engine_needs_no_table_of_leaves_where_nothing_is_hooked(executor, monkeypatch):
     asked = []
-    engine = torch.autograd.Variable._execution_engine
+    run_backward = autograd._run_backward
 
-    class Engine:
-        def run_backward(self, roots, gradients, keeps, creates, inputs, **others):
-            asked.append(inputs)
-            return engine.run_backward(roots, gradients, keeps, creates, inputs, **others)
+    def run(roots, gradients, keeps, creates, inputs, **others):
+        asked.append(inputs)
+        return run_backward(roots, gradients, keeps, creates, inputs, **others)
 
     executor.forward(request(X))
-    monkeypatch.setattr(torch.autograd.Variable, "_execution_engine", Engine())
+    monkeypatch.setattr(autograd, "_run_backward", run)
     assert back(executor).leaves[0].tolist() == [4, 4]
     assert asked == [()]
 
