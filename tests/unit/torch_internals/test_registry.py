@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -66,3 +70,32 @@ def test_probes_pass_in_whatever_mode_the_program_is(mode):
     with mode():
         assert missing() == []
     assert registry.missing() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (
+            "torch._neg_view",
+            r"imported: with torch \S+ there is no receiving tensors with a negative",
+        ),
+        (
+            "torch._C._len_torch_function_stack",
+            r"ImportError: Lockstitch cannot work with torch .*_len_torch_",
+        ),
+    ],
+)
+def test_a_torch_without_a_name_loses_its_feature_only_unless_it_is_the_base(lost, said):
+    holder, _, name = lost.rpartition(".")
+    program = (
+        f"import torch; del {holder}.{name}\n"
+        "import lockstitch.rpc, lockstitch.hvd, lockstitch.nn\n"
+        "from lockstitch.torch_internals.tensors import negative_view\n"
+        "try: negative_view(torch.ones(1))\n"
+        "except RuntimeError as error: print('imported:', error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert re.search(said, done.stdout + done.stderr)
