@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 
+from lockstitch.devices.kinds import META
 from lockstitch.torch_internals.modes import (
     is_functorch_wrapped_tensor,
     len_dispatch_stack,
@@ -29,8 +30,6 @@ from lockstitch.torch_internals.modes import (
     push_function_mode,
     temporarily_clear_interpreter_stack,
 )
-
-from lockstitch.devices.kinds import META
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from lockstitch.devices.kinds import is_gpu, is_gpu_context_open
-
 from lockstitch.torch_internals.tensors import indices_of, values_of
 
 if TYPE_CHECKING:

@@ -20,6 +20,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as theirs
 
+from lockstitch.torch_internals.names import COMPILER, GRADIENT_MODE, NOT_COMPILED
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,9 +33,9 @@ def _code_of_wrapper(wrap: Any) -> Any:
 
 _HOOKED: Final = _code_of_wrapper(getattr(Optimizer, "profile_hook_step", None))
 """Calls the hooks of steps, within a range for profilers."""
-_IN_MODE: Final = _code_of_wrapper(getattr(theirs, "_use_grad_for_differentiable", None))
+_IN_MODE: Final = _code_of_wrapper(getattr(theirs, GRADIENT_MODE, None))
 """Sets the mode of gradients, and imports the compiler."""
-_NOT_COMPILED: Final = _code_of_wrapper(getattr(torch, "_disable_dynamo", None))
+_NOT_COMPILED: Final = _code_of_wrapper(getattr(torch, NOT_COMPILED, None))
 """Keeps the compiler out, and imports it."""
 
 
@@ -79,7 +81,7 @@ def method(optimizer: Optimizer, name: str) -> Callable[..., Any]:
 def _is_plain(optimizer_class: type) -> bool:
     """One of torch's own, where no compiler is."""
     return (
-        "torch._dynamo" not in sys.modules
+        COMPILER not in sys.modules
         and issubclass(optimizer_class, Optimizer)
         and optimizer_class.__module__.startswith("torch.optim.")
     )

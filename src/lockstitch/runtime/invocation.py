@@ -13,8 +13,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-import torch
-
 from lockstitch.devices.streams import side_streams
 from lockstitch.errors import CallbackError, LocalProtocolError, LockstitchError, add_note
 from lockstitch.runtime import operators, remote_errors
@@ -26,6 +24,8 @@ from lockstitch.wire.messages import Failure, Fetch, Payload, RemoteCall, Reply
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+
+    import torch
 
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.runtime.functions import KnownFunction

@@ -7,6 +7,16 @@ from typing import Final
 COMPILER_RULES: Final = "torch._dynamo.trace_rules"
 """The module that knows what a compiler passes over; `torch_internals.compiling` has its probe."""
 
+COMPILER: Final = "torch._dynamo"
+"""The compiler's package: where it was not imported, nothing is being compiled."""
+
+NOT_COMPILED: Final = "_disable_dynamo"
+"""Of `torch`: keeps the compiler out of a function, for which it imports it. `optim.eager` looks
+whether a function is wrapped by it, and leaves alone what is not."""
+
+GRADIENT_MODE: Final = "_use_grad_for_differentiable"
+"""Of `torch.optim.optimizer`, likewise: sets the mode of gradients in a step."""
+
 FUNCTIONS_OF_C: Final = "torch._C._nn"
 """Where builtin functions live that do not say it themselves."""
 
