@@ -1,7 +1,7 @@
 """The core of the suite (unit, cluster, parity) on each version of torch that is supported.
 
     python -m tests.matrix                        all of them, with the Pythons that are here
-    python -m tests.matrix --torch 2.14.1 --here  one of them, with this Python
+    python -m tests.matrix --torch 2.10.0 --here  one of them, with this Python
     python -m tests.matrix --torch 2.15.0 -- -k pickling   … and what pytest is told
 
 Each gets an environment of its own in `.matrix`, with the ordinary wheel of torch, and keeps it for
@@ -24,6 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 VERSIONS = (
     # Python, torch
+    ("3.11", "2.10.0"),
+    ("3.11", "2.11.0"),
+    ("3.11", "2.12.1"),
     ("3.10", "2.13.0"),
     ("3.12", "2.13.0"),
     ("3.13", "2.13.0"),

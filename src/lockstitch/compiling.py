@@ -4,11 +4,14 @@ Calls, contexts and reductions talk to other processes, so there is nothing for 
 Torch's compiler has a list of folders that it passes over; when it is imported, which may be much
 later and takes seconds, this package is added. A compiled function is then cut at each call of
 ours, or torch says that it cannot be (`fullgraph=True`). What we call in turn is compiled as ever.
+
+`devices.guard` is told as well, before anything is compiled.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -62,3 +65,4 @@ def _tell(rules: ModuleType, package: str) -> None:
     add = getattr(rules, "add", None)  # a torch without it compiles what it can
     if add is not None:
         add(package)
+    import_module("lockstitch.devices.guard").keep_guard()  # starts a thread, which few need

@@ -6,6 +6,7 @@ import pytest
 
 from lockstitch import compiling
 from lockstitch.compiling import keep_from_compilers
+from lockstitch.devices import guard
 
 RULES = "added = []\ndef add(package):\n    added.append(package)\n"
 
@@ -23,7 +24,9 @@ def rules(tmp_path, monkeypatch):
     sys.modules.pop(name, None)
 
 
-def test_a_compiler_that_is_imported_later_hears_of_the_package_once(rules):
+def test_a_compiler_that_is_imported_later_hears_of_the_package_once(rules, monkeypatch):
+    guarded = []
+    monkeypatch.setattr(guard, "keep_guard", lambda: guarded.append(1))
     before = list(sys.meta_path)
     keep_from_compilers("some_package")
     assert len(sys.meta_path) == len(before) + 1
@@ -31,6 +34,7 @@ def test_a_compiler_that_is_imported_later_hears_of_the_package_once(rules):
     assert module.added == ["some_package"]
     assert sys.meta_path == before
     assert module.__spec__.loader.get_source(rules) == RULES
+    assert guarded == [1]
 
 
 def test_a_compiler_that_is_there_hears_of_it_at_once(rules):

@@ -120,10 +120,15 @@ def stitch_send(tensors: Sequence[torch.Tensor]) -> tuple[Node, ...]:
     gradients.)"""
     alias = torch.ops.aten.alias
     aliases = [
-        alias(tensor) if tensor.layout is torch.strided else _apply(_Identity, tensor)
+        alias(tensor) if tensor.layout is torch.strided else _odd_alias(tensor)
         for tensor in tensors
     ]
     return tuple(each.grad_fn for each in aliases)
+
+
+def _identity_of(tensor: torch.Tensor) -> torch.Tensor:
+    alias: torch.Tensor = _apply(_Identity, tensor)
+    return alias
 
 
 def stitch_receive(message: GlobalId, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -137,6 +142,21 @@ def stitch_receive(message: GlobalId, tensors: Sequence[torch.Tensor]) -> tuple[
 
 def _apply(function: type[torch.autograd.Function], *arguments: object) -> Any:
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+def _outlives_its_tensors(make: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Whether the node of what `make` returns can be asked when no tensor holds it any more."""
+    with plain_modes(), torch.enable_grad():  # this may be imported in any mode
+        node: Node = make(torch.zeros(1, requires_grad=True)).grad_fn
+    try:
+        return len(node.next_functions) == 1
+    except RuntimeError:
+        return False
+
+
+# Up to torch 2.12 the node of a Function lives by its tensors only, which we do not keep. There the
+# alias is a copy, which is gone at once and leaves a node that stays.
+_odd_alias = _identity_of if _outlives_its_tensors(_identity_of) else torch.clone
 
 
 class Stitcher:

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch import __version__
 from lockstitch.doctor.findings import Finding, good, note, wrong
+from lockstitch.versions import RANGE, REQUIREMENT, is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Ask = Callable[[], "dict[str, Any]"]
 
-TORCH: Final = ((2, 13), (2, 16))
-"""The oldest torch that is supported, and the first that is not."""
 PYTHON: Final = ((3, 10), (3, 15))
 """The oldest Python that is supported, and the first that is not."""
 _LOSES_LOCKS: Final = (3, 14)
@@ -106,12 +105,11 @@ def check_torch(answers: dict[str, Any]) -> Finding:
         return wrong(
             "torch",
             f"Lockstitch cannot be imported with it: {answers['error']}",
-            "install a torch from 2.13 to 2.15: pip install 'torch>=2.13,<2.16'",
+            f"install a torch from {RANGE}: pip install '{REQUIREMENT}'",
         )
     text = str(answers["version"])
-    known = tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdecimal())
-    if not TORCH[0] <= known < TORCH[1]:
-        return note("torch", f"{text} is not among those that are tested (2.13 to 2.15)")
+    if not is_tested(text):
+        return note("torch", f"{text} is not among those that are tested ({RANGE})")
     return good("torch", text)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,13 @@ import torch
 from torch import nn
 
 from lockstitch.devices.kinds import HOST
+from lockstitch.modes import plain_modes
 from lockstitch.nn import parallel
 from lockstitch.nn.calibration import Calibration
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.forkable import obstacle
 from lockstitch.nn.slots.kinds import factory_for
+from lockstitch.nn.slots.shared_leaves import is_with_slots
 from lockstitch.nn.team import Team
 from lockstitch.torch_internals.autograd import queue_callback
 from lockstitch.torch_internals.modes import len_dispatch_stack, peek_interpreter_stack
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
 
 PLAIN = "plain"
 _MOST_SLOTS = 8
-_OWN_USES = 2  # of a storage: the tensor, and the object that we look at it with
 _ATOMS = (bool, int, float, complex, str, type(None), torch.dtype)
 _log = logging.getLogger(__name__)
 
@@ -285,10 +287,26 @@ def _is_seen_elsewhere(module: nn.Module) -> bool:
     """Whether others than the module look at the memory of its parameters: views, arrays, other
     processes. They would be left behind when it moves to where forked slots see it."""
     return any(
-        each.untyped_storage().is_shared() or storage_users(each) > _OWN_USES
+        _has_lent_memory(each) or _uses_of_memory(each) > _OWN_USES
         for each in module.parameters()
-        if each.requires_grad
+        if each.requires_grad and not is_with_slots(each)
     )
+
+
+def _has_lent_memory(tensor: torch.Tensor) -> bool:
+    """Whether its memory is not torch's own (an array's, a file's), or is shared with processes."""
+    storage = tensor.untyped_storage()
+    return storage.is_shared() or not storage.resizable()
+
+
+def _uses_of_memory(tensor: torch.Tensor) -> int:
+    """How many look at it: the tensor, its views, holders of the storage as such, and this look."""
+    storage = tensor.untyped_storage()
+    return storage_users(tensor) + sys.getrefcount(storage)
+
+
+with plain_modes():
+    _OWN_USES = _uses_of_memory(nn.Parameter(torch.zeros(1)))
 
 
 def _kind(value: Any) -> Any:

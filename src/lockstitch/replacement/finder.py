@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 _WITHOUT_TORCH: Final = frozenset(
     " __main__ pytest_plugin replacement launch board trust"
-    " errors ids clock folders records fences compiling imports interrupts endings inquiry".split(
-        " "
-    )
+    " errors ids clock folders records fences compiling imports interrupts endings inquiry"
+    " versions".split(" ")
 )
 """What of ours is imported without torch, with all that is in it."""
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstitch.autograd.service import AutogradService
+from lockstitch.devices.guard import GUARD_THREAD
 from lockstitch.memory import mapping
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import living_workers
@@ -89,6 +90,7 @@ def _threads() -> dict[object, str]:
         for thread in threading.enumerate()
         if not isinstance(thread, threading._DummyThread)  # a foreign thread that once ran Python
         and not thread.name.startswith(own)
+        and thread.name != GUARD_THREAD  # stays for good
     }
 
 

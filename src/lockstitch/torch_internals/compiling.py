@@ -5,6 +5,7 @@ All of it takes seconds to import, so nothing is looked at before a program comp
 
 from __future__ import annotations
 
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -69,6 +70,15 @@ def _passes_over(find_rules: Callable[[], Any]) -> bool:
     return skips == [True, False]
 
 
+def _says_nothing(set_guard: Callable[[], object]) -> bool:
+    """More cannot be tried: where the guard belongs to a thread that ends, torch crashes."""
+    return isinstance(set_guard, BuiltinFunctionType) and set_guard() is None
+
+
+def _without_guard() -> None:
+    """A torch that has no such function needs none."""
+
+
 _names = Names("compiled modules in DataParallel", within=plain_modes)
 is_compiled: Callable[[nn.Module], bool] = _names.take(
     "OptimizedModule._orig_mod",
@@ -100,4 +110,12 @@ _rules.take(
     otherwise=_find_rules,
     cost=Cost.SLOW,
 )
-PRIVATES = (*_names.seal(), *_rules.seal())
+_guard = Names("compiling on several threads, with torch 2.10 and 2.11 for CUDA on a CPU")
+set_guard: Callable[[], object] = _guard.take(
+    "torch._C._ensureCUDADeviceGuardSet",
+    "have this thread own what stands in for missing devices",
+    _says_nothing,
+    otherwise=_without_guard,
+    cost=Cost.SLOW,
+)
+PRIVATES = (*_names.seal(), *_rules.seal(), *_guard.seal())

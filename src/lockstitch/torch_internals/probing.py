@@ -21,10 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 
 from lockstitch.errors import UnsupportedTorchError
+from lockstitch.versions import RANGE, REQUIREMENT, refuse_old
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+
+
+refuse_old(torch.__version__)  # all that needs torch imports this file first
 
 
 class Cost(IntEnum):
@@ -103,7 +107,7 @@ class Absent:
         missing = self._lockstitch_missing
         raise UnsupportedTorchError(
             f"with torch {torch.__version__} there is no {missing.private.feature}: {missing}. "
-            "Install a torch that Lockstitch supports; `lockstitch doctor` says which"
+            f"Install a torch that Lockstitch supports ({RANGE}); `lockstitch doctor` says more"
         )
 
     __call__ = __instancecheck__ = __contains__ = __getitem__ = _refuse
@@ -164,7 +168,7 @@ class Names:
             raise ImportError(
                 f"Lockstitch cannot work with torch {torch.__version__}: "
                 f"{'; '.join(map(str, fatal))}. Everything stands on this ({self._feature}). "
-                "Install a torch that Lockstitch supports: pip install --upgrade lockstitch torch"
+                f"Install a torch that Lockstitch supports ({RANGE}): pip install '{REQUIREMENT}'"
             )
         return tuple(self._taken)
 

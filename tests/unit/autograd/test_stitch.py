@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.autograd.graph import GradientEdge
 
+from lockstitch.autograd import stitch
 from lockstitch.autograd.stitch import (
     ANCHOR,
     RECEIVE_NODE,
@@ -40,11 +44,27 @@ def test_a_send_is_a_node_of_its_own_above_the_tensor():
 
 
 @pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+@pytest.mark.parametrize("alias_of", [stitch._odd_alias, torch.clone], ids=["here", "copied"])
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_tensors_of_other_layouts_are_sent_too(make):
+def test_tensors_of_other_layouts_are_sent_too(make, alias_of, monkeypatch):
+    monkeypatch.setattr(stitch, "_odd_alias", alias_of)
     x = make(torch.eye(3)).requires_grad_()
     (alias,) = stitch_send([x])
-    assert alias.next_functions[0][0].variable is x
+    leaf = GradientEdge(*alias.next_functions[0])
+    assert leaf.node.variable is x
+    gradient = make(torch.full((3, 3), 2.0))
+    (captured,) = run_engine([GradientEdge(alias, 0)], [gradient], [leaf], False)
+    assert torch.equal(captured.to_dense(), gradient.to_dense())
+
+
+def test_a_node_that_lives_by_its_tensor_is_recognized():
+    class Dead:
+        @property
+        def next_functions(self):
+            raise RuntimeError("invalid for this instance")
+
+    assert stitch._outlives_its_tensors(torch.clone)
+    assert not stitch._outlives_its_tensors(lambda _tensor: SimpleNamespace(grad_fn=Dead()))
 
 
 def test_a_send_stays_on_the_tensor_as_it_was():

@@ -42,12 +42,12 @@ def test_missing_gloo_is_told() -> None:
     assert "no Gloo" in said(gloo=False)["transports"]
 
 
-@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.14.1", "2.15.1"])
+@pytest.mark.parametrize("version", ["2.10.0", "2.13.0+cpu", "2.15.1"])
 def test_tested_torch_is_good(version: str) -> None:
     assert check_torch({"version": version}).state == "good"
 
 
-@pytest.mark.parametrize("version", ["2.12.1", "2.16.0", "3.0.0"])
+@pytest.mark.parametrize("version", ["2.9.1", "2.16.0", "3.0.0"])
 def test_another_torch_is_worth_a_note(version: str) -> None:
     assert check_torch({"version": version}).state == "note"
 

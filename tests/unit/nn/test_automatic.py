@@ -6,13 +6,16 @@ from __future__ import annotations
 import copy
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import dlpack
 
 from lockstitch.nn import Replicate, automatic
 from lockstitch.nn.automatic import PLAIN, Automatic, call_plainly
 from lockstitch.nn.calibration import Calibration
+from lockstitch.nn.slots.shared_leaves import share
 
 X = torch.randn(6, 4)
 
@@ -164,3 +167,56 @@ def test_marks_are_taken_off_for_the_plain_module():
     assert x is X
     assert torch.equal(y, X)
     assert w == [3]
+
+
+# ---------------------------------------------------------------- memory
+
+VIEWERS = {
+    "detached": torch.Tensor.detach,
+    "data": lambda weight: weight.data,
+    "row": lambda weight: weight[0],
+    "array": lambda weight: weight.detach().numpy(),
+    "dlpack": lambda weight: dlpack.to_dlpack(weight.detach()),
+    "storage": torch.Tensor.untyped_storage,
+    "dictionary": lambda weight: {"weight": weight.detach()},
+}
+
+
+@pytest.mark.parametrize("look", VIEWERS.values(), ids=VIEWERS)
+def test_memory_that_others_look_at_is_recognized_on_every_torch(look):
+    module = nn.Linear(4, 4)
+    assert not automatic._is_seen_elsewhere(module)
+    viewer = look(module.weight)
+    assert automatic._is_seen_elsewhere(module)
+    del viewer
+
+
+def test_so_is_memory_that_came_from_elsewhere():
+    module = nn.Linear(4, 4)
+    array = np.zeros((4, 4), np.float32)
+    module.weight = nn.Parameter(torch.from_numpy(array))
+    assert automatic._is_seen_elsewhere(module)
+    module.weight = nn.Parameter(torch.zeros(4, 4))
+    assert not automatic._is_seen_elsewhere(module)
+    module.share_memory()
+    assert automatic._is_seen_elsewhere(module)
+
+
+def test_who_only_holds_the_parameter_does_not_look_at_its_memory():
+    module = nn.ParameterList([torch.zeros(4), torch.zeros(0)])
+    held = list(module)
+    assert not automatic._is_seen_elsewhere(module)
+    held.append(module[0].detach())
+    assert automatic._is_seen_elsewhere(module)
+    module[0].requires_grad_(False)  # then it is not moved
+    assert not automatic._is_seen_elsewhere(module)
+
+
+def test_parameters_that_lie_with_slots_already_are_not_moved_again():
+    module = nn.Linear(4, 4)
+    assert share(list(module.parameters()))
+    view = module.weight.detach()
+    assert not automatic._is_seen_elsewhere(module)
+    assert share(list(module.parameters())) == 0
+    module.weight.data.fill_(3)
+    assert torch.equal(view, torch.full((4, 4), 3.0))

@@ -53,7 +53,7 @@ class Leaves:
         self._groups: list[tuple[torch.dtype, int, int, list[int], list[torch.Tensor]]] = []
         self.size = 0
         for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-            members = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+            members = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype and leaf.numel()]
             shapes = [torch.empty(leaves[i].shape, dtype=dtype, device="meta") for i in members]
             elements = sum(each.numel() for each in shapes)
             if elements:

@@ -94,6 +94,11 @@ def forking_a_slot() -> Iterator[None]:
         _FORKING.a_slot = False
 
 
+def is_with_slots(leaf: torch.Tensor) -> bool:
+    """Whether it lies where forked slots see it, and will not be moved again."""
+    return any(arena.holds(leaf) for arena in list(_ARENAS))
+
+
 def share(leaves: Sequence[torch.Tensor], others: Iterable[torch.Tensor] = ()) -> int:
     """Moves what is not shared yet, and those of `others` that lie in the same memory; returns how
     many bytes were moved.
@@ -107,7 +112,7 @@ def share(leaves: Sequence[torch.Tensor], others: Iterable[torch.Tensor] = ()) -
                 f"a parameter on {leaf.device} with layout {leaf.layout} cannot be shared with a "
                 "forked slot; use slots that are threads"
             )
-        if leaf.numel() and not any(arena.holds(leaf) for arena in list(_ARENAS)):
+        if leaf.numel() and not is_with_slots(leaf):
             storages.setdefault(leaf.untyped_storage().data_ptr(), []).append(leaf)
     size = sum(_aligned(group[0].untyped_storage().nbytes()) for group in storages.values())
     if not size:
