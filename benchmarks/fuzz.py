@@ -26,8 +26,8 @@ import torch
 from benchmarks import guided_fuzz
 from lockstitch.errors import ProtocolError, SerializationError
 from lockstitch.ids import GlobalId, WorkerId, WorkerInfo
-from lockstitch.transport.greetings import GreetingReader
-from lockstitch.transport.handshake import CallerHandshake, ListenerHandshake
+from lockstitch.link.greetings import GreetingReader
+from lockstitch.link.handshake import CallerHandshake, ListenerHandshake
 from lockstitch.trust import Secret
 from lockstitch.trust.registry import Registry
 from lockstitch.wire.decoding import FrameDecoder

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.distributed import HashStore
 
 from benchmarks.fuzz import LIMITS, Point, Reader, corpus, greetings_in, mutated
-from lockstitch.board.line import Line
-from lockstitch.board.messages import Hello, Ready, decode
+from lockstitch.board.messages import CODEC, MOST_BYTES, Over, Ready, Update
 from lockstitch.board.muster import CameReady, HostsFound, Muster, MusterOptions
 from lockstitch.collectives.c10d import messages as orders
 from lockstitch.collectives.c10d.hub import Hub
 from lockstitch.collectives.requests import Description, Kind, ReduceOp, Reduction
 from lockstitch.errors import ProtocolError, SerializationError
 from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.link.greetings import GreetingReader
+from lockstitch.link.handshake import CallerHandshake, ListenerHandshake, SessionKeys
+from lockstitch.link.line import Line
 from lockstitch.rendezvous.circle import Circle
 from lockstitch.rendezvous.circle_events import Applied, Asked, Heard, Noted, Ticked, Withdrew
 from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rendezvous.lives import Life
 from lockstitch.rendezvous.roster import Member
 from lockstitch.rendezvous.sealed_store import SealedStore
-from lockstitch.transport.greetings import GreetingReader
-from lockstitch.transport.handshake import CallerHandshake, ListenerHandshake
 from lockstitch.trust import Secret
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.encoding import encode
@@ -204,53 +204,83 @@ def _membership_seeds() -> list[bytes]:
 
 
 def _board(data: bytes) -> None:
-    """As what comes to the launcher, from a stranger, and from workers as lines of text."""
-    line = Line(_KEY, bytes(16), is_launcher=True)
-    heard = []
-    with contextlib.suppress(*_REFUSALS):
-        heard = line.receive(data)
-    if heard:
-        raise AssertionError("a stranger was heard")
+    """As what comes to the launcher: from a stranger, in the middle of a line, and from workers as
+    lines of text."""
+    keys = SessionKeys(_KEY, _KEY)
+    line = Line(Said(data), keys, MOST_BYTES)
+    with contextlib.suppress(*_REFUSALS, ConnectionError):
+        if list(line.read()) and not data.startswith(_RECORD):
+            raise AssertionError("a stranger was heard")
     muster = Muster(MusterOptions(wanted=2), 0.0)
     muster.handle(HostsFound((("localhost", 2),)), 0.0)
     for text in data.split(b"\n")[:20]:
         try:
-            message = decode(text)
+            message = CODEC.decode(text)
         except _REFUSALS:
             continue
-        if isinstance(message, Hello):
-            assert message.worker in {message.worker: None}
         if isinstance(message, Ready):
             muster.handle(CameReady(message.port), 1.0)
 
 
+class Said:
+    """A stream from which these bytes come."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
+
+    def send(self, buffers: Sequence[bytes]) -> None:
+        self.data += b"".join(buffers)
+
+    def receive_into(
+        self, view: memoryview, counts: list[int], _timeout_seconds: float | None
+    ) -> None:
+        piece = self.data[: len(view)]
+        view[: len(piece)] = piece
+        counts.append(len(piece))
+
+    def close(self) -> None: ...
+
+
+def _record() -> bytes:
+    """One, sealed."""
+    said = Said()
+    Line(said, SessionKeys(_KEY, _KEY), MOST_BYTES).send(CODEC.encode(Ready(1)))
+    return said.data
+
+
+_RECORD: Final = _record()
+
+
 def _board_seeds() -> list[bytes]:
-    said = [
-        {"message": "Hello", "worker": 3},
-        {"message": "Ready", "port": 80},
-        {"message": "Over"},
-    ]
-    texts = [json.dumps(each).encode() for each in said]
-    return [*texts, b"\n".join(texts), Line(bytes(32), bytes(16), is_launcher=False).send(Hello(1))]
+    texts = [*map(CODEC.encode, (Update(3, 1), Ready(80), Over("x")))]
+    return [*texts, b"\n".join(texts), _RECORD]
 
 
 # ---------------------------------------------------------------- the reductions' hub
 
 
+_SIZE: Final = 4
+"""The bytes of a record's length, in the stream that is made of records here."""
+
+
+def _record_of(message: orders.Message) -> bytes:
+    body = orders.encode(message)
+    return len(body).to_bytes(_SIZE, "little") + body
+
+
 def _hub(data: bytes) -> None:
     """As the messages of ranks, in turns: each is taken in or refused, and the rest goes on."""
     hub, rest, rank = Hub(3, 1 << 20), memoryview(data), 0
-    while len(rest) >= orders.LENGTH_SIZE:
+    while len(rest) >= _SIZE:
+        size = int.from_bytes(rest[:_SIZE], "little")
+        body, rest = bytes(rest[_SIZE:][:size]), rest[_SIZE + size :]
+        if not body or len(body) < size:  # no such record passes a line
+            break
         try:
-            size = orders.length(bytes(rest[: orders.LENGTH_SIZE]))
-            body = bytes(rest[orders.LENGTH_SIZE :][:size])
-            if len(body) < size:
-                break
             message = orders.decode(body)
         except _REFUSALS:
             break
         hub.hear([(rank % 3, message)])
-        rest = rest[orders.LENGTH_SIZE + size :]
         rank += 1
     hub.hear([(rank, orders.Leave()) for rank in range(3)])
 
@@ -264,11 +294,9 @@ def _hub_seeds() -> list[bytes]:
         for number, each in enumerate((summed, gathered))
     ]
     said = [[define, orders.Submit(define.number)] for define in defines]
-    streams = [
-        b"".join(orders.encode(message) for message in each for _ in range(3)) for each in said
-    ]
+    streams = [b"".join(_record_of(message) for message in each for _ in range(3)) for each in said]
     rest = [orders.Join(0), orders.Ask(0), orders.Leave(), orders.Ask(orders.ANYTHING)]
-    return [*streams, b"".join(streams), *(streams[0] + orders.encode(each) for each in rest)]
+    return [*streams, b"".join(streams), *(streams[0] + _record_of(each) for each in rest)]
 
 
 # ---------------------------------------------------------------- all
@@ -313,7 +341,7 @@ def other_words(data: bytes, chance: random.Random) -> bytes:
         if not words:
             break
     changed = b"".join(words)
-    if len(data) > orders.LENGTH_SIZE and data[0] == (len(data) - orders.LENGTH_SIZE) & 0xFF:
-        changed = changed[orders.LENGTH_SIZE :]
-        changed = len(changed).to_bytes(orders.LENGTH_SIZE, "little") + changed
+    if len(data) > _SIZE and data[0] == (len(data) - _SIZE) & 0xFF:
+        changed = changed[_SIZE:]
+        changed = len(changed).to_bytes(_SIZE, "little") + changed
     return changed

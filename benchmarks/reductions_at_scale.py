@@ -29,9 +29,7 @@ from torch import distributed as dist
 from benchmarks.collectives import negotiation, processes
 from lockstitch.collectives import SUM, open_session
 from lockstitch.collectives.c10d.hub import Hub
-from lockstitch.collectives.c10d.line import SEAL_BYTES, Seal
 from lockstitch.collectives.c10d.messages import (
-    LENGTH_SIZE,
     Define,
     Message,
     Submit,
@@ -39,6 +37,8 @@ from lockstitch.collectives.c10d.messages import (
     encode,
 )
 from lockstitch.collectives.requests import Description, Kind
+from lockstitch.link.line import LENGTH_BYTES
+from lockstitch.link.seals import SEAL_BYTES, seal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,13 +85,14 @@ def negotiate(ranks: int, buckets: int) -> Negotiated:
     for at in range(0, len(sent), _ARRIVE_TOGETHER):
         some = sent[at : at + _ARRIVE_TOGETHER]
         notes = hub.hear(_decoded(some))
-        answers += sum(len(encode(note.message)) for note in notes)
+        answers += sum(LENGTH_BYTES + len(encode(note.message)) for note in notes)
     seconds = time.perf_counter() - begin
-    return Negotiated(seconds, sum(len(each) for _, each in sent) / ranks, answers / ranks)
+    told = sum(LENGTH_BYTES + len(each) for _, each in sent)
+    return Negotiated(seconds, told / ranks, answers / ranks)
 
 
 def _decoded(sent: Iterable[tuple[int, bytes]]) -> list[tuple[int, Message]]:
-    return [(rank, decode(content[LENGTH_SIZE:])) for rank, content in sent]
+    return [(rank, decode(content)) for rank, content in sent]
 
 
 def system_call_seconds() -> float:
@@ -107,10 +108,10 @@ def system_call_seconds() -> float:
 
 def seal_seconds() -> float:
     """To seal a message, or to check that (only where the job has a secret)."""
-    seal, content = Seal(bytes(32)), encode(Submit(1))
+    key, content = bytes(32), encode(Submit(1))
     begin = time.perf_counter()
-    for _ in range(2000):
-        seal.next(content)
+    for number in range(2000):
+        seal(key, number, content)
     return (time.perf_counter() - begin) / 2000
 
 
@@ -141,7 +142,7 @@ def main() -> None:
     parser.add_argument("--per-host", type=int, default=8)
     arguments = parser.parse_args()
     network, size = Network(), arguments.megabytes * MB
-    call, seal, rate = system_call_seconds(), seal_seconds(), local_rate(25 * MB)
+    call, sealing, rate = system_call_seconds(), seal_seconds(), local_rate(25 * MB)
     heads = ("ranks", "negotiation", "KB at rank 0", "ring of all", "in two levels")
     print(f"A step of {arguments.megabytes} MB in {arguments.buckets} buckets; times in ms")
     print("".join(f"{head:>15}" for head in heads))
@@ -165,7 +166,7 @@ def main() -> None:
         print(f"{ranks:15}" + "".join(cells))
     to_and_fro = (told.bytes_from_each + told.bytes_to_each) / arguments.buckets
     print(f"{to_and_fro:.0f} bytes for each rank and bucket; a call takes {1e6 * call:.1f} µs")
-    print(f"with a secret {2 * SEAL_BYTES} bytes more, and {1e6 * seal:.1f} µs for each message")
+    print(f"with a secret {2 * SEAL_BYTES} bytes more, and {1e6 * sealing:.1f} µs for each message")
     small, ratio = per_message[64], per_message[4096] / per_message[64]
     print(f"a message at rank 0: {1e6 * small:.1f} µs; among 4,096 ranks {ratio:.2f} times that")
     for ranks in (2, 4):

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.link.greetings import Hello, encode
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import Worker
 from lockstitch.testing.patience import Patience
-from lockstitch.transport.greetings import Hello, encode
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.trust import Secret
 from lockstitch.wire.encoding import encode as encode_frame

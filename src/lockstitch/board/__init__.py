@@ -1,8 +1,7 @@
 """How a launcher and its workers talk while a job's workers come and go: the board on which each
 worker finds its place.
 
-    messages  what is said
-    line      one connection that carries it: whole messages, each proved by the job's secret
+    messages  what is said, over a `link.line`
     client    the worker's end
     server    the launcher's end
     muster    who gets which place, and when the ranks meet anew: a table; no I/O, no time

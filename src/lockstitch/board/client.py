@@ -6,20 +6,34 @@ waited for, news of workers are passed on to whoever listens, at once.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from lockstitch.board.line import CHALLENGE_SIZE, Line
-from lockstitch.board.messages import Hello, Message, Over, Place, Ready, Update, Void
-from lockstitch.errors import BoardLostError, RemoteProtocolError
+from lockstitch.board.messages import (
+    CODEC,
+    LAUNCHER,
+    MOST_BYTES,
+    Message,
+    Over,
+    Place,
+    Ready,
+    Update,
+    Void,
+    worker_info,
+)
+from lockstitch.errors import BoardLostError, HandshakeError, RemoteProtocolError
+from lockstitch.link.line import call
+from lockstitch.link.sockets import connect
 from lockstitch.trust import find_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from lockstitch.link.line import Line
+    from lockstitch.link.sockets import SocketStream
+    from lockstitch.trust import Secret
 
 ADDRESS, WORKER = "LOCKSTITCH_BOARD", "LOCKSTITCH_WORKER"
 """The environment's names for where the board is (`unix:PATH` or `tcp:HOST:PORT`), and for the
@@ -27,7 +41,7 @@ worker's number."""
 REACHED_AT = "LOCKSTITCH_REACHED_AT"
 """The environment's name for where ranks of other hosts reach this worker's host."""
 PURPOSE = "board"
-"""Of the key that is derived from the job's secret."""
+"""Of the secret that is derived from the job's."""
 
 _CONNECT_SECONDS = 60.0
 
@@ -36,27 +50,19 @@ class BoardClient:
     """See the module. `on_update` is called in the reading thread for each update; `on_void` when
     a world is void before all of its ranks have met."""
 
-    def __init__(self, address: str, secret: bytes, worker: int) -> None:
+    def __init__(self, address: str, secret: Secret, worker: int) -> None:
         self.on_update: Callable[[Update], None] | None = None
         self.on_void: Callable[[Place], None] | None = None
         self.last_update: Update | None = None
         """The update that the place given last does not account for, if any."""
-        self._socket = _connect(address)
+        self._line = _call(address, secret, worker)
         self._is_told = threading.Condition()
         self._answer: Place | Over | None = None
         self._place: Place | None = None
         self._failure: Exception | None = None
-        try:
-            challenge = self._read_challenge()
-            self._line = Line(secret, challenge, is_launcher=False)
-            self._send(Hello(worker))
-        except BaseException:
-            self._socket.close()
-            raise
-        self._socket.settimeout(None)
         self._thread = threading.Thread(target=self._run, name="lockstitch board", daemon=True)
         self._thread.start()
-        close_in_child(self._socket)
+        abandon_in_child(self._line.stream)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> BoardClient | None:
@@ -67,7 +73,7 @@ class BoardClient:
         secret = find_secret(None, None, environment)
         if secret is None:
             raise BoardLostError("the environment names a board, but not the job's secret")
-        return cls(address, secret.derive(PURPOSE), int(environment[WORKER]))
+        return cls(address, secret.of(PURPOSE), int(environment[WORKER]))
 
     def __repr__(self) -> str:
         return f"<BoardClient · {self._failure or self._place or 'no place yet'}>"
@@ -84,7 +90,7 @@ class BoardClient:
             self._answer = None
             self._check()
             try:
-                self._send(Ready(port))
+                self._line.send(CODEC.encode(Ready(port)))
             except OSError as error:
                 raise BoardLostError(f"the launcher is gone: {error}") from error
             while True:
@@ -96,10 +102,8 @@ class BoardClient:
 
     def close(self) -> None:
         """Hangs up; harmless when repeated."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._line.close()
         self._thread.join()
-        self._socket.close()
 
     # ------------------------------------------------------------ inside
 
@@ -107,24 +111,11 @@ class BoardClient:
         if self._failure is not None:
             raise BoardLostError(f"the launcher is gone: {self._failure}") from self._failure
 
-    def _read_challenge(self) -> bytes:
-        challenge = b""
-        while len(challenge) < CHALLENGE_SIZE:
-            data = self._socket.recv(CHALLENGE_SIZE - len(challenge))
-            if not data:
-                raise BoardLostError("the launcher has hung up without a word")
-            challenge += data
-        return challenge
-
-    def _send(self, message: Message) -> None:
-        self._socket.sendall(self._line.send(message))
-
     def _run(self) -> None:
         try:
-            while data := self._socket.recv(1 << 16):
-                for message in self._line.receive(data):
-                    self._hear(message)
-            self._end(ConnectionError("it has hung up"))
+            while True:
+                for record in self._line.read():
+                    self._hear(CODEC.decode(record))
         except (OSError, RemoteProtocolError) as error:
             self._end(error)
 
@@ -151,31 +142,33 @@ class BoardClient:
             self._is_told.notify_all()
 
 
-def close_in_child(line: socket.socket) -> None:
+def abandon_in_child(stream: SocketStream) -> None:
     """A forked child must not hold the line open: its end would not be seen."""
-    reference = weakref.ref(line)
+    reference = weakref.ref(stream)
 
-    def close() -> None:
+    def abandon() -> None:
         inherited = reference()
         if inherited is not None:
-            inherited.close()
+            inherited.abandon()
 
-    os.register_at_fork(after_in_child=close)
+    os.register_at_fork(after_in_child=abandon)
 
 
-def _connect(address: str) -> socket.socket:
-    family, _, where = address.partition(":")
+def _call(address: str, secret: Secret, worker: int) -> Line[SocketStream]:
+    """The line to the launcher."""
     try:
-        if family != "unix":
-            host, _, port = where.rpartition(":")
-            return socket.create_connection((host, int(port)), _CONNECT_SECONDS)
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            line.settimeout(_CONNECT_SECONDS)
-            line.connect(where)
-        except BaseException:
-            line.close()
-            raise
+        stream = connect(address, _CONNECT_SECONDS)
+        return call(
+            stream,
+            worker_info(worker),
+            LAUNCHER.worker,
+            secret,
+            MOST_BYTES,
+            timeout_seconds=_CONNECT_SECONDS,
+        )
+    except HandshakeError as error:
+        raise BoardLostError(
+            f"the launcher at {address} does not let worker {worker} in: {error}"
+        ) from error
     except OSError as error:
         raise BoardLostError(f"the launcher cannot be reached at {address}: {error}") from error
-    return line

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import json
 from dataclasses import dataclass
+from typing import Final
 
-from lockstitch.errors import RemoteProtocolError
+from lockstitch.ids import WorkerInfo
+from lockstitch.link.codec import Codec
 
 
 class UpdateKind(enum.IntFlag):
@@ -17,13 +17,6 @@ class UpdateKind(enum.IntFlag):
     REMOVED = 1
     ADDED = 2
     MIXED = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """Worker: which one it is; the first message of a connection."""
-
-    worker: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +61,19 @@ class Over:
     reason: str
 
 
-Message = Hello | Ready | Place | Update | Void | Over
+Message = Ready | Place | Update | Void | Over
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Hello, Ready, Place, Update, Void, Over)
-}
+LAUNCHER: Final = WorkerInfo("launcher", 0)
+"""Who greets workers. (A worker has the name and the number that `worker_info` gives it.)"""
+MOST_BYTES: Final = 1 << 16
+"""No message is longer."""
+
+CODEC: Final[Codec[Message]] = Codec(
+    Ready, Place, Update, Void, Over, complaint="not a message of the board"
+)
+"""The messages as bytes, and back; raises `RemoteProtocolError` for what is none."""
 
 
-def encode(message: Message) -> bytes:
-    """The message as text."""
-    content = {"message": type(message).__name__, **dataclasses.asdict(message)}
-    return json.dumps(content).encode()
-
-
-def decode(content: bytes) -> Message:
-    """The reverse; `RemoteProtocolError` when it is no message."""
-    try:
-        fields = json.loads(content)
-        kind = _KINDS[fields.pop("message")]
-        message = kind(**fields)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise RemoteProtocolError(f"not a message of the board: {content[:80]!r}") from error
-    for field in dataclasses.fields(kind):
-        if type(getattr(message, field.name)).__name__ != field.type:
-            raise RemoteProtocolError(f"{field.name!r} of a {kind.__name__} is no {field.type}")
-    return message
+def worker_info(worker: int) -> WorkerInfo:
+    """Who greets the launcher."""
+    return WorkerInfo(f"worker{worker}", worker)

@@ -1,36 +1,33 @@
 """The launcher's end of the board, for a loop that sleeps in a selector.
 
 It listens on a unix socket in a folder that only this user may enter, or, for workers of other
-hosts, on a TCP port. A connection says which worker it belongs to with its first message; before
-that it has proved nothing and is worth nothing: there are never many of these.
+hosts, on a TCP port. Who connects says in its greeting which worker it is, and proves to have the
+job's secret; until then it is a guest at the door (`link.door`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import selectors
-import socket
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from lockstitch.board.line import CHALLENGE_SIZE, Line
-from lockstitch.board.messages import Hello, Message
+from lockstitch.board.messages import CODEC, LAUNCHER, MOST_BYTES, Message
+from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import RemoteProtocolError
+from lockstitch.link.door import Door, Guest
+from lockstitch.link.handshake import ListenerHandshake, why_other_version
+from lockstitch.link.sockets import SocketListener, SocketStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MOST_STRANGERS = 64
+    from lockstitch.clock import Clock
+    from lockstitch.link.line import Line
+    from lockstitch.trust import Secret
 
-
-@dataclass(slots=True)
-class _Guest:
-    """One connection."""
-
-    socket: socket.socket
-    line: Line
-    worker: int | None = None
+_MOST_GUESTS = 64
+_GUEST_SECONDS = 30.0
 
 
 class BoardServer:
@@ -40,109 +37,107 @@ class BoardServer:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        secret: bytes,
+        secret: Secret,
         hear: Callable[[int, Message], None],
         address: str,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._selector = selector
         self._secret = secret
         self._hear = hear
-        self._workers: dict[int, _Guest] = {}
-        self._strangers: list[_Guest] = []
-        self._listeners: list[socket.socket] = []
+        self._lines: dict[int, Line[SocketStream]] = {}
+        """By worker."""
+        self._door: Door[Guest[SocketStream]] = Door(
+            clock, _MOST_GUESTS, _GUEST_SECONDS, lambda guest: self._hang_up(guest.stream)
+        )
+        self._listeners: list[SocketListener] = []
         self.address = self.listen(address)
         """What workers are told: `unix:PATH` or `tcp:HOST:PORT`."""
 
     def __repr__(self) -> str:
-        return f"<BoardServer at {self.address} · {len(self._workers)} workers>"
+        return f"<BoardServer at {self.address} · {len(self._lines)} workers>"
 
     def listen(self, address: str) -> str:
         """Listens there too; returns the address with the port that was free, where it was 0."""
-        listener = _listen(address)
+        listener = SocketListener(address)
         self._listeners.append(listener)
-        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
-        return _address_of(listener, address)
+        self._watch(listener, partial(self._accept, listener))
+        return listener.address
 
     def tell(self, worker: int, message: Message) -> None:
         """Says something to a worker; nothing where it is gone."""
-        guest = self._workers.get(worker)
-        if guest is not None:
+        line = self._lines.get(worker)
+        if line is not None:
             try:
-                guest.socket.send(guest.line.send(message))
+                line.send(CODEC.encode(message))
             except OSError:  # also when it has not read for long: it is as good as gone
-                self._hang_up(guest)
+                self._lose(worker, line)
+
+    def seconds_to_next(self) -> float | None:
+        """How long until `pass_time` wants to be called; None for never."""
+        return self._door.seconds_to_next()
+
+    def pass_time(self) -> None:
+        """Hangs up on those who do not prove themselves in time."""
+        self._door.pass_time()
 
     def close(self) -> None:
         """Hangs up on everybody; harmless when repeated."""
-        for guest in [*self._workers.values(), *self._strangers]:
-            self._hang_up(guest)
+        self._door.close()
+        for worker, line in list(self._lines.items()):
+            self._lose(worker, line)
         for listener in self._listeners:
-            self._selector.unregister(listener)
-            listener.close()
+            self._hang_up(listener)
         self._listeners.clear()
 
     # ------------------------------------------------------------ inside
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: SocketListener) -> None:
         try:
-            connection, _ = listener.accept()
-        except OSError:  # it has gone again
+            stream = listener.accept()
+        except OSError:  # it has gone again, or this process can open no more files
+            self._door.make_room()
             return
-        connection.setblocking(False)
-        challenge = secrets.token_bytes(CHALLENGE_SIZE)
-        guest = _Guest(connection, Line(self._secret, challenge, is_launcher=True))
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(guest))
-        self._strangers.append(guest)
-        with contextlib.suppress(OSError):  # seen when it is read
-            connection.send(challenge)
-        if len(self._strangers) > _MOST_STRANGERS:
-            self._hang_up(self._strangers[0])
+        guest = Guest(stream, ListenerHandshake(LAUNCHER, self._secret, why_other_version))
+        self._watch(stream, partial(self._listen, guest))
+        self._door.admit(guest)
 
-    def _read(self, guest: _Guest) -> None:
+    def _listen(self, guest: Guest[SocketStream]) -> None:
+        refusal = guest.listen()
+        if refusal:
+            self._door.turn_away(guest, refusal)
+        elif refusal is not None and self._door.let_in(guest):
+            self._let_in(guest)
+
+    def _let_in(self, guest: Guest[SocketStream]) -> None:
+        assert guest.handshake.caller is not None
+        worker = guest.handshake.caller.id
         try:
-            data = guest.socket.recv(1 << 16)
-            heard = guest.line.receive(data)
+            line = guest.line(MOST_BYTES)
+        except OSError:
+            self._hang_up(guest.stream)
+            return
+        self._lines[worker] = line
+        self._selector.modify(line.stream, selectors.EVENT_READ, partial(self._read, worker, line))
+
+    def _read(self, worker: int, line: Line[SocketStream]) -> None:
+        try:
+            for record in line.read(0):
+                self._hear(worker, CODEC.decode(record))
         except BlockingIOError:
             return
         except (OSError, RemoteProtocolError):
-            data, heard = b"", []
-        for message in heard:
-            if isinstance(message, Hello):
-                if guest in self._strangers:
-                    self._strangers.remove(guest)
-                guest.worker = message.worker
-                self._workers[message.worker] = guest
-            elif guest.worker is not None:
-                self._hear(guest.worker, message)
-        if not data:
-            self._hang_up(guest)
+            self._lose(worker, line)
 
-    def _hang_up(self, guest: _Guest) -> None:
-        if guest.socket.fileno() < 0:
-            return
-        self._selector.unregister(guest.socket)
-        guest.socket.close()
-        if guest in self._strangers:
-            self._strangers.remove(guest)
-        if guest.worker is not None and self._workers.get(guest.worker) is guest:
-            del self._workers[guest.worker]
+    def _lose(self, worker: int, line: Line[SocketStream]) -> None:
+        if self._lines.get(worker) is line:
+            del self._lines[worker]
+        self._hang_up(line.stream)
 
+    def _watch(self, source: SocketStream | SocketListener, when: Callable[[], None]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, when)
 
-def _listen(address: str) -> socket.socket:
-    family, _, where = address.partition(":")
-    if family == "unix":
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(where)
-        listener.listen(128)
-    else:
-        host, _, port = where.rpartition(":")
-        listener = socket.create_server((host, int(port)), backlog=128)
-    listener.setblocking(False)
-    return listener
-
-
-def _address_of(listener: socket.socket, address: str) -> str:
-    if address.startswith("unix:"):
-        return address
-    host, _, _ = address.removeprefix("tcp:").rpartition(":")
-    return f"tcp:{host}:{listener.getsockname()[1]}"
+    def _hang_up(self, source: SocketStream | SocketListener) -> None:
+        with contextlib.suppress(KeyError):  # that has happened before
+            self._selector.unregister(source)
+        source.close()

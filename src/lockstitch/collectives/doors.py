@@ -15,9 +15,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstitch.collectives.c10d.backend import C10dBackend
 from lockstitch.collectives.c10d.hub import Hub
-from lockstitch.collectives.c10d.line import Password
 from lockstitch.collectives.c10d.plane import GroupPlane, Plane
-from lockstitch.collectives.c10d.star import Centre, Spoke, call_hub
+from lockstitch.collectives.c10d.star import Centre, Spoke, Terms, call_hub
 from lockstitch.collectives.placement import Placement, placed
 from lockstitch.rendezvous import LOOPBACK, address_towards, host_identity
 from lockstitch.transport import TcpTransport
@@ -76,7 +75,7 @@ class NcclDoors:
     ) -> C10dBackend:
         """See `Doors`."""
         rank, centre, seconds = self._rank, process_set.ranks[0], self._options.timeout_seconds
-        word = Password(first.word, self._secret)
+        terms = Terms.of(first.word, self._secret, seconds, centre)
 
         def connect(hear: Callable[[Message], None]) -> Centre | Spoke:
             if rank == centre:
@@ -84,18 +83,11 @@ class NcclDoors:
                     transport, listener = self._open.pop(process_set.id)
                 hub = Hub(self._topology.size, self._options.fusion_bytes)
                 others = process_set.ranks[1:]
-                return Centre(
-                    hub,
-                    transport,
-                    listener,
-                    hear,
-                    word,
-                    rank,
-                    expected=others,
-                    hello_seconds=seconds,
-                )
-            line = call_hub(TcpTransport(LOOPBACK), first.door, seconds, centre)
-            return Spoke(rank, line, hear, word, centre)
+                return Centre(hub, transport, listener, hear, terms, expected=others)
+            line = call_hub(
+                TcpTransport(LOOPBACK), first.door, rank, terms, self._outstanding.check
+            )
+            return Spoke(rank, line, hear, centre)
 
         store = PrefixStore(f"devices of {process_set.id}", self._store)
         plane = self._plane(store, device)

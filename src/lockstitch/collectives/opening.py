@@ -25,9 +25,8 @@ from lockstitch.collectives.c10d.backend import C10dBackend
 from lockstitch.collectives.c10d.beginning import in_thread
 from lockstitch.collectives.c10d.hierarchical import HierarchicalPlane
 from lockstitch.collectives.c10d.hub import Hub
-from lockstitch.collectives.c10d.line import Password
 from lockstitch.collectives.c10d.plane import GroupPlane, Plane
-from lockstitch.collectives.c10d.star import Centre, Spoke, call_hub
+from lockstitch.collectives.c10d.star import Centre, Spoke, Terms, call_hub
 from lockstitch.collectives.doors import NcclDoors
 from lockstitch.collectives.memory import LocalSessions
 from lockstitch.collectives.options import SessionOptions
@@ -241,33 +240,25 @@ class _Opening:
         (token,) = _published(roster, _TOKEN)
         (address,) = _published(roster, _HUB)
         rank, options, transport = self._rank, self._options, self._transport
-        word = Password(token, self._secret)
+        seconds = options.timeout_seconds
+        terms = Terms.of(token, self._secret, seconds)
+        assert self._notice is not None
+        has_failed = functools.partial(self._notice.read, 0.0)
 
         def connect(hear: Callable[[Message], None]) -> Centre | Spoke:
             if listener is not None:
-                hub = Hub(self._size, options.fusion_bytes)
-                others = range(1, self._size)
-                seconds = options.timeout_seconds
-                return Centre(
-                    hub,
-                    transport,
-                    listener,
-                    hear,
-                    word,
-                    expected=others,
-                    hello_seconds=seconds,
-                )
-            return Spoke(rank, call_hub(transport, address, options.timeout_seconds), hear, word)
+                hub, others = Hub(self._size, options.fusion_bytes), range(1, self._size)
+                return Centre(hub, transport, listener, hear, terms, expected=others)
+            line = call_hub(transport, address, rank, terms, lambda: _raise_if(has_failed()))
+            return Spoke(rank, line, hear)
 
         store = PrefixStore(f"groups/{roster.me.generation}", self._store)
         # Several hosts may each call themselves by an address that leads nowhere from the others.
         own = self._address if len(set(_machines(roster))) > 1 else None
-        seconds = options.timeout_seconds
         plane: Plane = GroupPlane(rank, store, options.device, seconds, own)
         if name == "hierarchical":
             local = self._local_session(roster, topology, door)
             plane = HierarchicalPlane(topology, store, local, seconds, own)
-        assert self._notice is not None
         return C10dBackend(
             plane,
             self._sets,
@@ -275,7 +266,7 @@ class _Opening:
             connect,
             name,
             start_seconds=seconds,
-            has_failed=functools.partial(self._notice.read, 0.0),
+            has_failed=has_failed,
         )
 
     def _local_session(self, roster: StaticRoster, topology: Topology, door: Doorway) -> Session:
@@ -314,6 +305,11 @@ class Notice:
             if self._store.check([self._key]):
                 return bytes(self._store.get(self._key)).decode()
         return None
+
+
+def _raise_if(failure: str | None) -> None:
+    if failure is not None:
+        raise RankLostError(failure)
 
 
 def _own_address(store: Store) -> str:

@@ -6,14 +6,14 @@ All ranks are told the same, so all come to the same. Nothing here touches a dev
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from lockstitch.devices.kinds import hardware_name
 from lockstitch.errors import CollectiveError, ProtocolError
+from lockstitch.link.codec import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,21 +37,15 @@ class Placement:
 
     def encode(self) -> bytes:
         """As bytes."""
-        return json.dumps(asdict(self)).encode()
+        return _CODEC.encode(self)
 
     @classmethod
     def decode(cls, content: bytes) -> Placement:
         """The inverse. Raises `ProtocolError` for anything else."""
-        try:
-            told = json.loads(content)
-            made = cls(**told)
-        except (ValueError, TypeError) as error:
-            raise ProtocolError(f"no rank describes its devices so: {content!r:.200}") from error
-        for field in fields(cls):
-            expected = bool if field.name == "has_nccl" else str
-            if type(getattr(made, field.name)) is not expected:
-                raise ProtocolError(f"no rank describes its devices so: {content!r:.200}")
-        return made
+        return _CODEC.decode(content)
+
+
+_CODEC = Codec(Placement, complaint="no rank describes its devices so", error=ProtocolError)
 
 
 def placed(device: torch.device | None, host: str, wish: DeviceOperations) -> Placement:

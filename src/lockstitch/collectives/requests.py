@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import enum
 import itertools
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from lockstitch.errors import ProtocolError
+from lockstitch.link.codec import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -115,54 +115,27 @@ class Description:
 
     def encode(self) -> bytes:
         """As bytes; equal for equal descriptions."""
-        reduction = self.reduction
-        fields = (
-            self.kind.value,
-            self.name,
-            self.dtypes,
-            self.shapes,
-            reduction and (reduction.op.value, reduction.prescale, reduction.postscale),
-            self.root,
-            self.splits,
-            self.ranks,
-        )
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return _CODEC.encode(self)
 
     @classmethod
     def decode(cls, content: bytes) -> Description:
         """What `encode` made bytes of. Raises `ProtocolError` for anything else."""
-        try:
-            kind, name, dtypes, shapes, reduction, root, splits, ranks = json.loads(content)
-            described = cls(
-                Kind(kind),
-                name,
-                tuple(dtypes),
-                tuple(map(tuple, shapes)),
-                reduction and Reduction(ReduceOp(reduction[0]), *reduction[1:]),
-                root,
-                splits if splits is None else tuple(splits),
-                tuple(ranks),
-            )
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
-            raise ProtocolError(f"no operation can be described so: {content[:200]!r}") from error
+        described = _CODEC.decode(content)
         described.check()
         return described
 
     def check(self) -> None:
-        """Raises `ProtocolError` where fields are of wrong types, or there is no such dtype."""
-        reduction = self.reduction or AVERAGE
+        """Raises `ProtocolError` where numbers cannot be, or there is no such dtype."""
         numbers = (self.root, *self.ranks, *(self.splits or ()), *itertools.chain(*self.shapes))
-        if (
-            type(self.name) is not str
-            or len(self.dtypes) != len(self.shapes)
-            or not all(type(each) is int and -1 <= each < _MOST for each in numbers)
-            or type(reduction.prescale) not in (int, float)
-            or type(reduction.postscale) not in (int, float)
-        ):
-            raise ProtocolError(f"no operation can be described so: {self!r}")
+        if len(self.dtypes) != len(self.shapes) or not all(-1 <= each < _MOST for each in numbers):
+            raise ProtocolError(f"{_COMPLAINT}: {self!r}")
         for dtype in self.dtypes:
-            if type(dtype) is not str or not isinstance(getattr(torch, dtype, None), torch.dtype):
+            if not isinstance(getattr(torch, dtype, None), torch.dtype):
                 raise ProtocolError(f"there is no dtype {dtype!r}")
+
+
+_COMPLAINT: Final = "no operation can be described so"
+_CODEC: Final = Codec(Description, complaint=_COMPLAINT, error=ProtocolError)
 
 
 def describe(request: Request) -> Description:

@@ -93,7 +93,7 @@ class ElasticJob(Job):
         # Only this user may enter: who reaches the store could mislead the ranks.
         folder = self.resources.enter_context(Folder())
         self._server = BoardServer(
-            self.selector, secret.derive(PURPOSE), self._hear, f"unix:{folder / 'board'}"
+            self.selector, secret.of(PURPOSE), self._hear, f"unix:{folder / 'board'}"
         )
         self.resources.callback(self._server.close)
         self._folder = folder
@@ -124,15 +124,15 @@ class ElasticJob(Job):
         waits = []
         if self._muster.deadline is not None:
             waits.append(max(0.0, self._muster.deadline - SYSTEM_CLOCK.now()))
-        wait = self._discovery.seconds_to_next() if self._discovery else None
-        if wait is not None:
-            waits.append(wait)
+        others = (self._server, self._discovery) if self._discovery else (self._server,)
+        waits += [wait for each in others if (wait := each.seconds_to_next()) is not None]
         return min(waits, default=None)
 
     def pass_time(self) -> None:
         deadline = self._muster.deadline
         if deadline is not None and SYSTEM_CLOCK.now() >= deadline:
             self._handle(TimePassed())
+        self._server.pass_time()
         if self._discovery is not None:
             self._discovery.ask()
 

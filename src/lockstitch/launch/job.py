@@ -159,7 +159,9 @@ class Job:
         return self.conclude()
 
     def _timeout(self) -> float | None:
-        waits = [self.ladder.seconds_to_next(), self.seconds_to_next()]
+        waits = [self.ladder.seconds_to_next()]
+        if not self.ladder.is_begun:
+            waits.append(self.seconds_to_next())
         return min((wait for wait in waits if wait is not None), default=None)
 
     def start(self, process: WorkerProcess) -> None:

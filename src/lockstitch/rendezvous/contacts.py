@@ -17,11 +17,11 @@ named here, if it leaves in good order, names those who stay.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import RemoteProtocolError
+from lockstitch.link.codec import Codec
 from lockstitch.rendezvous.lives import Lives
 from lockstitch.rendezvous.roster import Member
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from lockstitch.rendezvous.lives import Life
 
 _KEY = "group"
-_NONSENSE = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
 
 
@@ -108,18 +107,30 @@ class Contacts:
                 return True
 
     def _replace(self, seen: Group, world: str, members: Mapping[str, Member]) -> bool:
-        entries = [[mark, member.encode()] for mark, member in members.items()]
-        text = json.dumps({"world": world, "members": entries})
+        entries = tuple((mark, member.encode()) for mark, member in members.items())
+        text = _CODEC.encode(_Entry(world, entries)).decode()
         return bytes(self._store.compare_set(_KEY, seen.text, text)).decode() == text
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A group as it stands in the store, where workers of other versions may look, too."""
+
+    world: str
+    members: tuple[tuple[str, str], ...]
+    """Marks, and members as they are published."""
+
+
+_COMPLAINT = "the store holds no group"
+_CODEC = Codec(_Entry, complaint=_COMPLAINT, by_name=True)
 
 
 def _decode(value: bytes) -> Group:
     if not value:
         return Group("", {}, "")
+    entry = _CODEC.decode(value)
     try:
-        text = value.decode()
-        entry = json.loads(text)
-        members = {str(mark): Member.decode(who.encode()) for mark, who in entry["members"]}
-        return Group(str(entry["world"]), members, text)
-    except _NONSENSE as error:
-        raise RemoteProtocolError(f"the store holds no group: {value!r}") from error
+        members = {mark: Member.decode(who.encode()) for mark, who in entry.members}
+        return Group(entry.world, members, value.decode())
+    except UnicodeError as error:
+        raise RemoteProtocolError(f"{_COMPLAINT}: {value!r}") from error

@@ -5,17 +5,15 @@ A member is published as JSON, never as a pickle: the store is open to strangers
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
+from lockstitch.link.codec import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-_NONSENSE = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +36,37 @@ class Member:
 
     def encode(self) -> str:
         """As published in the store."""
-        return json.dumps(
-            {
-                "name": self.info.name,
-                "rank": self.info.id,
-                "generation": self.info.generation,
-                "addresses": self.addresses,
-                "host": self.host,
-                **({"devices": self.devices} if self.devices else {}),
-            }
-        )
+        info = self.info
+        entry = _Entry(info.name, info.id, info.generation, self.addresses, self.host, self.devices)
+        return _CODEC.encode(entry).decode()
 
     @classmethod
     def decode(cls, text: bytes) -> Member:
         """The reverse; `RemoteProtocolError` when it is not a member's entry."""
+        entry = _CODEC.decode(text)
         try:
-            entry = json.loads(text)
-            info = WorkerInfo(str(entry["name"]), int(entry["rank"]), int(entry["generation"]))
-            addresses = tuple(map(str, entry["addresses"]))
-            host, devices = str(entry["host"]), str(entry.get("devices", ""))
-        except _NONSENSE as error:
-            raise RemoteProtocolError(f"the store holds no worker's entry: {text!r}") from error
+            info = WorkerInfo(entry.name, entry.rank, entry.generation)
+        except RuntimeError as error:
+            raise RemoteProtocolError(f"{_COMPLAINT}: {text!r}") from error
         if info.id < 0 or not 0 <= info.generation <= MAX_GENERATION:
             raise RemoteProtocolError(f"the store holds an impossible worker: {text!r}")
-        return cls(info, addresses, host, devices)
+        return cls(info, entry.addresses, entry.host, entry.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A member as it is published, where workers of other versions may look, too."""
+
+    name: str
+    rank: int
+    generation: int
+    addresses: tuple[str, ...]
+    host: str
+    devices: str = ""
+
+
+_COMPLAINT = "the store holds no worker's entry"
+_CODEC = Codec(_Entry, complaint=_COMPLAINT, by_name=True)
 
 
 class Table:

@@ -4,7 +4,7 @@
 
 Peers may call before the last step: their connections wait until then in the listener's queue. By
 default the worker listens on a unix socket only: it runs what it is told to, and there the kernel
-proves that a caller is the same user. Over TCP the job's secret has to (`transport.handshake`).
+proves that a caller is the same user. Over TCP the job's secret has to (`link.handshake`).
 """
 
 from __future__ import annotations

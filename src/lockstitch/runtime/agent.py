@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
     from lockstitch.clock import Clock
     from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.link.handshake import SessionKeys
     from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.peers import Directory
     from lockstitch.runtime.way_back import WayBack
     from lockstitch.transport.base import Connection, Listener, Transport
-    from lockstitch.transport.handshake import SessionKeys
     from lockstitch.wire.decoding import FrameDecoder
     from lockstitch.wire.encodings import PicklingRegistry
 

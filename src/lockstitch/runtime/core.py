@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from lockstitch.clock import Clock
+    from lockstitch.link.handshake import SessionKeys
     from lockstitch.transport.base import Connection, Poller
-    from lockstitch.transport.handshake import SessionKeys
     from lockstitch.trust.registry import Registry
     from lockstitch.trust.secret import Secret
 

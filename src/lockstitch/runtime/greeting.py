@@ -1,6 +1,6 @@
 """The caller's first words on a fresh connection: who both are, and whether it will be served.
 
-The greetings are in `transport.greetings`, their order in `transport.handshake`; the side of the
+The greetings are in `link.greetings`, their order in `link.handshake`; the side of the
 called one is `runtime.newcomers`.
 """
 
@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from lockstitch import __version__
 from lockstitch.errors import HandshakeError, RpcError
 from lockstitch.ids import ANYBODY
-from lockstitch.transport.greetings import GreetingReader
-from lockstitch.transport.handshake import CallerHandshake
+from lockstitch.link.handshake import CallerHandshake, why_other_version
+from lockstitch.link.line import exchange
 from lockstitch.wire.seals import Sealer
 
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
+    from lockstitch.link.greetings import Hello
     from lockstitch.runtime.core import Core
     from lockstitch.transport.base import Connection
-    from lockstitch.transport.greetings import Hello, Welcome
     from lockstitch.wire.decoding import FrameDecoder
 
 GIVEN_UP: Final = "it has given this worker up as dead"
@@ -42,7 +41,11 @@ def greet(core: Core, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
     whom = "the group's member" if peer.worker == ANYBODY else f"worker {peer.name!r}"
     handshake = CallerHandshake(core.info, peer.worker, (_PYTHON, _TORCH), core.options.secret)
     try:
-        welcome = _exchange(core, connection, handshake)
+        welcome = exchange(
+            handshake,
+            lambda greeting: connection.send([greeting]),
+            lambda view: _await_answer(core, connection, view),
+        )
     except HandshakeError as error:
         raise HandshakeError(
             f"no connection to {whom} at {connection.peer}: {error}", error.reason
@@ -60,37 +63,9 @@ def greet(core: Core, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
     return decoder
 
 
-def _exchange(core: Core, connection: Connection, handshake: CallerHandshake) -> Welcome:
-    """Says and hears all greetings; returns the last."""
-    reader = GreetingReader()
-    connection.send([handshake.opening])
-    while handshake.welcome is None:
-        counts: list[int] = []
-        _await_answer(core, connection, reader.space(), counts)
-        if not counts[0]:
-            raise ConnectionResetError("it closed the connection before any greeting")
-        greeting = reader.absorb(counts[0])
-        answer = b"" if greeting is None else handshake.take(greeting)
-        if answer:
-            connection.send([answer])
-    return handshake.welcome
-
-
 def why_unfit(hello: Hello) -> str:
-    """Why this worker cannot exchange values with a caller; empty if it can. What counts of each
-    version are the first two numbers."""
-    versions = (
-        ("lockstitch", hello.lockstitch, __version__),
-        ("Python", hello.python, _PYTHON),
-        ("torch", hello.torch, _TORCH),
-    )
-    for what, theirs, ours in versions:
-        if theirs.split(".")[:2] != ours.split(".")[:2]:
-            return (
-                f"of the caller, values would not be understood: it runs {what} {theirs}, this "
-                f"worker {ours}; install the same on all workers"
-            )
-    return ""
+    """Why this worker cannot exchange values with a caller; empty if it can."""
+    return why_other_version(hello, python=_PYTHON, torch=_TORCH)
 
 
 def patience_seconds(core: Core) -> float:
@@ -98,15 +73,16 @@ def patience_seconds(core: Core) -> float:
     return min(core.options.heartbeat_timeout or _CONNECT_SECONDS, _CONNECT_SECONDS)
 
 
-def _await_answer(core: Core, connection: Connection, view: memoryview, counts: list[int]) -> None:
-    """Receives something. Raises `BlockingIOError` when the peer shows no sign of life for as long
-    as `Liveness` grants, or does not answer in half a minute."""
+def _await_answer(core: Core, connection: Connection, view: memoryview) -> int:
+    """Receives something and returns how much. Raises `BlockingIOError` when the peer shows no sign
+    of life for as long as `Liveness` grants, or does not answer in half a minute."""
     bound = patience_seconds(core)
+    counts: list[int] = []
     signs, silent = connection.signs_of_life(), 0
     for _ in range(int(5 * _CONNECT_SECONDS / bound)):
         with contextlib.suppress(BlockingIOError):
             connection.receive_into(view, counts, bound / 5)
-            return
+            return counts[0]
         now = connection.signs_of_life()
         signs, silent = now, silent + 1 if now == signs else 0
         if silent == 5:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from lockstitch.ids import WorkerInfo
+    from lockstitch.link.handshake import SessionKeys
     from lockstitch.runtime.core import Core
     from lockstitch.runtime.newcomers import Newcomers
     from lockstitch.runtime.serving import Serving
     from lockstitch.transport.base import Connection, Listener
-    from lockstitch.transport.handshake import SessionKeys
     from lockstitch.wire.messages import Message
 
 _MOST_HELD = 16

@@ -34,12 +34,12 @@ from lockstitch.wire.messages import Leave
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lockstitch.link.greetings import Hello
     from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.core import Core
     from lockstitch.runtime.incoming import IncomingConnection
     from lockstitch.runtime.pending import Pending
     from lockstitch.transport.base import Connection
-    from lockstitch.transport.greetings import Hello
     from lockstitch.wire.decoding import FrameDecoder
 
     OpenChannel = Callable[[WorkerInfo, Connection, FrameDecoder], StreamChannel]

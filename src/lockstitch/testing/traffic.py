@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lockstitch.transport.greetings import GREETINGS
+from lockstitch.link.greetings import GREETINGS
 from lockstitch.transport.memory import MemoryNetwork, MemoryTransport
 from lockstitch.wire.messages import KINDS
 

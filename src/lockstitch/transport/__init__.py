@@ -1,8 +1,6 @@
 """Bytes between two workers; nothing here knows what they mean.
 
 - `base`: the seam: `Transport`, `Listener`, `Connection`, `Poller`
-- `handshake`: the first words on each connection, and the proof in them, made of
-  - `greetings`: what is said there, as bytes
 - `stream`: connections and listeners over sockets, made by
   - `unix`: between the processes of one user on one machine
   - `tcp`: between machines

@@ -83,6 +83,11 @@ class Secret:
         """A key of 32 bytes for one purpose, and, where given, one context of it."""
         return hkdf(self._key, b"lockstitch", purpose.encode() + b"\0" + context)
 
+    def of(self, purpose: str, context: bytes = b"") -> Secret:
+        """Likewise a secret, for handshakes of one kind: who proves to have it in one of them
+        proves nothing in another."""
+        return Secret(self.derive(purpose, context))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Secret) and hmac.compare_digest(self._key, other._key)
 

@@ -15,7 +15,6 @@ encoding.py   messages → frames
 decoding.py   bytes → messages
 scanning.py   looking through fields before marshal reads them
 seals.py      frames that only the peer can have made
-checking.py   whether fields are of the types that they should be
 layouts.py    the fields of each message class ⇄ plain values
 arrivals.py   tensors arriving: into memory allocated from their headers
 windows.py    tensors arriving: in memory that the sender has filled

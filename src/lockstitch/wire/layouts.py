@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import GlobalId, WorkerId
+from lockstitch.link.checking import check_of
 from lockstitch.modes import are_plain
 from lockstitch.wire.arrivals import finish, take_small
-from lockstitch.wire.checking import check_of
 from lockstitch.wire.messages import Message, Payload, Stitch
 from lockstitch.wire.tensors import DTYPE_BITS
 

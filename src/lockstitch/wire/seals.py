@@ -2,7 +2,7 @@
 
     ┌ u8 number of seals ┬ seal, 16 bytes ┬ (another) ┬ frame: header, inline ┬ bulk ┐
 
-A seal is a keyed BLAKE2b over the place of the frame in the stream, its header and all that lies in
+A seal (`link.seals`) covers the place of the frame in the stream, its header and all that lies in
 the frame: the fields, the pickle stream, small tensors. Whatever is changed, left out, said again
 or in another order ends the connection before it is parsed. A frame of more than `ONE_SEAL_BYTES`
 has a seal of its header before, so that nobody waits for a length that a stranger has written.
@@ -14,10 +14,10 @@ tensors is not covered**: hashing it would halve what a fast network carries, an
 from __future__ import annotations
 
 import hmac
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.errors import RemoteProtocolError
+from lockstitch.link.seals import SEAL_BYTES, seal
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.frames import HEADER, IN_SEGMENT
 
@@ -25,14 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ONE_SEAL_BYTES: Final = 64 * 1024
-_SEAL_BYTES: Final = 16
 _HEADER_BYTES: Final = HEADER.size
-
-
-def _seal(key: bytes, place: int, data: bytes | memoryview) -> bytes:
-    # The salt is part of what is hashed, and cheaper than putting the place before the data.
-    salt = place.to_bytes(16, "big")
-    return blake2b(data, digest_size=_SEAL_BYTES, key=key, salt=salt).digest()
 
 
 class Sealer:
@@ -48,10 +41,10 @@ class Sealer:
         """The buffers to be sent instead."""
         frame = buffers[0]
         if len(frame) <= ONE_SEAL_BYTES:
-            first = b"\x01" + _seal(self._key, 2 * place, frame) + frame
+            first = b"\x01" + seal(self._key, 2 * place, frame) + frame
         else:
-            of_header = _seal(self._key, 2 * place, frame[:_HEADER_BYTES])
-            first = b"\x02" + of_header + _seal(self._key, 2 * place + 1, frame) + frame
+            of_header = seal(self._key, 2 * place, frame[:_HEADER_BYTES])
+            first = b"\x02" + of_header + seal(self._key, 2 * place + 1, frame) + frame
         return [first, *buffers[1:]]
 
 
@@ -71,12 +64,12 @@ class SealedFrameDecoder(FrameDecoder):
         start, view = self._start, self._view
         available = self._end - start
         if available < 1:
-            self._make_room(1 + _SEAL_BYTES + _HEADER_BYTES)
+            self._make_room(1 + SEAL_BYTES + _HEADER_BYTES)
             return False
         count = view[start]
         if count not in (1, 2):
             raise _broken()
-        first = start + 1 + count * _SEAL_BYTES
+        first = start + 1 + count * SEAL_BYTES
         known = first + _HEADER_BYTES
         if available < known - start:
             self._make_room(known - start)
@@ -87,14 +80,14 @@ class SealedFrameDecoder(FrameDecoder):
             raise _broken()
         place = 2 * self._place
         if count == 2:
-            self._check(view[start + 1 : start + 1 + _SEAL_BYTES], place, view[first:known])
+            self._check(view[start + 1 : start + 1 + SEAL_BYTES], place, view[first:known])
             place += 1
             self._check_lengths(inline_length, flags, bulk_length)
         end = first + length
         if available < end - start:
             self._make_room(end - start)
             return False
-        self._check(view[first - _SEAL_BYTES : first], place, view[first:end])
+        self._check(view[first - SEAL_BYTES : first], place, view[first:end])
         following = self._place + end - start
         if flags != IN_SEGMENT:
             following += bulk_length
@@ -104,8 +97,8 @@ class SealedFrameDecoder(FrameDecoder):
         self.is_open = True
         return True
 
-    def _check(self, seal: memoryview, place: int, data: memoryview) -> None:
-        if not hmac.compare_digest(seal, _seal(self._key, place, data)):
+    def _check(self, claimed: memoryview, place: int, data: memoryview) -> None:
+        if not hmac.compare_digest(claimed, seal(self._key, place, data)):
             raise _broken()
 
 

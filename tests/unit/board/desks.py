@@ -14,7 +14,7 @@ from lockstitch.trust import Secret
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SECRET = Secret.from_text("5a" * 32).derive(PURPOSE)
+SECRET = Secret.from_text("5a" * 32).of(PURPOSE)
 
 
 class Desk:
@@ -51,7 +51,7 @@ class Desk:
         """Until it has said who it is, and can be told something."""
         answers = Queue()
         while True:
-            self.do(lambda: answers.put(number in self.server._workers))
+            self.do(lambda: answers.put(number in self.server._lines))
             if answers.get(timeout=60):
                 return
 

@@ -13,11 +13,11 @@ import torch
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.link import greetings
+from lockstitch.link.greetings import GreetingReader, Hello, Welcome
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.worker import Worker
 from lockstitch.testing.patience import Patience
-from lockstitch.transport import greetings
-from lockstitch.transport.greetings import GreetingReader, Hello, Welcome
 from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.encoding import encode

@@ -9,8 +9,8 @@ import pytest
 from lockstitch import __version__
 from lockstitch.errors import HandshakeError, PeerDiedError, RemoteProtocolError, RpcError
 from lockstitch.ids import WorkerId
+from lockstitch.link.greetings import Challenge, Hello, Welcome, encode
 from lockstitch.runtime.greeting import why_unfit
-from lockstitch.transport.greetings import Challenge, Hello, Welcome, encode
 from tests.unit.runtime.stage import Stage
 
 PEER = WorkerId(1, 0)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.link.greetings import Challenge, Hello, Welcome, decode, encode
+from lockstitch.link.handshake import CallerHandshake
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing import ManualClock
-from lockstitch.transport.greetings import Challenge, Hello, Welcome, decode, encode
-from lockstitch.transport.handshake import CallerHandshake
 from lockstitch.trust.secret import Secret
 from tests.unit.runtime.stage import Caller, Stage, receive_greeting, wait_until
 
@@ -163,16 +163,3 @@ def test_those_who_wait_are_let_go_when_the_worker_ends() -> None:
         stranger = connect(stage)
         wait_until(lambda: len(stage.agent.newcomers) == 1)
     assert is_closed(stranger)
-
-
-def test_who_stays_too_long_makes_room_where_no_more_files_can_be_opened() -> None:
-    with Stage(clock=ManualClock(), options=PROVING) as stage:
-        stranger = connect(stage)
-        wait_until(lambda: len(stage.agent.newcomers) == 1)
-        stage.agent.newcomers.make_room()
-        assert len(stage.agent.newcomers) == 1  # it may be about to prove itself
-        stage.agent.clock.advance(1.5)
-        stage.agent.newcomers.make_room()
-        assert is_closed(stranger)
-        assert refused(stage) == {"pushed out": 1}
-        stage.agent.newcomers.make_room()  # nobody is there

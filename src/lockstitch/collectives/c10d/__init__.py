@@ -7,7 +7,7 @@ is ready for it. Operations that are ready together are fused.
 - `backend`: one rank's end: submits, and waits
 - `hub`: the table of rank 0, and its orders; no I/O
 - `messages`: what ranks and hub tell each other; no I/O
-- `star`: the connections between them; `line`: what goes over one of them
+- `star`: the connections between them
 - `beginning`: waiting until all are there
 - `performing`: carrying out orders, one after the other
 - `plane`: the operations of a process group

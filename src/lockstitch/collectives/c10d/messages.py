@@ -6,17 +6,14 @@ an order 4 for each operation. What happens seldom travels as JSON.
 
 from __future__ import annotations
 
-import json
 import struct
-import typing
 from dataclasses import dataclass
+from typing import Final
 
 from lockstitch.errors import ProtocolError
-from lockstitch.wire.checking import check_of
+from lockstitch.link.codec import Codec
 
 _NUMBER = struct.Struct("<BI")
-_LENGTH = struct.Struct("<I")
-LENGTH_SIZE = _LENGTH.size
 _SUBMIT, _ORDER, _RARE = 1, 2, 3
 MOST_BYTES = 1 << 26
 
@@ -24,14 +21,6 @@ ANYTHING = -1
 """The number of no operation."""
 UNREACHED = "died, or its connection broke"
 """What is said of a rank of which only that is known that its connection has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """The first word of a rank; the token proves that it has read the store."""
-
-    rank: int
-    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +101,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """All have said hello."""
+    """All have come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +121,7 @@ class Missing:
 
 
 Message = (
-    Hello
-    | Define
+    Define
     | Submit
     | Join
     | Leave
@@ -147,73 +135,33 @@ Message = (
     | Lost
     | Missing
 )
-_KINDS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        Hello,
-        Define,
-        Join,
-        Leave,
-        Fail,
-        Welcome,
-        Ask,
-        Detailed,
-        Refused,
-        Joined,
-        Lost,
-        Missing,
-    )
-}
-_CHECKS = {
-    kind: [check_of(hint) for hint in typing.get_type_hints(kind).values()]
-    for kind in _KINDS.values()
-}
+_CODEC: Final[Codec[Message]] = Codec(
+    *(Define, Join, Leave, Fail, Welcome, Ask, Detailed, Refused, Joined, Lost, Missing),
+    complaint="a message that cannot be read",
+    error=ProtocolError,
+)
+"""For what happens seldom."""
 
 
 def encode(message: Message) -> bytes:
-    """A message with its length before it."""
+    """A message as a record."""
     if isinstance(message, Submit):
-        body = _NUMBER.pack(_SUBMIT, message.number)
-    elif isinstance(message, Order):
+        return _NUMBER.pack(_SUBMIT, message.number)
+    if isinstance(message, Order):
         count = len(message.numbers)
-        body = struct.pack(f"<B{count}I", _ORDER, *message.numbers)
-    else:
-        names = message.__slots__
-        fields = [getattr(message, name) for name in names]
-        body = bytes([_RARE]) + json.dumps([type(message).__name__, *fields]).encode()
-    return _LENGTH.pack(len(body)) + body
+        return struct.pack(f"<B{count}I", _ORDER, *message.numbers)
+    return bytes([_RARE]) + _CODEC.encode(message)
 
 
-def length(head: bytes | bytearray) -> int:
-    """How long the message is whose first four bytes these are."""
-    (size,) = _LENGTH.unpack(head)
-    if not 0 < size <= MOST_BYTES:
-        raise ProtocolError(f"a message of {size} bytes")
-    return int(size)
-
-
-def decode(body: bytes | bytearray) -> Message:
-    """What `encode` has made, without the length. Raises `ProtocolError` for anything else."""
+def decode(body: bytes) -> Message:
+    """What `encode` has made. Raises `ProtocolError` for anything else."""
+    if body[0] == _RARE:
+        return _CODEC.decode(body[1:])
     try:
-        return _decode(body)
-    except (ValueError, TypeError, struct.error, RecursionError) as error:
+        if body[0] == _SUBMIT:
+            return Submit(_NUMBER.unpack(body)[1])
+        if body[0] == _ORDER:
+            return Order(struct.unpack(f"<{(len(body) - 1) // 4}I", body[1:]))
+    except struct.error as error:
         raise ProtocolError(f"a message that cannot be read: {error}") from error
-
-
-def _decode(body: bytes | bytearray) -> Message:
-    if body[0] == _SUBMIT:
-        return Submit(_NUMBER.unpack(body)[1])
-    if body[0] == _ORDER:
-        return Order(struct.unpack(f"<{(len(body) - 1) // 4}I", body[1:]))
-    if body[0] != _RARE:
-        raise ProtocolError(f"no message begins with {body[0]}")
-    name, *fields = json.loads(bytes(body[1:]))
-    if name not in _KINDS:
-        raise ProtocolError(f"there is no message {name!r}")
-    values = [tuple(field) if isinstance(field, list) else field for field in fields]
-    kind = _KINDS[name]
-    for check, value in zip(_CHECKS[kind], values, strict=True):
-        if not check(value):
-            raise ProtocolError(f"a {name} with {value!r}")
-    message: Message = kind(*values)
-    return message
+    raise ProtocolError(f"no message begins with {body[0]}")

@@ -3,45 +3,69 @@ a star of its own, its first rank stands where rank 0 stands here.)
 
 On rank 0 one thread reads all connections and asks the hub; elsewhere one thread reads the one.
 Whoever submits sends for himself. Rank 0 talks to its own hub without a connection. What goes over
-one is in `line`.
+one is in `messages`.
 
 A connection on which anything has failed is over, whichever end and direction it was: what was to
 be said then is lost, and nobody could know. Its end reaches the thread that reads it on both sides,
 and from there the hub, which tells all others. So does a thread of ours that cannot go on.
 
-A rank proves with its first message that it belongs here. Where the job has a secret, every message
-after that ends with a *seal*: a keyed hash of the message and its number, by a key of its own for
-each session, rank and direction. So what somebody on the way has changed, left out, repeated or put
-in ends the connection before it is parsed. Seals hide nothing: names and shapes can be read.
+A rank proves with its greeting that it belongs here, and so does rank 0 (`link.handshake`): it has
+the job's secret, or where there is none, what rank 0 has put into the store. Where the job has a
+secret every message after that has a seal. Seals hide nothing: names and shapes can be read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import threading
+from dataclasses import dataclass
+from hashlib import sha256
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives.c10d import messages
 from lockstitch.collectives.c10d.hub import Note
-from lockstitch.collectives.c10d.line import Line, Password
-from lockstitch.collectives.c10d.messages import Hello, Leave, Lost, Message, Welcome
+from lockstitch.collectives.c10d.messages import Leave, Lost, Message, Welcome
 from lockstitch.collectives.requests import ranks_in_words
-from lockstitch.errors import CollectiveError, ProtocolError
+from lockstitch.errors import CollectiveError, HandshakeError, ProtocolError
+from lockstitch.ids import WorkerInfo
+from lockstitch.link.door import Door, Guest
+from lockstitch.link.handshake import ListenerHandshake, why_other_version
+from lockstitch.link.line import call
+from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from lockstitch.clock import Clock
     from lockstitch.collectives.c10d.hub import Hub
-    from lockstitch.transport import Listener, Pollable, Transport
+    from lockstitch.link.greetings import Hello
+    from lockstitch.link.line import Line
+    from lockstitch.transport import Connection, Listener, Pollable, Transport
 
 _MOST_STRANGERS = 128
+_GUEST_SECONDS = 30.0
 # Where nobody can be let in, one looks again after so long.
 _PAUSE_SECONDS = 0.1
-_LONGEST_HELLO = 256
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How the ranks of one star meet: by which secret, within which time, and where; and whether
+    what they say then is sealed."""
+
+    secret: Secret
+    seconds: float = 60.0
+    centre: int = 0
+    is_sealed: bool = True
+
+    @classmethod
+    def of(cls, word: str, secret: Secret | None, seconds: float, centre: int = 0) -> Terms:
+        """`word` is what the rank `centre` has told all others, and is never used again. Where the
+        job has no secret, whoever has read it belongs here, and seals would keep nobody out."""
+        known = secret or Secret(sha256(word.encode()).digest())
+        return cls(known.of("reductions", word.encode()), seconds, centre, secret is not None)
 
 
 class Spoke:
@@ -50,12 +74,10 @@ class Spoke:
     def __init__(
         self,
         rank: int,
-        line: Line,
+        line: Line[Connection],
         hear: Callable[[Message], None],
-        password: Password,
         centre: int = 0,
     ) -> None:
-        self._rank = rank
         self._centre = centre
         self._line = line
         self._hear = hear
@@ -65,25 +87,17 @@ class Spoke:
         self._thread = threading.Thread(target=self._run, name=f"rank {rank} orders", daemon=True)
         self.bytes_sent = 0
         try:
-            line.send(Hello(rank, password.of(rank)))
-            seals = password.seals(rank)
-            if seals is not None:
-                line.protect(*seals)
             self._thread.start()
-        except BaseException as error:
+        except BaseException:
             line.close()
-            if isinstance(error, ConnectionError):
-                raise CollectiveError(f"rank {centre} could not be greeted: {error}") from error
             raise
 
     def tell(self, message: Message) -> None:
         """Says something to rank 0. Where that fails the session ends, by the thread that reads."""
-        self.bytes_sent += len(messages.encode(message)) + self._line.seal_bytes
         try:
-            self._line.send(message)
+            self.bytes_sent += self._line.send(messages.encode(message))
         except ConnectionError as error:
             self._failure = self._failure or error
-            self._line.close()
 
     def close(self) -> None:
         self.tell(Leave())
@@ -97,7 +111,8 @@ class Spoke:
             while not self._is_closed:
                 # Nothing was there, as may be told of a wait without an end, too.
                 with contextlib.suppress(BlockingIOError):
-                    for message in self._line.read():
+                    for record in self._line.read():
+                        message = messages.decode(record)
                         self._is_closed |= isinstance(message, Leave)
                         self._hear(message)
         except Exception as error:  # noqa: BLE001 - whatever it was, nothing is read any more
@@ -107,8 +122,8 @@ class Spoke:
 
 
 class Centre:
-    """The end of rank 0, which has the hub. `expected`: who has to say hello within
-    `hello_seconds`; when all have they are told `Welcome`, and else that somebody is lost."""
+    """The end of rank 0, which has the hub. `expected`: who has to come within the time of the
+    `terms`; when all have they are told `Welcome`, and else that somebody is lost."""
 
     def __init__(  # noqa: PLR0913 - all that it works with
         self,
@@ -116,35 +131,38 @@ class Centre:
         transport: Transport,
         listener: Listener,
         hear: Callable[[Message], None],
-        password: Password,
-        rank: int = 0,
+        terms: Terms,
         *,
         expected: Iterable[int] = (),
-        hello_seconds: float = 60.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._rank = rank
+        self._terms = terms
+        self._rank = terms.centre
+        self._info = _info(terms.centre)
         self._expected = set(expected)
         self._is_waiting = True
-        """For hellos."""
-        self._hello_seconds = hello_seconds
+        """For those who are expected."""
         self._clock = clock
-        self._deadline = clock.now() + hello_seconds
+        self._deadline = clock.now() + terms.seconds
+        most = _MOST_STRANGERS + len(self._expected)
+        self._door: Door[Guest[Connection]] = Door(clock, most, _GUEST_SECONDS, self._turn_away)
+        self._guests: dict[int, Guest[Connection]] = {}
+        """By what the poller knows of them: the connection."""
         self._hub = hub
         self._hear = hear
-        self._password = password
         self._transport = transport
         self._listener = listener
         self._poller = transport.poller()
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, Line[Connection]] = {}
         self._own: SimpleQueue[Message] = SimpleQueue()
-        self._strangers: dict[int, Line] = {}
         self._ranks: dict[int, int] = {}
         """Which rank is behind a connection."""
         self._is_full = False
         self._is_closed = False
         self.bytes_sent = 0
-        self._thread = threading.Thread(target=self._run, name=f"rank {rank} orders", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"rank {self._rank} orders", daemon=True
+        )
         self._thread.start()
 
     def tell(self, message: Message) -> None:
@@ -177,7 +195,8 @@ class Centre:
         self._poller.arm(self._listener)
         while True:
             if self._is_waiting:
-                self._await_hellos()
+                self._await_all()
+            self._door.pass_time()
             told: list[tuple[int, Message]] = []
             for pollable in self._poller.wait(self._patience()):
                 self._look_at(pollable, told)
@@ -190,18 +209,19 @@ class Centre:
                 break
 
     def _patience(self) -> float | None:
-        if self._is_full:
-            return _PAUSE_SECONDS
-        return max(0.0, self._deadline - self._clock.now()) if self._is_waiting else None
+        waits = [self._door.seconds_to_next(), _PAUSE_SECONDS if self._is_full else None]
+        if self._is_waiting:
+            waits.append(max(0.0, self._deadline - self._clock.now()))
+        return min((wait for wait in waits if wait is not None), default=None)
 
-    def _await_hellos(self) -> None:
+    def _await_all(self) -> None:
         """Everybody has come, or the time is over."""
         if not self._expected:
             self._is_waiting = False
             self._send([Note(rank, Welcome()) for rank in (*self._lines, self._rank)])
         elif self._clock.now() >= self._deadline:
             self._is_waiting = False
-            words = f"did not come to rank {self._rank} within {self._hello_seconds:g} s"
+            words = f"did not come to rank {self._rank} within {self._terms.seconds:g} s"
             first, *others = sorted(self._expected)
             if others:
                 words += f", nor did {ranks_in_words(others)}"
@@ -212,23 +232,22 @@ class Centre:
         if pollable is self._listener:
             self._let_in()
             return
-        line = self._strangers.get(id(pollable)) or self._lines.get(
-            self._ranks.get(id(pollable), -1)
-        )
-        if line is None:  # it was pushed out
-            return
+        guest, rank = self._guests.get(id(pollable)), self._ranks.get(id(pollable))
+        if guest is not None:
+            self._greet(guest)
+        elif rank is not None:
+            self._hear_rank(rank, told)
+        self._poller.arm(pollable)
+
+    def _hear_rank(self, rank: int, told: list[tuple[int, Message]]) -> None:
+        line = self._lines[rank]
         try:
-            for message in line.read(0):
-                if isinstance(message, Hello):
-                    self._greet(line, message)
-                elif id(pollable) in self._ranks:
-                    told.append((self._ranks[id(pollable)], message))
+            # Those before one that cannot be read count.
+            told.extend((rank, messages.decode(record)) for record in line.read(0))
         except BlockingIOError:
             pass
         except (ConnectionError, ProtocolError) as error:
             self._hang_up(line, error)
-            return
-        self._poller.arm(pollable)
 
     def _let_in(self) -> None:
         """Somebody has connected; they wait where this process can open no more files."""
@@ -236,41 +255,57 @@ class Centre:
             connection = self._listener.accept()
         except OSError:
             self._is_full = True
+            self._door.make_room()
             return
         self._is_full = False
         if connection is not None:
-            if len(self._strangers) >= _MOST_STRANGERS:
-                self._hang_up(next(iter(self._strangers.values())))
-            self._strangers[id(connection)] = Line(connection, _LONGEST_HELLO)
+            handshake = ListenerHandshake(self._info, self._terms.secret, self._why_not)
+            guest = self._guests[id(connection)] = Guest(connection, handshake)
             self._poller.add(connection)
             self._poller.arm(connection)
+            self._door.admit(guest)
         self._poller.arm(self._listener)
 
-    def _greet(self, line: Line, hello: Hello) -> None:
-        if type(hello.rank) is not int or type(hello.token) is not str:
-            return
-        expected = self._password.of(hello.rank).encode()
-        is_right = hmac.compare_digest(hello.token.encode("utf-8", "replace"), expected)
-        if is_right and hello.rank not in self._lines:
-            line.most_bytes = messages.MOST_BYTES
-            self._strangers.pop(id(line.connection), None)
-            self._lines[hello.rank] = line
-            self._ranks[id(line.connection)] = hello.rank
-            seals = self._password.seals(hello.rank)
-            if seals is not None:
-                by, to = seals
-                line.protect(to, by)
-            if hello.rank in self._expected and not self._is_waiting:
-                line.send(Lost(hello.rank, "came too late"))
-            self._expected.discard(hello.rank)
+    def _why_not(self, hello: Hello) -> str:
+        """Why one that has proved itself does not come in."""
+        rank = hello.worker.rank
+        return f"rank {rank} is here already" if rank in self._lines else why_other_version(hello)
 
-    def _hang_up(self, line: Line, why: Exception | None = None) -> None:
-        self._poller.remove(line.connection)
-        self._strangers.pop(id(line.connection), None)
-        rank = self._ranks.get(id(line.connection))
+    def _greet(self, guest: Guest[Connection]) -> None:
+        refusal = guest.listen()
+        if refusal:
+            self._door.turn_away(guest, refusal)
+        elif refusal is not None and self._door.let_in(guest):
+            self._seat(guest)
+
+    def _seat(self, guest: Guest[Connection]) -> None:
+        """A rank has come."""
+        assert guest.handshake.caller is not None
+        rank = guest.handshake.caller.id
+        del self._guests[id(guest.stream)]
+        self._ranks[id(guest.stream)] = rank
+        try:
+            line = guest.line(messages.MOST_BYTES, is_sealed=self._terms.is_sealed)
+            if rank in self._expected and not self._is_waiting:
+                line.send(messages.encode(Lost(rank, "came too late")))
+        except ConnectionError:
+            self._turn_away(guest)  # it may come again
+            return
+        self._lines[rank] = line
+        self._expected.discard(rank)
+
+    def _turn_away(self, guest: Guest[Connection]) -> None:
+        self._poller.remove(guest.stream)
+        self._guests.pop(id(guest.stream), None)
+        self._ranks.pop(id(guest.stream), None)
+        guest.stream.close()
+
+    def _hang_up(self, line: Line[Connection], why: Exception) -> None:
+        self._poller.remove(line.stream)
+        rank = self._ranks.pop(id(line.stream), None)
         line.close()
         if rank is not None:
-            self._lines.pop(rank, None)
+            del self._lines[rank]
             self._send(self._hub.lost(rank, f"{messages.UNREACHED} ({why})"))
 
     def _send(self, notes: list[Note]) -> None:
@@ -281,24 +316,56 @@ class Centre:
             line = self._lines.get(to)
             if line is not None:
                 try:
-                    line.send(message)
+                    line.send(messages.encode(message))
                 except ConnectionError as error:
                     self._hang_up(line, error)
 
     def _end(self, words: Message) -> None:
         for line in self._lines.values():
             with contextlib.suppress(ConnectionError):
-                line.send(words)
-        for line in [*self._lines.values(), *self._strangers.values()]:
+                line.send(messages.encode(words))
             line.close()
+        self._door.close()
         self._listener.close()
         self._poller.close()
         self._transport.close()
 
 
-def call_hub(transport: Transport, address: str, timeout_seconds: float, centre: int = 0) -> Line:
-    """A line to rank 0."""
+def call_hub(
+    transport: Transport,
+    address: str,
+    rank: int,
+    terms: Terms,
+    look: Callable[[], object] = lambda: None,
+) -> Line[Connection]:
+    """The line of `rank` to rank 0. `look` is called now and then until rank 0 has answered, and
+    may raise."""
+    centre = f"rank {terms.centre}"
     try:
-        return Line(transport.connect(address, timeout_seconds))
+        connection = transport.connect(address, terms.seconds)
     except (ConnectionError, TimeoutError) as error:
-        raise CollectiveError(f"rank {centre} cannot be reached at {address}: {error}") from error
+        raise CollectiveError(f"{centre} cannot be reached at {address}: {error}") from error
+    try:
+        return call(
+            connection,
+            _info(rank),
+            _info(terms.centre).worker,
+            terms.secret,
+            messages.MOST_BYTES,
+            timeout_seconds=terms.seconds,
+            is_sealed=terms.is_sealed,
+            look=look,
+        )
+    except CollectiveError:  # of `look`
+        raise
+    except HandshakeError as error:
+        raise CollectiveError(
+            f"rank {rank} was not let in by {centre} at {address}: {error}"
+        ) from error
+    except (ConnectionError, TimeoutError) as error:
+        raise CollectiveError(f"{centre} could not be greeted: {error}") from error
+
+
+def _info(rank: int) -> WorkerInfo:
+    """As whom that rank greets."""
+    return WorkerInfo(f"rank{rank}", rank)

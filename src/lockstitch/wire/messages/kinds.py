@@ -1,7 +1,7 @@
 """What a message is: a record, registered under the number of its kind.
 
 Kinds are numbers of the protocol: never reuse one. Those from 6 to 9 are also of the first words on
-a connection, which are no messages (`transport.greetings`).
+a connection, which are no messages (`link.greetings`).
 """
 
 from __future__ import annotations

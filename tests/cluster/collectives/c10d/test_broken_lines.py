@@ -48,7 +48,7 @@ def test_call_that_fails_on_a_line_ends_the_session_of_every_rank(
     with Ranks(3, "c10d") as ranks:
         ear = ranks[1]._backend._ear if end == "rank 1's" else ranks[0]._backend._ear  # type: ignore[attr-defined]
         line = ear._line if end == "rank 1's" else ear._lines[1]
-        break_once(line.connection, call, number)
+        break_once(line.stream, call, number)
         first = ranks.errors(reduce_for_ever)
         later = ranks.errors(lambda session: session.allreduce(torch.ones(1), name="later"))
     for errors in (first, later):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import errno
+import re
 import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lockstitch import __version__
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives.c10d.hub import Hub
-from lockstitch.collectives.c10d.line import Line, Password
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     Ask,
-    Hello,
     Leave,
     Lost,
     Missing,
@@ -23,11 +23,13 @@ from lockstitch.collectives.c10d.messages import (
     Welcome,
     encode,
 )
-from lockstitch.collectives.c10d.star import Centre, Spoke
-from lockstitch.errors import CollectiveError
+from lockstitch.collectives.c10d.star import Centre, Spoke, Terms, call_hub
+from lockstitch.errors import CollectiveError, RankLostError
+from lockstitch.link import greetings
 from lockstitch.testing.clock import ManualClock
 from lockstitch.testing.patience import Patience
 from lockstitch.transport import TcpTransport
+from lockstitch.transport.tcp import TcpConnection
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from lockstitch.transport import Connection
 
 SECRET = Secret(bytes(range(32)))
-PASSWORD = Password("word", SECRET)
+TERMS = Terms.of("word", SECRET, 60.0)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -47,14 +49,18 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 class Room:
-    def __init__(self) -> None:
+    def __init__(self, clock: Any = SYSTEM_CLOCK) -> None:
         self.transport = TcpTransport()
         listener = self.transport.listen()
         self.address = listener.address
-        self.centre = Centre(Hub(2, 1 << 20), self.transport, listener, lambda m: None, PASSWORD)
+        hub = Hub(2, 1 << 20)
+        self.centre = Centre(hub, self.transport, listener, lambda m: None, TERMS, clock=clock)
 
     def connect(self) -> Connection:
         return TcpTransport().connect(self.address, 60.0)
+
+    def line(self, terms: Terms = TERMS) -> Any:
+        return call_hub(TcpTransport(), self.address, 1, terms)
 
     @property
     def ranks(self) -> set[int]:
@@ -81,24 +87,60 @@ def is_closed(connection: Connection) -> bool:
 
 
 def join(room: Room) -> Any:
-    spoke = Spoke(1, Line(room.connect()), lambda message: None, PASSWORD)
+    spoke = Spoke(1, room.line(), lambda message: None)
     room.wait_for({1})
     return spoke
 
 
 def test_strangers_are_not_heard(room: Room) -> None:
-    strangers = [room.connect() for _ in range(5)]
-    strangers[0].send([encode(Hello(1, "word"))])
-    strangers[1].send([encode(Submit(1)), encode(Leave())])
-    strangers[2].send([b"\xff" * 100])
-    strangers[3].send([encode(Hello([1], {"word": 1}))])
-    strangers[4].send([encode(Hello(1, "wörd"))])
-    assert is_closed(strangers[2])
+    strangers = [room.connect() for _ in range(3)]
+    strangers[0].send([encode(Submit(1)), encode(Leave())])
+    strangers[1].send([b"\xff" * 100])
+    assert is_closed(strangers[0])
+    assert is_closed(strangers[1])
     spoke = join(room)
     assert room.ranks == {1}
     for stranger in strangers:
         stranger.close()
     spoke.close()
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        Terms.of("another word", SECRET, 60.0),
+        Terms.of("word", Secret(bytes(32)), 60.0),
+        Terms.of("word", None, 60.0),
+        Terms(SECRET),
+    ],
+    ids=["another session", "another secret", "no secret", "the job's own"],
+)
+def test_who_has_not_both_word_and_secret_is_told_so(room: Room, terms: Terms) -> None:
+    with pytest.raises(CollectiveError, match="rank 1 was not let in by rank 0 at .* proof is"):
+        room.line(terms)
+    assert room.ranks == set()
+    join(room).close()
+
+
+def test_without_a_secret_whoever_knows_the_word_belongs_here() -> None:
+    terms = Terms.of("word", None, 60.0)
+    assert terms == Terms.of("word", None, 60.0)
+    assert (terms.is_sealed, TERMS.is_sealed) == (False, True)
+    assert terms.secret != Terms.of("guess", None, 60.0).secret
+
+
+def test_rank_that_is_here_already_is_not_let_in_again(room: Room) -> None:
+    spoke = join(room)
+    with pytest.raises(CollectiveError, match="rank 1 is here already"):
+        room.line()
+    spoke.close()
+
+
+def test_rank_of_another_version_is_told_both(room: Room, monkeypatch: Any) -> None:
+    monkeypatch.setattr(greetings.Hello.__init__, "__defaults__", ("9.1.0",))
+    words = f"rank 1 was not let in by rank 0 .*9.1.0, this worker {re.escape(__version__)}"
+    with pytest.raises(CollectiveError, match=words):
+        room.line()
 
 
 def test_strangers_are_few_and_push_each_other_out(room: Room) -> None:
@@ -108,6 +150,19 @@ def test_strangers_are_few_and_push_each_other_out(room: Room) -> None:
     for stranger in strangers:
         stranger.close()
     spoke.close()
+
+
+def test_strangers_that_say_nothing_go_after_a_while() -> None:
+    clock = ManualClock()
+    room = Room(clock)
+    stranger = room.connect()
+    wait_until(lambda: len(room.centre._door) == 1)
+    clock.advance(30.5)
+    room.centre.tell(Ask(ANYTHING))  # wakes it
+    assert is_closed(stranger)
+    assert room.centre._door.refused() == {"too slow": 1}
+    stranger.close()
+    room.centre.close()
 
 
 class Tampered:
@@ -135,26 +190,23 @@ class Tampered:
     ids=["changed", "with another seal", "said twice", "left out"],
 )
 def test_what_somebody_on_the_way_has_changed_is_not_heard(room: Room, change: Any) -> None:
-    line = Line(room.connect())
-    spoke = Spoke(1, line, lambda message: None, PASSWORD)
+    line = room.line()
+    spoke = Spoke(1, line, lambda message: None)
     room.wait_for({1})
-    line.connection = Tampered(line.connection, change)  # type: ignore[assignment]
+    line.stream = Tampered(line.stream, change)
     spoke.tell(Ask(ANYTHING))
-    line.connection.change = lambda content: content  # type: ignore[attr-defined]
+    line.stream.change = lambda content: content
     spoke.tell(Ask(ANYTHING))  # out of step, where the last one did not arrive
     room.wait_for(set())
     spoke.close()
 
 
-def test_both_directions_are_sealed_with_keys_of_their_own(room: Room) -> None:
+def test_what_is_sent_is_counted_with_its_seal(room: Room) -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
-    line = Line(room.connect())
-    spoke = Spoke(1, line, heard.put, PASSWORD)
+    spoke = Spoke(1, room.line(), heard.put)
     spoke.tell(Ask(ANYTHING))
     assert heard.get(timeout=60) == Missing(ANYTHING, ())
-    by, to = PASSWORD.seals(1) or pytest.fail("there is a secret")
-    assert by.next(b"") != to.next(b"")
-    assert spoke.bytes_sent == len(encode(Ask(ANYTHING))) + 16
+    assert spoke.bytes_sent == 4 + len(encode(Ask(ANYTHING))) + 16
     spoke.close()
 
 
@@ -170,8 +222,7 @@ def test_callers_wait_while_no_more_files_can_be_opened(room, monkeypatch) -> No
     caller = room.connect()
     assert tried.wait(60)
     monkeypatch.setattr(room.centre._listener, "accept", accept)
-    caller.send([encode(Hello(1, PASSWORD.of(1)))])
-    room.wait_for({1})
+    join(room).close()
     caller.close()
 
 
@@ -195,15 +246,15 @@ class Trio:
             self.transport,
             listener,
             self.heard[0].put,
-            PASSWORD,
+            TERMS,
             expected=(1, 2),
             clock=clock,
         )
         self.spokes: list[Spoke] = []
 
     def come(self, rank: int) -> None:
-        line = Line(TcpTransport().connect(self.address, 60.0))
-        self.spokes.append(Spoke(rank, line, self.heard[rank].put, PASSWORD))
+        line = call_hub(TcpTransport(), self.address, rank, TERMS)
+        self.spokes.append(Spoke(rank, line, self.heard[rank].put))
 
     def close(self) -> None:
         for spoke in self.spokes:
@@ -245,24 +296,35 @@ def test_send_that_fails_once_is_the_end_for_all(monkeypatch: pytest.MonkeyPatch
     trio.come(2)
     trio.heard[2].get(timeout=60)
     with monkeypatch.context() as patched:
-        patched.setattr(trio.spokes[0]._line.connection, "send", reset)
+        patched.setattr(trio.spokes[0]._line.stream, "send", reset)
         trio.spokes[0].tell(Submit(1))
     assert "Connection reset" in heard_of_losses(trio.heard[1]).why
     assert heard_of_losses(trio.heard[0]).rank == heard_of_losses(trio.heard[2]).rank == 1
     trio.close()
 
 
-def test_greeting_that_fails_is_an_error_that_names_rank_0(room: Room) -> None:
-    line = Line(room.connect())
-    line.connection.send = reset  # type: ignore[method-assign,assignment]
+def test_greeting_that_fails_is_an_error_that_names_rank_0(room: Room, monkeypatch: Any) -> None:
+    monkeypatch.setattr(TcpConnection, "send", reset)
     with pytest.raises(CollectiveError, match="rank 0 could not be greeted: .* reset"):
-        Spoke(1, line, lambda message: None, PASSWORD)
+        room.line()
+
+
+def test_who_waits_for_rank_0_hears_that_another_has_failed() -> None:
+    transport = TcpTransport()
+    listener = transport.listen()  # rank 0 does not answer
+
+    def look() -> None:
+        raise RankLostError("rank 2 gave up")
+
+    with pytest.raises(RankLostError, match="^rank 2 gave up$"):
+        call_hub(transport, listener.address, 1, TERMS, look)
+    listener.close()
 
 
 def test_wait_that_ends_without_anything_is_not_the_end(room: Room) -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
-    line = Line(room.connect())
-    receive = line.connection.receive_into
+    line = room.line()
+    receive = line.stream.receive_into
     left = [3]
 
     def nothing_yet(*arguments: Any) -> None:
@@ -271,8 +333,8 @@ def test_wait_that_ends_without_anything_is_not_the_end(room: Room) -> None:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         receive(*arguments)
 
-    line.connection.receive_into = nothing_yet  # type: ignore[method-assign]
-    spoke = Spoke(1, line, heard.put, PASSWORD)
+    line.stream.receive_into = nothing_yet
+    spoke = Spoke(1, line, heard.put)
     spoke.tell(Ask(ANYTHING))
     assert heard.get(timeout=60) == Missing(ANYTHING, ())
     spoke.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.fuzz import corpus
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import GlobalId, WorkerId
-from lockstitch.wire.checking import check_of
+from lockstitch.link.checking import check_of
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.frames import HEADER
 from lockstitch.wire.layouts import strict_layout_of

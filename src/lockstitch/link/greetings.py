@@ -1,6 +1,6 @@
 """What is said at the beginning of a connection, before any message: four greetings.
 
-What they are for, and in which order they come, is in `transport.handshake`. They are of a fixed,
+What they are for, and in which order they come, is in `link.handshake`. They are of a fixed,
 small form, and are read by `struct` alone: nothing that a stranger sends reaches the parsers of
 messages.
 

@@ -7,7 +7,7 @@ import pytest
 from lockstitch import __version__
 from lockstitch.errors import HandshakeError
 from lockstitch.ids import WorkerId
-from lockstitch.transport.greetings import (
+from lockstitch.link.greetings import (
     GREETINGS,
     LONGEST,
     VERSION,

@@ -11,7 +11,7 @@ Without a secret the second and third are left out, and nothing is proved. A MAC
 said before it and the role of who says it, so that nothing can be sent back to where it came from
 (reflection) nor said again elsewhere or later (replay): the nonces are fresh on both sides, and the
 Hello names the one life of the one worker that is called. How the four look on the wire is in
-`transport.greetings`. No I/O here.
+`link.greetings`. No I/O here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
+from lockstitch import __version__
 from lockstitch.errors import HandshakeError
 from lockstitch.ids import ANYBODY, WorkerId, WorkerInfo
-from lockstitch.transport.greetings import (
+from lockstitch.link.greetings import (
     MAC_BYTES,
     NO_MAC,
     NONCE_BYTES,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from lockstitch.trust.secret import Secret
 
+_NAMES: Final = {"python": "Python"}
 _CALLER, _LISTENER = b"caller\0", b"listener\0"
 # The purposes of keys: see `Secret.derive`.
 _PROOF, _TO_LISTENER, _TO_CALLER = "handshake", "frames to the listener", "frames to the caller"
@@ -57,6 +59,21 @@ class SessionKeys:
 
     def __repr__(self) -> str:
         return "<SessionKeys>"
+
+
+def why_other_version(hello: Hello, **others: str) -> str:
+    """Why this process cannot exchange anything with a caller of another version; empty if it can.
+    What counts of each version are the first two numbers: of lockstitch, and, where they matter to
+    what is exchanged, of `python` and `torch`."""
+    versions = {"lockstitch": __version__, **others}
+    for what, ours in versions.items():
+        theirs: str = getattr(hello, what)
+        if theirs.split(".")[:2] != ours.split(".")[:2]:
+            return (
+                f"of the caller, values would not be understood: it runs {_NAMES.get(what, what)} "
+                f"{theirs}, this worker {ours}; install the same on all workers"
+            )
+    return ""
 
 
 class _Transcript:

@@ -3,7 +3,7 @@
 `marshal` gives back whatever was written. What handlers do with a text where they expect a number
 shows late, on another thread, perhaps after it was stored. So where a frame may come from somebody
 who is not trusted with code anyway, each field is compared with its annotation first. Ids are still
-plain tuples there (see `layouts`).
+plain tuples there (see `wire.layouts`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lockstitch.errors import HandshakeError
 from lockstitch.ids import WorkerInfo
-from lockstitch.transport.greetings import (
+from lockstitch.link.greetings import (
     LONGEST,
     VERSION,
     Challenge,
@@ -24,7 +24,7 @@ from lockstitch.transport.greetings import (
     decode,
     encode,
 )
-from lockstitch.transport.handshake import CallerHandshake, ListenerHandshake
+from lockstitch.link.handshake import CallerHandshake, ListenerHandshake
 from lockstitch.trust.secret import Secret
 
 if TYPE_CHECKING:

@@ -1,0 +1,14 @@
+"""How two processes that share a secret come to trust one connection, whatever they say over it.
+
+greetings.py  what is said at the beginning of a connection, as bytes
+handshake.py  the order of the greetings, and the proof in them: both have the secret
+seals.py      the seal of whatever comes after them
+line.py       a handshake, and then sealed records, over any socket
+door.py       who has connected and not yet proved who it is
+sockets.py    sockets for those who have no `transport`
+codec.py      checked records: dataclasses as JSON, and back
+checking.py   whether a value is what an annotation says
+
+Workers, the ranks of reductions between hosts, and a launcher with its workers all begin so.
+Nothing here needs torch, which the launcher does without.
+"""

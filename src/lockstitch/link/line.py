@@ -1,0 +1,188 @@
+"""A connection between two who share a secret: a handshake, then whole records, each with a seal.
+
+    ┌ u32 length ┬ record ┬ seal, 16 bytes ┐
+
+A seal covers the record, its length and its number, by a key that only this connection has, one
+for each direction. What somebody on the way has changed, left out, repeated or put in ends the
+connection before it is parsed. So does anything that fails while a record is sent, Ctrl-C too,
+since nobody could say what has left by then.
+
+Workers begin by the same handshake, but send frames then, not records (`wire.seals`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+import threading
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.errors import HandshakeError, RemoteProtocolError
+from lockstitch.link.greetings import GreetingReader
+from lockstitch.link.handshake import CallerHandshake
+from lockstitch.link.seals import SEAL_BYTES, seal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from lockstitch.clock import Clock
+    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.link.greetings import Welcome
+    from lockstitch.link.handshake import SessionKeys
+    from lockstitch.trust import Secret
+
+LENGTH_BYTES: Final = 4
+_LENGTH: Final = struct.Struct("<I")
+_LOOK_SECONDS: Final = 0.5
+_NO_VERSIONS: Final = ("", "")
+"""Of Python and torch: records do not depend on them."""
+
+
+class Stream(Protocol):
+    """What a line goes over: a `Connection` of `transport`, or a socket (`link.sockets`)."""
+
+    def send(self, buffers: Sequence[bytes]) -> None:
+        """Sends all of it; raises `OSError`."""
+        ...
+
+    def receive_into(
+        self, view: memoryview, counts: list[int], timeout_seconds: float | None
+    ) -> None:
+        """Appends how many bytes it has received, 0 at the end. Raises `OSError`, and of that
+        `BlockingIOError` where nothing came in time; None waits for ever, 0 not at all."""
+        ...
+
+    def close(self) -> None:
+        """Ends it on both sides; harmless when repeated."""
+        ...
+
+
+S = TypeVar("S", bound=Stream)
+
+
+class Line(Generic[S]):
+    """The records of one connection, of at most `most_bytes`. One thread reads; any may send.
+    Without `keys` they have no seals."""
+
+    def __init__(self, stream: S, keys: SessionKeys | None, most_bytes: int) -> None:
+        self.stream = stream
+        self._keys = keys
+        self._seal_bytes = 0 if keys is None else SEAL_BYTES
+        self._most_bytes = most_bytes
+        self._sending = threading.Lock()
+        self._sent = self._read = 0
+        self._received = bytearray()
+
+    def send(self, record: bytes) -> int:
+        """Sends a record, and returns how many bytes that took. Raises `OSError` where the other
+        end is gone."""
+        content = _LENGTH.pack(len(record)) + record
+        with self._sending:
+            try:
+                if self._keys is not None:
+                    content += seal(self._keys.outgoing, self._sent, content)
+                    self._sent += 1
+                self.stream.send([content])
+            except BaseException:
+                self.close()
+                raise
+        return len(content)
+
+    def read(self, timeout_seconds: float | None = None) -> Iterator[bytes]:
+        """Waits for something; the records that are whole by then. Raises `ConnectionError` at the
+        end, `BlockingIOError` when the time is over, `RemoteProtocolError` for what the other end
+        has not sent: the line is to be closed then."""
+        view = memoryview(bytearray(1 << 16))
+        counts: list[int] = []
+        self.stream.receive_into(view, counts, timeout_seconds)
+        if not counts[0]:
+            raise ConnectionError("the other end has closed the connection")
+        self._received += view[: counts[0]]
+        while len(self._received) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._received)
+            if not 0 < size <= self._most_bytes:
+                raise RemoteProtocolError(f"a record of {size} bytes, where none can be")
+            end = _LENGTH.size + size
+            if len(self._received) < end + self._seal_bytes:
+                break
+            if self._keys is not None:
+                self._check(self._keys.incoming, end)
+            record = bytes(self._received[_LENGTH.size : end])
+            del self._received[: end + self._seal_bytes]
+            yield record
+
+    def _check(self, key: bytes, end: int) -> None:
+        """Whether the first record, which ends there, has its seal."""
+        claimed = self._received[end : end + SEAL_BYTES]
+        if not hmac.compare_digest(claimed, seal(key, self._read, self._received[:end])):
+            raise RemoteProtocolError(
+                "a record's seal is broken: somebody on the way has written or changed it"
+            )
+        self._read += 1
+
+    def close(self) -> None:
+        """Ends it; harmless when repeated."""
+        self.stream.close()
+
+
+def exchange(
+    handshake: CallerHandshake,
+    send: Callable[[bytes], object],
+    receive_into: Callable[[memoryview], int],
+) -> Welcome:
+    """Says and hears all greetings of a caller; returns the last. Raises `ConnectionError` and
+    `HandshakeError`, beside what the two functions raise."""
+    reader = GreetingReader()
+    send(handshake.opening)
+    while handshake.welcome is None:
+        count = receive_into(reader.space())
+        if not count:
+            raise ConnectionResetError("it closed the connection before any greeting")
+        greeting = reader.absorb(count)
+        answer = b"" if greeting is None else handshake.take(greeting)
+        if answer:
+            send(answer)
+    return handshake.welcome
+
+
+def call(  # noqa: PLR0913 - all that it works with
+    stream: S,
+    me: WorkerInfo,
+    peer: WorkerId,
+    secret: Secret,
+    most_bytes: int,
+    *,
+    timeout_seconds: float,
+    is_sealed: bool = True,
+    look: Callable[[], object] = lambda: None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Line[S]:
+    """Greets whoever listens at the other end of `stream`, and closes it where that fails.
+
+    Raises `ConnectionError` and `TimeoutError`, `HandshakeError` where the other end is a stranger
+    does not let `me` in, and what `look` raises, which is called now and then meanwhile.
+    """
+    handshake = CallerHandshake(me, peer, _NO_VERSIONS, secret)
+    deadline = clock.now() + timeout_seconds
+
+    def receive_into(view: memoryview) -> int:
+        counts: list[int] = []
+        while not counts:
+            left = deadline - clock.now()
+            if left <= 0:
+                raise TimeoutError(f"no greeting came within {timeout_seconds:g} s")
+            try:
+                stream.receive_into(view, counts, min(left, _LOOK_SECONDS))
+            except BlockingIOError:
+                look()
+        return counts[0]
+
+    try:
+        welcome = exchange(handshake, lambda data: stream.send([data]), receive_into)
+        if welcome.refusal:
+            raise HandshakeError(welcome.refusal)
+        return Line(stream, handshake.keys if is_sealed else None, most_bytes)
+    except BaseException:
+        stream.close()
+        raise

@@ -1,0 +1,89 @@
+"""Sockets as streams of lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockstitch.link.sockets import SocketListener, SocketStream, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SECONDS = 60.0
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SocketListener]:
+    address = f"unix:{tmp_path}/s" if request.param == "unix" else "tcp:127.0.0.1:0"
+    listener = SocketListener(address)
+    yield listener
+    listener.close()
+
+
+def meet(listener: SocketListener) -> tuple[SocketStream, SocketStream]:
+    near = connect(listener.address, SECONDS)
+    while True:
+        try:
+            return near, listener.accept()
+        except BlockingIOError:
+            continue
+
+
+def received(stream: SocketStream, timeout_seconds: float | None = SECONDS) -> bytes:
+    view, counts = memoryview(bytearray(64)), list[int]()
+    stream.receive_into(view, counts, timeout_seconds)
+    return bytes(view[: counts[0]])
+
+
+def test_bytes_go_both_ways_and_the_end_is_seen(listener: SocketListener) -> None:
+    near, far = meet(listener)
+    near.send([b"for", b"th"])
+    far.send([b"back"])
+    assert received(far) == b"forth"
+    assert received(near, None) == b"back"
+    for timeout_seconds in (0, 0.001):
+        with pytest.raises(BlockingIOError):
+            received(far, timeout_seconds)
+    near.close()
+    near.close()
+    assert received(far) == b""
+    far.close()
+    assert (near.fileno(), far.fileno()) == (-1, -1)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        far.send([b"x"])
+
+
+def test_the_launcher_waits_for_nobody_who_does_not_read(listener: SocketListener) -> None:
+    near, far = meet(listener)
+    with pytest.raises(BlockingIOError):
+        far.send([bytes(1 << 24)])
+    near.close()
+    far.close()
+
+
+def test_where_nobody_listens_nobody_connects(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        connect(f"unix:{tmp_path}/nobody", SECONDS)
+    listener = SocketListener("tcp:127.0.0.1:0")
+    assert int(listener.address.rpartition(":")[2]) > 0
+    listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        connect(listener.address, SECONDS)
+
+
+def test_where_somebody_listens_nobody_else_does(listener: SocketListener) -> None:
+    with pytest.raises(OSError, match="in use"):
+        SocketListener(listener.address)
+
+
+def test_a_child_lets_go_of_a_stream_without_ending_it(listener: SocketListener) -> None:
+    near, far = meet(listener)
+    copy = SocketStream(near._socket.dup())
+    copy.abandon()
+    near.send([b"still here"])
+    assert received(far) == b"still here"
+    near.close()
+    far.close()
