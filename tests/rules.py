@@ -138,6 +138,7 @@ def _reached(name: str, edges: Mapping[str, set[str]]) -> set[str]:
 def main() -> int:
     """The exit status: 1 if a rule is broken."""
     found = [line for rule in RULES for line in (*rule.broken(), *rule.needless())]
+    found += [f"{', '.join(each)}: import each other in a circle" for each in circles()]
     for line in found:
         print(line)
     return int(bool(found))

@@ -50,6 +50,10 @@ def test_no_rule_is_broken_and_no_exception_is_needless(rule: Rule):
     assert rule.broken() + rule.needless() == []
 
 
+def test_no_files_import_each_other_in_a_circle():
+    assert circles() == []
+
+
 def test_circles_are_found_through_annotations_too(tmp_path: Path):
     (tmp_path / "a.py").write_text("from lockstitch.b import B\n")
     (tmp_path / "b.py").write_text(

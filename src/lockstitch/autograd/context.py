@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from torch.nn.parallel import DistributedDataParallel
 
-    from lockstitch.autograd.backward import BackwardPass
+    from lockstitch.autograd.conductor import Terms
+    from lockstitch.autograd.termination import Standing
     from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.torch_internals.autograd import Node
 
@@ -50,6 +51,24 @@ class Send(NamedTuple):
         return Entry(self.message, edges, self.aliases, self.order, self.devices)
 
 
+class Pass(Protocol):
+    """This worker's part of a backward pass, as far as a context must know it; a `BackwardPass`."""
+
+    terms: Terms
+
+    def fail(self, error: BaseException) -> bool:
+        """It ends in an error; False: it had ended before."""
+        ...
+
+    def abandon(self, error: BaseException) -> None:
+        """It may never hear the rest of what it waits for."""
+        ...
+
+    def standing(self) -> Standing:
+        """What it has done, and what it waits for."""
+        ...
+
+
 class DistAutogradContext:
     """One worker's part of a context; made by `AutogradService`, never by users."""
 
@@ -58,7 +77,7 @@ class DistAutogradContext:
         self.home = home
         self.is_released = False
         self.receives: dict[GlobalId, Node] = {}
-        self.passes: dict[WorkerId, BackwardPass] = {}
+        self.passes: dict[WorkerId, Pass] = {}
         """The latest backward pass of each initiator."""
         self.turn = threading.Lock()
         """Held by the initiator for a whole pass: passes of one context follow one another."""
@@ -102,7 +121,7 @@ class DistAutogradContext:
             if not self.is_released:
                 self.receives[message] = node
 
-    def add_pass(self, initiator: WorkerId, backward_pass: BackwardPass) -> bool:
+    def add_pass(self, initiator: WorkerId, backward_pass: Pass) -> bool:
         """Records the latest pass of that initiator, which `release` will fail; False when the
         context is released already."""
         with self._records:

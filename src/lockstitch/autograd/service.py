@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from lockstitch.autograd import replicas
 from lockstitch.autograd.backward import BackwardPass, is_run_by_this_thread
@@ -219,7 +219,7 @@ class AutogradService:
         with self._lock:
             latest = context.passes.get(initiator)
             if latest is not None and latest.terms.id == terms.id:
-                return latest
+                return cast("BackwardPass", latest)
             if initiator == self._worker.id:
                 return None
             if latest is not None and latest.terms.id.counter > terms.id.counter:
@@ -235,7 +235,8 @@ class AutogradService:
     def _known_pass(self, identifier: int, backward_pass: GlobalId) -> BackwardPass | None:
         context = self._contexts.get(identifier)
         known = None if context is None else context.passes.get(backward_pass.worker)
-        return known if known is not None and known.terms.id == backward_pass else None
+        is_it = known is not None and known.terms.id == backward_pass
+        return cast("BackwardPass", known) if is_it else None
 
     # ------------------------------------------------------------ messages of a pass
 
