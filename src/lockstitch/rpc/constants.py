@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from lockstitch.clock import UNSET_TIMEOUT
+from lockstitch import clock
 
 DEFAULT_RPC_TIMEOUT_SEC: Final = 60.0
 """Seconds that a call may take when neither the call nor `_set_rpc_timeout` says otherwise."""
 
-UNSET_RPC_TIMEOUT: Final = UNSET_TIMEOUT
+UNSET_RPC_TIMEOUT: Final = clock.UNSET_TIMEOUT
 """Stands for "the default in force when the call is made"."""
 
 DEFAULT_SHUTDOWN_TIMEOUT: Final = 0.0
