@@ -59,6 +59,7 @@ lint: $(VENV)/installed-dev  ## style, spelling, types, floors
 	mypy
 	lint-imports
 	python -m tests.rules
+	python -m pytest -q -p no:cacheprovider tests/unit/test_private_names.py
 
 format: $(VENV)/installed-dev  ## let ruff repair what it can
 	ruff check --fix

@@ -72,11 +72,55 @@ def _asks_for_gpus(tree: ast.Module) -> Iterator[int]:
             yield node.lineno
 
 
+OPENING = {"socket", "create_connection", "create_server", "socketpair", "fromfd", "SocketType"}
+OF_ASYNCIO = {"open_connection", "start_server", "open_unix_connection", "start_unix_server"}
+SERVERS = {"socketserver", "http.server", "asyncio.streams", "_socket"}
+BY_NAME = {"Client", "Listener"}
+
+
+def _opens_sockets(tree: ast.Module) -> Iterator[int]:
+    """Where something is called that makes a socket, or imported by another name."""
+    for node in ast.walk(tree):
+        is_import = isinstance(node, (ast.Import, ast.ImportFrom))
+        names = {each.name: each.asname for each in node.names} if is_import else {}
+        if isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            is_connection = module == "multiprocessing.connection" and BY_NAME & names.keys()
+            if module == "socket" or module in SERVERS or is_connection:
+                yield node.lineno
+        elif isinstance(node, ast.Import):
+            if names.keys() & SERVERS or names.get("socket"):
+                yield node.lineno
+        elif isinstance(node, ast.Call):
+            module, _, function = dotted(node.func).rpartition(".")
+            if function in {"socket": OPENING, "asyncio": OF_ASYNCIO}.get(module, ()):
+                yield node.lineno
+
+
 RULES = (
     Rule(
         "only lockstitch.devices asks for the kind of a device, or for GPUs and their streams",
         _asks_for_gpus,
         {"devices/": "where it is answered"},
+    ),
+    Rule(
+        "what passes between two processes has one road, and proves itself there: only "
+        "lockstitch.link and lockstitch.transport open sockets",
+        _opens_sockets,
+        {
+            "link/": "the proof",
+            "transport/": "the road",
+            "collectives/shared_memory/introduction.py": "hands descriptors to ranks of the same "
+            "host, which only a unix socket can; the kernel says whose the other end is",
+            "hvd/batch.py": "asks who is at the other end of a socket of MPI's",
+            "hvd/worlds.py": "keeps a port from others, and says nothing over it",
+            "launch/meeting.py": "keeps a port from others, and says nothing over it",
+            "launch/stopping.py": "a pair within one process, on which Python tells signals",
+            "memory/handover.py": "a pair that one worker hands another over their connection",
+            "nn/slots/fork.py": "a pair between a process and its own child",
+            "rendezvous/hosts.py": "asks the kernel for the way to a host, and sends nothing",
+            "rendezvous/reaching.py": "asks whether the store of torch answers",
+        },
     ),
 )
 

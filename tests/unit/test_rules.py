@@ -11,37 +11,50 @@ from tests.rules import RULES, Rule, circles
 if TYPE_CHECKING:
     from pathlib import Path
 
+GPUS, SOCKETS = RULES
+
 GUILTY = [
-    ("import torch\nif torch.cuda.is_available():\n    pass\n", [2]),
-    ("def f(x):\n    return x.is_cuda\n", [2]),
-    ("def f(x):\n    return x.device.type == 'cpu' or device.type\n", [2, 2]),
-    ("import torch\nn = torch.accelerator.device_count()\n", [2]),
+    (GPUS, "import torch\nif torch.cuda.is_available():\n    pass\n", [2]),
+    (GPUS, "def f(x):\n    return x.is_cuda\n", [2]),
+    (GPUS, "def f(x):\n    return x.device.type == 'cpu' or device.type\n", [2, 2]),
+    (GPUS, "import torch\nn = torch.accelerator.device_count()\n", [2]),
+    (SOCKETS, "import socket\nsocket.socket()\n", [2]),
+    (SOCKETS, "import socket\nwith socket.create_server(('', 0)) as s:\n    pass\n", [2]),
+    (SOCKETS, "from socket import create_connection\n", [1]),
+    (SOCKETS, "import socket as s\n", [1]),
+    (SOCKETS, "import socketserver\n", [1]),
+    (SOCKETS, "import asyncio\nasyncio.start_server(f)\n", [2]),
+    (SOCKETS, "from multiprocessing.connection import Client\n", [1]),
 ]
 INNOCENT = [
-    "def f(x):\n    return x.is_cpu\n",
-    "def f(field):\n    return field.type\n",
-    '"""torch.cuda is only spoken of."""\n',
+    (GPUS, "def f(x):\n    return x.is_cpu\n"),
+    (GPUS, "def f(field):\n    return field.type\n"),
+    (GPUS, '"""torch.cuda is only spoken of."""\n'),
+    (SOCKETS, "import socket\nx: socket.socket\nsocket.gethostname()\n"),
+    (SOCKETS, "from multiprocessing.connection import wait\n"),
 ]
 
 
-@pytest.mark.parametrize(("source", "lines"), GUILTY)
-def test_who_asks_for_gpus_elsewhere_is_found(tmp_path: Path, source: str, lines: list[int]):
+@pytest.mark.parametrize(("rule", "source", "lines"), GUILTY)
+def test_what_breaks_a_rule_is_found_where_it_is_not_allowed(
+    tmp_path: Path, rule: Rule, source: str, lines: list[int]
+):
     (tmp_path / "somewhere.py").write_text(source)
-    (tmp_path / "devices").mkdir()
-    (tmp_path / "devices" / "kinds.py").write_text(source)
-    found = RULES[0].broken(tmp_path)
-    assert found == [f"somewhere.py:{line}: {RULES[0].text}" for line in lines]
+    for place in ("devices", "link"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "kinds.py").write_text(source if f"{place}/" in rule.allowed else "")
+    assert rule.broken(tmp_path) == [f"somewhere.py:{line}: {rule.text}" for line in lines]
 
 
-@pytest.mark.parametrize("source", INNOCENT)
-def test_who_does_not_is_left_alone(tmp_path: Path, source: str):
+@pytest.mark.parametrize(("rule", "source"), INNOCENT)
+def test_what_does_not_is_left_alone(tmp_path: Path, rule: Rule, source: str):
     (tmp_path / "somewhere.py").write_text(source)
-    assert RULES[0].broken(tmp_path) == []
+    assert rule.broken(tmp_path) == []
 
 
 def test_an_exception_that_nothing_needs_is_found(tmp_path: Path):
     (tmp_path / "somewhere.py").write_text("")
-    rule = Rule("nothing", RULES[0].find, {"somewhere.py": "it once did"})
+    rule = Rule("nothing", GPUS.find, {"somewhere.py": "it once did"})
     assert rule.needless(tmp_path) == ["somewhere.py: needs no exception: nothing"]
 
 
