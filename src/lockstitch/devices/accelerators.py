@@ -18,6 +18,11 @@ def exist() -> bool:
     return torch.accelerator.is_available()
 
 
+def are_known() -> bool:
+    """Whether torch was built for accelerators, be there any or not."""
+    return torch.accelerator.current_accelerator() is not None
+
+
 def indices() -> range:
     """The numbers of those that are here."""
     return range(torch.accelerator.device_count() if exist() else 0)

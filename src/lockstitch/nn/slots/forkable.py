@@ -1,8 +1,9 @@
 """Whether this process can be forked so that the child computes gradients, and if not, why.
 
 Beside an accelerator PyTorch's engine starts threads for the devices at the first backward pass of
-the process, of whatever tensors, and refuses to run in any child that is forked after it. It does
-not tell whether it has: its threads do, by their names.
+the process, of whatever tensors, and refuses to run in any child that is forked after it. A torch
+that was built for one does so even where there is none, once something stands in for it, as when
+functions are compiled. The engine does not tell whether it has: its threads do, by their names.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ def obstacle(tasks: Path = _TASKS) -> str | None:
         return "slots that are processes need Linux"
     if is_gpu_context_open():
         return "a process in which CUDA is in use cannot be forked"
-    if accelerators.exist() and _has_device_threads(tasks):
+    if accelerators.are_known() and _has_device_threads(tasks):
         return (
             "a process that has run a backward pass beside an accelerator cannot be forked: "
-            "PyTorch's engine would not run in the child"
+            "PyTorch's engine would not run in the child. (Where there is none, PyTorch's compiler "
+            "has had it prepare for one)"
         )
     return None
 

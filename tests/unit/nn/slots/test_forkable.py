@@ -9,9 +9,10 @@ from lockstitch.nn.slots import fork, forkable, kinds
 from lockstitch.nn.slots.fork import ForkSlot
 
 
-@pytest.fixture
-def accelerator(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+@pytest.fixture(params=[True, False], ids=["there", "only known"])
+def accelerator(request, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: request.param)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
 
 
 def threads(folder, *names):
