@@ -149,7 +149,7 @@ def install(environment: Path, interpreter: str, torch: str) -> None:
     constraints.write_text("\n".join([*rest, f"torch=={torch}"]))
     pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet"]
     subprocess.run(
-        [*pip, "--no-cache-dir", "-c", constraints, "-e", ".[test,tls]"], cwd=ROOT, check=True
+        [*pip, "--no-cache-dir", "-c", constraints, "-e", ".[demo,test,tls]"], cwd=ROOT, check=True
     )
 
 

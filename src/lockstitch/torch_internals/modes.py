@@ -46,15 +46,20 @@ def _enters(
     return probe
 
 
-def _leaves(length: Callable[[], int], new_mode: Callable[[], Any]) -> Callable[[Any], bool]:
+def _leaves(
+    length: Callable[[], int], new_mode: Callable[[], Any], push: str
+) -> Callable[[Any], bool]:
+    """What was left is entered again by the function named `push` before the mode's own end: that
+    takes back what else it has noted, as that torch compiles nothing meanwhile."""
+
     def probe(pop: Callable[[], object]) -> bool:
         mode, before = new_mode(), length()
-        mode.__enter__()
-        try:
-            return pop() is mode and length() == before
-        finally:
-            if length() > before:
-                mode.__exit__(None, None, None)
+        with mode:
+            popped = pop()
+            is_left = length() == before
+            if is_left:
+                resolve(push)(mode)
+        return popped is mode and is_left
 
     return probe
 
@@ -103,7 +108,7 @@ len_dispatch_stack: Callable[[], int] = _names.take(
 pop_function_mode: Callable[[], Any] = _names.take(
     "torch.overrides._pop_mode",
     "leave the last mode of functions and return it",
-    _leaves(len_function_stack, _function_mode),
+    _leaves(len_function_stack, _function_mode, "torch.overrides._push_mode"),
 )
 push_function_mode: Callable[[Any], None] = _names.take(
     "torch.overrides._push_mode",
@@ -113,7 +118,7 @@ push_function_mode: Callable[[Any], None] = _names.take(
 pop_dispatch_mode: Callable[[], Any] = _names.take(
     "torch.utils._python_dispatch._pop_mode",
     "leave the last mode of operators and return it",
-    _leaves(len_dispatch_stack, _operator_mode),
+    _leaves(len_dispatch_stack, _operator_mode, "torch.utils._python_dispatch._push_mode"),
 )
 push_dispatch_mode: Callable[[Any], None] = _names.take(
     "torch.utils._python_dispatch._push_mode",

@@ -4,8 +4,10 @@ import re
 
 import pytest
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from lockstitch.errors import UnsupportedTorchError
+from lockstitch.torch_internals import registry
 from lockstitch.torch_internals.probing import Cost, Names, resolve
 
 
@@ -123,3 +125,9 @@ def test_a_module_that_nobody_has_imported_is_found(monkeypatch):
     assert resolve("torch.utils.show_pickle") is module
     with pytest.raises(ImportError):
         resolve("torch.utils.no_such_module")
+
+
+def test_no_probe_leaves_a_mode_behind_that_keeps_programs_from_being_compiled():
+    """Torch notes in its module that a mode was entered, beside the stack of modes."""
+    assert registry.missing(dearest=Cost.THOROUGH) == []
+    assert not is_in_torch_dispatch_mode()
