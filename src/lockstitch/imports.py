@@ -123,8 +123,8 @@ class Imports:
         """The thread goes on: with the turn, if nobody else has taken it. To wait for that might be
         for ever, since another may wait for the very module that this one imports."""
         self._count(suspended=-1)
-        if not self._mine.held and self._turn.acquire(blocking=False):
-            self._mine.held.append(True)
+        if not self._mine.held:
+            take(self._turn, self._mine.held, 0.0)
 
     def _give_back(self) -> None:
         held = self._mine.held

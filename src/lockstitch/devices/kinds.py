@@ -20,9 +20,6 @@ _ANY_GPU: Final = torch.device("cuda")
 is_on_host: Final[Callable[[torch.Tensor], bool]] = attrgetter("is_cpu")
 """Whether the CPU can read the tensor's memory."""
 
-is_on_gpu: Final[Callable[[torch.Tensor], bool]] = attrgetter("is_cuda")
-"""Whether the tensor is in the memory of a GPU."""
-
 
 def is_host(device: torch.device) -> bool:
     """Whether `device` is the CPU."""

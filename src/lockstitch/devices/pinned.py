@@ -12,7 +12,6 @@ import torch
 
 from lockstitch.devices.kinds import HOST
 
-PAGE_BYTES: Final = 4096
 _MOST_KEPT: Final = 64 << 20
 
 

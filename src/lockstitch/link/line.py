@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from lockstitch.link.handshake import SessionKeys
     from lockstitch.trust import Secret
 
-LENGTH_BYTES: Final = 4
 _LENGTH: Final = struct.Struct("<I")
 _LOOK_SECONDS: Final = 0.5
 _NO_VERSIONS: Final = ("", "")

@@ -1,4 +1,4 @@
-"""Segments that a peer has lent: the receiving end of `transport.segments`.
+"""Segments that a peer has lent: the receiving end of `memory.segments`.
 
 A message's tensors lie in a segment as long as any of them lives. A *lease* goes with the memory
 and tells the sender of its end, by a byte in the table that both share.

@@ -1,5 +1,5 @@
 """Segments: memory that two processes of one host share, so that a large message is copied once.
-The sending end, and what both ends keep to; the receiving one is `transport.leases`.
+The sending end, and what both ends keep to; the receiving one is `memory.leases`.
 
     sender                        table, one byte per segment           receiver
     lend ─ copy into the segment ─────── LENT ──► frame ───────► window on it, used in place

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Automatic:
-    """Runs a module plainly or on `slots` slots of the HOST, as `calibration` says; the default is
+    """Runs a module plainly or on `slots` slots of the CPU, as `calibration` says; the default is
     as many slots as torch has threads, eight at most."""
 
     def __init__(

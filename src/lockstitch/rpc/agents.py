@@ -60,7 +60,7 @@ class TensorPipeAgent(RpcAgent):
 
     def get_debug_info(self) -> dict[str, str]:
         """How many threads and calls there are, under the incumbent's keys, and what the pools of
-        memory hold (see `transport.pools.PoolStatistics`)."""
+        memory hold (see `memory.pools.PoolStatistics`)."""
         agent = self.worker.agent
         now = agent.statistics()
         pools: dict[str, Pool] = {"buffers": agent.buffers}

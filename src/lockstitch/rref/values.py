@@ -10,7 +10,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.devices.streams import side_streams
+from lockstitch.devices.streams import side_streams, wait_for
 from lockstitch.errors import RpcTimeoutError, copy_of
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ class OwnedValue:
         if self._error is not None:
             raise copy_of(self._error)
         if self._begun:
-            for event in self._begun:
-                event.synchronize()
+            wait_for(self._begun)
             self._begun = []
         return self._value

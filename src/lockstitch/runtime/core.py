@@ -54,7 +54,7 @@ class AgentOptions:
     limits: FrameLimits = DEFAULT_LIMITS
     buffer_pool_bytes: int | None = None
     """How much warm memory is kept for large tensors that arrive in streams; None: see
-    `transport.pools.default_capacity`."""
+    `memory.pools.default_capacity`."""
     secret: Secret | None = None
     """What callers have to prove that they have; None: nothing is asked of them."""
     registry: Registry | None = None

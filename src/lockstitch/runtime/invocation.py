@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from lockstitch.devices.streams import side_streams
+from lockstitch.devices.streams import side_streams, wait_for
 from lockstitch.errors import CallbackError, LocalProtocolError, LockstitchError, add_note
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
@@ -247,8 +247,7 @@ class Invocation:
         begun = side_streams()
 
         def conclude() -> None:
-            for event in begun:
-                event.synchronize()
+            wait_for(begun)
             self.conclude(then, value, error)
 
         self._core.crew.spawn(conclude)

@@ -1,4 +1,4 @@
-"""Streams with a ring along each direction (`transport.ring`): what is short goes there, while
+"""Streams with a ring along each direction (`memory.ring`): what is short goes there, while
 somebody looks; all else, and what wakes those who sleep, goes by the stream.
 """
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lockstitch.devices.kinds import HOST
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.modes import are_plain, plain_modes
 from lockstitch.torch_internals.tensors import (
@@ -52,7 +53,6 @@ Allocate = Callable[[int], Any]
 """Gives memory for so many bytes as a writable buffer, or None."""
 
 _UINT8: Final = DTYPES.index(torch.uint8)
-_HOST: Final = torch.device("cpu")
 _FINISHED_LATER: Final = DTYPE_BITS | REQUIRES_GRAD | PARAMETER
 # Allocating like a tensor that is at hand is quicker than from a shape.
 _MOST_PROTOTYPES: Final = 256
@@ -143,7 +143,7 @@ class Arrivals:
         """A tensor of `size` bytes, of dtype number `index`, to be filled from behind the frame."""
         memory = None if self._allocate is None else self._allocate(size)
         if memory is None:
-            tensor = torch.empty(shape, dtype=DTYPES[index], device=_HOST)
+            tensor = torch.empty(shape, dtype=DTYPES[index], device=HOST)
         else:
             tensor = view_of(memory, index, shape, 0)
         self.targets.append(Memory(tensor.data_ptr(), size, tensor).view())
@@ -152,7 +152,7 @@ class Arrivals:
     def _bytes(self, length: int) -> torch.Tensor:
         if length > INLINE_BYTES:
             return self._large(_UINT8, (length,), length)
-        return self._fill(torch.empty(length, dtype=torch.uint8, device=_HOST), length)
+        return self._fill(torch.empty(length, dtype=torch.uint8, device=HOST), length)
 
     def _buffer(self, length: int) -> memoryview:
         self._announce(length)
@@ -189,7 +189,7 @@ class Arrivals:
             return self._large(index, shape, size)
         known = _prototypes.get((index, shape))
         if known is None:
-            known = torch.empty(shape, dtype=DTYPES[index], device=_HOST), size
+            known = torch.empty(shape, dtype=DTYPES[index], device=HOST), size
             if len(_prototypes) < _MOST_PROTOTYPES:
                 _prototypes[index, shape] = known
         return self._fill(torch.empty_like(known[0]), size)

@@ -1,14 +1,7 @@
-"""What several tests of transports use."""
+"""What several tests of shared memory use: the fixtures of the transports that lend it."""
 
 from __future__ import annotations
 
-import pytest
+from tests.unit.transport.conftest import pair
 
-from tests.unit.transport.pairs import Pair
-
-
-@pytest.fixture
-def pair():
-    pair = Pair()
-    yield pair
-    pair.close()
+__all__ = ["pair"]

@@ -22,9 +22,6 @@ from lockstitch.torch_internals.modules import TABLES, buffers_of, children_of, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Filled by other means, below.
-_OWN_TABLES = TABLES
-
 
 def replicate_here(
     module: nn.Module, device: torch.device | None = None, *, shares_leaves: bool = False
@@ -78,7 +75,7 @@ def _fill(module: nn.Module, copy: nn.Module, copy_of: dict[int, Any]) -> None:
             # Some classes (recurrent ones) keep their weights a second time when they are set.
             setattr(copy, name, copy_of[id(parameter)])
     for name, value in module.__dict__.items():
-        if name not in _OWN_TABLES:
+        if name not in TABLES:  # these are filled by other means, below
             copy.__dict__[name] = refer(value, copy_of)
 
 
