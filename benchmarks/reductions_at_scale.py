@@ -37,7 +37,6 @@ from lockstitch.collectives.c10d.messages import (
     encode,
 )
 from lockstitch.collectives.requests import Description, Kind
-from lockstitch.link.line import LENGTH_BYTES
 from lockstitch.link.seals import SEAL_BYTES, seal
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 
 WORLDS = (8, 64, 512, 1024, 4096)
 MB = 1 << 20
+_LENGTH_BYTES = 4  # of each record of a line
 _ARRIVE_TOGETHER = 64
 _REPEATS = 3
 
@@ -85,9 +85,9 @@ def negotiate(ranks: int, buckets: int) -> Negotiated:
     for at in range(0, len(sent), _ARRIVE_TOGETHER):
         some = sent[at : at + _ARRIVE_TOGETHER]
         notes = hub.hear(_decoded(some))
-        answers += sum(LENGTH_BYTES + len(encode(note.message)) for note in notes)
+        answers += sum(_LENGTH_BYTES + len(encode(note.message)) for note in notes)
     seconds = time.perf_counter() - begin
-    told = sum(LENGTH_BYTES + len(each) for _, each in sent)
+    told = sum(_LENGTH_BYTES + len(each) for _, each in sent)
     return Negotiated(seconds, told / ranks, answers / ranks)
 
 
