@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.runtime.functions import BY_VALUE, QUICK_STREAK, KnownFunction
+from lockstitch.runtime.functions import BY_VALUE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
 from lockstitch.runtime.numbering import Arrivals
 from lockstitch.transport.spin import Spinner
@@ -288,7 +288,7 @@ class IncomingConnection(Requests):
                 self.serving.served.note_repeated(invocation)
                 return True
             known = invocation.known
-            if known.streak >= QUICK_STREAK or (known.is_short and self._is_all_there_is()):
+            if known.is_quick or (known.is_short and self._is_all_there_is()):
                 return crew.run_quick(self, invocation.serve)
             return crew.run_apart(self, invocation.serve)
         handler = self.serving.handlers.get(type(message))
