@@ -5,7 +5,7 @@ All of it takes seconds to import, so nothing is looked at before a program comp
 
 from __future__ import annotations
 
-from types import BuiltinFunctionType
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -70,13 +70,28 @@ def _passes_over(find_rules: Callable[[], Any]) -> bool:
     return skips == [True, False]
 
 
-def _says_nothing(set_guard: Callable[[], object]) -> bool:
-    """More cannot be tried: where the guard belongs to a thread that ends, torch crashes."""
-    return isinstance(set_guard, BuiltinFunctionType) and set_guard() is None
+def _replace_guard_setter(
+    replacement: Callable[[Callable[[], object]], object], torch: Any
+) -> None:
+    """From now on torch calls `replacement` with its own setter, where it called that."""
+    functions = torch._C
+    setter = functions._ensureCUDADeviceGuardSet
+    functions._ensureCUDADeviceGuardSet = lambda: replacement(setter)
 
 
-def _without_guard() -> None:
-    """A torch that has no such function needs none."""
+def _hears_of_it(replace: Callable[..., object]) -> bool:
+    """What torch does with it cannot be tried: where the guard belongs to a thread that ends, torch
+    crashes. So this looks whether torch has it, and tries the rest with a twin."""
+    twin = SimpleNamespace(_C=SimpleNamespace(_ensureCUDADeviceGuardSet=list))
+    heard: list[object] = []
+    replace(heard.append, twin)
+    twin._C._ensureCUDADeviceGuardSet()
+    return heard == [list] and callable(resolve("torch._C._ensureCUDADeviceGuardSet"))
+
+
+def _leave_guard(replacement: object, torch: object) -> None:
+    """Does nothing: a torch that has no such function needs none."""
+    del replacement, torch
 
 
 _names = Names("compiled modules in DataParallel", within=plain_modes)
@@ -111,11 +126,12 @@ _rules.take(
     cost=Cost.SLOW,
 )
 _guard = Names("compiling on several threads, with torch 2.10 and 2.11 for CUDA on a CPU")
-set_guard: Callable[[], object] = _guard.take(
+replace_guard_setter: Callable[[Callable[[Callable[[], object]], object], Any], None] = _guard.take(
     "torch._C._ensureCUDADeviceGuardSet",
-    "have this thread own what stands in for missing devices",
-    _says_nothing,
-    otherwise=_without_guard,
+    "have this thread own what stands in for missing devices, when it is asked to",
+    _hears_of_it,
+    reader=_replace_guard_setter,
+    otherwise=_leave_guard,
     cost=Cost.SLOW,
 )
 PRIVATES = (*_names.seal(), *_rules.seal(), *_guard.seal())
