@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 import torch
+from torch.utils import _python_dispatch
 
 from lockstitch.testing.leaks import Inventory
 
@@ -42,10 +43,18 @@ hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=Non
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+# Torch notes for the whole process that a mode is entered; where several threads leave theirs in
+# another order than they came, the note stays, and from then on torch compiles nothing.
+_NOTES_OF_MODES = [name for name in vars(_python_dispatch) if name.startswith("_is_in_")]
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     before = Inventory.take()
     yield
+    for name in _NOTES_OF_MODES:
+        if getattr(_python_dispatch, name) is True:
+            setattr(_python_dispatch, name, False)
     left = before.wait_until_nothing_new(timeout_seconds=20)
     if left:
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
