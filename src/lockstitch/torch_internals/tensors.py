@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,9 @@ swap_tensors: Callable[[torch.Tensor, torch.Tensor], None] = _slots.take(
 
 def _sparse(index: int = 1) -> torch.Tensor:
     indices, values = torch.tensor([[0, index]]), torch.tensor([1.0, 2.0])
-    return torch.sparse_coo_tensor(indices, values, (3,), check_invariants=False)
+    with warnings.catch_warnings():  # torch 2.11 and 2.12 remark on the first sparse tensor made
+        warnings.simplefilter("ignore")
+        return torch.sparse_coo_tensor(indices, values, (3,), check_invariants=False)
 
 
 def _are_indices(indices_of: Callable[[torch.Tensor], torch.Tensor]) -> bool:

@@ -179,10 +179,11 @@ def test_graphs_that_nobody_can_go_back_through_are_forgotten(cluster, parallel)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Replica, "forward", forward)
-        for _ in range(4):
+        for _ in range(8):
             parallel(X)
         kept = [parallel(X) for _ in range(3)]
-    assert graphs == [1, 1, 1, 1, 1, 2, 3]
+    assert max(graphs[:8]) <= 2  # the worker may hear of the one before a moment later
+    assert graphs[-1] - graphs[-3] == 2
     del kept
 
 
