@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lockstitch import rpc
 from lockstitch.errors import PeerDiedError, RemoteError
-from lockstitch.memory import leases
+from lockstitch.memory import received_segments
 from lockstitch.memory.segments import SegmentPool
 from lockstitch.memory.warm import WarmBuffers
 from lockstitch.rpc import TensorPipeRpcBackendOptions
@@ -140,7 +140,7 @@ def map_nothing() -> None:
     def refused(_descriptor: int, _size: int) -> Any:
         raise OSError(errno.ENOMEM, "no room")
 
-    leases.Mapping = refused  # type: ignore[assignment, misc]
+    received_segments.Mapping = refused  # type: ignore[assignment, misc]
 
 
 def send_to_one_without_room(exhaust: Any) -> None:

@@ -10,10 +10,10 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from lockstitch.collectives.shared_memory.arena import rounded_up
 from lockstitch.devices.kinds import is_gpu
 from lockstitch.devices.pinned import register, unregister
 from lockstitch.devices.streams import are_done, wait_for
+from lockstitch.memory.arena import rounded_up
 from lockstitch.memory.blocks import PAGE_BYTES
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """Segments: memory that two processes of one host share, so that a large message is copied once.
-The sending end, and what both ends keep to; the receiving one is `memory.leases`.
+The sending end, and what both ends keep to; the receiving one is `memory.received_segments`.
 
     sender                        table, one byte per segment           receiver
     lend ─ copy into the segment ─────── LENT ──► frame ───────► window on it, used in place
@@ -33,9 +33,7 @@ from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.forks import abandon_in_child
 from lockstitch.memory import mapping
 from lockstitch.memory.blocks import Block, Ledger
-from lockstitch.memory.pools import Pool
-from lockstitch.memory.reserve import Reserve
-from lockstitch.memory.tables import (
+from lockstitch.memory.leases import (
     COPIED,
     FREE,
     GONE,
@@ -45,6 +43,8 @@ from lockstitch.memory.tables import (
     TABLE_BYTES,
     mapped_table,
 )
+from lockstitch.memory.pools import Pool
+from lockstitch.memory.reserve import Reserve
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.folders import Folder
 from lockstitch.memory import handover, mapping, ring
-from lockstitch.memory.leases import ReceivedSegments
 from lockstitch.memory.mapping import Mapping
+from lockstitch.memory.received_segments import ReceivedSegments
 from lockstitch.memory.segments import LEAST_BYTES, LentSegments
 from lockstitch.transport.polling import EpollPoller
 from lockstitch.transport.ring_stream import RingStream

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lockstitch.memory import tables
+from lockstitch.memory import leases
 from lockstitch.memory.blocks import TRIAL_BLOCKS
 from lockstitch.memory.pools import IDLE_SECONDS
 from lockstitch.memory.segments import LEAST_BYTES
@@ -243,11 +243,11 @@ def test_child_gives_nothing_back_and_lends_nothing():
         return 0 if pair.near.lend(LEAST_BYTES) is None else 1
 
     number = 0
-    assert state[number] == tables.LENT
+    assert state[number] == leases.LENT
     assert run_in_child(drop) == 0
-    assert state[number] == tables.KEPT  # by the fork, not given back by the child
+    assert state[number] == leases.KEPT  # by the fork, not given back by the child
     kept.clear()
-    assert state[number] == tables.GONE
+    assert state[number] == leases.GONE
     pair.close()
 
 

@@ -22,7 +22,6 @@ import torch
 from lockstitch.collectives.mappings import declare_private
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET, Kind
-from lockstitch.collectives.shared_memory.arena import Arena, ArenaFullError
 from lockstitch.collectives.shared_memory.bells import Bells
 from lockstitch.collectives.shared_memory.channel import Channel
 from lockstitch.collectives.shared_memory.helper import Helper
@@ -32,6 +31,7 @@ from lockstitch.collectives.shared_memory.token import Token
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.fences import Fence
 from lockstitch.forks import abandon_in_child
+from lockstitch.memory.arena import Arena, ArenaFullError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from lockstitch.collectives.outstanding import Outstanding
     from lockstitch.collectives.process_sets import ProcessSet
     from lockstitch.collectives.requests import Request
-    from lockstitch.collectives.shared_memory.arena import Arena
     from lockstitch.collectives.shared_memory.bells import Bells
     from lockstitch.collectives.shared_memory.segment import Segment
+    from lockstitch.memory.arena import Arena
 
 
 class Channel:

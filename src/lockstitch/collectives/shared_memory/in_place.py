@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.collectives.arithmetic import outputs_of, result_scale
 from lockstitch.collectives.copying import copy
-from lockstitch.collectives.shared_memory.arena import ArenaFullError
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
+from lockstitch.memory.arena import ArenaFullError
 from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:

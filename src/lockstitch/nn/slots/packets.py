@@ -1,12 +1,12 @@
-"""Messages between the caller and a forked slot: a header, an object, and tensors in a piece of
+"""Messages between the caller and a forked slot: a header, an object, and tensors in a block of
 shared memory.
 
 The object is pickled, with a number in place of each tensor handed over beside it. Tensors lie in
-the piece one behind the other; those that are not plain memory (sparse ones, subclasses) are
+the block one behind the other; those that are not plain memory (sparse ones, subclasses) are
 pickled too. Gradients of the leaves have one fixed layout, since they are the same each time.
 
     header   what, its number
-    object   pickled: (pieces returned, pieces given up, piece, descriptions of tensors, body)
+    object   pickled: (blocks returned, blocks given up, block, descriptions of tensors, body)
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import cloudpickle
 import torch
 
 from lockstitch.nn.slots.mailbox import LARGEST
-from lockstitch.nn.slots.memory import PieceName
+from lockstitch.nn.slots.memory import BlockName
 from lockstitch.torch_internals.tensors import copy_many, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.nn.slots.answers import Key
-    from lockstitch.nn.slots.memory import OwnedMemory, Piece, ReadMemory
+    from lockstitch.nn.slots.memory import MappedBlock, OwnedMemory, ReadMemory
 
 _HEADER: Final = struct.Struct("<BQ")
 _ALIGNMENT: Final = 64
@@ -38,10 +38,10 @@ _DTYPES: Final = [
 _CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 _Name = tuple[int, int, int]
-"""A `PieceName` as it is sent: a plain tuple is pickled in a third of the time."""
+"""A `BlockName` as it is sent: a plain tuple is pickled in a third of the time."""
 
 _Description = tuple[int, "tuple[int, ...]", "tuple[int, ...] | None", int]
-"""Of a tensor in the piece: code of its dtype, shape, strides unless contiguous, offset."""
+"""Of a tensor in the block: code of its dtype, shape, strides unless contiguous, offset."""
 
 
 class Leaves:
@@ -62,25 +62,25 @@ class Leaves:
         self._empty = {
             i: (leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves) if not leaf.numel()
         }
-        self._views: dict[int, tuple[Piece, list[torch.Tensor]]] = {}
+        self._views: dict[int, tuple[MappedBlock, list[torch.Tensor]]] = {}
 
     def fill(
-        self, piece: Piece, gradients: Sequence[torch.Tensor | None], dense: Sequence[int]
+        self, block: MappedBlock, gradients: Sequence[torch.Tensor | None], dense: Sequence[int]
     ) -> None:
         """Copies those of these numbers there."""
-        views = self._views_in(piece)
+        views = self._views_in(block)
         if len(dense) < len(views):
             views, gradients = [views[i] for i in dense], [gradients[i] for i in dense]
         if dense:
             copy_many(views, list(gradients))  # type: ignore[arg-type]
 
-    def _views_in(self, piece: Piece) -> list[torch.Tensor]:
-        kept = self._views.get(piece.name.number)
-        if kept is None or kept[0] is not piece:
+    def _views_in(self, block: MappedBlock) -> list[torch.Tensor]:
+        kept = self._views.get(block.name.number)
+        if kept is None or kept[0] is not block:
             if len(self._views) > 8:
                 self._views.clear()
             with torch.inference_mode(mode=False):  # they are kept
-                kept = self._views[piece.name.number] = piece, self.views(piece.bytes)
+                kept = self._views[block.name.number] = block, self.views(block.bytes)
         return kept[1]
 
     def views(self, memory: Any) -> list[torch.Tensor]:
@@ -115,17 +115,17 @@ class Postbox:
         leaves: Sequence[torch.Tensor | None] | None = None,
     ) -> bytes:
         """A message of `body` and `tensors`, and of the leaves' gradients if there are any."""
-        descriptions, piece = self._store(tensors)
+        descriptions, block = self._store(tensors)
         gradients = None if leaves is None else self._store_leaves(leaves)
-        content = (self._other.returned(), piece, descriptions, gradients, body)
+        content = (self._other.returned(), block, descriptions, gradients, body)
         message = _HEADER.pack(*key) + _dumps(content)
         if len(message) <= LARGEST:
             return message
         # By the same road as tensors.
-        bytes_piece = self._own.allocate(len(message))
-        memory = memoryview(bytes_piece.bytes.numpy())  # type: ignore[arg-type]
+        bytes_block = self._own.allocate(len(message))
+        memory = memoryview(bytes_block.bytes.numpy())  # type: ignore[arg-type]
         memory[: len(message)] = message
-        pointer: Any = ([], bytes_piece.name, len(message), None, _IS_LARGE)
+        pointer: Any = ([], bytes_block.name, len(message), None, _IS_LARGE)
         return _HEADER.pack(*key) + _dumps(pointer)
 
     def key(self, message: Any) -> Key:
@@ -159,16 +159,16 @@ class Postbox:
             size += _aligned(tensor.numel() * tensor.itemsize)
         if not size:
             return descriptions, None
-        piece = self._own.allocate(size)
+        block = self._own.allocate(size)
         for tensor, described in zip(tensors, descriptions, strict=True):
             if tensor is not None and type(described) is tuple:
                 code, shape, strides, offset = described
                 strides = strides or _contiguous_strides(shape)
-                piece.tensor(_DTYPES[code], shape, strides, offset).copy_(tensor)
-        return descriptions, (*piece.name,)
+                block.tensor(_DTYPES[code], shape, strides, offset).copy_(tensor)
+        return descriptions, (*block.name,)
 
-    def _load(self, name: PieceName | None, descriptions: Sequence[Any]) -> list[Any]:
-        memory = None if name is None else self._other.open(PieceName(*name))
+    def _load(self, name: BlockName | None, descriptions: Sequence[Any]) -> list[Any]:
+        memory = None if name is None else self._other.open(BlockName(*name))
         tensors: list[Any] = []
         for described in descriptions:
             if type(described) is not tuple:
@@ -196,18 +196,18 @@ class Postbox:
         size = self._leaves.size
         if not size:
             return None, [], odd
-        piece = self._own.allocate(size)
+        block = self._own.allocate(size)
         dense = [i for i, each in enumerate(gradients) if each is not None and i not in odd]
-        self._leaves.fill(piece, gradients, dense)
-        return tuple(piece.name), None if len(dense) == len(gradients) else dense, odd
+        self._leaves.fill(block, gradients, dense)
+        return tuple(block.name), None if len(dense) == len(gradients) else dense, odd
 
     def _load_leaves(
-        self, name: PieceName | None, dense: list[int] | None, odd: dict[int, bytes]
+        self, name: BlockName | None, dense: list[int] | None, odd: dict[int, bytes]
     ) -> list[Any]:
         if name is None:
             gradients: list[Any] = [None] * self._leaves.count
         else:
-            gradients = self._leaves.views(self._other.open(PieceName(*name)))
+            gradients = self._leaves.views(self._other.open(BlockName(*name)))
         if dense is not None:
             there = set(dense)
             gradients = [each if i in there else None for i, each in enumerate(gradients)]
@@ -216,7 +216,7 @@ class Postbox:
         return gradients
 
 
-_IS_LARGE: Final = "in the piece"
+_IS_LARGE: Final = "in the block"
 
 
 def _is_odd(tensor: torch.Tensor) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = "lockstitch-parameters"
 _ALIGNMENT: Final = 64
-_ARENAS: Final[WeakSet[Arena]] = WeakSet()
+_SHARED: Final[WeakSet[SharedParameters]] = WeakSet()
 _FORKING: Final = threading.local()
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -39,7 +39,7 @@ _libc.mmap.argtypes = [
 _MAP_FIXED: Final = 0x10
 
 
-class Arena:
+class SharedParameters:
     """The memory of some parameters; lives as long as one of them does."""
 
     def __init__(self, size: int) -> None:
@@ -49,19 +49,19 @@ class Arena:
         self._memory = mmap.mmap(self._descriptor, size)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.is_shared = True
-        _ARENAS.add(self)
+        _SHARED.add(self)
         abandon_in_child(self)
 
     def __repr__(self) -> str:
-        return f"<Arena of {self.size:,} bytes at {self.address:#x}>"
+        return f"<SharedParameters of {self.size:,} bytes at {self.address:#x}>"
 
     def __del__(self) -> None:
         self._close()
 
     def memory(self, offset: int, size: int) -> Any:
-        """An object whose memory is that part, and which keeps the arena."""
+        """An object whose memory is that part, and which keeps the shared."""
         array = (ctypes.c_char * size).from_address(self.address + offset)
-        array.arena = self  # type: ignore[attr-defined]
+        array.shared = self  # type: ignore[attr-defined]
         return array
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -96,7 +96,7 @@ def forking_a_slot() -> Iterator[None]:
 
 def is_with_slots(leaf: torch.Tensor) -> bool:
     """Whether it lies where forked slots see it, and will not be moved again."""
-    return any(arena.holds(leaf) for arena in list(_ARENAS))
+    return any(shared.holds(leaf) for shared in list(_SHARED))
 
 
 def share(leaves: Sequence[torch.Tensor], others: Iterable[torch.Tensor] = ()) -> int:
@@ -122,18 +122,18 @@ def share(leaves: Sequence[torch.Tensor], others: Iterable[torch.Tensor] = ()) -
             group = storages.get(other.untyped_storage().data_ptr(), [])
             if group and all(other is not each for each in group):
                 group.append(other)
-    arena = Arena(size)
+    shared = SharedParameters(size)
     offset = 0
     for group in storages.values():
-        _move(group, arena, offset)
+        _move(group, shared, offset)
         offset += _aligned(group[0].untyped_storage().nbytes())
     return size
 
 
-def _move(group: Sequence[torch.Tensor], arena: Arena, offset: int) -> None:
+def _move(group: Sequence[torch.Tensor], shared: SharedParameters, offset: int) -> None:
     """All tensors of one storage."""
     size = group[0].untyped_storage().nbytes()
-    memory = torch.frombuffer(arena.memory(offset, size), dtype=torch.uint8)
+    memory = torch.frombuffer(shared.memory(offset, size), dtype=torch.uint8)
     old = torch.empty(0, dtype=torch.uint8, device="cpu").set_(group[0].untyped_storage())
     memory.copy_(old)
     for leaf in group:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstitch.collectives.shared_memory.arena import Arena, ArenaFullError, rounded_up
+from lockstitch.memory.arena import Arena, ArenaFullError, rounded_up
 
 
 def test_latest_given_back_is_taken_first() -> None:

@@ -1,0 +1,189 @@
+"""Segments that a peer has lent: the receiving end of `memory.segments`.
+
+A message's tensors lie in a segment as long as any of them lives. A *lease* goes with the memory
+and tells the sender of its end, by a byte in the table that both share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import operator
+import os
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch.forks import abandon_in_child, tell_before_fork
+from lockstitch.memory.handover import descriptors_in
+from lockstitch.memory.leases import (
+    COPIED,
+    FREE,
+    GONE,
+    KEPT,
+    LENT,
+    NEW,
+    TABLE_BYTES,
+    FileTable,
+    mapped_table,
+    setter,
+)
+from lockstitch.memory.mapping import Copy, Mapping
+from lockstitch.memory.segments import NOTE, TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.memory.handover import Handover, Note
+    from lockstitch.memory.reserve import Reserve
+
+# Can be called, does nothing, and has no frame.
+_NOTHING: Final[Callable[[], object]] = int
+
+
+class Lease:
+    """Goes with a window; its end says that the sender may use the segment again, once it is taken.
+
+    Nothing of its end is written in Python, since an interrupt that strikes a finalizer is dropped:
+    `__del__` is a property, hence looked up and called without a frame, and so is what it finds.
+    Whoever has received a message sets `end` to `give_back` in the same breath in which the message
+    becomes his; until then the end does nothing.
+    """
+
+    __slots__ = ("__weakref__", "_mapping", "end", "give_back")
+
+    def __init__(self, give_back: Callable[[], object], memory: Mapping | Copy) -> None:
+        self.end: Callable[[], object] = _NOTHING
+        self.give_back = give_back
+        self._mapping = memory
+
+    def pin(self) -> None:
+        """A device is about to copy from it."""
+        self._mapping.pin()
+
+    __del__ = property(operator.attrgetter("end"))
+
+
+class ReceivedSegments:
+    """The receiving end of one connection: what the peer has lent us."""
+
+    def __init__(self, handover: Handover, reserve: Reserve) -> None:
+        self._handover = handover
+        self._reserve = reserve
+        self._held = [reserve]
+        """The reserve, until it is let go."""
+        self._notes: list[Note] = []
+        self._taken: list[bytes] = []
+        self._mapped: dict[int, Mapping | Copy] = {}
+        self._leases: dict[int, weakref.ref[Lease]] = {}
+        """The latest of each segment: there is one at a time."""
+        self._table: Any = b""
+        reserve.hold()
+        abandon_in_child(self)
+        tell_before_fork(self)
+
+    def window(self, number: int) -> tuple[ctypes.Array[Any], Lease]:
+        """The segment that the peer has lent as `number`: an object whose memory is there, and the
+        lease that ends with it. Raises `ConnectionError` if there is none."""
+        if not self._table or self._table[number] == NEW:
+            self._receive()
+        memory = self._mapped.get(number)
+        if memory is None or self._table[number] not in (NEW, LENT, KEPT, COPIED):
+            raise ConnectionError(f"the peer names a segment, {number}, that it has not lent")
+        if isinstance(memory, Copy):
+            self._table[number] = COPIED
+            lease = Lease(partial(self._mapped.pop, number, None), memory)
+        else:
+            if self._table[number] == NEW:
+                self._table[number] = LENT
+            lease = Lease(setter(self._table, number, FREE), memory)
+            self._leases[number] = weakref.ref(lease)
+        array = (ctypes.c_char * memory.size).from_address(memory.address)
+        array.lease = lease  # type: ignore[attr-defined]
+        return array, lease
+
+    def close(self) -> None:
+        """The connection has ended: the peer has forgotten what it lent. Leases keep their memory
+        and tell nobody of their end; harmless when repeated."""
+        self._table = bytearray(TABLE_BYTES)
+        self._mapped = {}
+        with contextlib.suppress(IndexError):  # it was let go before
+            self._held.pop().let_go()
+
+    def before_fork(self) -> None:
+        """What is in use now, a child will have as well."""
+        for number, ref in self._leases.copy().items():
+            lease = ref()
+            if lease is not None and self._table[number] == LENT:
+                self._table[number] = KEPT
+                is_taken = lease.end is lease.give_back
+                lease.give_back = setter(self._table, number, GONE)
+                if is_taken:
+                    lease.end = lease.give_back
+
+    def abandon(self) -> None:
+        """In a forked child: what it lets go of is its own affair."""
+        self._table = bytearray(TABLE_BYTES)
+        for ref in list(self._leases.values()):
+            lease = ref()
+            if lease is not None:
+                lease.end = lease.give_back = _NOTHING
+
+    def _receive(self) -> None:
+        """Maps all that has been handed over. An interrupted one is finished by the next."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                if not self._notes:
+                    self._handover.look(self._notes)
+                if self._is_cut_short():
+                    with self._reserve.spent():
+                        del self._notes[:]
+                        self._handover.look(self._notes)
+                        self._open_note()
+                else:
+                    self._open_note()
+
+    def _is_cut_short(self) -> bool:
+        """Whether what is handed over has been seen without its descriptor."""
+        data, ancillary, _, _ = self._notes[0]
+        return len(data) == NOTE.size and not descriptors_in(ancillary)
+
+    def _open_note(self) -> None:
+        data, ancillary, _, _ = self._notes[0]
+        if not data:
+            raise ConnectionResetError("the peer is gone, and what it has lent with it")
+        descriptors = descriptors_in(ancillary)
+        if len(data) != NOTE.size or len(descriptors) != 1:
+            raise ConnectionError(
+                "a shared memory segment did not arrive: this process may have too many open "
+                "files (ulimit -n)"
+            )
+        if not self._taken:
+            try:
+                self._open_memory(descriptors[0], *NOTE.unpack(data))
+            except OSError as error:
+                del self._notes[0]
+                os.close(descriptors[0])
+                raise ConnectionError(f"a shared memory segment cannot be used: {error}") from error
+            self._handover.take(self._taken)
+        del self._notes[0], self._taken[0]  # nothing is called between the two
+        os.close(descriptors[0])
+
+    def _open_memory(self, descriptor: int, number: int, size: int) -> None:
+        if number == TABLE:
+            self._table = _table(descriptor, size)
+        else:
+            self._mapped[number] = self._memory(descriptor, size)
+
+    def _memory(self, descriptor: int, size: int) -> Mapping | Copy:
+        if not isinstance(self._table, FileTable):
+            with contextlib.suppress(OSError):
+                return Mapping(descriptor, size)
+        return Copy(descriptor, size)
+
+
+def _table(descriptor: int, size: int) -> Any:
+    try:
+        return mapped_table(Mapping(descriptor, size))
+    except OSError:
+        return FileTable(os.dup(descriptor))
