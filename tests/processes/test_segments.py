@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 from lockstitch import rpc
 from lockstitch.errors import PeerDiedError, RemoteError
 from lockstitch.memory import received_segments
+from lockstitch.memory.pools import WarmBuffers
 from lockstitch.memory.segments import SegmentPool
-from lockstitch.memory.warm import WarmBuffers
 from lockstitch.rpc import TensorPipeRpcBackendOptions
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing import ProcessCluster

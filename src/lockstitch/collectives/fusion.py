@@ -9,19 +9,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from lockstitch.memory.sizes import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
 T = TypeVar("T")
-
-ALIGNMENT: Final = 64
-
-
-def aligned(size: int) -> int:
-    """The next multiple of the alignment."""
-    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ where the result is asked for. A process that submits nothing from a device neve
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives.outstanding import Outstanding
     from lockstitch.collectives.requests import Request
     from lockstitch.devices.streams import Event
+    from lockstitch.memory.blocks import Block
 
 # Their results have the shapes of the tensors, so they may go where these have been.
 _KEEP_SHAPES = (Kind.ALLREDUCE, Kind.BROADCAST)
@@ -151,12 +151,12 @@ class Staging:
         layout = Layout.of(tensor.nbytes for tensor in request.tensors)
         device = _device_of(request.tensors)
         block = self._memory.take(layout.size, device)
-        staged = _views(block, layout, request.tensors)
+        staged = _views(block.memory, layout, request.tensors)
         is_read = request.kind is not Kind.BROADCAST or request.root == self._outstanding.rank
         if is_read and device is not None and len(staged) > 1:
             packed = torch.empty(layout.size, dtype=torch.uint8, device=device)
             copy_many(_views(packed, layout, request.tensors), request.tensors)
-            block[: layout.size].copy_(packed, non_blocking=True)
+            block.memory[: layout.size].copy_(packed, non_blocking=True)
         elif is_read:
             for view, tensor in zip(staged, request.tensors, strict=True):
                 view.copy_(tensor, non_blocking=True)
@@ -178,21 +178,20 @@ class Return:
         self,
         request: Request,
         layout: Layout,
-        block: torch.Tensor,
+        block: Block,
         memory: HostMemory,
         streams: Streams,
     ) -> None:
         self._request = request
         self._layout = layout
-        self._block: torch.Tensor | None = block
+        self._block: Block | None = block
         self._memory = memory
         self._lock = threading.Lock()
         self._value: Any = None
         self._streams = streams
         """Those of who submitted it, then of who has copied the result back."""
         # Who never asks for the result gives the block back, too.
-        self._finalizer = weakref.finalize(self, memory.drop, block)
-        self._finalizer.atexit = False
+        self._lease = memory.lease(block)
 
     def __call__(self, value: Any) -> object:
         """The result where the tensors have been; what the current streams are given from now on
@@ -204,10 +203,10 @@ class Return:
                 return self._value
             results = list(value) if self._request.is_group else [value]
             self._streams.let_wait(self._request.outputs or ())
-            landed = self._land(results, self._block)
+            landed = self._land(results, self._block.memory)
             self._value = landed if self._request.is_group else landed[0]
             self._streams = Streams.of(landed)
-            self._finalizer.detach()
+            self._lease.cancel()
             # What is not in the block is kept by whoever has it; CUDA reads it before it returns.
             self._memory.give_back(self._block, self._streams.record())
             self._block = None
@@ -215,7 +214,9 @@ class Return:
 
     def abandon(self) -> None:
         """The operation failed, and others may still write into the block: it is not used again."""
-        self._finalizer.detach()
+        self._lease.cancel()
+        if self._block is not None:
+            self._memory.forget(self._block)
 
     def _land(self, results: list[torch.Tensor], block: torch.Tensor) -> list[torch.Tensor]:
         request = self._request

@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.collectives.fusion import ALIGNMENT, buckets
+from lockstitch.collectives.fusion import buckets
+from lockstitch.memory.sizes import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -1,14 +1,15 @@
 """Memory that is shared between processes, or kept warm for the next time; nothing here knows what
 lies in it.
 
-- `segments`, `leases`: shared memory that one process lends another, its lending and its borrowing
-  end, made of
-  - `mapping`: memory that several processes map, pinned where devices copy from it
-  - `handover`: how one process gives it to the other, as descriptors
-  - `tables`: who has which of it
-  - `reserve`: descriptors kept back for what is given
-- `warm`: memory kept warm for what arrives in streams
-- `pools`, `blocks`: what both lend by, and its bookkeeping
+- `mapping`: memory that several processes map, pinned where devices copy from it
+- `sizes`: how they are rounded
+- `blocks`: who holds which block: bookkeeping without any memory
+- `pools`: memory kept warm for the next one, lent by that bookkeeping
+- `arena`: room in memory that is there as a whole, for who takes and gives back many times
+- `leases`: how the end of the last use is told, here or to another process
+- `segments`, `received_segments`: shared memory that one process lends another, its lending and its
+  borrowing end
+- `handover`: how one process gives it to the other, as descriptors
 - `ring`: short messages from one process to another that looks
 - `waiting`: how long waits and work usually take, and what follows for the next
 """

@@ -1,15 +1,22 @@
-"""Room in one rank's part of the segment: which bytes are free. No memory is touched here.
+"""Room in one piece of memory that is there as a whole: which bytes of it are free. No memory is
+touched here.
 
-Sizes are rounded up to one of eight per doubling, and what is given back is kept for the next
-of its size, the latest first: memory that was just used is warm, and a first touch of fresh pages
-costs more than the transfer. So the arena grows to the most that was in use of each size.
+What is given back is kept for the next of its size, the latest first: memory that was just used is
+warm, and a first touch of fresh pages costs more than the transfer. So the arena grows to the most
+that was in use of each size. It is what a `blocks.Ledger` is for memory that comes block by block,
+in fewer steps: a small reduction takes and gives back in a tenth of its time.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from queue import SimpleQueue
+from typing import Any, Final
 
-_SMALLEST = 256
+from lockstitch.memory.leases import Lease
+from lockstitch.memory.sizes import ALIGNMENT, rounded
+
+_SMALLEST: Final = 256
 
 
 class ArenaFullError(Exception):
@@ -42,15 +49,15 @@ class Arena:
             self.collect()
         free = self._free.get(size)  # most sizes have come before
         if free is None:
-            free = self._free[size] = self._of_size.setdefault(rounded_up(size), [])
+            free = self._free[size] = self._of_size.setdefault(_rounded(size), [])
         if free:
             place = free.pop()
         else:
-            rounded = rounded_up(size)
             place = self._top
-            if place + rounded > self._capacity:
+            end = place + _rounded(size)
+            if end > self._capacity:
                 raise ArenaFullError(f"{size} bytes do not fit; {self!r}")
-            self._top += rounded
+            self._top = end
         self._taken[place] = free
         return place
 
@@ -58,19 +65,15 @@ class Arena:
         """The range that begins there is free."""
         self._taken.pop(place).append(place)
 
-    def drop(self, place: int) -> None:
-        """Gives back from a finalizer: takes effect with the next `take`."""
-        self._dropped.put(place)
+    def lease(self, place: int, memory: Any = None) -> Lease:
+        """What gives it back when nothing refers to it; takes effect with the next `take`."""
+        return Lease(partial(self._dropped.put, place), memory)
 
     def collect(self) -> None:
-        """Gives back what finalizers have dropped."""
+        """Gives back what leases have dropped."""
         while not self._dropped.empty():
             self.give_back(self._dropped.get())
 
 
-def rounded_up(size: int) -> int:
-    """The size that is really taken."""
-    if size <= _SMALLEST:
-        return _SMALLEST
-    step = 1 << max((size - 1).bit_length() - 4, 6)
-    return (size + step - 1) // step * step
+def _rounded(size: int) -> int:
+    return rounded(max(size, _SMALLEST), ALIGNMENT)

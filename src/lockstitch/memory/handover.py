@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lockstitch.forks import abandon_in_child
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     Note = tuple[bytes, list[Any], int, Any]
 
@@ -28,6 +28,8 @@ WITH: Final = b"\x01"
 
 _INT_BYTES: Final = array.array("i").itemsize
 _MOST_DESCRIPTORS: Final = 2
+# One for the descriptor, one for the file that is opened to map what it stands for.
+_KEPT_BACK: Final = 2
 _ROOM: Final = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _INT_BYTES)
 _LONGEST_NOTE: Final = 64
 _NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
@@ -129,3 +131,60 @@ def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
             with contextlib.suppress(ValueError):
                 found.frombytes(data[: len(data) - len(data) % _INT_BYTES])
     return list(found)
+
+
+class Reserve:
+    """Descriptors that one worker keeps back for what is handed over to it, as long as somebody
+    `hold`s it, even where the process may open no more files.
+
+    A descriptor that somebody sends us is lost where there is no number free for it, and a tensor's
+    memory with it. So a few numbers are taken before they are needed, and given free for the moment
+    in which one arrives.
+    """
+
+    def __init__(self) -> None:
+        # Reentrant, because a destructor may let go while this very thread is inside.
+        self._lock = threading.RLock()
+        self._holders = 0
+        self._kept: list[int] = []
+        abandon_in_child(self)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def hold(self) -> None:
+        """There is one more who may need it."""
+        with self._lock:
+            self._holders += 1
+            self._fill()
+
+    def let_go(self) -> None:
+        """There is one less."""
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                self._empty()
+
+    @contextlib.contextmanager
+    def spent(self) -> Iterator[None]:
+        """Within it, the descriptors that were kept back are free. Others may be quicker to take
+        them; what is then missing is taken back when there is room again."""
+        with self._lock:
+            self._empty()
+            try:
+                yield
+            finally:
+                self._fill()
+
+    def abandon(self) -> None:
+        """A forked child has no use for its copies."""
+        self._empty()
+
+    def _fill(self) -> None:
+        with contextlib.suppress(OSError):  # there are none now
+            while self._holders and len(self._kept) < _KEPT_BACK:
+                self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def _empty(self) -> None:
+        while self._kept:
+            os.close(self._kept.pop())

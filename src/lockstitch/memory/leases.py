@@ -1,4 +1,9 @@
-"""The states of segments: one byte each, in memory that the two ends of a connection share.
+"""How it is told that nobody uses lent memory any more.
+
+A `Lease` goes with the memory, and its end calls something: where memory comes back to its own
+process, what puts a note into a queue; where it belongs to another process, what sets the state of
+a segment. The states are one byte for each segment, in memory that the two ends of a connection
+share:
 
     FREE ─ NEW ─► LENT ─► FREE        the sender writes NEW and LENT, the receiver all others
             │       └──► KEPT ─► GONE  (a child may use it)
@@ -10,6 +15,7 @@ Where the receiver cannot map the table itself, it reads and writes the same byt
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import threading
 import weakref
@@ -17,7 +23,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.fences import STORES_ARE_ORDERED
-from lockstitch.memory.blocks import MOST_BLOCKS, PAGE_BYTES
+from lockstitch.memory.blocks import MOST_BLOCKS
+from lockstitch.memory.sizes import PAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +38,37 @@ KEPT: Final = 3  # like LENT, and will never be FREE
 GONE: Final = 4  # was KEPT
 COPIED: Final = 5  # the receiver has a copy, and never had the segment: it is of no use to lend
 
+NOTHING: Final[Callable[[], object]] = int
+"""Can be called, does nothing, and has no frame."""
 TABLE_BYTES: Final = PAGE_BYTES
 assert MOST_BLOCKS <= TABLE_BYTES
+
+
+class Lease:
+    """Goes with `memory`, and calls `end` when nothing refers to it any more.
+
+    Nothing of this is written in Python, since an interrupt that strikes a finalizer is dropped:
+    `__del__` is a property, hence looked up and called without a frame, and so should `end` be.
+    """
+
+    __slots__ = ("__weakref__", "end", "memory")
+
+    def __init__(self, end: Callable[[], object], memory: Any = None) -> None:
+        self.end = end
+        self.memory = memory
+
+    def cancel(self) -> None:
+        """Its end shall do nothing."""
+        self.end = NOTHING
+
+    __del__ = property(operator.attrgetter("end"))
+
+
+def window(address: int, size: int, lease: Lease) -> ctypes.Array[Any]:
+    """An object whose memory is there, for as long as the lease that goes with it."""
+    array = (ctypes.c_char * size).from_address(address)
+    array.lease = lease  # type: ignore[attr-defined]
+    return array
 
 
 def mapped_table(memory: Mapping) -> Any:

@@ -34,6 +34,16 @@ _madvise = _LIBC.madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _DONT_FORK: Final = getattr(mmap, "MADV_DONTFORK", None)
 _REMOVE: Final = getattr(mmap, "MADV_REMOVE", None)
+_mmap = _LIBC.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_long),
+]
+_fallocate = _LIBC.fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+_MAP_FIXED: Final = 0x10
+_PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _MEMORY: Final = Path("/proc/meminfo")
 _PINNED_AT_COPY: Final = 2
 # One piece of memory is at most this part of what there is.
@@ -68,6 +78,10 @@ class Mapping:
     def __repr__(self) -> str:
         return f"<Mapping of {self.size:,} bytes at {self.address:#x}>"
 
+    def tensor(self) -> torch.Tensor:
+        """A tensor of all its bytes."""
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(self._storage)  # type: ignore[arg-type]
+
     def populate(self) -> None:
         """Finds all pages now, at once, and not one by one when they are written to."""
         _madvise(self.address, self.size, _POPULATE)
@@ -83,6 +97,11 @@ class Mapping:
         """Forked children shall not have it: it would live as long as they do."""
         if _DONT_FORK is not None:
             _madvise(self.address, self.size, _DONT_FORK)
+
+    def make_private(self, descriptor: int) -> None:
+        """From now on a page becomes this process's own when it is written to."""
+        protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+        _mmap(self.address, self.size, protection, flags, descriptor, 0)
 
     def give_up(self) -> None:
         """Frees the memory itself, also where another process still maps it. Nobody uses it."""
@@ -129,6 +148,16 @@ def _available_bytes() -> int:
     return int(found[1]) * 1024 if found else sys.maxsize
 
 
+def create_file(name: str = NAME) -> int:
+    """An empty file of shared memory; returns its descriptor. Raises `OSError`."""
+    return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def punch(descriptor: int, begin: int, size: int) -> None:
+    """Frees the memory of a part of a file, which keeps its length. Nobody uses it."""
+    _fallocate(descriptor, _PUNCH_HOLE, begin, size)
+
+
 def create(size: int, name: str = NAME) -> tuple[Mapping, int]:
     """Fresh shared memory of `size` bytes, and its descriptor, which the caller closes.
 
@@ -138,7 +167,7 @@ def create(size: int, name: str = NAME) -> tuple[Mapping, int]:
     # The system would promise any size, and end somebody's process when it cannot keep it.
     if size > _available_bytes() // _LEAST_SHARE:
         raise OSError(errno.ENOMEM, f"there is no memory for {size:,} bytes to share")
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = create_file(name)
     try:
         os.posix_fallocate(descriptor, 0, size)
         with contextlib.suppress(OSError):  # a kernel without seals

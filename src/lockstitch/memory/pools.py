@@ -1,5 +1,7 @@
-"""What the pools of warm memory have in common: a ledger under a lock, figures, and an end for what
-lies idle.
+"""Pools of memory that is kept warm: a ledger under a lock, figures, and an end for what lies idle.
+
+A `BufferPool` is of this process's own memory; what it lends comes back by a note that a finalizer
+may leave. (`segments` has the pool of what is shared with others.)
 
 Memory that is spare for `IDLE_SECONDS` is given back to the system. Nobody's thread waits for that:
 whoever runs the worker hands in a function that calls something later, and it is only asked while
@@ -12,16 +14,25 @@ import contextlib
 import os
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.memory.blocks import Block, Ledger
+from lockstitch.memory.leases import Lease, window
 
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Callable, Hashable
 
 IDLE_SECONDS: Final = 30.0
+LEAST_BUFFER_BYTES: Final = 1 << 20
+OURS: Final = "ours"
+"""The one owner of the blocks of a `BufferPool`."""
 _MOST_BYTES: Final = 1 << 30
 _PART_OF_MEMORY: Final = 16
 _MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
@@ -52,11 +63,11 @@ def default_capacity() -> int:
 class Pool:
     """Lends blocks of memory; subclasses know what memory it is and how it comes back."""
 
-    def __init__(self, capacity_bytes: int, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, ledger: Ledger, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         # Reentrant, because a destructor may close an owner while this very thread is inside.
         self._lock = threading.RLock()
-        self._ledger = Ledger(capacity_bytes)
+        self._ledger = ledger
         self._made = self._reused = self._refused = 0
         self._call_later: Callable[[float, Callable[[], None]], None] | None = None
         self._is_watched = False
@@ -154,3 +165,66 @@ class Pool:
             self._refused += 1
             if block in self._ledger.lent(block.owner):  # its owner may have gone meanwhile
                 self._ledger.drop(block)
+
+
+class BufferPool(Pool):
+    """Lends memory of this process, which `_allocate` makes."""
+
+    def __init__(self, ledger: Ledger, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(ledger, clock)
+        # Finalizers run anywhere, under any lock: they only put something here.
+        self._returned: SimpleQueue[Block] = SimpleQueue()
+
+    def lend(self, nbytes: int) -> Block | None:
+        """A block of at least `nbytes`, with its memory; None where there is none or it would be no
+        gain."""
+        with self._lock:
+            block = self._reuse(OURS, nbytes)
+            gone: list[Block] = []
+            if block is None:
+                block, gone = self._make(OURS, nbytes)
+        for each in gone:
+            self._free(each)
+        if block is not None and block.memory is None:
+            try:
+                block.memory = self._allocate(block.size)
+            except BaseException:
+                self._unmake(block)
+                raise
+        return block
+
+    def lease(self, block: Block) -> Lease:
+        """What gives a block back when nothing refers to it."""
+        return Lease(partial(self._returned.put, block))
+
+    def _allocate(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+    def _collect(self, owner: Hashable, now: float) -> None:
+        del owner
+        while not self._returned.empty():
+            self._ledger.give_back(self._returned.get(), now)
+
+    def _free(self, block: Block) -> None:
+        block.memory = None
+
+
+class WarmBuffers(BufferPool):
+    """Warm buffers for what arrives in streams: memory that a received tensor lies in returns here
+    when the tensor is gone, and takes up the next one without any page having to be found first.
+
+    For small buffers the allocator does as much by itself; it gives large ones back to the system.
+    """
+
+    def __init__(self, capacity_bytes: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(Ledger(capacity_bytes), clock)
+
+    def take(self, nbytes: int) -> ctypes.Array[Any] | None:
+        """Memory for at least `nbytes`, lent until nothing refers to it; None where there is none
+        or it would be no gain."""
+        if nbytes < LEAST_BUFFER_BYTES:
+            return None
+        block = self.lend(nbytes)
+        if block is None:
+            return None
+        return window(block.memory.data_ptr(), block.size, self.lease(block))

@@ -1,18 +1,16 @@
 """Segments that a peer has lent: the receiving end of `memory.segments`.
 
-A message's tensors lie in a segment as long as any of them lives. A *lease* goes with the memory
-and tells the sender of its end, by a byte in the table that both share.
+A message's tensors lie in a segment as long as any of them lives. A lease goes with the memory and
+tells the sender of its end, by a byte in the table that both share.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import operator
 import os
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lockstitch.forks import abandon_in_child, tell_before_fork
 from lockstitch.memory.handover import descriptors_in
@@ -23,45 +21,40 @@ from lockstitch.memory.leases import (
     KEPT,
     LENT,
     NEW,
+    NOTHING,
     TABLE_BYTES,
     FileTable,
+    Lease,
     mapped_table,
     setter,
+    window,
 )
 from lockstitch.memory.mapping import Copy, Mapping
 from lockstitch.memory.segments import NOTE, TABLE
 
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Callable
 
-    from lockstitch.memory.handover import Handover, Note
-    from lockstitch.memory.reserve import Reserve
-
-# Can be called, does nothing, and has no frame.
-_NOTHING: Final[Callable[[], object]] = int
+    from lockstitch.memory.handover import Handover, Note, Reserve
 
 
-class Lease:
+class SegmentLease(Lease):
     """Goes with a window; its end says that the sender may use the segment again, once it is taken.
 
-    Nothing of its end is written in Python, since an interrupt that strikes a finalizer is dropped:
-    `__del__` is a property, hence looked up and called without a frame, and so is what it finds.
     Whoever has received a message sets `end` to `give_back` in the same breath in which the message
     becomes his; until then the end does nothing.
     """
 
-    __slots__ = ("__weakref__", "_mapping", "end", "give_back")
+    __slots__ = ("give_back",)
 
     def __init__(self, give_back: Callable[[], object], memory: Mapping | Copy) -> None:
-        self.end: Callable[[], object] = _NOTHING
+        super().__init__(NOTHING, memory)
         self.give_back = give_back
-        self._mapping = memory
 
     def pin(self) -> None:
         """A device is about to copy from it."""
-        self._mapping.pin()
-
-    __del__ = property(operator.attrgetter("end"))
+        self.memory.pin()
 
 
 class ReceivedSegments:
@@ -75,14 +68,14 @@ class ReceivedSegments:
         self._notes: list[Note] = []
         self._taken: list[bytes] = []
         self._mapped: dict[int, Mapping | Copy] = {}
-        self._leases: dict[int, weakref.ref[Lease]] = {}
+        self._leases: dict[int, weakref.ref[SegmentLease]] = {}
         """The latest of each segment: there is one at a time."""
         self._table: Any = b""
         reserve.hold()
         abandon_in_child(self)
         tell_before_fork(self)
 
-    def window(self, number: int) -> tuple[ctypes.Array[Any], Lease]:
+    def window(self, number: int) -> tuple[ctypes.Array[Any], SegmentLease]:
         """The segment that the peer has lent as `number`: an object whose memory is there, and the
         lease that ends with it. Raises `ConnectionError` if there is none."""
         if not self._table or self._table[number] == NEW:
@@ -92,15 +85,13 @@ class ReceivedSegments:
             raise ConnectionError(f"the peer names a segment, {number}, that it has not lent")
         if isinstance(memory, Copy):
             self._table[number] = COPIED
-            lease = Lease(partial(self._mapped.pop, number, None), memory)
+            lease = SegmentLease(partial(self._mapped.pop, number, None), memory)
         else:
             if self._table[number] == NEW:
                 self._table[number] = LENT
-            lease = Lease(setter(self._table, number, FREE), memory)
+            lease = SegmentLease(setter(self._table, number, FREE), memory)
             self._leases[number] = weakref.ref(lease)
-        array = (ctypes.c_char * memory.size).from_address(memory.address)
-        array.lease = lease  # type: ignore[attr-defined]
-        return array, lease
+        return window(memory.address, memory.size, lease), lease
 
     def close(self) -> None:
         """The connection has ended: the peer has forgotten what it lent. Leases keep their memory
@@ -127,7 +118,7 @@ class ReceivedSegments:
         for ref in list(self._leases.values()):
             lease = ref()
             if lease is not None:
-                lease.end = lease.give_back = _NOTHING
+                lease.end = lease.give_back = NOTHING
 
     def _receive(self) -> None:
         """Maps all that has been handed over. An interrupted one is finished by the next."""

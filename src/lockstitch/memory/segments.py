@@ -33,6 +33,7 @@ from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.forks import abandon_in_child
 from lockstitch.memory import mapping
 from lockstitch.memory.blocks import Block, Ledger
+from lockstitch.memory.handover import Reserve
 from lockstitch.memory.leases import (
     COPIED,
     FREE,
@@ -44,7 +45,7 @@ from lockstitch.memory.leases import (
     mapped_table,
 )
 from lockstitch.memory.pools import Pool
-from lockstitch.memory.reserve import Reserve
+from lockstitch.memory.sizes import fits
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -92,7 +93,7 @@ class SegmentPool(Pool):
     """The segments that one worker lends, to all its peers together."""
 
     def __init__(self, capacity_bytes: int, clock: Clock = SYSTEM_CLOCK) -> None:
-        super().__init__(capacity_bytes, clock)
+        super().__init__(Ledger(capacity_bytes), clock)
         self.reserve = Reserve()
         self._paused_until = float("-inf")
 
@@ -231,7 +232,7 @@ class LentSegments:
             if (
                 self.table[block.number] == FREE
                 and block.is_lent
-                and Ledger.fits(block, nbytes)
+                and fits(block.size, nbytes)
                 and block.memory is not None
             ):
                 return block

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 from lockstitch.devices.maps import DeviceMap
 from lockstitch.errors import print_error
 from lockstitch.ids import WorkerId, WorkerInfo
-from lockstitch.memory.pools import default_capacity
-from lockstitch.memory.warm import WarmBuffers
+from lockstitch.memory.pools import WarmBuffers, default_capacity
 from lockstitch.runtime.crew import Crew
 from lockstitch.runtime.timer import Deadlines, Timer
 from lockstitch.wire.decoding import FrameDecoder

@@ -11,6 +11,7 @@ import torch
 
 from lockstitch.copying import move
 from lockstitch.errors import LocalProtocolError
+from lockstitch.memory.sizes import aligned
 from lockstitch.wire.frames import (
     DEFAULT_LIMITS,
     HEADER,
@@ -31,7 +32,6 @@ from lockstitch.wire.tensors import (
     copy_small,
     describe,
 )
-from lockstitch.wire.windows import aligned
 
 if TYPE_CHECKING:
     from lockstitch.devices.maps import DeviceMap

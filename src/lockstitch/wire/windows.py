@@ -1,27 +1,21 @@
 """Tensors arriving in memory that the sender has filled: they are made where they lie.
 
-The large memories of the message lie one behind the other, each at a multiple of `ALIGNMENT`. A
+The large memories of the message lie one behind the other, each aligned (`memory.sizes`). A
 tensor's storage is its part of the window and keeps the window open; nothing is copied. Such a
 storage cannot be resized in place.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lockstitch.errors import RemoteProtocolError
+from lockstitch.memory.sizes import aligned
 from lockstitch.wire.arrivals import Arrivals, view_of
 from lockstitch.wire.tensors import INLINE_BYTES
 
 if TYPE_CHECKING:
     import torch
-
-ALIGNMENT: Final = 64
-
-
-def aligned(size: int) -> int:
-    """How much room a memory of `size` bytes takes in a window."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class WindowArrivals(Arrivals):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstitch.collectives.fusion import ALIGNMENT, Layout, aligned, buckets, chunks
+from lockstitch.collectives.fusion import Layout, buckets, chunks
+from lockstitch.memory.sizes import ALIGNMENT, aligned
 
 CHUNK = 1024
 tensors = st.lists(st.tuples(st.integers(0, 3000), st.sampled_from([1, 2, 4, 8, 16])), max_size=8)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from lockstitch.collectives.host_memory import HostMemory
-
-PAGE = 4096
+from lockstitch.memory.sizes import PAGE_BYTES
 
 
 def allocated() -> tuple[HostMemory, list[int]]:
@@ -19,43 +18,72 @@ def allocated() -> tuple[HostMemory, list[int]]:
     return HostMemory(allocate), sizes
 
 
+class Reading:
+    """An event: a device reads until it `is_over`."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.was_awaited = False
+
+    def query(self) -> bool:
+        return self.is_over
+
+    def synchronize(self) -> None:
+        self.was_awaited = self.is_over = True
+
+
 def test_block_begins_with_a_page_and_consists_of_pages() -> None:
     memory, _ = allocated()
     for size in (1, 70_000, 1_000_001):
-        block = memory.take(size)
+        block = memory.take(size).memory
         assert block.numel() >= size
-        assert block.data_ptr() % PAGE == block.numel() % PAGE == 0
+        assert block.data_ptr() % PAGE_BYTES == block.numel() % PAGE_BYTES == 0
 
 
 def test_block_that_was_given_back_is_taken_again() -> None:
     memory, sizes = allocated()
     block = memory.take(1000)
-    address = block.data_ptr()
     memory.give_back(block)
-    assert memory.take(2000).data_ptr() == address
-    assert memory.take(2000).data_ptr() != address
+    assert memory.take(2000) is block
+    assert memory.take(2000) is not block
     assert len(sizes) == 2
 
 
-def test_block_that_a_finalizer_drops_is_taken_again() -> None:
+def test_block_whose_lease_ends_is_taken_again() -> None:
     memory, sizes = allocated()
-    memory.drop(memory.take(1000))
+    memory.lease(memory.take(1000))
     memory.take(1000)
     assert len(sizes) == 1
 
 
-def test_memory_of_other_sizes_is_left_alone() -> None:
+def test_block_that_a_device_still_reads_is_awaited_where_none_is_free() -> None:
     memory, sizes = allocated()
-    memory.give_back(memory.take(1 << 20))
-    memory.take(1 << 22)
+    first, second = memory.take(1000), memory.take(1000)
+    readings = Reading(), Reading()
+    memory.give_back(first, [readings[0]])
+    memory.give_back(second, [readings[1]])
+    readings[1].is_over = True
+    assert memory.take(1000) is second
+    assert not readings[0].was_awaited
+    assert memory.take(1000) is first
+    assert readings[0].was_awaited
+    assert len(sizes) == 2
+
+
+def test_forgotten_block_is_not_taken_again() -> None:
+    memory, sizes = allocated()
+    memory.forget(memory.take(1000))
+    memory.take(1000)
     assert len(sizes) == 2
 
 
 def test_nothing_is_kept_once_it_is_closed() -> None:
     memory, sizes = allocated()
-    late = memory.take(1000)
+    late, later, last = (memory.take(1000) for _ in range(3))
     memory.give_back(memory.take(1000))
     memory.close()
     memory.give_back(late)
+    memory.forget(later)
+    memory.lease(last)
     memory.take(1000)
-    assert len(sizes) == 3
+    assert len(sizes) == 5

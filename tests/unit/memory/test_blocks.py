@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lockstitch.memory.blocks import MOST_BLOCKS, PAGE_BYTES, TRIAL_BLOCKS, Ledger, rounded
+from lockstitch.memory.blocks import MOST_BLOCKS, TRIAL_BLOCKS, Ledger
+from lockstitch.memory.sizes import PAGE_BYTES
 
 MB = 1 << 20
 CAPACITY = 64 * MB
@@ -22,15 +22,6 @@ def made(ledger: Ledger, nbytes: int, owner: str = "a", now: float = 0.0):
     block, gone = ledger.make(owner, nbytes, now)
     assert gone == []
     return block
-
-
-@given(st.integers(1, 1 << 42))
-def test_sizes_are_pages_and_waste_little(nbytes: int) -> None:
-    size = rounded(nbytes)
-    assert size >= nbytes
-    assert size % PAGE_BYTES == 0
-    assert size <= max(nbytes * 9 / 8 + 1, nbytes + PAGE_BYTES)
-    assert rounded(size) == size
 
 
 def test_what_came_back_is_lent_again_the_last_first(ledger: Ledger) -> None:
@@ -48,6 +39,21 @@ def test_a_block_is_not_lent_for_more_than_it_holds_nor_for_very_little(ledger: 
     assert ledger.reuse("a", MB + 1, 1.0) is None
     assert ledger.reuse("a", MB // 8, 1.0) is None
     assert ledger.reuse("a", MB // 2, 1.0) is not None
+
+
+def test_the_smallest_block_that_fits_is_lent(ledger: Ledger) -> None:
+    blocks = [made(ledger, size * MB) for size in (4, 2, 3)]
+    for block in blocks:
+        ledger.give_back(block, 1.0)
+    assert ledger.reuse("a", 3 * MB // 2, 1.0) is blocks[1]
+    assert ledger.reuse("a", 3 * MB // 2, 1.0) is blocks[2]
+    assert ledger.reuse("a", 3 * MB // 2, 1.0) is blocks[0]
+
+
+def test_without_limits_whoever_asks_is_lent_a_block() -> None:
+    ledger = Ledger.without_limits()
+    blocks = [made(ledger, 1 << 50) for _ in range(MOST_BLOCKS + 1)]
+    assert len({block.number for block in blocks}) == MOST_BLOCKS + 1
 
 
 def test_blocks_stay_with_their_owner(ledger: Ledger) -> None:
@@ -112,6 +118,16 @@ def test_numbers_run_out(ledger: Ledger) -> None:
         ledger.retire(block)
     assert ledger.make("a", 1, 0.0) == (None, [])
     assert len(ledger.retired("a")) == MOST_BLOCKS
+
+
+def test_as_many_idle_bytes_as_shall_be_kept_are_kept(ledger: Ledger) -> None:
+    blocks = [made(ledger, size * MB) for size in (1, 2, 3)]
+    for now, block in enumerate(blocks):
+        ledger.give_back(block, float(now))
+    assert ledger.drop_idle(5.0, 6 * MB) == []
+    assert ledger.drop_idle(5.0, 5 * MB) == blocks[:1]
+    assert ledger.drop_idle(2.0) == blocks[1:2]
+    assert ledger.spare_bytes == ledger.bytes == 3 * MB
 
 
 def test_idle_blocks_are_dropped(ledger: Ledger) -> None:
@@ -181,6 +197,8 @@ class Lending(RuleBasedStateMachine):
     def the_books_are_right(self) -> None:
         blocks = self.ledger.blocks()
         assert self.ledger.bytes == sum(block.size for block in blocks) <= CAPACITY
+        spare = sum(block.size for block in blocks if not block.is_lent)
+        assert self.ledger.spare_bytes == spare
         assert {id(block) for block in blocks if block.is_lent} == set(self.held)
         numbers = [(block.owner, block.number) for block in blocks]
         numbers += [(owner, n) for owner in "abc" for n in self.ledger.retired(owner)]
@@ -189,7 +207,7 @@ class Lending(RuleBasedStateMachine):
     def teardown(self) -> None:
         for owner in "abc":
             self.ledger.drop_owner(owner)
-        assert self.ledger.bytes == 0
+        assert self.ledger.bytes == self.ledger.spare_bytes == 0
 
 
 TestLending = Lending.TestCase

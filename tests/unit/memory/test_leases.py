@@ -1,10 +1,15 @@
-"""The states of segments: whether mapped or behind a descriptor, both ends see the same bytes."""
+"""The end of the last use is told, and told once; of segments' states, whether mapped or behind a
+descriptor, both ends see the same bytes."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
+import sys
+from functools import partial
+from queue import SimpleQueue
 
 import pytest
 
@@ -15,9 +20,45 @@ from lockstitch.memory.leases import (
     LENT,
     TABLE_BYTES,
     FileTable,
+    Lease,
     mapped_table,
     setter,
+    window,
 )
+
+
+def test_a_lease_ends_with_the_last_reference_to_its_window():
+    ended = []
+    memory = ctypes.create_string_buffer(b"the bytes", 16)
+    opened = window(ctypes.addressof(memory), 16, Lease(lambda: ended.append(1), memory))
+    del memory
+    part = memoryview(opened).cast("B")[:9]
+    del opened
+    assert bytes(part) == b"the bytes"
+    assert ended == []
+    del part
+    assert ended == [1]
+
+
+def test_a_cancelled_lease_tells_nobody():
+    ended = []
+    lease = Lease(lambda: ended.append(1))
+    lease.cancel()
+    del lease
+    assert ended == []
+
+
+def test_the_end_of_a_lease_runs_nothing_of_python_in_which_an_interrupt_could_be_lost():
+    returned: SimpleQueue[int] = SimpleQueue()
+    lease = Lease(partial(returned.put, 7))
+    frames = []
+    sys.setprofile(lambda frame, event, _: frames.append(frame) if event == "call" else None)
+    try:
+        del lease
+    finally:
+        sys.setprofile(None)
+    assert frames == []
+    assert returned.get_nowait() == 7
 
 
 @contextlib.contextmanager

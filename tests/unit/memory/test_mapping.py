@@ -11,7 +11,7 @@ import pytest
 
 from lockstitch.devices import pinned
 from lockstitch.memory import mapping
-from lockstitch.memory.mapping import Mapping, create
+from lockstitch.memory.mapping import Mapping, create, create_file, punch
 
 SIZE = 1 << 16
 
@@ -68,6 +68,30 @@ def test_what_is_given_up_is_empty_for_all():
         memory.give_up()
         assert os.fstat(descriptor).st_blocks < before
         assert ctypes.string_at(other.address, 3) == bytes(3)
+
+
+def test_part_of_a_file_is_punched_out_and_the_rest_stays():
+    descriptor = create_file()
+    try:
+        os.posix_fallocate(descriptor, 0, SIZE)
+        memory = Mapping(descriptor, SIZE)
+        memory.tensor().fill_(7)
+        punch(descriptor, SIZE // 2, SIZE // 2)
+        assert os.fstat(descriptor).st_size == SIZE
+        assert os.fstat(descriptor).st_blocks * 512 == SIZE // 2
+        assert memory.tensor()[SIZE // 2 - 1 : SIZE // 2 + 1].tolist() == [7, 0]
+    finally:
+        os.close(descriptor)
+
+
+def test_what_is_made_private_is_written_to_by_nobody_else():
+    with shared() as (memory, descriptor):
+        other = Mapping(descriptor, SIZE)
+        memory.tensor().fill_(7)
+        other.make_private(descriptor)
+        other.tensor()[:2] = 8
+        assert other.tensor()[:3].tolist() == [8, 8, 7]
+        assert memory.tensor()[:3].tolist() == [7, 7, 7]
 
 
 def test_more_memory_than_there_is_is_refused_at_once(monkeypatch, tmp_path):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lockstitch import copying
 from lockstitch.errors import RemoteProtocolError
+from lockstitch.memory.sizes import ALIGNMENT, aligned
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.encoding import encode
 from lockstitch.wire.frames import HEADER, IN_SEGMENT
@@ -20,7 +21,7 @@ from lockstitch.wire.messages import Reply
 from lockstitch.wire.pickling import pack
 from lockstitch.wire.tensors import DTYPES, INLINE_BYTES
 from lockstitch.wire.unpickling import unpack
-from lockstitch.wire.windows import ALIGNMENT, WindowArrivals, aligned
+from lockstitch.wire.windows import WindowArrivals
 from tests.unit.wire.road import REGISTRY
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@
 - `operations`: how tensors move: `whole`, `in_place`, or `in_chunks`, chosen by `ways`
 - `definitions`: what is known of each name
 - `log`: what each rank did, as words in shared memory
-- `arena`: room in a rank's part of the segment
-- `segment`: the shared memory, and where things are in it
+- `segment`: the shared memory, and where things are in it (room in it: `memory.arena`)
 - `bells`: sleeping, waking, and seeing who died
 - `introduction`: how the ranks come to share all this
 """

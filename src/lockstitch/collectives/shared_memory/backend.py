@@ -14,7 +14,6 @@ import contextlib
 import os
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +31,7 @@ from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.fences import Fence
 from lockstitch.forks import abandon_in_child
 from lockstitch.memory.arena import Arena, ArenaFullError
+from lockstitch.memory.leases import window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -165,9 +165,11 @@ class SharedMemoryBackend:
                 place = self._arena.take(size)
             except ArenaFullError as error:
                 raise CollectiveError(f"rank {self._rank} has no room: {error}") from error
-        memory = self._segment.memory(self._segment.arena_begins[self._rank] + place, size)
-        weakref.finalize(memory, self._arena.drop, place).atexit = False
+        segment = self._segment
+        address = segment.address + segment.arena_begins[self._rank] + place
+        lease = self._arena.lease(place, segment.mapping)
         # Of its own storage, so that saving the tensor does not save the segment.
+        memory = window(address, size, lease)
         flat = torch.frombuffer(memory, dtype=dtype, count=max(count, 1))
         declare_private(flat)
         return flat[:count].view(tuple(shape))

@@ -16,7 +16,10 @@ from typing import Final
 
 import torch
 
-_PAGE: Final = 4096
+from lockstitch.memory import mapping
+from lockstitch.memory.mapping import Mapping
+from lockstitch.memory.sizes import PAGE_BYTES, aligned
+
 _WORD: Final = 8
 _KEPT_TENSORS: Final = 4096
 
@@ -56,12 +59,12 @@ class Geometry:
 
 
 def _pages(size: int) -> int:
-    return (size + _PAGE - 1) // _PAGE * _PAGE
+    return aligned(size, PAGE_BYTES)
 
 
 def create(geometry: Geometry) -> int:
     """A new segment; returns its descriptor, to be handed around and closed when all map it."""
-    descriptor = os.memfd_create("lockstitch-reductions", os.MFD_CLOEXEC)
+    descriptor = mapping.create_file("lockstitch-reductions")
     os.ftruncate(descriptor, geometry.size)
     return descriptor
 
@@ -71,11 +74,9 @@ class Segment:
 
     def __init__(self, descriptor: int, geometry: Geometry) -> None:
         self.geometry = geometry
-        # torch maps the file itself and keeps no descriptor.
-        self._bytes = torch.from_file(
-            f"/proc/self/fd/{descriptor}", shared=True, size=geometry.size, dtype=torch.uint8
-        )
-        self.address = self._bytes.data_ptr()
+        self.mapping = Mapping(descriptor, geometry.size)
+        self.address = self.mapping.address
+        self._bytes = self.mapping.tensor()
         self._kept: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
         self.arena_begins = [
             geometry.arenas_begin + rank * geometry.arena_bytes for rank in range(geometry.ranks)
@@ -132,10 +133,6 @@ class Segment:
     def vector(self, begin: int, dtype: torch.dtype, count: int) -> torch.Tensor:
         """Like `kept`, of one dimension."""
         return self.kept(begin, dtype, (count,))
-
-    def memory(self, begin: int, size: int) -> object:
-        """An array of bytes, for tensors with a storage of their own (`torch.frombuffer`)."""
-        return self._bytes[begin : begin + size].numpy()
 
     def _control(self, set_id: int) -> int:
         if set_id >= self.geometry.most_sets:

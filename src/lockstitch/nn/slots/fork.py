@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.errors import SlotDiedError
 from lockstitch.forks import abandon_in_child
+from lockstitch.memory.mapping import create_file
 from lockstitch.memory.waiting import WorkEstimate
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
 from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics, is_short
@@ -37,7 +38,7 @@ from lockstitch.nn.slots.failures import Failure
 from lockstitch.nn.slots.forkable import obstacle
 from lockstitch.nn.slots.lifting import SINGLE
 from lockstitch.nn.slots.mailbox import Mailbox, create_memory, spin_seconds_for
-from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory, create_file
+from lockstitch.nn.slots.memory import NAME, OwnedMemory, ReadMemory
 from lockstitch.nn.slots.orders import Packer
 from lockstitch.nn.slots.own_passes import OwnPasses
 from lockstitch.nn.slots.packets import Leaves, Postbox
@@ -70,7 +71,7 @@ class ForkSlot(Slot):
         self._estimates = {kind: WorkEstimate() for kind in (FORWARD, BACKWARD)}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         rings, spin_seconds = create_memory(), spin_seconds_for(blueprint.slots)
-        to_child, to_parent, crash_file = create_file(), create_file(), create_file()
+        to_child, to_parent, crash_file = create_file(NAME), create_file(NAME), create_file(NAME)
         leaves = Leaves(blueprint.leaves)
         postbox = Postbox(OwnedMemory(to_child), ReadMemory(to_parent), leaves)
         childs_postbox = Postbox(OwnedMemory(to_parent), ReadMemory(to_child), leaves)

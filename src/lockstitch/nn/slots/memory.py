@@ -1,10 +1,13 @@
 """Memory shared with a forked slot: blocks that one side fills and the other reads in place.
 
-Each direction has a file without a name (memfd), made before the fork, which grows as blocks are
-needed. Its owner allocates blocks and names them in messages; the reader maps a block when it first
-hears of it, and its tensors lie there. When the last of them is gone the block is the owner's
-again: the reader says so in its next message. So nothing is copied twice, and nothing that somebody
-still holds is written over.
+Each direction has a file without a name (memfd), which grows as blocks are needed. Its owner lends
+blocks (`memory.blocks`) and names them in messages; the reader maps a block when it first hears of
+it, and its tensors lie there. When the last of them is gone (`memory.leases`) the block is the
+owner's again: the reader says so in its next message. So nothing is copied twice, and nothing that
+somebody still holds is written over.
+
+What is special to slots: the files are there before the fork, so that a block needs no descriptor
+of its own, and what goes to and fro anyway says which blocks came back, so that no table is needed.
 """
 
 from __future__ import annotations
@@ -13,20 +16,29 @@ import ctypes
 import mmap
 import os
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from lockstitch.memory.blocks import Ledger
+from lockstitch.memory.leases import Lease
+from lockstitch.memory.mapping import punch
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PAGE: Final = mmap.PAGESIZE
-_NAME: Final = "lockstitch-slot"
+    from lockstitch.memory.blocks import Block
+
+NAME: Final = "lockstitch-slot"
+"""Of the file, as in `memory.mapping`."""
+_OURS: Final = "ours"
 _SLACK: Final = 4
 # What has lain idle while so many others were asked for is given up, when all that lies idle is
 # more than this and more than is in use. A step asks for two or three: these stay for the next one.
 _IDLE_BYTES: Final = 1 << 20
 _PATIENCE: Final = 64
+_LOOK_ONE_IN: Final = 16
 
 
 class BlockName(NamedTuple):
@@ -35,11 +47,6 @@ class BlockName(NamedTuple):
     number: int
     offset: int
     size: int
-
-
-def create_file() -> int:
-    """An empty file without a name."""
-    return os.memfd_create(_NAME, os.MFD_CLOEXEC)
 
 
 class MappedBlock:
@@ -52,7 +59,6 @@ class MappedBlock:
         with torch.inference_mode(mode=False):
             self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.address = self.bytes.data_ptr()
-        self.idle_since = 0
         # Made once: each type that ctypes makes is a cycle of references.
         self.kind = ctypes.c_char * name.size
         self._typed: dict[torch.dtype, torch.Tensor] = {}
@@ -88,76 +94,55 @@ class OwnedMemory:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._free: list[MappedBlock] = []
-        self._lent: dict[int, MappedBlock] = {}
+        # Its time is how many blocks were asked for.
+        self._ledger = Ledger.without_limits()
+        self._lent: dict[int, Block] = {}
         self._end = 0
-        self._count = 0
-        self._asked = 0
+        self._asked = self._next_look = 0
 
     def __repr__(self) -> str:
-        return f"<OwnedMemory · {len(self._lent)} blocks lent · {len(self._free)} free>"
+        free = len(self._ledger.blocks()) - len(self._lent)
+        return f"<OwnedMemory · {len(self._lent)} blocks lent · {free} free>"
 
     @property
     def reserved_bytes(self) -> int:
         """How much memory the blocks take."""
-        return sum(block.name.size for block in [*self._free, *self._lent.values()])
+        return self._ledger.bytes
 
     def allocate(self, size: int) -> MappedBlock:
         """A block of at least `size` bytes, to be filled and named in a message."""
         self._asked += 1
-        fitting = [
-            each for each in self._free if size <= each.name.size <= max(size, _PAGE) * _SLACK
-        ]
-        if fitting:
-            block = min(fitting, key=lambda each: each.name.size)
-            self._free.remove(block)
-        else:
-            block = self._make(size)
-        self._lent[block.name.number] = block
-        return block
+        block = self._ledger.reuse(_OURS, size, self._asked) or self._make(size)
+        self._lent[block.number] = block
+        return block.memory  # type: ignore[no-any-return]
 
-    def _make(self, size: int) -> MappedBlock:
-        size = (size + _PAGE - 1) // _PAGE * _PAGE
-        # Taken at once: whoever writes to it later must not find that there is no memory.
-        os.posix_fallocate(self._descriptor, self._end, size)
-        block = MappedBlock(self._descriptor, BlockName(self._count, self._end, size))
-        self._count += 1
-        self._end += size
+    def _make(self, size: int) -> Block:
+        block, _ = self._ledger.make(_OURS, size, self._asked)
+        assert block is not None
+        try:
+            # Taken at once: whoever writes to it later must not find that there is no memory.
+            os.posix_fallocate(self._descriptor, self._end, block.size)
+            name = BlockName(block.number, self._end, block.size)
+            block.memory = MappedBlock(self._descriptor, name)
+        except BaseException:
+            self._ledger.drop(block)
+            raise
+        self._end += block.size
         return block
 
     def take_back(self, numbers: Sequence[int]) -> None:
         """The reader has no use for these any more. When too many lie idle, those are given up that
         have for long."""
+        ledger = self._ledger
         for number in numbers:
-            block = self._lent.pop(number)
-            block.idle_since = self._asked
-            self._free.append(block)
-        if not self._free or self._asked - self._free[0].idle_since < _PATIENCE:
-            return
-        idle = sum(block.name.size for block in self._free)
-        in_use = sum(block.name.size for block in self._lent.values())
-        while (
-            len(self._free) > 1
-            and idle > max(_IDLE_BYTES, in_use) * _SLACK
-            and self._asked - self._free[0].idle_since >= _PATIENCE
-        ):
-            block = self._free.pop(0)
-            idle -= block.name.size
-            _punch(self._descriptor, block.name)
-
-
-class _Lease:
-    """Ends with the last tensor on a block."""
-
-    __slots__ = ("_number", "_returned", "block")
-
-    def __init__(self, block: MappedBlock, returned: deque[int]) -> None:
-        self.block = block
-        self._number = block.name.number
-        self._returned = returned
-
-    def __del__(self) -> None:
-        self._returned.append(self._number)
+            ledger.give_back(self._lent.pop(number), self._asked)
+        idle = ledger.spare_bytes
+        kept = max(_IDLE_BYTES, ledger.bytes - idle) * _SLACK
+        if idle > kept and self._asked >= self._next_look:
+            self._next_look = self._asked + _LOOK_ONE_IN
+            for block in ledger.drop_idle(self._asked - _PATIENCE, kept):
+                name = block.memory.name
+                punch(self._descriptor, name.offset, name.size)
 
 
 class ReadMemory:
@@ -171,10 +156,10 @@ class ReadMemory:
     def open(self, name: BlockName) -> Any:
         """An object whose memory is that block, until nothing refers to it any more."""
         block = self._blocks.get(name.number)
-        if block is None:
+        if block is None or block.name != name:
             block = self._blocks[name.number] = MappedBlock(self._descriptor, name)
         array = block.kind.from_address(block.address)
-        array.lease = _Lease(block, self._returned)  # type: ignore[attr-defined]
+        array.lease = Lease(partial(self._returned.append, name.number), block)  # type: ignore[attr-defined]
         return array
 
     def returned(self) -> list[int]:
@@ -183,12 +168,3 @@ class ReadMemory:
         while self._returned:
             numbers.append(self._returned.popleft())
         return numbers
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-
-
-def _punch(descriptor: int, name: BlockName) -> None:
-    """Frees the memory; the file keeps its size."""
-    _libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_long(name.offset), ctypes.c_long(name.size))

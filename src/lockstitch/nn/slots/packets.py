@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import cloudpickle
 import torch
 
+from lockstitch.memory.sizes import aligned
 from lockstitch.nn.slots.mailbox import LARGEST
 from lockstitch.nn.slots.memory import BlockName
 from lockstitch.torch_internals.tensors import copy_many, unflatten
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from lockstitch.nn.slots.memory import MappedBlock, OwnedMemory, ReadMemory
 
 _HEADER: Final = struct.Struct("<BQ")
-_ALIGNMENT: Final = 64
 _DTYPES: Final = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
@@ -58,7 +58,7 @@ class Leaves:
             elements = sum(each.numel() for each in shapes)
             if elements:
                 self._groups.append((dtype, elements, self.size, members, shapes))
-            self.size += _aligned(elements * dtype.itemsize)
+            self.size += aligned(elements * dtype.itemsize)
         self._empty = {
             i: (leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves) if not leaf.numel()
         }
@@ -156,7 +156,7 @@ class Postbox:
             shape = tuple(tensor.shape)
             strides = None if tensor.is_contiguous() else _dense_strides(tensor)
             descriptions.append((_CODES[tensor.dtype], shape, strides, size))
-            size += _aligned(tensor.numel() * tensor.itemsize)
+            size += aligned(tensor.numel() * tensor.itemsize)
         if not size:
             return descriptions, None
         block = self._own.allocate(size)
@@ -244,10 +244,6 @@ def _pickled(tensor: torch.Tensor) -> bytes:
 
 def _unpickled(data: bytes) -> Any:
     return pickle.loads(data)
-
-
-def _aligned(size: int) -> int:
-    return (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
 
 
 def _numel(shape: Sequence[int]) -> int:

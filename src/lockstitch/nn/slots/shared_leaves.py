@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
@@ -21,22 +20,15 @@ from weakref import WeakSet
 import torch
 
 from lockstitch.forks import abandon_in_child
+from lockstitch.memory.mapping import Mapping, create_file
+from lockstitch.memory.sizes import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _NAME: Final = "lockstitch-parameters"
-_ALIGNMENT: Final = 64
 _SHARED: Final[WeakSet[SharedParameters]] = WeakSet()
 _FORKING: Final = threading.local()
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
-    *(ctypes.c_int, ctypes.c_int, ctypes.c_long),
-]
-_MAP_FIXED: Final = 0x10
 
 
 class SharedParameters:
@@ -44,10 +36,10 @@ class SharedParameters:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        self._descriptor = create_file(_NAME)
         os.posix_fallocate(self._descriptor, 0, size)
-        self._memory = mmap.mmap(self._descriptor, size)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._mapping = Mapping(self._descriptor, size)
+        self.address = self._mapping.address
         self.is_shared = True
         _SHARED.add(self)
         abandon_in_child(self)
@@ -59,7 +51,7 @@ class SharedParameters:
         self._close()
 
     def memory(self, offset: int, size: int) -> Any:
-        """An object whose memory is that part, and which keeps the shared."""
+        """An object whose memory is that part, and which keeps the whole."""
         array = (ctypes.c_char * size).from_address(self.address + offset)
         array.shared = self  # type: ignore[attr-defined]
         return array
@@ -73,9 +65,7 @@ class SharedParameters:
         if getattr(_FORKING, "a_slot", False) or self._descriptor < 0:
             return
         self.is_shared = False
-        flags = mmap.MAP_PRIVATE | _MAP_FIXED
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
-        _libc.mmap(self.address, self.size, protection, flags, self._descriptor, 0)
+        self._mapping.make_private(self._descriptor)
         self._close()
 
     def _close(self) -> None:
@@ -114,7 +104,7 @@ def share(leaves: Sequence[torch.Tensor], others: Iterable[torch.Tensor] = ()) -
             )
         if leaf.numel() and not is_with_slots(leaf):
             storages.setdefault(leaf.untyped_storage().data_ptr(), []).append(leaf)
-    size = sum(_aligned(group[0].untyped_storage().nbytes()) for group in storages.values())
+    size = sum(aligned(group[0].untyped_storage().nbytes()) for group in storages.values())
     if not size:
         return 0
     for other in others:
@@ -126,7 +116,7 @@ def share(leaves: Sequence[torch.Tensor], others: Iterable[torch.Tensor] = ()) -
     offset = 0
     for group in storages.values():
         _move(group, shared, offset)
-        offset += _aligned(group[0].untyped_storage().nbytes())
+        offset += aligned(group[0].untyped_storage().nbytes())
     return size
 
 
@@ -140,7 +130,3 @@ def _move(group: Sequence[torch.Tensor], shared: SharedParameters, offset: int) 
         shape, strides, first = leaf.shape, leaf.stride(), leaf.storage_offset()
         data = torch.empty(0, dtype=leaf.dtype, device="cpu")
         leaf.data = data.set_(memory.untyped_storage(), first, shape, strides)
-
-
-def _aligned(size: int) -> int:
-    return (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT

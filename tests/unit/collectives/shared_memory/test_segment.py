@@ -7,6 +7,7 @@ import os
 import torch
 
 from lockstitch.collectives.shared_memory.segment import Geometry, Segment, create
+from lockstitch.memory.leases import NOTHING, Lease, window
 
 GEOMETRY = Geometry(2, arena_bytes=1 << 20, log_words=64, most_sets=4)
 
@@ -53,7 +54,8 @@ def test_mapping_holds_no_descriptor() -> None:
 def test_memory_carries_a_tensor_of_its_own_storage() -> None:
     segment, other = two_mappings()
     begin = segment.arena_begins[0] + 256
-    tensor = torch.frombuffer(segment.memory(begin, 40), dtype=torch.float64)
+    memory = window(segment.address + begin, 40, Lease(NOTHING, segment.mapping))
+    tensor = torch.frombuffer(memory, dtype=torch.float64)
     tensor.fill_(2)
     assert tensor.untyped_storage().nbytes() == 40
     assert other.vector(begin, torch.float64, 5).tolist() == [2] * 5

@@ -6,8 +6,11 @@ import os
 
 import pytest
 import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
-from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory, create_file
+from lockstitch.memory.mapping import create_file
+from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory
 
 
 @pytest.fixture
@@ -104,9 +107,69 @@ def test_what_each_step_needs_is_kept_from_one_to_the_next(two_ends):
     assert owner.reserved_bytes == 19 << 20
 
 
-def test_blocks_of_very_different_sizes_are_not_taken_for_each_other(two_ends):
+def test_number_of_a_block_that_was_given_up_may_be_used_again(two_ends):
     owner, reader = two_ends
-    large = owner.allocate(1 << 20)
-    read(reader, large)
-    owner.take_back(reader.returned())
-    assert owner.allocate(16) is not large
+    use(owner, reader, *[4 << 20] * 4)
+    for _ in range(100):
+        use(owner, reader, 16)
+    for value in range(5):
+        block = owner.allocate(1 << 20)
+        fill(block, value)
+        assert read(reader, block).tolist() == [value] * 4
+
+
+def test_memory_that_cannot_be_had_is_not_booked(two_ends, monkeypatch):
+    owner, _ = two_ends
+
+    def no_room(*args):
+        raise OSError(28, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", no_room)
+        with pytest.raises(OSError, match="no room"):
+            owner.allocate(16)
+    assert owner.reserved_bytes == 0
+    assert owner.allocate(16).name.number == 0
+
+
+class Exchanging(RuleBasedStateMachine):
+    """Blocks are filled, read, held, let go of and taken back in any order."""
+
+    held = Bundle("held")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.descriptor = create_file()
+        self.owner = OwnedMemory(self.descriptor)
+        self.reader = ReadMemory(self.descriptor)
+        self.count = 0
+
+    @rule(target=held, size=st.sampled_from([16, 5000, 70_000, 3 << 20]))
+    def send(self, size: int):
+        self.count += 1
+        block = self.owner.allocate(size)
+        assert len(block.bytes) >= size
+        block.bytes[0] = block.bytes[size - 1] = self.count % 251
+        return torch.frombuffer(self.reader.open(block.name), dtype=torch.uint8, count=size), (
+            self.count % 251
+        )
+
+    @rule(each=consumes(held))
+    def let_go(self, each) -> None:
+        tensor, mark = each
+        assert tensor[0] == tensor[-1] == mark
+
+    @rule()
+    def answer(self) -> None:
+        self.owner.take_back(self.reader.returned())
+
+    @rule(steps=st.integers(1, 100))
+    def work(self, steps: int) -> None:
+        for _ in range(steps):
+            use(self.owner, self.reader, 16)
+
+    def teardown(self) -> None:
+        os.close(self.descriptor)
+
+
+TestExchanging = Exchanging.TestCase

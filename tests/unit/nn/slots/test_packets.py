@@ -7,7 +7,8 @@ import os
 import pytest
 import torch
 
-from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory, create_file
+from lockstitch.memory.mapping import create_file
+from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory
 from lockstitch.nn.slots.packets import LARGEST, Leaves, Postbox
 
 KEY = (1, 42)
