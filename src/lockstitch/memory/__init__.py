@@ -3,6 +3,7 @@ lies in it.
 
 - `mapping`: memory that several processes map, pinned where devices copy from it
 - `sizes`: how they are rounded
+- `views`: tensors that lie in such memory
 - `blocks`: who holds which block: bookkeeping without any memory
 - `pools`: memory kept warm for the next one, lent by that bookkeeping
 - `arena`: room in memory that is there as a whole, for who takes and gives back many times

@@ -79,8 +79,9 @@ class Mapping:
         return f"<Mapping of {self.size:,} bytes at {self.address:#x}>"
 
     def tensor(self) -> torch.Tensor:
-        """A tensor of all its bytes."""
-        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(self._storage)  # type: ignore[arg-type]
+        """A tensor of all its bytes, none of inference mode."""
+        with torch.inference_mode(mode=False):
+            return torch.empty(0, dtype=torch.uint8, device="cpu").set_(self._storage)  # type: ignore[arg-type]
 
     def populate(self) -> None:
         """Finds all pages now, at once, and not one by one when they are written to."""

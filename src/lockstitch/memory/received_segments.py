@@ -49,8 +49,9 @@ class SegmentLease(Lease):
     __slots__ = ("give_back",)
 
     def __init__(self, give_back: Callable[[], object], memory: Mapping | Copy) -> None:
-        super().__init__(NOTHING, memory)
+        self.end = NOTHING
         self.give_back = give_back
+        self.memory = memory
 
     def pin(self) -> None:
         """A device is about to copy from it."""

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final
-
-import torch
+from typing import TYPE_CHECKING, Final
 
 from lockstitch.memory import mapping
 from lockstitch.memory.mapping import Mapping
 from lockstitch.memory.sizes import PAGE_BYTES, aligned
+from lockstitch.memory.views import Views
+
+if TYPE_CHECKING:
+    import torch
 
 _WORD: Final = 8
 _KEPT_TENSORS: Final = 4096
@@ -69,25 +71,22 @@ def create(geometry: Geometry) -> int:
     return descriptor
 
 
-class Segment:
+class Segment(Views):
     """The segment as one rank has it mapped: for as long as a tensor in it lives."""
 
     def __init__(self, descriptor: int, geometry: Geometry) -> None:
         self.geometry = geometry
         self.mapping = Mapping(descriptor, geometry.size)
-        self.address = self.mapping.address
-        self._bytes = self.mapping.tensor()
-        self._kept: dict[tuple[int, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
+        super().__init__(self.mapping.tensor(), _KEPT_TENSORS)
         self.arena_begins = [
             geometry.arenas_begin + rank * geometry.arena_bytes for rank in range(geometry.ranks)
         ]
         """Where the arena of each rank begins, in bytes from the segment's beginning."""
-        self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: self._bytes}
 
     def words(self, begin: int, count: int) -> memoryview:
         """`count` words from byte `begin` on."""
         # The stubs do not know that arrays offer their memory.
-        view = memoryview(self._bytes[begin : begin + count * _WORD].numpy())  # type: ignore[arg-type]
+        view = memoryview(self.bytes[begin : begin + count * _WORD].numpy())  # type: ignore[arg-type]
         return view.cast("Q")
 
     def sleepers(self) -> memoryview:
@@ -108,27 +107,6 @@ class Segment:
         geometry = self.geometry
         logs = self._control(set_id) + geometry.tails_bytes + geometry.cursors_bytes
         return self.words(logs + writer * geometry.log_words * _WORD, geometry.log_words)
-
-    def tensor(self, begin: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """A contiguous tensor at byte `begin`, for our own use: it shares the segment's storage."""
-        typed = self._typed.get(dtype)
-        if typed is None:
-            typed = self._typed.setdefault(dtype, self._bytes.view(dtype))
-        strides, step = [], 1
-        for length in reversed(shape):
-            strides.append(step)
-            step *= max(length, 1)
-        return typed.as_strided(shape, strides[::-1], begin // dtype.itemsize)
-
-    def kept(self, begin: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """Like `tensor`; kept, for the same are wanted again and again."""
-        key = (begin, dtype, shape)
-        view = self._kept.get(key)
-        if view is None:
-            if len(self._kept) >= _KEPT_TENSORS:
-                self._kept.clear()
-            view = self._kept[key] = self.tensor(begin, dtype, shape)
-        return view
 
     def vector(self, begin: int, dtype: torch.dtype, count: int) -> torch.Tensor:
         """Like `kept`, of one dimension."""

@@ -24,6 +24,7 @@ import torch
 from lockstitch.memory.blocks import Ledger
 from lockstitch.memory.leases import Lease
 from lockstitch.memory.mapping import punch
+from lockstitch.memory.views import Views
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +40,7 @@ _SLACK: Final = 4
 _IDLE_BYTES: Final = 1 << 20
 _PATIENCE: Final = 64
 _LOOK_ONE_IN: Final = 16
+_KEPT_TENSORS: Final = 1000
 
 
 class BlockName(NamedTuple):
@@ -49,44 +51,16 @@ class BlockName(NamedTuple):
     size: int
 
 
-class MappedBlock:
-    """A block that this side has mapped. Its tensors are kept and filled in whatever mode is on by
-    then, so they are none of inference mode, which must not be written to in another one."""
+class MappedBlock(Views):
+    """A block that this side has mapped; its owner fills the tensors that are kept."""
 
     def __init__(self, descriptor: int, name: BlockName) -> None:
-        self.name = name
-        self._memory = mmap.mmap(descriptor, name.size, offset=name.offset)
+        memory = mmap.mmap(descriptor, name.size, offset=name.offset)
         with torch.inference_mode(mode=False):
-            self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self.address = self.bytes.data_ptr()
+            super().__init__(torch.frombuffer(memory, dtype=torch.uint8), _KEPT_TENSORS)
+        self.name = name
         # Made once: each type that ctypes makes is a cycle of references.
         self.kind = ctypes.c_char * name.size
-        self._typed: dict[torch.dtype, torch.Tensor] = {}
-        self._tensors: dict[Any, torch.Tensor] = {}
-
-    def tensor(
-        self, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int
-    ) -> torch.Tensor:
-        """The tensor that lies there; for the owner's use, and kept: the same are filled again and
-        again."""
-        key = dtype, shape, strides, offset
-        tensor = self._tensors.get(key)
-        if tensor is None:
-            with torch.inference_mode(mode=False):
-                tensor = self._new_tensor(*key)
-            if len(self._tensors) > 1000:
-                self._tensors.clear()
-            self._tensors[key] = tensor
-        return tensor
-
-    def _new_tensor(
-        self, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int
-    ) -> torch.Tensor:
-        typed = self._typed.get(dtype)
-        if typed is None:
-            size = self.name.size // dtype.itemsize * dtype.itemsize
-            typed = self._typed[dtype] = self.bytes[:size].view(dtype)
-        return typed.as_strided(shape, strides, offset // dtype.itemsize)
 
 
 class OwnedMemory:

@@ -163,8 +163,7 @@ class Postbox:
         for tensor, described in zip(tensors, descriptions, strict=True):
             if tensor is not None and type(described) is tuple:
                 code, shape, strides, offset = described
-                strides = strides or _contiguous_strides(shape)
-                block.tensor(_DTYPES[code], shape, strides, offset).copy_(tensor)
+                block.kept(offset, _DTYPES[code], shape, strides).copy_(tensor)
         return descriptions, (*block.name,)
 
     def _load(self, name: BlockName | None, descriptions: Sequence[Any]) -> list[Any]:
@@ -251,14 +250,6 @@ def _numel(shape: Sequence[int]) -> int:
     for length in shape:
         count *= length
     return count
-
-
-def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for length in reversed(shape):
-        strides.append(step)
-        step *= max(length, 1)
-    return tuple(strides[::-1])
 
 
 def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:

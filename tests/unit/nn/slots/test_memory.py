@@ -23,7 +23,7 @@ def two_ends():
 
 
 def fill(block, value):
-    block.tensor(torch.float32, (4,), (1,), 0).fill_(value)
+    block.kept(0, torch.float32, (4,)).fill_(value)
 
 
 def read(reader, block):
