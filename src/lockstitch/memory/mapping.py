@@ -40,8 +40,6 @@ _mmap.argtypes = [
     *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
     *(ctypes.c_int, ctypes.c_int, ctypes.c_long),
 ]
-_fallocate = _LIBC.fallocate
-_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _MAP_FIXED: Final = 0x10
 _PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _MEMORY: Final = Path("/proc/meminfo")
@@ -156,7 +154,7 @@ def create_file(name: str = NAME) -> int:
 
 def punch(descriptor: int, begin: int, size: int) -> None:
     """Frees the memory of a part of a file, which keeps its length. Nobody uses it."""
-    _fallocate(descriptor, _PUNCH_HOLE, begin, size)
+    _LIBC.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_long(begin), ctypes.c_long(size))
 
 
 def create(size: int, name: str = NAME) -> tuple[Mapping, int]:
