@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.distributed import HashStore
 
 from benchmarks.fuzz import LIMITS, Point, Reader, corpus, greetings_in, mutated
-from lockstitch.board.messages import CODEC, MOST_BYTES, Over, Ready, Update
-from lockstitch.board.muster import CameReady, HostsFound, Muster, MusterOptions
 from lockstitch.collectives.c10d import messages as orders
 from lockstitch.collectives.c10d.hub import Hub
 from lockstitch.collectives.requests import Description, Kind, ReduceOp, Reduction
 from lockstitch.errors import ProtocolError, SerializationError
 from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.launcher_link.messages import CODEC, MOST_BYTES, Over, Ready, Update
+from lockstitch.launcher_link.rank_coordinator import (
+    CameReady,
+    CoordinatorOptions,
+    HostsFound,
+    RankCoordinator,
+)
 from lockstitch.link.greetings import GreetingReader
 from lockstitch.link.handshake import CallerHandshake, ListenerHandshake, SessionKeys
 from lockstitch.link.line import Line
@@ -200,7 +205,7 @@ def _membership_seeds() -> list[bytes]:
     return [*frames, b"".join(frames)]
 
 
-# ---------------------------------------------------------------- the launcher's board
+# ---------------------------------------------------------------- the launcher's link
 
 
 def _board(data: bytes) -> None:
@@ -211,15 +216,15 @@ def _board(data: bytes) -> None:
     with contextlib.suppress(*_REFUSALS, ConnectionError):
         if list(line.read()) and not data.startswith(_RECORD):
             raise AssertionError("a stranger was heard")
-    muster = Muster(MusterOptions(wanted=2), 0.0)
-    muster.handle(HostsFound((("localhost", 2),)), 0.0)
+    coordinator = RankCoordinator(CoordinatorOptions(wanted=2), 0.0)
+    coordinator.handle(HostsFound((("localhost", 2),)), 0.0)
     for text in data.split(b"\n")[:20]:
         try:
             message = CODEC.decode(text)
         except _REFUSALS:
             continue
         if isinstance(message, Ready):
-            muster.handle(CameReady(message.port), 1.0)
+            coordinator.handle(CameReady(message.port), 1.0)
 
 
 class Said:

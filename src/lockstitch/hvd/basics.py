@@ -97,11 +97,11 @@ def _open(comm: Sequence[int] | Communicator | None) -> Session:
     if isinstance(comm, Communicator):
         rank, size, store = PROCESS.meeting_of(comm)
         return open_session(rank, size, store, options_of(os.environ))
-    board = LAUNCHER.board()
-    if board is not None:
+    link = LAUNCHER.link()
+    if link is not None:
         if comm:
             raise ValueError("where workers come and go all of them are the job: leave out comm")
-        return LAUNCHER.open(board)
+        return LAUNCHER.open(link)
     place = Place.read(os.environ)
     members = list(comm or range(place.size))
     if len(set(members)) != len(members) or not set(members) <= set(range(place.size)):

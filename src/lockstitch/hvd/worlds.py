@@ -15,18 +15,17 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockstitch.board import BoardClient, Over
-from lockstitch.board.client import REACHED_AT
 from lockstitch.collectives import call_off, open_session
 from lockstitch.errors import BoardLostError
 from lockstitch.hvd.environment import options_of
+from lockstitch.launcher_link import LauncherClient, Over
+from lockstitch.launcher_link.client import REACHED_AT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lockstitch.board import Place as BoardPlace
-    from lockstitch.board import Update
     from lockstitch.collectives import Session
+    from lockstitch.launcher_link import RankAssignment, Update
 
 _log = logging.getLogger(__name__)
 
@@ -37,42 +36,42 @@ class Launcher:
     """What the launcher has to say to this process, if it was started by one that says anything."""
 
     def __init__(self) -> None:
-        self._board: BoardClient | None = None
+        self._link: LauncherClient | None = None
         self._is_opening = threading.Event()
         self._listeners: list[Callable[[Update], None]] = []
         os.register_at_fork(after_in_child=self._listeners.clear)
 
-    def board(self) -> BoardClient | None:
-        """The board, where the environment names one."""
-        if self._board is None:
-            self._board = BoardClient.from_environment(os.environ)
-            if self._board is not None:
-                self._board.on_update = self._tell
-                self._board.on_void = self._call_off
-        return self._board
+    def link(self) -> LauncherClient | None:
+        """The link, where the environment names one."""
+        if self._link is None:
+            self._link = LauncherClient.from_environment(os.environ)
+            if self._link is not None:
+                self._link.on_update = self._tell
+                self._link.on_void = self._call_off
+        return self._link
 
     def is_first_world(self) -> bool:
         """Whether no ranks have met before those of now."""
-        board = self.board()
-        return board is None or board.place is None or board.place.generation == 1
+        link = self.link()
+        return link is None or link.place is None or link.place.generation == 1
 
     def listen(self, listener: Callable[[Update], None]) -> None:
-        """Calls `listener` for each update, from the board's thread; at once for the one that the
+        """Calls `listener` for each update, from the link's thread; at once for the one that the
         world of now does not account for, if any."""
         self._listeners.append(listener)
         self.remind(listener)
 
     def remind(self, listener: Callable[[Update], None]) -> None:
         """Tells the listener what it may have missed."""
-        board = self.board()
-        if board is not None and board.last_update is not None:
-            listener(board.last_update)
+        link = self.link()
+        if link is not None and link.last_update is not None:
+            listener(link.last_update)
 
     def forget(self, listener: Callable[[Update], None]) -> None:
         """Ends `listen`."""
         self._listeners.remove(listener)
 
-    def open(self, board: BoardClient) -> Session:
+    def open(self, link: LauncherClient) -> Session:
         """This process's session in the next world that it has a place in. Where there will be
         none any more, the process has nothing left to do: raises `SystemExit`."""
         options = replace(options_of(os.environ), address=os.environ.get(REACHED_AT))
@@ -80,7 +79,7 @@ class Launcher:
             self._is_opening.set()
             try:
                 with _held_port() as port:
-                    answer = board.next_place(port)
+                    answer = link.next_place(port)
                     if isinstance(answer, Over):
                         _log.info("no place for this worker: %s", answer.reason)
                         raise SystemExit(0)
@@ -99,13 +98,13 @@ class Launcher:
                 self._is_opening.clear()
         raise AssertionError("unreachable")
 
-    # ------------------------------------------------------------ in the board's thread
+    # ------------------------------------------------------------ in the link's thread
 
     def _tell(self, update: Update) -> None:
         for listener in list(self._listeners):
             listener(update)
 
-    def _call_off(self, place: BoardPlace) -> None:
+    def _call_off(self, place: RankAssignment) -> None:
         if self._is_opening.is_set():
             with contextlib.suppress(RuntimeError):  # the store has gone with the launcher
                 call_off(place.size, place.store)

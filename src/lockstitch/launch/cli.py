@@ -18,7 +18,6 @@ import typer
 from rich.console import Console
 
 from lockstitch import __version__
-from lockstitch.board.muster import MusterOptions
 from lockstitch.launch import options
 from lockstitch.launch.elastic import Elasticity, ElasticJob
 from lockstitch.launch.hosts import Slots, is_here, parse_hostfile, parse_hosts
@@ -29,6 +28,7 @@ from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.screen import Screen
 from lockstitch.launch.spread import SpreadJob
 from lockstitch.launch.tuning import variables_of
+from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
@@ -176,12 +176,16 @@ def _run(given: Mapping[str, Any]) -> int:
     hosts = where or (("localhost", workers),)
     return job.run_elastic(
         Elasticity(
-            _muster_options(given, workers), hosts, given["script"], given["slots_per_host"], remote
+            _coordinator_options(given, workers),
+            hosts,
+            given["script"],
+            given["slots_per_host"],
+            remote,
         )
     )
 
 
-def _muster_options(given: Mapping[str, Any], workers: int) -> MusterOptions:
+def _coordinator_options(given: Mapping[str, Any], workers: int) -> CoordinatorOptions:
     min_workers, start_timeout = given["min_workers"], given["start_timeout"]
     for hint, least, most in (
         ("--min-np", min_workers, given["workers"]),
@@ -191,7 +195,7 @@ def _muster_options(given: Mapping[str, Any], workers: int) -> MusterOptions:
         if least is not None and most is not None and least > most:
             raise typer.BadParameter(f"{least} workers are more than {most}", param_hint=hint)
     elastic_timeout = given["elastic_timeout"]
-    return MusterOptions(
+    return CoordinatorOptions(
         workers,
         workers if min_workers is None else min_workers,
         given["max_workers"],

@@ -1,4 +1,4 @@
-"""A job whose workers come and go: what the board's `Muster` decides, carried out.
+"""A job whose workers come and go: what the board's `RankCoordinator` decides, carried out.
 
 Each worker that wants a place says so on the board and is told one. Workers of this machine are
 processes of ours, those of another are started there by a remote shell, whose process is ours.
@@ -11,23 +11,6 @@ import signal
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lockstitch.board.client import ADDRESS, PURPOSE, REACHED_AT, WORKER
-from lockstitch.board.messages import Message, Place, Ready
-from lockstitch.board.muster import (
-    CameReady,
-    Ended,
-    Event,
-    GiveUp,
-    HostsFound,
-    Instruction,
-    Muster,
-    MusterOptions,
-    Start,
-    Stop,
-    Tell,
-    TimePassed,
-)
-from lockstitch.board.server import BoardServer
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.folders import Folder
 from lockstitch.launch.discovery import Discovery
@@ -36,22 +19,39 @@ from lockstitch.launch.hosts import Slots, is_here, own_address
 from lockstitch.launch.job import Job, Member
 from lockstitch.launch.process import WorkerProcess, elastic_environment
 from lockstitch.launch.remote import RemoteShell
+from lockstitch.launcher_link.client import ADDRESS, PURPOSE, REACHED_AT, WORKER
+from lockstitch.launcher_link.messages import Message, RankAssignment, Ready
+from lockstitch.launcher_link.rank_coordinator import (
+    CameReady,
+    CoordinatorOptions,
+    Ended,
+    Event,
+    GiveUp,
+    HostsFound,
+    Instruction,
+    RankCoordinator,
+    Start,
+    Stop,
+    Tell,
+    TimePassed,
+)
+from lockstitch.launcher_link.server import LauncherServer
 from lockstitch.trust import find_secret
 from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lockstitch.board.slots import Slot
     from lockstitch.launch.outputs import Outputs
     from lockstitch.launch.screen import Screen
+    from lockstitch.launcher_link.slots import Slot
 
 
 @dataclass(frozen=True)
 class Elasticity:
     """Where workers may run, and how many there are to be."""
 
-    muster: MusterOptions
+    coordinator: CoordinatorOptions
     hosts: Slots = ()
     script: str | None = None
     """Prints the hosts, instead of `hosts`."""
@@ -92,12 +92,12 @@ class ElasticJob(Job):
         self._secret = secret
         # Only this user may enter: who reaches the store could mislead the ranks.
         folder = self.resources.enter_context(Folder())
-        self._server = BoardServer(
+        self._server = LauncherServer(
             self.selector, secret.of(PURPOSE), self._hear, f"unix:{folder / 'board'}"
         )
         self.resources.callback(self._server.close)
         self._folder = folder
-        self._muster = Muster(self._elasticity.muster, SYSTEM_CLOCK.now())
+        self._coordinator = RankCoordinator(self._elasticity.coordinator, SYSTEM_CLOCK.now())
         if self._elasticity.script is None:
             self._handle(HostsFound(self._elasticity.hosts))
         else:
@@ -118,18 +118,18 @@ class ElasticJob(Job):
     # ------------------------------------------------------------ the kind of job
 
     def goes_on(self) -> bool:
-        return not self._muster.is_over
+        return not self._coordinator.is_over
 
     def seconds_to_next(self) -> float | None:
         waits = []
-        if self._muster.deadline is not None:
-            waits.append(max(0.0, self._muster.deadline - SYSTEM_CLOCK.now()))
+        if self._coordinator.deadline is not None:
+            waits.append(max(0.0, self._coordinator.deadline - SYSTEM_CLOCK.now()))
         others = (self._server, self._discovery) if self._discovery else (self._server,)
         waits += [wait for each in others if (wait := each.seconds_to_next()) is not None]
         return min(waits, default=None)
 
     def pass_time(self) -> None:
-        deadline = self._muster.deadline
+        deadline = self._coordinator.deadline
         if deadline is not None and SYSTEM_CLOCK.now() >= deadline:
             self._handle(TimePassed())
         self._server.pass_time()
@@ -139,7 +139,7 @@ class ElasticJob(Job):
     def note_end(self, member: Member, code: int) -> None:
         worker = member.process.rank
         self._processes.pop(worker, None)
-        if code != 0 and not self._muster.is_dismissed(worker):
+        if code != 0 and not self._coordinator.is_dismissed(worker):
             self.note_failure(member, code)
             self.screen.note(f"worker {worker} has ended: {member.process.describe_end()}")
             if self.ladder.is_begun:
@@ -153,7 +153,7 @@ class ElasticJob(Job):
     def conclude(self) -> int:
         if self._reason is not None:
             self.screen.note(f"the job has failed: {self._reason}")
-        elif self._muster.is_well:
+        elif self._coordinator.is_well:
             self.failures.clear()
         return super().conclude() or (self._reason is not None)
 
@@ -165,11 +165,11 @@ class ElasticJob(Job):
             self._handle(CameReady(worker))
 
     def _handle(self, event: Event) -> None:
-        instructions = self._muster.handle(event, SYSTEM_CLOCK.now())
+        instructions = self._coordinator.handle(event, SYSTEM_CLOCK.now())
         placed = {
             each.message.rank: each.worker
             for each in instructions
-            if isinstance(each, Tell) and isinstance(each.message, Place)
+            if isinstance(each, Tell) and isinstance(each.message, RankAssignment)
         }
         for instruction in instructions:
             self._follow(instruction, placed)
@@ -179,7 +179,7 @@ class ElasticJob(Job):
             self._start(instruction.worker, instruction.slot)
         elif isinstance(instruction, Tell):
             message = instruction.message
-            if isinstance(message, Place):
+            if isinstance(message, RankAssignment):
                 self._note_world(message)
                 message = replace(message, store=self._store(message.generation, placed))
             self._server.tell(instruction.worker, message)
@@ -191,7 +191,7 @@ class ElasticJob(Job):
             self._reason = instruction.reason
             self.plan_end(after_seconds=0)
 
-    def _note_world(self, place: Place) -> None:
+    def _note_world(self, place: RankAssignment) -> None:
         if place.rank == 0:
             self.failures.clear()  # the job has got over them
             if place.generation > 1:
@@ -200,11 +200,11 @@ class ElasticJob(Job):
     def _store(self, generation: int, placed: Mapping[int, int]) -> str:
         """Where the ranks of a world meet: in a file of ours, or, where some are on other hosts, at
         rank 0. `placed`: the worker of each rank."""
-        hosts = [self._muster.host_of(worker) for worker in placed.values()]
+        hosts = [self._coordinator.host_of(worker) for worker in placed.values()]
         if all(map(is_here, hosts)):
             return f"file://{self._folder}/world-{generation}"
         first = placed[0]
-        host = self._muster.host_of(first)
+        host = self._coordinator.host_of(first)
         address = own_address() if is_here(host) else host
         return f"tcp://{address}:{self._ports[first]}"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _WITHOUT_TORCH: Final = frozenset(
-    " __main__ pytest_plugin replacement launch board trust"
+    " __main__ pytest_plugin replacement launch launcher_link trust"
     " errors ids clock folders records fences compiling imports interrupts endings inquiry"
     " versions".split(" ")
 )

@@ -5,39 +5,43 @@ from queue import Queue
 
 import pytest
 
-from lockstitch.board import Over, Place, Ready, Update, Void
-from lockstitch.board.client import ADDRESS, WORKER
 from lockstitch.hvd.worlds import Launcher
+from lockstitch.launcher_link import Over, RankAssignment, Ready, Update, Void
+from lockstitch.launcher_link.client import ADDRESS, WORKER
 from lockstitch.rendezvous import open_store
 from lockstitch.trust.secret import VARIABLE
-from tests.unit.board import desks
+from tests.unit.launcher_link import launchers
 
 SECONDS = 60
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
-    with desks.Desk(tmp_path) as desk:
-        for name, value in {ADDRESS: desk.address, VARIABLE: "5a" * 32, WORKER: "0"}.items():
+def fake_launcher(tmp_path, monkeypatch):
+    with launchers.FakeLauncher(tmp_path) as fake_launcher:
+        for name, value in {
+            ADDRESS: fake_launcher.address,
+            VARIABLE: "5a" * 32,
+            WORKER: "0",
+        }.items():
             monkeypatch.setenv(name, value)
         for name in ("HOROVOD_RANK", "HOROVOD_SIZE"):  # set by whoever gets a place
             monkeypatch.setenv(name, "0")
-        yield desk
+        yield fake_launcher
 
 
 @pytest.fixture
-def launcher(desk):
+def launcher(fake_launcher):
     launcher = Launcher()
     yield launcher
-    launcher.board().close()
+    launcher.link().close()
 
 
-def answer(desk, message):
-    worker, said = desk.heard.get(timeout=SECONDS)
+def answer(fake_launcher, message):
+    worker, said = fake_launcher.heard.get(timeout=SECONDS)
     assert worker == 0
     assert isinstance(said, Ready)
     assert said.port > 0
-    desk.tell(0, message)
+    fake_launcher.tell(0, message)
 
 
 def opening(launcher, opened):
@@ -45,7 +49,7 @@ def opening(launcher, opened):
 
     def enter():
         try:
-            opened.put(launcher.open(launcher.board()))
+            opened.put(launcher.open(launcher.link()))
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             opened.put(error)
 
@@ -56,68 +60,72 @@ def opening(launcher, opened):
 
 def test_a_plain_environment_names_no_launcher(monkeypatch):
     monkeypatch.delenv(ADDRESS, raising=False)
-    assert Launcher().board() is None
+    assert Launcher().link() is None
 
 
-def test_the_launcher_says_where_a_process_belongs(desk, launcher):
+def test_the_launcher_says_where_a_process_belongs(fake_launcher, launcher):
     opened = Queue()
     for generation in (1, 2):
         thread = opening(launcher, opened)
-        answer(desk, Place(generation, 0, 1, "unused"))
+        answer(fake_launcher, RankAssignment(generation, 0, 1, "unused"))
         session = opened.get(timeout=SECONDS)
         assert (session.rank, session.size) == (0, 1)
         session.shutdown()
         thread.join()
 
 
-def test_who_is_of_no_use_any_more_ends_well(desk, launcher):
+def test_who_is_of_no_use_any_more_ends_well(fake_launcher, launcher):
     opened = Queue()
     thread = opening(launcher, opened)
-    answer(desk, Over("the training has finished"))
+    answer(fake_launcher, Over("the training has finished"))
     error = opened.get(timeout=SECONDS)
     assert isinstance(error, SystemExit)
     assert error.code == 0
     thread.join()
 
 
-def test_who_waits_for_a_rank_that_has_died_is_told_and_asks_again(desk, launcher, tmp_path):
+def test_who_waits_for_a_rank_that_has_died_is_told_and_asks_again(
+    fake_launcher, launcher, tmp_path
+):
     opened = Queue()
     thread = opening(launcher, opened)
-    answer(desk, Place(1, 0, 2, f"file://{tmp_path}/world-1"))
-    desk.tell(0, Void(1))
-    answer(desk, Place(2, 0, 1, "unused"))
+    answer(fake_launcher, RankAssignment(1, 0, 2, f"file://{tmp_path}/world-1"))
+    fake_launcher.tell(0, Void(1))
+    answer(fake_launcher, RankAssignment(2, 0, 1, "unused"))
     session = opened.get(timeout=SECONDS)
     assert session.size == 1
     session.shutdown()
     thread.join()
 
 
-def test_listeners_hear_updates_until_they_are_forgotten(desk, launcher):
+def test_listeners_hear_updates_until_they_are_forgotten(fake_launcher, launcher):
     heard = Queue()
     launcher.listen(heard.put)
-    desk.wait_for_worker(0)
-    desk.tell(0, Update(1, 2))
+    fake_launcher.wait_for_worker(0)
+    fake_launcher.tell(0, Update(1, 2))
     assert heard.get(timeout=SECONDS) == Update(1, 2)
     late = Queue()
     launcher.listen(late.put)
     assert late.get(timeout=SECONDS) == Update(1, 2)
     launcher.forget(late.put)
-    desk.tell(0, Update(2, 2))
+    fake_launcher.tell(0, Update(2, 2))
     assert heard.get(timeout=SECONDS) == Update(2, 2)
     assert late.empty()
 
 
-def test_who_has_met_but_waits_behind_the_door_is_told_too(desk, launcher, tmp_path, monkeypatch):
+def test_who_has_met_but_waits_behind_the_door_is_told_too(
+    fake_launcher, launcher, tmp_path, monkeypatch
+):
     knocks = Queue()
     monkeypatch.setattr("lockstitch.collectives.opening.knock_in_vain", knocks.put)
     opened = Queue()
     thread = opening(launcher, opened)
-    answer(desk, Place(1, 0, 2, f"file://{tmp_path}/world-1"))
+    answer(fake_launcher, RankAssignment(1, 0, 2, f"file://{tmp_path}/world-1"))
     meeting = open_store(f"file://{tmp_path}/world-1", 1, 2, SECONDS)
     while not meeting.check(["reductions/meeting/0/0"]):  # it has come, and waits
         pass
-    desk.tell(0, Void(1))
+    fake_launcher.tell(0, Void(1))
     assert knocks.get(timeout=SECONDS).startswith("reductions-")
-    answer(desk, Over("that is enough"))
+    answer(fake_launcher, Over("that is enough"))
     assert isinstance(opened.get(timeout=SECONDS), SystemExit)
     thread.join()

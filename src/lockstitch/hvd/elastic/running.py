@@ -19,8 +19,8 @@ from lockstitch.hvd.worlds import LAUNCHER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.board import Update
     from lockstitch.hvd.elastic.objects import State
+    from lockstitch.launcher_link import Update
 
 S = TypeVar("S", bound="State")
 P = ParamSpec("P")

@@ -28,10 +28,10 @@ def main(folder: str, environment: Mapping[str, str]) -> None:
 
 
 def _rank(environment: Mapping[str, str]) -> int:
-    board = LAUNCHER.board()
-    if board is None:
+    link = LAUNCHER.link()
+    if link is None:
         return Place.read(environment).rank
-    return 0 if board.place is None else board.place.rank
+    return 0 if link.place is None else link.place.rank
 
 
 if __name__ == "__main__":

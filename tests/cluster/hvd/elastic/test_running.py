@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lockstitch import hvd
-from lockstitch.board import Update
 from lockstitch.hvd import elastic
 from lockstitch.hvd.worlds import LAUNCHER
+from lockstitch.launcher_link import Update
 from tests.cluster.hvd.elastic.worlds import Died, Worlds
 
 STEPS = 6
@@ -176,10 +176,10 @@ def test_ranks_that_cannot_meet_try_again_without_going_back_twice():
 def launcher(monkeypatch):
     """A launcher that has said something before anybody listens."""
 
-    class Board:
+    class Link:
         last_update = Update(7, 2)
 
-    monkeypatch.setattr(LAUNCHER, "_board", Board())
+    monkeypatch.setattr(LAUNCHER, "_link", Link())
     return LAUNCHER
 
 
@@ -193,7 +193,7 @@ def test_news_that_came_before_the_training_began_are_not_lost(launcher):
 
     def meet():
         state.done.append("meet")
-        launcher._board.last_update = None
+        launcher._link.last_update = None
 
     assert elastic.run_fn(func, meet)(state) == "result"
     assert launcher._listeners == []
@@ -201,7 +201,7 @@ def test_news_that_came_before_the_training_began_are_not_lost(launcher):
 
 def test_news_that_came_while_the_ranks_met_are_not_lost(launcher):
     state = Kept()
-    launcher._board.last_update = None
+    launcher._link.last_update = None
     state.register_reset_callbacks([lambda: state.done.append("callback")])
 
     def func(state):
@@ -214,7 +214,7 @@ def test_news_that_came_while_the_ranks_met_are_not_lost(launcher):
     def meet():
         is_first = "meet" not in state.done
         state.done.append("meet")
-        launcher._board.last_update = Update(8, 2) if is_first else None
+        launcher._link.last_update = Update(8, 2) if is_first else None
 
     assert elastic.run_fn(func, meet)(state) == 2
 

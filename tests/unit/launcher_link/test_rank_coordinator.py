@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstitch.board.messages import Over, Place, Update, UpdateKind, Void
-from lockstitch.board.muster import (
+from lockstitch.launcher_link.messages import Over, RankAssignment, Update, UpdateKind, Void
+from lockstitch.launcher_link.rank_coordinator import (
     CameReady,
+    CoordinatorOptions,
     Ended,
     GiveUp,
     HostsFound,
-    Muster,
-    MusterOptions,
+    RankCoordinator,
     Start,
     Stop,
     Tell,
     TimePassed,
 )
-from lockstitch.board.slots import Slot
+from lockstitch.launcher_link.slots import Slot
 
 
 class Job:
@@ -29,7 +29,7 @@ class Job:
 
     def __init__(self, hosts=(("a", 2),), **options):
         options.setdefault("wanted", sum(count for _, count in hosts))
-        self.table = Muster(MusterOptions(**options), 0.0)
+        self.table = RankCoordinator(CoordinatorOptions(**options), 0.0)
         self.now = 0.0
         self.started = {}
         self.stopped = []
@@ -76,7 +76,7 @@ class Job:
             (worker, message)
             for worker, messages in self.told.items()
             for message in messages
-            if isinstance(message, Place) and message.generation == self.table.generation
+            if isinstance(message, RankAssignment) and message.generation == self.table.generation
         ]
         assert {place.size for _, place in places} == {len(places)}
         return {worker: place.rank for worker, place in places}
@@ -145,7 +145,7 @@ def test_the_ranks_that_are_left_go_on_if_they_are_enough():
     job = in_world(min_workers=1)
     job.fail(0)
     job.ready(1)
-    assert job.last(1) == Place(2, 0, 1, "")
+    assert job.last(1) == RankAssignment(2, 0, 1, "")
 
 
 def test_if_they_are_not_enough_they_wait_for_the_new_one():

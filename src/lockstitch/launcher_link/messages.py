@@ -28,7 +28,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankAssignment:
     """Launcher: a place in a new world, whose ranks meet at a store of their own. (Which, the table
     of places does not know.)"""
 
@@ -61,7 +61,7 @@ class Over:
     reason: str
 
 
-Message = Ready | Place | Update | Void | Over
+Message = Ready | RankAssignment | Update | Void | Over
 
 LAUNCHER: Final = WorkerInfo("launcher", 0)
 """Who greets workers. (A worker has the name and the number that `worker_info` gives it.)"""
@@ -69,7 +69,7 @@ MOST_BYTES: Final = 1 << 16
 """No message is longer."""
 
 CODEC: Final[Codec[Message]] = Codec(
-    Ready, Place, Update, Void, Over, complaint="not a message of the board"
+    Ready, RankAssignment, Update, Void, Over, complaint="not a message of the board"
 )
 """The messages as bytes, and back; raises `RemoteProtocolError` for what is none."""
 

@@ -1,7 +1,7 @@
 """Who gets which place, and when the ranks meet anew: events in, instructions out.
 
 A *world* is a set of ranks that train together; its number is its generation. Where its workers
-run, and which places are left empty, is kept in `board.slots`. A worker is
+run, and which places are left empty, is kept in `launcher_link.slots`. A worker is
 
     starting ──ready──▶ waiting ──place──▶ in the world ──ready──▶ waiting …      (or it ends)
 
@@ -21,12 +21,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lockstitch.board.messages import Message, Over, Place, Update, UpdateKind, Void
-from lockstitch.board.slots import Slot, SlotBook
+from lockstitch.launcher_link.messages import (
+    Message,
+    Over,
+    RankAssignment,
+    Update,
+    UpdateKind,
+    Void,
+)
+from lockstitch.launcher_link.slots import Slot, SlotBook
 
 
 @dataclass(frozen=True, slots=True)
-class MusterOptions:
+class CoordinatorOptions:
     """What may be chosen; times are in seconds."""
 
     wanted: int
@@ -69,7 +76,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """`Muster.deadline` has come."""
+    """`RankCoordinator.deadline` has come."""
 
 
 Event = HostsFound | CameReady | Ended | TimePassed
@@ -124,10 +131,10 @@ class _Worker:
 
 
 @dataclass
-class Muster:
+class RankCoordinator:
     """See the module."""
 
-    options: MusterOptions
+    options: CoordinatorOptions
     began_at: float
     generation: int = 0
     is_finishing: bool = False
@@ -312,7 +319,7 @@ class Muster:
         chosen = waiting[: self.options.max_workers]
         for rank, worker in enumerate(chosen):
             worker.rank, worker.is_in_world, worker.is_ready = rank, True, False
-            place = Place(self.generation, rank, len(chosen), "")
+            place = RankAssignment(self.generation, rank, len(chosen), "")
             self._tell(worker, place)
 
     def _tell_news(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstitch.board.slots import Slot, SlotBook
+from lockstitch.launcher_link.slots import Slot, SlotBook
 
 A0, A1, B0 = Slot("a", 0), Slot("a", 1), Slot("b", 0)
 

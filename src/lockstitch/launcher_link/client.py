@@ -11,19 +11,19 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from lockstitch.board.messages import (
+from lockstitch.errors import BoardLostError, HandshakeError, RemoteProtocolError
+from lockstitch.launcher_link.messages import (
     CODEC,
     LAUNCHER,
     MOST_BYTES,
     Message,
     Over,
-    Place,
+    RankAssignment,
     Ready,
     Update,
     Void,
     worker_info,
 )
-from lockstitch.errors import BoardLostError, HandshakeError, RemoteProtocolError
 from lockstitch.link.line import call
 from lockstitch.link.sockets import connect
 from lockstitch.trust import find_secret
@@ -46,26 +46,26 @@ PURPOSE = "board"
 _CONNECT_SECONDS = 60.0
 
 
-class BoardClient:
+class LauncherClient:
     """See the module. `on_update` is called in the reading thread for each update; `on_void` when
     a world is void before all of its ranks have met."""
 
     def __init__(self, address: str, secret: Secret, worker: int) -> None:
         self.on_update: Callable[[Update], None] | None = None
-        self.on_void: Callable[[Place], None] | None = None
+        self.on_void: Callable[[RankAssignment], None] | None = None
         self.last_update: Update | None = None
         """The update that the place given last does not account for, if any."""
         self._line = _call(address, secret, worker)
         self._is_told = threading.Condition()
-        self._answer: Place | Over | None = None
-        self._place: Place | None = None
+        self._answer: RankAssignment | Over | None = None
+        self._place: RankAssignment | None = None
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="lockstitch board", daemon=True)
         self._thread.start()
         abandon_in_child(self._line.stream)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> BoardClient | None:
+    def from_environment(cls, environment: Mapping[str, str]) -> LauncherClient | None:
         """The board that the launcher has named; None where there is none."""
         address = environment.get(ADDRESS)
         if address is None:
@@ -79,11 +79,11 @@ class BoardClient:
         return f"<BoardClient · {self._failure or self._place or 'no place yet'}>"
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> RankAssignment | None:
         """The one that was given last."""
         return self._place
 
-    def next_place(self, port: int = 0) -> Place | Over:
+    def next_place(self, port: int = 0) -> RankAssignment | Over:
         """Asks for a place in the next world and waits for it; the launcher decides how long. To
         be called when this worker is in no world. `port`: see `Ready`. Raises `BoardLostError`."""
         with self._is_told:
@@ -94,7 +94,7 @@ class BoardClient:
             except OSError as error:
                 raise BoardLostError(f"the launcher is gone: {error}") from error
             while True:
-                answer: Place | Over | None = self._answer
+                answer: RankAssignment | Over | None = self._answer
                 if answer is not None:
                     return answer
                 self._check()
@@ -120,10 +120,10 @@ class BoardClient:
             self._end(error)
 
     def _hear(self, message: Message) -> None:
-        if isinstance(message, Place | Over):
+        if isinstance(message, RankAssignment | Over):
             with self._is_told:
                 self._answer = message
-                if isinstance(message, Place):
+                if isinstance(message, RankAssignment):
                     self._place = message
                     self.last_update = None
                 self._is_told.notify_all()

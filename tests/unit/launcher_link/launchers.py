@@ -7,8 +7,8 @@ import threading
 from queue import Queue
 from typing import TYPE_CHECKING
 
-from lockstitch.board import BoardServer
-from lockstitch.board.client import PURPOSE
+from lockstitch.launcher_link import LauncherServer
+from lockstitch.launcher_link.client import PURPOSE
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 SECRET = Secret.from_text("5a" * 32).of(PURPOSE)
 
 
-class Desk:
+class FakeLauncher:
     """A context manager. What workers say goes to `heard`, as pairs."""
 
     def __init__(self, folder, address=None) -> None:
         self.heard = Queue()
         self._selector = selectors.DefaultSelector()
-        self.server = BoardServer(
+        self.server = LauncherServer(
             self._selector,
             SECRET,
             lambda *said: self.heard.put(said),
@@ -35,7 +35,7 @@ class Desk:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def __enter__(self) -> Desk:
+    def __enter__(self) -> FakeLauncher:
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from lockstitch.board.messages import CODEC, Over, Place, Ready, Update, Void
 from lockstitch.errors import RemoteProtocolError
+from lockstitch.launcher_link.messages import CODEC, Over, RankAssignment, Ready, Update, Void
 
 
 @pytest.mark.parametrize(
     "message",
     [
         Ready(),
-        Place(2, 0, 4, "file:///world"),
+        RankAssignment(2, 0, 4, "file:///world"),
         Update(5, 2),
         Void(2),
         Over("that is all"),

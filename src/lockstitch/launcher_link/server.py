@@ -12,9 +12,9 @@ import selectors
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lockstitch.board.messages import CODEC, LAUNCHER, MOST_BYTES, Message
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import RemoteProtocolError
+from lockstitch.launcher_link.messages import CODEC, LAUNCHER, MOST_BYTES, Message
 from lockstitch.link.door import Door, Guest
 from lockstitch.link.handshake import ListenerHandshake, why_other_version
 from lockstitch.link.sockets import SocketListener, SocketStream
@@ -30,7 +30,7 @@ _MOST_GUESTS = 64
 _GUEST_SECONDS = 30.0
 
 
-class BoardServer:
+class LauncherServer:
     """See the module. Entries of `selector` have as data what is to be called when they are
     readable. `hear(worker, message)` is called for what workers say."""
 

@@ -1,0 +1,29 @@
+"""How a launcher and its workers talk while a job's workers come and go: the board on which each
+worker finds its place.
+
+    messages  what is said, over a `link.line`
+    client    the worker's end
+    server    the launcher's end
+    rank_coordinator    who gets which place, and when the ranks meet anew: a table; no I/O, no time
+    slots     where workers may run: which slots there are, and which are left empty
+
+Nothing here needs torch, which the launcher does without.
+"""
+
+from lockstitch.launcher_link.client import LauncherClient
+from lockstitch.launcher_link.messages import Over, RankAssignment, Ready, Update, UpdateKind, Void
+from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions, RankCoordinator
+from lockstitch.launcher_link.server import LauncherServer
+
+__all__ = [
+    "LauncherClient",
+    "LauncherServer",
+    "RankCoordinator",
+    "CoordinatorOptions",
+    "RankAssignment",
+    "Ready",
+    "Update",
+    "UpdateKind",
+    "Void",
+    "Over",
+]
