@@ -30,16 +30,29 @@ from lockstitch.launcher_link.rank_coordinator import (
 from lockstitch.link.greetings import GreetingReader
 from lockstitch.link.handshake import CallerHandshake, ListenerHandshake, SessionKeys
 from lockstitch.link.line import Line
-from lockstitch.rendezvous.circle import Circle
-from lockstitch.rendezvous.circle_events import Applied, Asked, Heard, Noted, Ticked, Withdrew
 from lockstitch.rendezvous.contacts import Contacts
-from lockstitch.rendezvous.lives import Life
+from lockstitch.rendezvous.member_records import MemberRecord
+from lockstitch.rendezvous.membership_events import (
+    Acknowledgement,
+    Applied,
+    Notice,
+    Query,
+    Ticked,
+    Withdrew,
+)
+from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rendezvous.roster import Member
 from lockstitch.rendezvous.sealed_store import SealedStore
 from lockstitch.trust import Secret
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.encoding import encode
-from lockstitch.wire.messages import AskAdmission, AskTidings, Payload, Tidings, TidingsNoted
+from lockstitch.wire.messages import (
+    AskAdmission,
+    MembershipAcknowledgement,
+    MembershipNotice,
+    MembershipQuery,
+    Payload,
+)
 from lockstitch.wire.pickling import pack
 from lockstitch.wire.seals import SealedFrameDecoder, Sealer
 
@@ -47,7 +60,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from lockstitch.rendezvous.circle_events import Event
+    from lockstitch.rendezvous.membership_events import Event
 
 _REFUSALS: Final = (ProtocolError, SerializationError)
 _SECRET: Final = Secret(bytes(range(32)))
@@ -151,11 +164,11 @@ def _store_entries(data: bytes) -> None:
             raise AssertionError("an entry without a seal was read")
 
 
-def _life(rank: int, name: str) -> Life:
-    return Life(Member(WorkerInfo(name, rank, 0), (f"unix:/{rank}",), "host"), rank, name)
+def _member_record(rank: int, name: str) -> MemberRecord:
+    return MemberRecord(Member(WorkerInfo(name, rank, 0), (f"unix:/{rank}",), "host"), rank, name)
 
 
-_LIVES: Final = [_life(rank, name) for rank, name in enumerate(("a", "b", "c"))]
+_MEMBERS: Final = [_member_record(rank, name) for rank, name in enumerate(("a", "b", "c"))]
 
 
 def _membership(data: bytes) -> None:
@@ -163,27 +176,27 @@ def _membership(data: bytes) -> None:
     decoder = FrameDecoder(LIMITS, is_strict=True)
     with contextlib.suppress(*_REFUSALS):
         decoder.feed(data)
-    circle = Circle(_LIVES[1], _LIVES)
+    protocol = MembershipProtocol(_MEMBERS[1], _MEMBERS)
     for number, message in enumerate(decoder.messages):
-        sender = _LIVES[2 * (number % 2)].id
+        sender = _MEMBERS[2 * (number % 2)].id
         with contextlib.suppress(*_REFUSALS):
             for event in _events(sender, number, message):
-                circle.handle(event)
-    circle.handle(Ticked())
+                protocol.handle(event)
+    protocol.handle(Ticked())
     for ticket in range(len(decoder.messages)):
-        circle.handle(Withdrew(ticket))
-    assert circle.lives.digest()
-    repr(circle)
+        protocol.handle(Withdrew(ticket))
+    assert protocol.records.digest()
+    repr(protocol)
 
 
 def _events(sender: WorkerId, number: int, message: Any) -> list[Event]:
-    if isinstance(message, Tidings):
-        lives = tuple(map(Life.of, message.lives))
-        return [Heard(sender, message.number, lives, message.whole)]
-    if isinstance(message, TidingsNoted):
-        return [Noted(sender, message.number)]
-    if isinstance(message, AskTidings):
-        return [Asked(sender, message.digest)]
+    if isinstance(message, MembershipNotice):
+        records = tuple(map(MemberRecord.of, message.records))
+        return [Notice(sender, message.number, records, message.whole)]
+    if isinstance(message, MembershipAcknowledgement):
+        return [Acknowledgement(sender, message.number)]
+    if isinstance(message, MembershipQuery):
+        return [Query(sender, message.digest)]
     if isinstance(message, AskAdmission):
         wish = (message.name, message.rank, message.mark, message.addresses, message.host)
         return [Applied(number, *wish)]
@@ -191,13 +204,13 @@ def _events(sender: WorkerId, number: int, message: Any) -> list[Event]:
 
 
 def _membership_seeds() -> list[bytes]:
-    ended = (*_LIVES[0].plain()[:-2], 1, "it died")
+    ended = (*_MEMBERS[0].plain()[:-2], 1, "it died")
     said = [
-        Tidings(1, True, tuple(each.plain() for each in _LIVES)),
-        Tidings(2, False, (ended,)),
-        Tidings(3, False, (_life(7, "new").plain(),)),
-        TidingsNoted(1),
-        AskTidings("digest"),
+        MembershipNotice(1, True, tuple(each.plain() for each in _MEMBERS)),
+        MembershipNotice(2, False, (ended,)),
+        MembershipNotice(3, False, (_member_record(7, "new").plain(),)),
+        MembershipAcknowledgement(1),
+        MembershipQuery("digest"),
         AskAdmission(1, None, None, "d", -1, "mark", ("tcp:1.2.3.4:5",), "host"),
         AskAdmission(2, 3.0, None, "e", 1, "other mark", (), "host"),
     ]
@@ -315,7 +328,7 @@ def targets() -> dict[str, Target]:
         "pickles": Target(_pickles, _pickle_seeds()),
         "greetings": Target(_greetings, _greeting_seeds()),
         "store": Target(
-            _store_entries, [_LIVES[0].member.encode().encode(), _group_seed()], other_words
+            _store_entries, [_MEMBERS[0].member.encode().encode(), _group_seed()], other_words
         ),
         "membership": Target(_membership, _membership_seeds(), mutated),
         "board": Target(_board, _board_seeds(), other_words),
@@ -324,7 +337,7 @@ def targets() -> dict[str, Target]:
 
 
 def _group_seed() -> bytes:
-    entries = [[each.mark, each.member.encode()] for each in _LIVES]
+    entries = [[each.mark, each.member.encode()] for each in _MEMBERS]
     return json.dumps({"world": "w", "members": entries}).encode()
 
 

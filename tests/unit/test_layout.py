@@ -28,7 +28,7 @@ EXCEPTIONS = {
     "rref/lifetime/owner_side.py": "tests/unit/rref/test_lifetime.py plays both sides",
     "rref/lifetime/user_side.py": "tests/unit/rref/test_lifetime.py plays both sides",
     "rref/home.py": "an abstract class",
-    "rendezvous/circle_events.py": "declarations; the tests of circle.py use each of them",
+    "rendezvous/membership_events.py": "declarations; test_membership_protocol.py uses each",
     "autograd/post.py": "protocols; what implements them is tested",
     "runtime/interceptor.py": "a protocol",
     "runtime/statistics.py": "declarations; the tests of the runtime read them",

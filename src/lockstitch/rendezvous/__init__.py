@@ -8,8 +8,9 @@
 - `static_group`: a given number of ranks that come together and stay
 - `joining`: the door to it
 - `contacts`: where to find a group whose workers come and go
-- `lives`: who is and was in such a group, as a table that members can merge; no I/O
-- `circle`, `circle_events`: how its members keep that table the same everywhere; no I/O
+- `member_records`: who is and was in such a group, as a table that members can merge; no I/O
+- `membership_protocol`, `membership_events`: how its members keep that table the same everywhere; no
+  I/O
 
 The store is torch's. **It is not authenticated**: whoever can reach it can write into it. It serves
 discovery only, and nothing read from it is ever executed. Where the job has a secret, entries are

@@ -1,8 +1,9 @@
 """Where to find a group that workers join and leave: some of its members, in the store.
 
 The store holds one value, which is only ever replaced whole and by comparison: which group it is
-(`world`), and of each member that has come in its mark, where it listens, and who it is. Who
-decides who comes in are the members (`circle`); the store is just where a newcomer finds one.
+(`group_id`), and of each member that has come in its mark, where it listens, and who it is. Who
+decides who comes in are the members
+(`membership_protocol`); the store is just where a newcomer finds one.
 
 A newcomer that finds nobody alive there founds the group anew. One that was let in by a member of
 the former group at that very moment does not count: it has to add itself to the value it has read,
@@ -11,7 +12,7 @@ and that is no longer there. Of two founders, one comes first. So there is one g
 For that one of the living must be named here at any time. So nobody is taken out on suspicion: a
 member that is cut off takes all others for dead, and may yet reach the store. Only the eldest does
 it, once another member has shown that the eldest is not the one that is cut off
-(`circle_events.Confirmed`); it also enters who came by invitation. And the last of those that are
+(`membership_events.Confirmed`); it also enters who came by invitation. And the last of those that are
 named here, if it leaves in good order, names those who stay.
 """
 
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.link.codec import Codec
-from lockstitch.rendezvous.lives import Lives
+from lockstitch.rendezvous.member_records import MemberRecords
 from lockstitch.rendezvous.roster import Member
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-    from lockstitch.rendezvous.lives import Life
+    from lockstitch.rendezvous.member_records import MemberRecord
 
 _KEY = "group"
 MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
@@ -38,10 +39,10 @@ MIXED = "RPC group mixes statically and dynamically initialized members which is
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What the store says: `members` by mark, the eldest first. `world` is empty where there has
+    """What the store says: `members` by mark, the eldest first. `group_id` is empty where there has
     never been a group; `text` is how it is written there."""
 
-    world: str
+    group_id: str
     members: Mapping[str, Member]
     text: str
 
@@ -56,37 +57,37 @@ class Contacts:
         """What the store says now."""
         return _decode(self._store.get(_KEY) if self._store.check([_KEY]) else b"")
 
-    def found(self, seen: Group, world: str, mark: str, me: Member) -> bool:
+    def found(self, seen: Group, group_id: str, mark: str, me: Member) -> bool:
         """Begins a new group in place of the one that was `seen`; False if that has changed."""
-        return self._replace(seen, world, {mark: me})
+        return self._replace(seen, group_id, {mark: me})
 
-    def add(self, world: str, mark: str, me: Member) -> bool:
+    def add(self, group_id: str, mark: str, me: Member) -> bool:
         """Adds a member that has come in; False if there is another group by now."""
-        return self._change(world, lambda members: {**members, mark: me})
+        return self._change(group_id, lambda members: {**members, mark: me})
 
-    def update(self, world: str, lives: Iterable[Life]) -> None:
+    def update(self, group_id: str, records: Iterable[MemberRecord]) -> None:
         """Takes out those who are gone, and enters those who are in, however they came; harmless
         when repeated, or for another group."""
-        table = Lives(lives)
+        table = MemberRecords(records)
 
         def change(members: Mapping[str, Member]) -> dict[str, Member]:
             kept = {mark: who for mark, who in members.items() if not table.is_over(who.id)}
-            return {**kept, **{life.mark: life.member for life in table.living()}}
+            return {**kept, **{record.mark: record.member for record in table.living()}}
 
-        self._change(world, change)
+        self._change(group_id, change)
 
-    def remove(self, world: str, mark: str, heirs: Iterable[Life] = ()) -> None:
+    def remove(self, group_id: str, mark: str, heirs: Iterable[MemberRecord] = ()) -> None:
         """Takes out one that goes, and enters its `heirs` if none of them is there; harmless when
         repeated, or for another group."""
-        others = {life.mark: life.member for life in heirs}
+        others = {record.mark: record.member for record in heirs}
 
         def change(members: Mapping[str, Member]) -> dict[str, Member]:
             kept = {each: who for each, who in members.items() if each != mark}
             return kept if others.keys() & kept.keys() else {**kept, **others}
 
-        self._change(world, change)
+        self._change(group_id, change)
 
-    def lives(self) -> int:
+    def count_groups(self) -> int:
         """How many groups there have been here before: the generation of a new one's members."""
         return int(self._store.add("groups", 1)) - 1
 
@@ -96,19 +97,19 @@ class Contacts:
             raise RuntimeError(MIXED)
 
     def _change(
-        self, world: str, change: Callable[[Mapping[str, Member]], dict[str, Member]]
+        self, group_id: str, change: Callable[[Mapping[str, Member]], dict[str, Member]]
     ) -> bool:
         while True:
             seen = self.read()
-            if seen.world != world:
+            if seen.group_id != group_id:
                 return False
             members = change(seen.members)
-            if members == seen.members or self._replace(seen, world, members):
+            if members == seen.members or self._replace(seen, group_id, members):
                 return True
 
-    def _replace(self, seen: Group, world: str, members: Mapping[str, Member]) -> bool:
+    def _replace(self, seen: Group, group_id: str, members: Mapping[str, Member]) -> bool:
         entries = tuple((mark, member.encode()) for mark, member in members.items())
-        text = _CODEC.encode(_Entry(world, entries)).decode()
+        text = _CODEC.encode(_Entry(group_id, entries)).decode()
         return bytes(self._store.compare_set(_KEY, seen.text, text)).decode() == text
 
 

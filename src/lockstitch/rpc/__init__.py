@@ -5,7 +5,7 @@
     startup.py           building a worker: it listens, finds the others, gets its services
     workers.py           who is in the group, waiting for one, hearing of changes
     membership.py        how a worker belongs to its group
-    dynamic_membership.py  … to one that workers join and leave: carries out rendezvous.circle
+    dynamic_membership.py  … to one that workers join and leave: carries out rendezvous.membership_protocol
     circle_directory.py  … who is in it, and how to reach them
     announcer.py         tells callbacks, in order
     admission.py         the way into such a group

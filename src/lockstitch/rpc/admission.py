@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.ids import ANYBODY, MAX_GENERATION, WorkerId, WorkerInfo, applicant_id
 from lockstitch.rendezvous import Member, choose_address, host_identity
-from lockstitch.rendezvous.circle_events import Admit, Redirect
-from lockstitch.rendezvous.lives import Life
+from lockstitch.rendezvous.member_records import MemberRecord
+from lockstitch.rendezvous.membership_events import Admit, Redirect
 from lockstitch.rendezvous.reaching import NOTICE_SECONDS, say
 from lockstitch.runtime.worker import Worker
 from lockstitch.wire.messages import AskAdmission
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lockstitch.clock import Clock
-    from lockstitch.rendezvous.circle_events import Refuse
     from lockstitch.rendezvous.contacts import Contacts
+    from lockstitch.rendezvous.membership_events import Refuse
     from lockstitch.runtime.agent import AgentOptions
     from lockstitch.transport.base import Connection, Transport
 
@@ -49,7 +49,10 @@ Answer = tuple[str, Any]
 def answer_of(decision: Admit | Redirect | Refuse, *, is_over: bool) -> Answer:
     """A decision of the circle as plain values."""
     if isinstance(decision, Admit):
-        return "admitted", (decision.life.plain(), tuple(each.plain() for each in decision.lives))
+        return "admitted", (
+            decision.record.plain(),
+            tuple(each.plain() for each in decision.records),
+        )
     if isinstance(decision, Redirect):
         return "elsewhere", (decision.to.member.addresses, decision.to.member.host)
     return ("over" if is_over else "refused"), decision.reason
@@ -74,9 +77,9 @@ class Wish:
 class Entry:
     """A worker that is in: its life, all lives, and the group's mark."""
 
-    me: Life
-    lives: tuple[Life, ...]
-    world: str
+    me: MemberRecord
+    records: tuple[MemberRecord, ...]
+    group_id: str
 
 
 class Ask(Protocol):
@@ -116,28 +119,28 @@ class Admission:
         `RuntimeError`: it is refused, the group is static, or the time is over."""
         while True:
             seen = contacts.read()
-            entry = self._through(seen.members, seen.world)
+            entry = self._through(seen.members, seen.group_id)
             if entry is not None:
-                if contacts.add(seen.world, self._mark, entry.me.member):
+                if contacts.add(seen.group_id, self._mark, entry.me.member):
                     return entry
                 self._mark = uuid.uuid4().hex  # that group is no more: begin anew
             elif self._gone.issuperset(seen.members.values()):
                 founder = self._founder(contacts)
-                if contacts.found(seen, founder.world, self._mark, founder.me.member):
+                if contacts.found(seen, founder.group_id, self._mark, founder.me.member):
                     return founder
             self._pause(f"the members in the store ({_names(seen.members)}) do not answer")
 
-    def _through(self, members: Mapping[str, Member], world: str) -> Entry | None:
+    def _through(self, members: Mapping[str, Member], group_id: str) -> Entry | None:
         for member in members.values():
             entry = self._follow(member.addresses, member.host, member)
             if entry is not None:
-                return Entry(entry.me, entry.lives, world)
+                return Entry(entry.me, entry.records, group_id)
         return None
 
     def _founder(self, contacts: Contacts) -> Entry:
-        generation = contacts.lives() & MAX_GENERATION
+        generation = contacts.count_groups() & MAX_GENERATION
         member = self._wish.member(max(self._wish.rank, 0), generation)
-        return Entry(Life(member, 0, self._mark), (), uuid.uuid4().hex)
+        return Entry(MemberRecord(member, 0, self._mark), (), uuid.uuid4().hex)
 
     def _follow(
         self, addresses: Sequence[str], host: str, known: Member | None = None
@@ -157,8 +160,8 @@ class Admission:
             except RpcTimeoutError:
                 return None
             if word == "admitted":
-                me, lives = what
-                return Entry(Life.of(me), tuple(map(Life.of, lives)), "")
+                me, records = what
+                return Entry(MemberRecord.of(me), tuple(map(MemberRecord.of, records)), "")
             if word == "refused":
                 raise RuntimeError(what)
             if word == "over":

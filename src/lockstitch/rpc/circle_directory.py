@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING
 
 from lockstitch.errors import PeerDiedError, PeerLeftError
 from lockstitch.rendezvous import choose_address, host_identity
-from lockstitch.rendezvous.lives import Life, Standing
+from lockstitch.rendezvous.member_records import MemberRecord, MemberState
 from lockstitch.rendezvous.roster import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.ids import WorkerId, WorkerInfo
-    from lockstitch.rendezvous.circle import Circle
+    from lockstitch.rendezvous.membership_protocol import MembershipProtocol
     from lockstitch.rendezvous.roster import Member
     from lockstitch.transport.base import Connection, Transport
 
 
-def gone(life: Life) -> PeerDiedError:
+def gone(record: MemberRecord) -> PeerDiedError:
     """What is raised where that life is wanted after its end."""
-    error = PeerLeftError if life.standing is Standing.LEFT else PeerDiedError
-    return error(life.name, life.cause)
+    error = PeerLeftError if record.state is MemberState.LEFT else PeerDiedError
+    return error(record.name, record.cause)
 
 
 class CircleDirectory:
@@ -29,18 +29,18 @@ class CircleDirectory:
 
     is_fixed = False
 
-    def __init__(self, circle: Circle, transport: Transport) -> None:
+    def __init__(self, protocol: MembershipProtocol, transport: Transport) -> None:
         self._transport = transport
         self._table = Table()
         self._infos: dict[WorkerId, WorkerInfo] = {}
-        self._ended: dict[WorkerId, Life] = {}
-        self.update(circle.lives.living())
+        self._ended: dict[WorkerId, MemberRecord] = {}
+        self.update(protocol.records.living())
 
-    def update(self, living: Sequence[Life], ended: Life | None = None) -> None:
+    def update(self, living: Sequence[MemberRecord], ended: MemberRecord | None = None) -> None:
         """Something has changed."""
-        self._table = Table(life.member for life in living)
-        for life in living:
-            self._infos[life.id] = life.member.info
+        self._table = Table(record.member for record in living)
+        for record in living:
+            self._infos[record.id] = record.member.info
         if ended is not None:
             self._infos[ended.id] = ended.member.info
             self._ended[ended.id] = ended
@@ -53,9 +53,9 @@ class CircleDirectory:
         member = self._table.find(key)
         if member is not None:
             return member.info
-        for life in reversed(list(self._ended.values())):
-            if key in (life.name, life.id.rank):
-                raise gone(life)
+        for record in reversed(list(self._ended.values())):
+            if key in (record.name, record.id.rank):
+                raise gone(record)
         return None
 
     def members(self) -> Sequence[WorkerInfo]:
@@ -64,7 +64,7 @@ class CircleDirectory:
     def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
         member = self._table.find(peer.worker)
         ended = self._ended.get(peer.worker)
-        if ended is not None and ended.standing is Standing.LEFT:
+        if ended is not None and ended.state is MemberState.LEFT:
             member = ended.member  # it waits to be told that this is known here
         if member is None:
             cause = "" if ended is None else f": {ended.cause}"

@@ -1,4 +1,4 @@
-"""Membership of a group that workers join and leave at any time; `rendezvous.circle` decides, here
+"""Membership of a group that workers join and leave at any time; `rendezvous.membership_protocol` decides, here
 it is carried out.
 
     messages, deaths, ticks ─► Circle ─► tidings to members, answers to newcomers
@@ -19,41 +19,46 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.errors import LockstitchError, PeerDiedError, PeerLeftError, RpcError
 from lockstitch.ids import is_applicant
-from lockstitch.rendezvous.circle_events import (
+from lockstitch.rendezvous.member_records import MemberRecord, MemberState
+from lockstitch.rendezvous.membership_events import (
+    Acknowledgement,
     Admit,
     Applied,
     Ask,
-    Asked,
     Changed,
     Confirmed,
+    DeclaredDead,
     Departed,
     Excluded,
-    Heard,
     Leaving,
     Lost,
     Note,
-    Noted,
+    Notice,
+    Query,
     Redirect,
     Refuse,
-    Struck,
     Tell,
     Ticked,
     Withdrew,
 )
-from lockstitch.rendezvous.lives import Life, Standing
 from lockstitch.rpc.admission import answer_of
 from lockstitch.rpc.announcer import MembershipEvent
 from lockstitch.rpc.circle_directory import gone
 from lockstitch.rpc.membership import Membership, try_store
-from lockstitch.wire.messages import AskAdmission, AskTidings, Tidings, TidingsNoted
+from lockstitch.wire.messages import (
+    AskAdmission,
+    MembershipAcknowledgement,
+    MembershipNotice,
+    MembershipQuery,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.ids import WorkerId
-    from lockstitch.rendezvous.circle import Circle
-    from lockstitch.rendezvous.circle_events import Event, Instruction
     from lockstitch.rendezvous.contacts import Contacts
+    from lockstitch.rendezvous.membership_events import Event, Instruction
+    from lockstitch.rendezvous.membership_protocol import MembershipProtocol
     from lockstitch.rpc.circle_directory import CircleDirectory
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.worker import Worker
@@ -67,24 +72,24 @@ _MOST_QUESTIONS: Final = 100
 
 
 class DynamicMembership(Membership):
-    """See the module. `contacts` is the store in which newcomers look, of the group `world`."""
+    """See the module. `contacts` is the store in which newcomers look, of the group `group_id`."""
 
     is_static = False
 
     def __init__(
         self,
         worker: Worker,
-        circle: Circle,
+        protocol: MembershipProtocol,
         directory: CircleDirectory,
         contacts: Contacts | None = None,
-        world: str = "",
+        group_id: str = "",
     ) -> None:
         super().__init__(worker)
-        self.addresses = circle.me.member.addresses
-        self._circle = circle
+        self.addresses = protocol.me.member.addresses
+        self._protocol = protocol
         self._directory = directory
         self._contacts = contacts
-        self._world = world
+        self._group_id = group_id
         self._deciding = threading.Lock()
         self._mail: dict[WorkerId, deque[Message | Callable[[], None]]] = {}
         self._posting: set[WorkerId] = set()
@@ -92,25 +97,28 @@ class DynamicMembership(Membership):
         self._asking: dict[int, Invocation] = {}
         self._departed = threading.Event()
         self._closed = self._hurries = False
-        self._confirmed: tuple[Life, ...] = ()
-        self._living = circle.lives.living()
+        self._confirmed: tuple[MemberRecord, ...] = ()
+        self._living = protocol.records.living()
         self._asks_the_dead = threading.Lock()
         self._asked: Counter[WorkerId] = Counter()
         agent = worker.agent
-        agent.handle(Tidings, self._heard)
-        agent.handle(TidingsNoted, lambda sender, it: self._take(Noted(sender, it.number)))
-        agent.handle(AskTidings, lambda sender, it: self._take(Asked(sender, it.digest)))
+        agent.handle(MembershipNotice, self._heard)
+        agent.handle(
+            MembershipAcknowledgement,
+            lambda sender, it: self._take(Acknowledgement(sender, it.number)),
+        )
+        agent.handle(MembershipQuery, lambda sender, it: self._take(Query(sender, it.digest)))
         agent.serve(AskAdmission, self._asked_in)
         agent.on_peer_lost(self._lost)
         agent.add_concern(self._watched)
 
     def __repr__(self) -> str:
-        return f"<DynamicMembership · {self._circle!r}>"
+        return f"<DynamicMembership · {self._protocol!r}>"
 
     def begin(self) -> None:
         """The worker serves from now on."""
         with self._deciding:
-            instructions = self._circle.begin()
+            instructions = self._protocol.begin()
         self._act(instructions)
         self._tick()
 
@@ -123,10 +131,10 @@ class DynamicMembership(Membership):
 
     def close(self) -> None:
         self._closed = True
-        contacts, mark = self._contacts, self._circle.me.mark
+        contacts, mark = self._contacts, self._protocol.me.mark
         if contacts is not None:
-            heirs = self._circle.lives.living() if self._circle.is_leaving else []
-            try_store(self.worker, partial(contacts.remove, self._world, mark, heirs))
+            heirs = self._protocol.records.living() if self._protocol.is_leaving else []
+            try_store(self.worker, partial(contacts.remove, self._group_id, mark, heirs))
         super().close()
 
     def add_callback(self, callback: Callable[[MembershipEvent], object]) -> Callable[[], None]:
@@ -137,21 +145,21 @@ class DynamicMembership(Membership):
 
     def _take(self, event: Event) -> None:
         with self._deciding:
-            instructions = self._circle.handle(event)
+            instructions = self._protocol.handle(event)
             for each in instructions:
                 if isinstance(each, Changed):
-                    self._note_change(each.life)
+                    self._note_change(each.record)
                 elif isinstance(each, Confirmed):
-                    self._confirmed = each.lives
-            hurries = not (self._hurries or self._circle.is_settled)
+                    self._confirmed = each.records
+            hurries = not (self._hurries or self._protocol.is_settled)
             self._hurries = self._hurries or hurries
         if hurries:
             self.worker.agent.call_later(_BUSY_SECONDS, self._hurry)
         self._act(instructions)
 
-    def _heard(self, sender: WorkerId, message: Tidings) -> None:
-        lives = tuple(map(Life.of, message.lives))
-        self._take(Heard(sender, message.number, lives, message.whole))
+    def _heard(self, sender: WorkerId, message: MembershipNotice) -> None:
+        records = tuple(map(MemberRecord.of, message.records))
+        self._take(Notice(sender, message.number, records, message.whole))
 
     def _lost(self, peer: WorkerId, error: PeerDiedError) -> None:
         if is_applicant(peer):
@@ -180,38 +188,40 @@ class DynamicMembership(Membership):
             if self._dead_to_ask() and self._asks_the_dead.acquire(blocking=False):
                 self.worker.agent.spawn(self._ask_the_dead)
 
-    def _dead_to_ask(self) -> list[Life]:
+    def _dead_to_ask(self) -> list[MemberRecord]:
         with self._deciding:
-            dead, is_alone = self._circle.cut_off_from(), len(self._living) == 1
-        return [life for life in dead if is_alone or self._asked[life.id] < _MOST_QUESTIONS]
+            dead, is_alone = self._protocol.cut_off_from(), len(self._living) == 1
+        return [record for record in dead if is_alone or self._asked[record.id] < _MOST_QUESTIONS]
 
     def _ask_the_dead(self) -> None:
         """The eldest, after others have died: were they not, but cut off? Or is it this worker, if
         it is alone? The living say so. Of two, both of which have given the other up, the elder
         stays; of two groups, people have to say which."""
         try:
-            words = {life: word for life in self._dead_to_ask() if (word := self._refusal(life))}
+            words = {
+                record: word for record in self._dead_to_ask() if (word := self._refusal(record))
+            }
             if len(self._living) == 1:
-                mine = self._circle.me.age
-                votes = sum(1 if life.age > mine else 2 for life in words)
+                mine = self._protocol.me.age
+                votes = sum(1 if record.age > mine else 2 for record in words)
                 if votes > 1:
-                    self._take(Struck(next(iter(words.values()))))
+                    self._take(DeclaredDead(next(iter(words.values()))))
             elif len(words) > 1:
-                self._asked.update(dict.fromkeys((life.id for life in words), _MOST_QUESTIONS))
-                self._report_parting(sorted(life.name for life in words))
+                self._asked.update(dict.fromkeys((record.id for record in words), _MOST_QUESTIONS))
+                self._report_parting(sorted(record.name for record in words))
         finally:
             self._asks_the_dead.release()
 
-    def _refusal(self, life: Life) -> str:
+    def _refusal(self, record: MemberRecord) -> str:
         """The words with which one that passes for dead says that it holds this worker for dead."""
-        self._asked[life.id] += 1
+        self._asked[record.id] += 1
         try:
-            connection = self._directory.reach(life.member, _ASKING_SECONDS)
+            connection = self._directory.reach(record.member, _ASKING_SECONDS)
         except (OSError, RpcError) as error:
             if isinstance(error.__cause__ or error, (FileNotFoundError, ConnectionRefusedError)):
-                self._asked[life.id] += _MOST_QUESTIONS  # its process has ended
+                self._asked[record.id] += _MOST_QUESTIONS  # its process has ended
             return ""
-        return self.worker.agent.peers.refusal(life.member.info, connection)
+        return self.worker.agent.peers.refusal(record.member.info, connection)
 
     def _report_parting(self, names: list[str]) -> None:
         agent = self.worker.agent
@@ -226,12 +236,12 @@ class DynamicMembership(Membership):
     def _hurry(self) -> None:
         """Soon, and again, while something is unanswered."""
         self._hurries = False
-        if not (self._closed or self._circle.is_settled):
+        if not (self._closed or self._protocol.is_settled):
             self._take(Ticked())
 
     def _watched(self) -> set[WorkerId]:
         """Those whose death this worker is to notice: the eldest that of all others."""
-        living = [life.id for life in self._living]
+        living = [record.id for record in self._living]
         if self.worker.id not in living:
             return set()
         if living[0] == self.worker.id:
@@ -241,38 +251,38 @@ class DynamicMembership(Membership):
 
     # ------------------------------------------------------------ what must be done
 
-    def _note_change(self, life: Life) -> None:
+    def _note_change(self, record: MemberRecord) -> None:
         """Under the lock, so that changes are told in their order."""
-        self._living = self._circle.lives.living()
-        if life.id == self.worker.id:
+        self._living = self._protocol.records.living()
+        if record.id == self.worker.id:
             return
-        info = life.member.info
-        self._directory.update(self._living, None if life.is_in else life)
-        if self._circle.is_leaving:
+        info = record.member.info
+        self._directory.update(self._living, None if record.is_in else record)
+        if self._protocol.is_leaving:
             return  # the others part from one that has left: that is no news of theirs
-        if life.is_in:
+        if record.is_in:
             self._tell(MembershipEvent("joined", info))
         else:
-            has_left = life.standing is Standing.LEFT
-            self._tell(MembershipEvent("left" if has_left else "died", info, life.cause))
+            has_left = record.state is MemberState.LEFT
+            self._tell(MembershipEvent("left" if has_left else "died", info, record.cause))
 
     def _act(self, instructions: Sequence[Instruction]) -> None:
         agent = self.worker.agent
         for each in instructions:
             if isinstance(each, Tell):
-                lives = tuple(life.plain() for life in each.lives)
-                self._post(each.to, Tidings(each.number, each.is_whole, lives))
+                records = tuple(record.plain() for record in each.records)
+                self._post(each.to, MembershipNotice(each.number, each.is_whole, records))
             elif isinstance(each, Note):
-                self._post(each.to, TidingsNoted(each.number))
+                self._post(each.to, MembershipAcknowledgement(each.number))
             elif isinstance(each, Ask):
-                self._post(each.to, AskTidings(each.digest))
+                self._post(each.to, MembershipQuery(each.digest))
             elif isinstance(each, (Admit, Redirect, Refuse)):
                 agent.spawn(partial(self._answer, each))
-            elif isinstance(each, Changed) and each.life.standing is Standing.LEFT:
+            elif isinstance(each, Changed) and each.record.state is MemberState.LEFT:
                 # It waits for the note about that, which is in its mail.
-                self._post(each.life.id, partial(self._bury, each.life))
-            elif isinstance(each, Changed) and not each.life.is_in:
-                agent.spawn(partial(self._bury, each.life))
+                self._post(each.record.id, partial(self._bury, each.record))
+            elif isinstance(each, Changed) and not each.record.is_in:
+                agent.spawn(partial(self._bury, each.record))
             elif isinstance(each, Excluded):
                 agent.spawn(partial(self._go_alone, each.cause))
             elif isinstance(each, Confirmed):
@@ -283,13 +293,13 @@ class DynamicMembership(Membership):
     def _answer(self, decision: Admit | Redirect | Refuse) -> None:
         invocation = self._asking.pop(decision.ticket, None)
         if invocation is not None:
-            is_over = all(life.id != self.worker.id for life in self._living)
+            is_over = all(record.id != self.worker.id for record in self._living)
             invocation.reply(answer_of(decision, is_over=is_over))
 
-    def _bury(self, life: Life) -> None:
+    def _bury(self, record: MemberRecord) -> None:
         """A member is gone: whatever waits for it fails."""
-        if life.id != self.worker.id:
-            self.worker.agent.peers.lose(life.member.info, gone(life))
+        if record.id != self.worker.id:
+            self.worker.agent.peers.lose(record.member.info, gone(record))
 
     def _go_alone(self, cause: str) -> None:
         """The others hold this worker for dead, so it holds nobody for alive."""
@@ -310,7 +320,7 @@ class DynamicMembership(Membership):
         contacts = self._contacts
         if contacts is not None and not self._closed:
             try:
-                contacts.update(self._world, self._confirmed)
+                contacts.update(self._group_id, self._confirmed)
             except RuntimeError:  # the store has gone with its host: newcomers ask members
                 self._contacts = None
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.rendezvous import choose_address, host_identity, join
-from lockstitch.rendezvous.circle import Circle
 from lockstitch.rendezvous.contacts import Contacts
+from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rpc.admission import Admission, Applicants, Invitation
 from lockstitch.rpc.circle_directory import CircleDirectory
 from lockstitch.rpc.device_maps import agree
@@ -107,12 +107,12 @@ def dynamic_place(
         try:
             contacts.check_is_not_static()  # it may have come at the same time
         except RuntimeError:
-            contacts.remove(entry.world, entry.me.mark)
+            contacts.remove(entry.group_id, entry.me.mark)
             raise
-    circle = Circle(entry.me, entry.lives)
-    directory = CircleDirectory(circle, transport)
+    protocol = MembershipProtocol(entry.me, entry.records)
+    directory = CircleDirectory(protocol, transport)
 
     def make_membership(worker: Worker) -> Membership:
-        return DynamicMembership(worker, circle, directory, contacts, entry.world)
+        return DynamicMembership(worker, protocol, directory, contacts, entry.group_id)
 
     return Place(entry.me.member.info, directory, make_membership)

@@ -11,13 +11,13 @@ import torch
 from lockstitch import autograd, rpc
 from lockstitch.errors import OwnerDiedError, PeerDiedError, PeerLeftError, RpcTimeoutError
 from lockstitch.ids import WorkerInfo
-from lockstitch.rendezvous.circle_events import Lost
 from lockstitch.rendezvous.contacts import Contacts
-from lockstitch.rendezvous.lives import Standing
+from lockstitch.rendezvous.member_records import MemberState
+from lockstitch.rendezvous.membership_events import Lost
 from lockstitch.rpc import leaving
 from lockstitch.testing.faults import Faults
 from lockstitch.testing.patience import Patience
-from lockstitch.wire.messages import Tidings, TidingsNoted
+from lockstitch.wire.messages import MembershipAcknowledgement, MembershipNotice
 from tests.cluster.rpc.groups import LocalGroup, membership, names, wait_until_all_see
 from tests.unit.rpc.programs import AT_GATE, GATE, add, close_gate, wait_at_gate
 from tests.unit.runtime.stage import wait_until
@@ -70,11 +70,11 @@ def test_who_leaves_is_gone_for_all_and_by_name():
 
 def test_one_that_has_left_is_reached_until_it_is_told_that_this_is_known():
     with LocalGroup("a", "b") as group:
-        circle = membership(group["b"])._circle
-        directory, a = group["b"].agent.peers._directory, circle.lives.find("a")
-        directory.update([circle.me], a.ended(Standing.LEFT, "it has left"))
+        protocol = membership(group["b"])._protocol
+        directory, a = group["b"].agent.peers._directory, protocol.records.find("a")
+        directory.update([protocol.me], a.ended(MemberState.LEFT, "it has left"))
         directory.connect(a.member.info, 60).close()  # perhaps it never was before
-        directory.update([circle.me], a.ended(Standing.DIED, "it was silent"))
+        directory.update([protocol.me], a.ended(MemberState.DIED, "it was silent"))
         with pytest.raises(ConnectionError, match="not in the group any more: it was silent"):
             directory.connect(a.member.info, 60)
 
@@ -220,7 +220,7 @@ def test_callbacks_hear_of_everything_in_order():
     ]
 
 
-@pytest.mark.parametrize("message", [Tidings, TidingsNoted])
+@pytest.mark.parametrize("message", [MembershipNotice, MembershipAcknowledgement])
 def test_lost_tidings_are_told_again(message):
     faults = Faults().drop(message, times=3)
     with LocalGroup("a", "b", faults=faults) as group:
@@ -257,10 +257,10 @@ def test_who_is_taken_for_dead_says_so_and_may_join_anew(monkeypatch):
     monkeypatch.setattr("sys.excepthook", lambda _kind, error, _trace: printed.append(str(error)))
     with LocalGroup("a", "b") as group:
         b = group["b"]
-        b_as_a_sees_it = membership(group["a"])._circle.lives.find("b")
-        dead = b_as_a_sees_it.ended(Standing.DIED, "it was silent")
+        b_as_a_sees_it = membership(group["a"])._protocol.records.find("b")
+        dead = b_as_a_sees_it.ended(MemberState.DIED, "it was silent")
         membership(group["a"])._take(Lost(b.id, "it was silent"))  # it lives, cut off
-        membership(b)._heard(group["a"].id, Tidings(9, False, (dead.plain(),)))
+        membership(b)._heard(group["a"].id, MembershipNotice(9, False, (dead.plain(),)))
         patience = Patience(60)
         while not printed and not patience.is_over():
             threading.Event().wait(0.005)

@@ -17,10 +17,10 @@ from lockstitch.autograd.service import AutogradService
 from lockstitch.errors import OwnerDiedError, PeerDiedError
 from lockstitch.rref.service import ReferenceService
 from lockstitch.wire.messages import (
-    AskTidings,
+    MembershipAcknowledgement,
+    MembershipNotice,
+    MembershipQuery,
     Reply,
-    Tidings,
-    TidingsNoted,
 )
 from tests.cluster.mishaps import RAN, RETRIED, count, double, script, sum_of
 from tests.cluster.rpc.groups import LocalGroup, wait_until_all_see
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAMES = ("a", "b", "c", "d")
-NEWS = (Tidings, TidingsNoted, AskTidings)
+NEWS = (MembershipNotice, MembershipAcknowledgement, MembershipQuery)
 WHICH = st.integers(0, 3)
 
 

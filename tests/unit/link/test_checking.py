@@ -16,7 +16,7 @@ from lockstitch.link.checking import check_of
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.frames import HEADER
 from lockstitch.wire.layouts import strict_layout_of
-from lockstitch.wire.messages import KINDS, AskTidings, Stitch, Tidings
+from lockstitch.wire.messages import KINDS, MembershipNotice, MembershipQuery, Stitch
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of sparse tensors
 
@@ -63,8 +63,8 @@ def test_true_frames_pass_and_others_are_refused_where_one_is_strict() -> None:
     for frame in corpus():
         decoder.feed(frame)
     inline = marshal.dumps((7,))
-    frame = HEADER.pack(len(inline), AskTidings.KIND, 0, 0, 0, 0) + inline
-    with pytest.raises(RemoteProtocolError, match="field of a AskTidings has a wrong type"):
+    frame = HEADER.pack(len(inline), MembershipQuery.KIND, 0, 0, 0, 0) + inline
+    with pytest.raises(RemoteProtocolError, match="field of a MembershipQuery has a wrong type"):
         decoder.feed(frame)
     trusting = FrameDecoder()
     trusting.feed(frame)
@@ -73,7 +73,7 @@ def test_true_frames_pass_and_others_are_refused_where_one_is_strict() -> None:
 
 def test_tidings_of_other_types_are_refused() -> None:
     life = ("name", 1, 0, ("address",), "host", 3, "mark", 0, "")
-    load = strict_layout_of(Tidings).load
+    load = strict_layout_of(MembershipNotice).load
     assert load(memoryview(marshal.dumps((1, True, (life,)))))
     for place in range(len(life)):
         wrong = (*life[:place], None, *life[place + 1 :])

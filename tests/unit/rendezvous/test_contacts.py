@@ -9,7 +9,7 @@ from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import WorkerInfo
 from lockstitch.rendezvous import Member
 from lockstitch.rendezvous.contacts import Contacts
-from lockstitch.rendezvous.lives import Life, Standing
+from lockstitch.rendezvous.member_records import MemberRecord, MemberState
 from tests.unit.rendezvous.groups import all_at_once, each_kind_of_store, new_store
 
 
@@ -21,7 +21,7 @@ def member(name: str, rank: int = 0) -> Member:
 def test_of_many_founders_one_comes_first(kind, tmp_path):
     store = new_store(kind, tmp_path)
     seen = Contacts(store).read()
-    assert (seen.world, seen.members) == ("", {})
+    assert (seen.group_id, seen.members) == ("", {})
     outcomes = all_at_once(
         *(
             lambda n=n: Contacts(store).found(seen, f"world{n}", f"mark{n}", member(f"w{n}"))
@@ -65,11 +65,14 @@ def test_who_was_let_into_a_group_that_is_no_more_is_told_so():
     assert contacts.read().members == {"b": member("b")}
 
 
-def lives(*names: str, dead: str = "") -> list[Life]:
+def records(*names: str, dead: str = "") -> list[MemberRecord]:
     """One for each of these names, by rank."""
-    table = [Life(member(name, rank), rank, f"mark-{name}") for rank, name in enumerate(names)]
+    table = [
+        MemberRecord(member(name, rank), rank, f"mark-{name}") for rank, name in enumerate(names)
+    ]
     return [
-        life.ended(Standing.DIED, "it was silent") if life.name in dead else life for life in table
+        record.ended(MemberState.DIED, "it was silent") if record.name in dead else record
+        for record in table
     ]
 
 
@@ -78,9 +81,9 @@ def test_what_the_eldest_knows_is_written_down_and_of_others_nothing_is_touched(
     contacts.found(contacts.read(), "world", "mark-a", member("a", 0))
     contacts.add("world", "mark-b", member("b", 1))
     contacts.add("world", "mark-new", member("new", 3))  # the eldest has yet to hear of it
-    contacts.update("world", lives("a", "b", "invited", dead="b"))
+    contacts.update("world", records("a", "b", "invited", dead="b"))
     assert set(contacts.read().members) == {"mark-a", "mark-invited", "mark-new"}
-    contacts.update("another world", lives("a", dead="a"))
+    contacts.update("another world", records("a", dead="a"))
     assert set(contacts.read().members) == {"mark-a", "mark-invited", "mark-new"}
 
 
@@ -88,15 +91,15 @@ def test_the_last_that_is_named_names_those_who_stay():
     contacts = Contacts(HashStore())
     contacts.found(contacts.read(), "world", "mark-a", member("a", 0))
     contacts.add("world", "mark-b", member("b", 1))
-    contacts.remove("world", "mark-a", lives("a", "b", "invited")[1:])
+    contacts.remove("world", "mark-a", records("a", "b", "invited")[1:])
     assert set(contacts.read().members) == {"mark-b"}  # one of them is enough
-    contacts.remove("world", "mark-b", lives("a", "b", "invited")[2:])
+    contacts.remove("world", "mark-b", records("a", "b", "invited")[2:])
     assert set(contacts.read().members) == {"mark-invited"}
 
 
 def test_each_group_on_a_store_has_a_number():
     contacts = Contacts(HashStore())
-    assert [contacts.lives() for _ in range(3)] == [0, 1, 2]
+    assert [contacts.count_groups() for _ in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("text", ["x", "[]", "{}", '{"world": "w", "members": [["m", "{}"]]}'])

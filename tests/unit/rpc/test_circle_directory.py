@@ -7,8 +7,8 @@ import pytest
 from lockstitch.errors import PeerDiedError, PeerLeftError
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.rendezvous import host_identity
-from lockstitch.rendezvous.circle import Circle
-from lockstitch.rendezvous.lives import Life, Standing
+from lockstitch.rendezvous.member_records import MemberRecord, MemberState
+from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rendezvous.roster import Member
 from lockstitch.rpc.circle_directory import CircleDirectory, gone
 from lockstitch.transport.memory import MemoryNetwork
@@ -16,17 +16,17 @@ from lockstitch.transport.memory import MemoryNetwork
 TRANSPORT = MemoryNetwork().transport("a")
 
 
-def life(name: str, rank: int, generation: int = 0, host: str = "elsewhere") -> Life:
+def record(name: str, rank: int, generation: int = 0, host: str = "elsewhere") -> MemberRecord:
     member = Member(WorkerInfo(name, rank, generation), (f"memory:{name}/0",), host)
-    return Life(member, age=rank, mark=f"{name}{generation}")
+    return MemberRecord(member, age=rank, mark=f"{name}{generation}")
 
 
-A, B = life("a", 0), life("b", 1)
+A, B = record("a", 0), record("b", 1)
 
 
 @pytest.fixture
 def directory() -> CircleDirectory:
-    return CircleDirectory(Circle(A, [B]), TRANSPORT)
+    return CircleDirectory(MembershipProtocol(A, [B]), TRANSPORT)
 
 
 def test_who_is_in_is_found_by_name_rank_and_identity(directory: CircleDirectory) -> None:
@@ -36,12 +36,12 @@ def test_who_is_in_is_found_by_name_rank_and_identity(directory: CircleDirectory
 
 
 @pytest.mark.parametrize(
-    ("standing", "error"), [(Standing.LEFT, PeerLeftError), (Standing.DIED, PeerDiedError)]
+    ("state", "error"), [(MemberState.LEFT, PeerLeftError), (MemberState.DIED, PeerDiedError)]
 )
 def test_a_name_or_rank_whose_worker_is_gone_says_why(
-    directory: CircleDirectory, standing: Standing, error: type[PeerDiedError]
+    directory: CircleDirectory, state: MemberState, error: type[PeerDiedError]
 ) -> None:
-    ended = B.ended(standing, "it was time")
+    ended = B.ended(state, "it was time")
     directory.update([A], ended)
     for key in ("b", 1):
         with pytest.raises(error, match="'b'.*it was time"):
@@ -52,8 +52,8 @@ def test_a_name_or_rank_whose_worker_is_gone_says_why(
 
 
 def test_a_replacement_is_found_in_the_place_of_who_is_gone(directory: CircleDirectory) -> None:
-    directory.update([A], B.ended(Standing.DIED, "killed"))
-    again = life("b", 1, generation=1)
+    directory.update([A], B.ended(MemberState.DIED, "killed"))
+    again = record("b", 1, generation=1)
     directory.update([A, again])
     found = directory.find("b")
     assert found is not None
@@ -61,13 +61,13 @@ def test_a_replacement_is_found_in_the_place_of_who_is_gone(directory: CircleDir
 
 
 def test_only_who_left_is_still_reached(directory: CircleDirectory) -> None:
-    local = life("b", 1, host=host_identity())
+    local = record("b", 1, host=host_identity())
     listener = TRANSPORT.listen()
     member = Member(local.member.info, (listener.address,), host_identity())
-    left = Life(member, 1, "b0").ended(Standing.LEFT, "it has left")
+    left = MemberRecord(member, 1, "b0").ended(MemberState.LEFT, "it has left")
     directory.update([A], left)
     directory.connect(member.info, 1).close()
-    directory.update([A], left.ended(Standing.DIED, "it was silent"))
+    directory.update([A], left.ended(MemberState.DIED, "it was silent"))
     with pytest.raises(ConnectionError, match="not in the group any more: it was silent"):
         directory.connect(member.info, 1)
     listener.close()

@@ -32,11 +32,11 @@ from lockstitch.wire.messages.calls import CALLS, Call, Failure, Fetch, RemoteCa
 from lockstitch.wire.messages.groups import (
     Announced,
     AskAdmission,
-    AskTidings,
     Brought,
     CalledOff,
-    Tidings,
-    TidingsNoted,
+    MembershipAcknowledgement,
+    MembershipNotice,
+    MembershipQuery,
 )
 from lockstitch.wire.messages.kinds import KINDS, Message, kind
 from lockstitch.wire.messages.payload import Payload, Stitch
@@ -90,7 +90,7 @@ __all__ = [
     "Announced",
     "CalledOff",
     "AskAdmission",
-    "Tidings",
-    "TidingsNoted",
-    "AskTidings",
+    "MembershipNotice",
+    "MembershipAcknowledgement",
+    "MembershipQuery",
 ]

@@ -1,9 +1,13 @@
-"""Meetings of all workers (see `rpc.meetings`), and who is one of them (`rendezvous.circle`)."""
+"""Meetings of all workers (see `rpc.meetings`), and what members of a group
+tell each other of who is in it (see `rendezvous.membership_protocol`)."""
 
 from __future__ import annotations
 
 from lockstitch.wire.messages.kinds import Message, kind
 from lockstitch.wire.messages.payload import Stitch
+
+MemberTuple = tuple[str, int, int, tuple[str, ...], str, int, str, int, str]
+"""What members know of one of them, as `rendezvous.member_records.MemberRecord` puts it."""
 
 
 @kind(48)
@@ -50,24 +54,24 @@ class AskAdmission(Message):
 
 
 @kind(57)
-class Tidings(Message):
-    """Member → member: what I know of these lives (`rendezvous.lives.Life.plain`), with `whole` of
-    all; answer `TidingsNoted`."""
+class MembershipNotice(Message):
+    """Member → member: what the sender knows of these members, with `whole` of all. It is
+    answered by a `MembershipAcknowledgement`."""
 
     number: int
     whole: bool
-    lives: tuple[tuple[str, int, int, tuple[str, ...], str, int, str, int, str], ...]
+    records: tuple[MemberTuple, ...]
 
 
 @kind(58)
-class TidingsNoted(Message):
-    """The tidings of that number are taken in, and need not be sent again."""
+class MembershipAcknowledgement(Message):
+    """The notice of that number is taken in, and need not be sent again."""
 
     number: int
 
 
 @kind(59)
-class AskTidings(Message):
+class MembershipQuery(Message):
     """Member → member: tell me all that you know, unless this is the digest of your table."""
 
     digest: str

@@ -8,49 +8,49 @@ import pytest
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
-from lockstitch.rendezvous.lives import Life, Lives, Standing
+from lockstitch.rendezvous.member_records import MemberRecord, MemberRecords, MemberState
 from lockstitch.rendezvous.roster import Member
 
 
-def life(name: str, rank: int, generation: int = 0, age: int | None = None) -> Life:
+def record(name: str, rank: int, generation: int = 0, age: int | None = None) -> MemberRecord:
     member = Member(WorkerInfo(name, rank, generation), (f"unix:/{name}",), "host")
-    return Life(member, rank if age is None else age, f"{name}/{generation}")
+    return MemberRecord(member, rank if age is None else age, f"{name}/{generation}")
 
 
-def ended(which: Life, standing: Standing = Standing.DIED) -> Life:
-    return which.ended(standing, "somehow")
+def ended(which: MemberRecord, state: MemberState = MemberState.DIED) -> MemberRecord:
+    return which.ended(state, "somehow")
 
 
 def test_the_order_in_which_things_are_heard_does_not_matter():
-    one, other = life("a", 0), life("b", 0, 1, age=5)
-    heard = [one, ended(one), ended(one, Standing.LEFT), other, life("c", 1)]
+    one, other = record("a", 0), record("b", 0, 1, age=5)
+    heard = [one, ended(one), ended(one, MemberState.LEFT), other, record("c", 1)]
     digests = set()
     for order in itertools.permutations(heard):
-        table = Lives(order)
+        table = MemberRecords(order)
         digests.add(table.digest())
-        assert table.all() == [other, life("c", 1)]
+        assert table.all() == [other, record("c", 1)]
         assert not table.beyond(heard)
     assert len(digests) == 1
 
 
 def test_changes_are_what_is_seen_for_the_first_time():
-    table = Lives()
-    one, other = life("a", 0), life("b", 0, 1)
-    assert [change.life for change in table.learn(one)] == [one]
+    table = MemberRecords()
+    one, other = record("a", 0), record("b", 0, 1)
+    assert [change.record for change in table.learn(one)] == [one]
     assert table.learn(one) == []
-    over, begun = (change.life for change in table.learn(other))
-    assert (over.id, over.standing) == (one.id, Standing.DIED)
+    over, begun = (change.record for change in table.learn(other))
+    assert (over.id, over.state) == (one.id, MemberState.DIED)
     assert "generation 1 has taken its place" in over.cause
     assert begun == other
     assert table.learn(ended(one)) == []
-    assert [change.life for change in table.learn(ended(other))] == [ended(other)]
-    assert table.learn(ended(other, Standing.LEFT)) == []
-    assert table.learn(ended(life("c", 3))) == []
+    assert [change.record for change in table.learn(ended(other))] == [ended(other)]
+    assert table.learn(ended(other, MemberState.LEFT)) == []
+    assert table.learn(ended(record("c", 3))) == []
 
 
 def test_members_are_found_by_name_rank_and_id():
-    a, b = life("a", 0), life("b", 5, 2, age=1)
-    table = Lives([a, b])
+    a, b = record("a", 0), record("b", 5, 2, age=1)
+    table = MemberRecords([a, b])
     assert table.find("b") is table.find(5) is table.find(WorkerId(5, 2)) is b
     assert table.find("c") is table.find(1) is table.find(WorkerId(5, 1)) is None
     assert table.living() == [a, b]
@@ -65,26 +65,26 @@ def test_members_are_found_by_name_rank_and_id():
 
 
 def test_what_one_knows_beyond_another():
-    a, b = life("a", 0), life("b", 1)
-    assert Lives([a, ended(b)]).beyond([b]) == (a, ended(b))
-    assert Lives([a]).beyond([a, b]) == ()
+    a, b = record("a", 0), record("b", 1)
+    assert MemberRecords([a, ended(b)]).beyond([b]) == (a, ended(b))
+    assert MemberRecords([a]).beyond([a, b]) == ()
 
 
 def test_a_newcomer_gets_its_names_former_rank_or_the_lowest_free_one():
-    table = Lives([life("a", 0), life("b", 1), life("c", 2)])
+    table = MemberRecords([record("a", 0), record("b", 1), record("c", 2)])
     assert table.free_rank("d") == 3
-    table.learn(ended(life("b", 1)))
-    table.learn(ended(life("c", 2)))
+    table.learn(ended(record("b", 1)))
+    table.learn(ended(record("c", 2)))
     assert table.free_rank("d") == 1
     assert table.free_rank("c") == 2
-    table.learn(ended(life("b", 1, MAX_GENERATION)))
+    table.learn(ended(record("b", 1, MAX_GENERATION)))
     assert table.free_rank("b") == 2
 
 
-@pytest.mark.parametrize("standing", list(Standing))
-def test_lives_travel_as_plain_values(standing):
-    one = life("a", 3, 7).ended(standing, "why")
-    assert Life.of(one.plain()) == one
+@pytest.mark.parametrize("state", list(MemberState))
+def test_lives_travel_as_plain_values(state):
+    one = record("a", 3, 7).ended(state, "why")
+    assert MemberRecord.of(one.plain()) == one
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_lives_travel_as_plain_values(standing):
     ids=str,
 )
 def test_impossible_lives_are_refused(changed):
-    plain = [*life("a", 0).plain()]
+    plain = [*record("a", 0).plain()]
     for place, value in changed.items():
         plain[int(place)] = value
     with pytest.raises(RemoteProtocolError, match="impossible worker"):
-        Life.of(tuple(plain))
+        MemberRecord.of(tuple(plain))

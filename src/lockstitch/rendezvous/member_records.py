@@ -22,11 +22,10 @@ from lockstitch.rendezvous.roster import Member
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Plain = tuple[str, int, int, tuple[str, ...], str, int, str, int, str]
-"""A life as plain values, for messages."""
+    from lockstitch.wire.messages.groups import MemberTuple
 
 
-class Standing(enum.IntEnum):
+class MemberState(enum.IntEnum):
     """How a life stands; it only ever moves on."""
 
     IN = 0
@@ -35,7 +34,7 @@ class Standing(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class MemberRecord:
     """One life of a rank, as all members know it.
 
     `age`: in which order lives were admitted, the eldest has the smallest. `mark`: what the worker
@@ -46,7 +45,7 @@ class Life:
     member: Member
     age: int
     mark: str
-    standing: Standing = Standing.IN
+    state: MemberState = MemberState.IN
     cause: str = ""
 
     @property
@@ -62,124 +61,124 @@ class Life:
     @property
     def is_in(self) -> bool:
         """Whether it is a member now."""
-        return self.standing is Standing.IN
+        return self.state is MemberState.IN
 
     @property
     def place(self) -> tuple[int, int, int, str]:
         """Where it is on the line of its rank."""
-        return self.id.generation, self.standing, self.age, self.mark
+        return self.id.generation, self.state, self.age, self.mark
 
-    def ended(self, standing: Standing, cause: str) -> Life:
+    def ended(self, state: MemberState, cause: str) -> MemberRecord:
         """The same life after its end."""
-        return dataclasses.replace(self, standing=standing, cause=cause)
+        return dataclasses.replace(self, state=state, cause=cause)
 
-    def plain(self) -> Plain:
+    def plain(self) -> MemberTuple:
         """As plain values."""
         info, member = self.member.info, self.member
         place = (info.name, info.id, info.generation, member.addresses, member.host)
-        return (*place, self.age, self.mark, int(self.standing), self.cause)
+        return (*place, self.age, self.mark, int(self.state), self.cause)
 
     @classmethod
-    def of(cls, plain: Plain) -> Life:
+    def of(cls, plain: MemberTuple) -> MemberRecord:
         """The reverse. Raises `RemoteProtocolError` where there can be no such life."""
         try:
-            name, rank, generation, addresses, host, age, mark, standing, cause = plain
+            name, rank, generation, addresses, host, age, mark, state, cause = plain
             member = Member(WorkerInfo(name, rank, generation), tuple(addresses), host)
-            life = cls(member, age, mark, Standing(standing), cause)
+            record = cls(member, age, mark, MemberState(state), cause)
         except (RuntimeError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"a peer tells of an impossible worker: {plain!r}") from error
         if rank < 0 or not 0 <= generation <= MAX_GENERATION:
             raise RemoteProtocolError(f"a peer tells of an impossible worker: {plain!r}")
-        return life
+        return record
 
 
 class Change(NamedTuple):
     """A life began (`is_in`) or ended, as this table sees it for the first time."""
 
-    life: Life
+    record: MemberRecord
 
 
-class Lives:
+class MemberRecords:
     """The table; see the module."""
 
-    def __init__(self, lives: Iterable[Life] = ()) -> None:
-        self._by_rank: dict[int, Life] = {}
-        for life in lives:
-            self.learn(life)
+    def __init__(self, records: Iterable[MemberRecord] = ()) -> None:
+        self._by_rank: dict[int, MemberRecord] = {}
+        for record in records:
+            self.learn(record)
 
     def __repr__(self) -> str:
         return f"<Lives · {', '.join(f'{each.name} {each.id}' for each in self.living())}>"
 
-    def learn(self, life: Life) -> list[Change]:
-        """Takes the later of what was known of that rank and `life`; returns what began and ended.
+    def learn(self, record: MemberRecord) -> list[Change]:
+        """Takes the later of what was known of that rank and `record`; returns what began and ended.
         What had ended before it was heard of is no change."""
-        known = self._by_rank.get(life.id.rank)
-        if known is not None and life.place <= known.place:
+        known = self._by_rank.get(record.id.rank)
+        if known is not None and record.place <= known.place:
             return []
-        self._by_rank[life.id.rank] = life
+        self._by_rank[record.id.rank] = record
         changes = []
-        is_same = known is not None and known.id == life.id and known.mark == life.mark
+        is_same = known is not None and known.id == record.id and known.mark == record.mark
         if known is not None and known.is_in:
             if is_same:
-                changes += [] if life.is_in else [Change(life)]
+                changes += [] if record.is_in else [Change(record)]
             else:
-                over = f"generation {life.id.generation} has taken its place"
-                changes.append(Change(known.ended(Standing.DIED, over)))
-        if life.is_in and not is_same:
-            changes.append(Change(life))
+                over = f"generation {record.id.generation} has taken its place"
+                changes.append(Change(known.ended(MemberState.DIED, over)))
+        if record.is_in and not is_same:
+            changes.append(Change(record))
         return changes
 
-    def is_news(self, life: Life) -> bool:
-        """Whether `life` is later than what is known of its rank."""
-        known = self._by_rank.get(life.id.rank)
-        return known is None or life.place > known.place
+    def is_news(self, record: MemberRecord) -> bool:
+        """Whether `record` is later than what is known of its rank."""
+        known = self._by_rank.get(record.id.rank)
+        return known is None or record.place > known.place
 
-    def all(self) -> list[Life]:
+    def all(self) -> list[MemberRecord]:
         """The latest life of each rank, by rank."""
         return [self._by_rank[rank] for rank in sorted(self._by_rank)]
 
-    def living(self) -> list[Life]:
+    def living(self) -> list[MemberRecord]:
         """Those that are in, the eldest first."""
-        members = [life for life in self._by_rank.values() if life.is_in]
-        return sorted(members, key=lambda life: (life.age, life.id))
+        members = [record for record in self._by_rank.values() if record.is_in]
+        return sorted(members, key=lambda record: (record.age, record.id))
 
-    def eldest(self) -> Life | None:
+    def eldest(self) -> MemberRecord | None:
         """The member that decides who comes in."""
         return min(
-            (life for life in self._by_rank.values() if life.is_in),
-            key=lambda life: (life.age, life.id),
+            (record for record in self._by_rank.values() if record.is_in),
+            key=lambda record: (record.age, record.id),
             default=None,
         )
 
-    def at(self, rank: int) -> Life | None:
+    def at(self, rank: int) -> MemberRecord | None:
         """The latest life of a rank, ended or not."""
         return self._by_rank.get(rank)
 
     def is_over(self, worker: WorkerId) -> bool:
         """Whether that life is known to have ended."""
-        life = self._by_rank.get(worker.rank)
-        if life is None or life.id.generation < worker.generation:
+        record = self._by_rank.get(worker.rank)
+        if record is None or record.id.generation < worker.generation:
             return False
-        return life.id != worker or not life.is_in
+        return record.id != worker or not record.is_in
 
-    def find(self, who: str | int | WorkerId) -> Life | None:
+    def find(self, who: str | int | WorkerId) -> MemberRecord | None:
         """The member of that name, rank or id. Of two with one name, the younger."""
         if isinstance(who, str):
             namesakes = [each for each in self._by_rank.values() if each.is_in and each.name == who]
-            return max(namesakes, key=lambda life: life.age, default=None)
-        life = self._by_rank.get(who.rank if isinstance(who, WorkerId) else who)
-        if life is None or not life.is_in or (isinstance(who, WorkerId) and life.id != who):
+            return max(namesakes, key=lambda record: record.age, default=None)
+        record = self._by_rank.get(who.rank if isinstance(who, WorkerId) else who)
+        if record is None or not record.is_in or (isinstance(who, WorkerId) and record.id != who):
             return None
-        return life
+        return record
 
-    def beyond(self, others: Iterable[Life]) -> tuple[Life, ...]:
+    def beyond(self, others: Iterable[MemberRecord]) -> tuple[MemberRecord, ...]:
         """What this table knows and one that holds `others` does not."""
-        theirs = Lives(others)
-        return tuple(life for life in self.all() if theirs.is_news(life))
+        theirs = MemberRecords(others)
+        return tuple(record for record in self.all() if theirs.is_news(record))
 
     def digest(self) -> str:
         """Equal for tables that know the same."""
-        places = [(life.id.rank, *life.place) for life in self.all()]
+        places = [(record.id.rank, *record.place) for record in self.all()]
         return hashlib.blake2b(repr(places).encode(), digest_size=8).hexdigest()
 
     def free_rank(self, name: str) -> int:
@@ -192,8 +191,8 @@ class Lives:
         if former:
             return former[-1]
         rank = 0
-        while (life := self._by_rank.get(rank)) is not None:
-            if not life.is_in and life.id.generation < MAX_GENERATION:
+        while (record := self._by_rank.get(rank)) is not None:
+            if not record.is_in and record.id.generation < MAX_GENERATION:
                 break
             rank += 1
         return rank

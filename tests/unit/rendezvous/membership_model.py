@@ -1,5 +1,5 @@
 """Processes that join, leave, die and are cut off, and a network that delays, repeats, reorders and
-loses: what a `Circle` cannot see. The model knows who really lives; the circles have to find out.
+loses: what a `MembershipProtocol` cannot see. The model knows who really lives; the circles have to find out.
 
 Newcomers come by a store, in which they enter themselves, or by invitation."""
 
@@ -11,39 +11,39 @@ from dataclasses import dataclass, field
 from torch.distributed import HashStore
 
 from lockstitch.ids import WorkerId, WorkerInfo
-from lockstitch.rendezvous.circle import Circle
-from lockstitch.rendezvous.circle_events import (
+from lockstitch.rendezvous.contacts import Contacts
+from lockstitch.rendezvous.member_records import MemberRecord
+from lockstitch.rendezvous.membership_events import (
+    Acknowledgement,
     Admit,
     Applied,
     Ask,
-    Asked,
     Changed,
     Confirmed,
     Departed,
     Excluded,
-    Heard,
     Leaving,
     Lost,
     Note,
-    Noted,
+    Notice,
+    Query,
     Redirect,
     Refuse,
     Tell,
     Ticked,
 )
-from lockstitch.rendezvous.contacts import Contacts
-from lockstitch.rendezvous.lives import Life
+from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rendezvous.roster import Member
 
 
 @dataclass(eq=False, repr=False)
 class Process:
-    """`circle` is None until it is admitted. What it has `seen` of each life, in order."""
+    """`protocol` is None until it is admitted. What it has `seen` of each life, in order."""
 
     mark: str
     name: str
     rank: int = -1
-    circle: Circle | None = None
+    protocol: MembershipProtocol | None = None
     is_alive: bool = True
     is_leaving: bool = False
     asks: Process | None = None
@@ -54,23 +54,23 @@ class Process:
     seen: dict[tuple[WorkerId, str], list[bool]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"<{self.mark} {self.name!r} {self.circle!r}>"
+        return f"<{self.mark} {self.name!r} {self.protocol!r}>"
 
     @property
     def is_in(self) -> bool:
-        return self.is_alive and self.circle is not None and not self.is_leaving
+        return self.is_alive and self.protocol is not None and not self.is_leaving
 
     @property
     def id(self) -> WorkerId | None:
-        return None if self.circle is None else self.circle.me.id
+        return None if self.protocol is None else self.protocol.me.id
 
     @property
     def address(self) -> str:
         return f"memory:{self.mark}"
 
     def roster(self) -> list[tuple[str, WorkerId]]:
-        assert self.circle is not None
-        return [(life.name, life.id) for life in self.circle.lives.living()]
+        assert self.protocol is not None
+        return [(record.name, record.id) for record in self.protocol.records.living()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,9 @@ class Groups:
         founder = self._process("founder")
         me = self._member(founder, WorkerId(0, 0))
         assert self.contacts.found(self.contacts.read(), "world", founder.mark, me)
-        self._come_in(founder, Life(self._member(founder, WorkerId(0, 0)), 0, founder.mark), ())
+        self._come_in(
+            founder, MemberRecord(self._member(founder, WorkerId(0, 0)), 0, founder.mark), ()
+        )
 
     def _process(self, name: str, rank: int = -1) -> Process:
         process = Process(f"m{len(self.processes)}", name, rank)
@@ -110,7 +112,7 @@ class Groups:
         return [each for each in self.processes if each.is_in]
 
     def applicants(self) -> list[Process]:
-        return [each for each in self.processes if each.is_alive and each.circle is None]
+        return [each for each in self.processes if each.is_alive and each.protocol is None]
 
     # ------------------------------------------------------------ what happens
 
@@ -140,9 +142,9 @@ class Groups:
 
     def lose(self, process: Process, other: Process) -> None:
         """One that is cut off takes another for dead, and tells those it still believes in."""
-        assert process.circle is not None
+        assert process.protocol is not None
         assert other.id is not None
-        self._do(process, process.circle.handle(Lost(other.id, "it was silent")))
+        self._do(process, process.protocol.handle(Lost(other.id, "it was silent")))
 
     def leave(self, process: Process) -> None:
         process.is_leaving = True
@@ -159,13 +161,13 @@ class Groups:
     def deliver(self, parcel: Parcel, *, again: bool = False) -> None:
         """It arrives; what is for a process that has not come in yet stays on its way."""
         to = parcel.to
-        if to.is_alive and to.circle is None and not isinstance(parcel.event, _ANSWERS):
+        if to.is_alive and to.protocol is None and not isinstance(parcel.event, _ANSWERS):
             return
         if not again:
             self.parcels.remove(parcel)
         if not to.is_alive or (parcel.wanted is not None and to.id != parcel.wanted):
             sender = parcel.sender
-            if sender is not None and sender.is_alive and sender.circle is None:
+            if sender is not None and sender.is_alive and sender.protocol is None:
                 sender.asks = None  # it will find somebody else to ask
             elif sender is not None and sender.is_alive and parcel.wanted is not None:
                 self._tell(sender, Lost(parcel.wanted, "it is gone", to.is_leaving))
@@ -176,10 +178,10 @@ class Groups:
             self._tell(to, parcel.event)
 
     def _answered(self, process: Process, answer: Admit | Redirect | Refuse) -> None:
-        if process.circle is not None:
+        if process.protocol is not None:
             return
         if isinstance(answer, Admit):
-            self._come_in(process, answer.life, answer.lives)
+            self._come_in(process, answer.record, answer.records)
         elif isinstance(answer, Refuse):
             if "has left" in answer.reason:
                 process.asks = None  # it will find somebody else to ask
@@ -188,27 +190,29 @@ class Groups:
         else:
             self.apply(process, self._at(answer.to))
 
-    def _come_in(self, process: Process, life: Life, lives: tuple[Life, ...]) -> None:
-        process.circle = Circle(life, lives)
-        for each in process.circle.lives.living():
+    def _come_in(
+        self, process: Process, record: MemberRecord, records: tuple[MemberRecord, ...]
+    ) -> None:
+        process.protocol = MembershipProtocol(record, records)
+        for each in process.protocol.records.living():
             process.seen[each.id, each.mark] = [True]
         if process.comes_by_store:
-            assert self.contacts.add("world", process.mark, life.member)
-        self._do(process, process.circle.begin())
+            assert self.contacts.add("world", process.mark, record.member)
+        self._do(process, process.protocol.begin())
 
     def _tell(self, process: Process, event: object) -> None:
-        if process.circle is not None and process.is_alive:
-            self._do(process, process.circle.handle(event))
+        if process.protocol is not None and process.is_alive:
+            self._do(process, process.protocol.handle(event))
 
-    def _at(self, life: Life) -> Process:
-        return next(each for each in self.processes if each.mark == life.mark)
+    def _at(self, record: MemberRecord) -> Process:
+        return next(each for each in self.processes if each.mark == record.mark)
 
     def _by_id(self, worker: WorkerId, seen_by: Process) -> Process:
-        assert seen_by.circle is not None
-        life = seen_by.circle.lives.at(worker.rank)
-        assert life is not None
-        if life.id == worker:
-            return self._at(life)
+        assert seen_by.protocol is not None
+        record = seen_by.protocol.records.at(worker.rank)
+        assert record is not None
+        if record.id == worker:
+            return self._at(record)
         return next(each for each in self.processes if each.id == worker)
 
     def _do(self, process: Process, instructions: list[object]) -> None:
@@ -216,33 +220,33 @@ class Groups:
         assert me is not None
         for each in instructions:
             if isinstance(each, Tell):
-                heard = Heard(me, each.number, each.lives, each.is_whole)
+                heard = Notice(me, each.number, each.records, each.is_whole)
                 self._send(process, each.to, heard)
             elif isinstance(each, Note):
-                self._send(process, each.to, Noted(me, each.number))
+                self._send(process, each.to, Acknowledgement(me, each.number))
             elif isinstance(each, Ask):
-                self._send(process, each.to, Asked(me, each.digest))
+                self._send(process, each.to, Query(me, each.digest))
             elif isinstance(each, (Admit, Redirect, Refuse)):
                 if not process.is_cut_off:
                     self.parcels.append(Parcel(self._tickets[each.ticket], each, sender=process))
             elif isinstance(each, Changed):
-                known = process.seen.setdefault((each.life.id, each.life.mark), [])
-                known.append(each.life.is_in)
+                known = process.seen.setdefault((each.record.id, each.record.mark), [])
+                known.append(each.record.is_in)
                 assert known in ([True], [True, False]), (process, each, known)
             elif isinstance(each, Confirmed):
                 self._publish(process, each)
             elif isinstance(each, Departed):
                 process.is_alive = False
-                assert process.circle is not None
+                assert process.protocol is not None
                 if process.comes_by_store:
-                    heirs = process.circle.lives.living()
+                    heirs = process.protocol.records.living()
                     self.contacts.remove("world", process.mark, heirs)
             elif isinstance(each, Excluded):
                 raise AssertionError(f"{process} was taken for dead: {each.cause}")
 
     def _publish(self, process: Process, confirmed: Confirmed) -> None:
         if process.comes_by_store:
-            self.contacts.update("world", confirmed.lives)
+            self.contacts.update("world", confirmed.records)
 
     def _send(self, process: Process, to: WorkerId, event: object) -> None:
         if process.is_cut_off:
@@ -267,7 +271,7 @@ class Groups:
         """From now on nobody comes, goes or is lost; whoever asks in vain asks again."""
         for _ in range(60):
             for process in list(self.processes):
-                if process.is_alive and process.circle is not None:
+                if process.is_alive and process.protocol is not None:
                     self.tick(process)
             for applicant in self.applicants():
                 members = self.members()

@@ -10,25 +10,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lockstitch.ids import WorkerInfo
-from lockstitch.rendezvous.circle import Circle
-from lockstitch.rendezvous.circle_events import (
+from lockstitch.rendezvous.member_records import MemberRecord
+from lockstitch.rendezvous.membership_events import (
+    Acknowledgement,
     Applied,
-    Asked,
     Confirmed,
+    DeclaredDead,
     Departed,
     Excluded,
-    Heard,
     Leaving,
     Lost,
-    Noted,
+    Notice,
+    Query,
     Refuse,
-    Struck,
     Tell,
     Ticked,
 )
-from lockstitch.rendezvous.lives import Life
+from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rendezvous.roster import Member
-from tests.unit.rendezvous.circles import Groups, Parcel
+from tests.unit.rendezvous.membership_model import Groups, Parcel
 
 NAMES = ("a", "b", "c")
 WHICH = st.integers(0, 30)
@@ -117,7 +117,7 @@ class AnySchedule(RuleBasedStateMachine):
     @rule(which=WHICH)
     def lose(self, which: int) -> None:
         parcel = self._parcel(which)
-        if isinstance(parcel.event, (Heard, Noted, Asked)):
+        if isinstance(parcel.event, (Notice, Acknowledgement, Query)):
             self.groups.parcels.remove(parcel)
 
     @invariant()
@@ -165,7 +165,8 @@ def announcements(groups: Groups, name: str) -> list[Parcel]:
         found = [
             parcel
             for parcel in groups.parcels
-            if isinstance(parcel.event, Heard) and any(x.name == name for x in parcel.event.lives)
+            if isinstance(parcel.event, Notice)
+            and any(x.name == name for x in parcel.event.records)
         ]
         if found:
             return found
@@ -180,7 +181,7 @@ def test_a_newcomer_is_known_to_all_when_it_comes_in():
     groups = group_of(3)
     for process in groups.members():
         assert names(process) == ["founder", "w1", "w2"]
-        assert process.circle.is_settled
+        assert process.protocol.is_settled
 
 
 def test_two_that_die_while_a_newcomer_is_announced_leave_no_two_rosters():
@@ -251,31 +252,31 @@ def test_a_late_word_of_a_dead_eldest_brings_nobody_in():
 
 
 def test_the_eldest_knows_whom_to_ask_whether_it_is_cut_off_and_one_alone_what_that_means() -> None:
-    lives = [
-        Life(Member(WorkerInfo(name, rank, 0), (f"memory:{name}",), "here"), rank, name)
+    records = [
+        MemberRecord(Member(WorkerInfo(name, rank, 0), (f"memory:{name}",), "here"), rank, name)
         for rank, name in enumerate("abc")
     ]
-    circle = Circle(lives[0], lives[1:])
-    circle.begin()
-    circle.handle(Lost(lives[1].id, "it was silent", False))
-    assert [life.name for life in circle.cut_off_from()] == ["b"]
-    younger = Circle(lives[2], lives[:2])
-    younger.handle(Lost(lives[1].id, "it was silent", False))
+    protocol = MembershipProtocol(records[0], records[1:])
+    protocol.begin()
+    protocol.handle(Lost(records[1].id, "it was silent", False))
+    assert [record.name for record in protocol.cut_off_from()] == ["b"]
+    younger = MembershipProtocol(records[2], records[:2])
+    younger.handle(Lost(records[1].id, "it was silent", False))
     assert younger.cut_off_from() == []
-    circle.handle(Lost(lives[2].id, "it was silent", False))
-    assert [life.name for life in circle.cut_off_from()] == ["b", "c"]
-    out = circle.handle(Struck("they say so"))
+    protocol.handle(Lost(records[2].id, "it was silent", False))
+    assert [record.name for record in protocol.cut_off_from()] == ["b", "c"]
+    out = protocol.handle(DeclaredDead("they say so"))
     assert Excluded("they say so") in out
-    assert circle.cut_off_from() == []
-    assert circle.handle(Struck("they say so")) == []
-    (answer,) = circle.handle(Applied(1, "d", -1, "d", (), "here"))
+    assert protocol.cut_off_from() == []
+    assert protocol.handle(DeclaredDead("they say so")) == []
+    (answer,) = protocol.handle(Applied(1, "d", -1, "d", (), "here"))
     assert isinstance(answer, Refuse)
 
 
 def confirmed(out: list[object]) -> list[list[str]]:
     """Whom the store may be told of as living."""
     return [
-        [life.name for life in each.lives if life.is_in]
+        [record.name for record in each.records if record.is_in]
         for each in out
         if isinstance(each, Confirmed)
     ]
@@ -283,35 +284,37 @@ def confirmed(out: list[object]) -> list[list[str]]:
 
 def test_who_loses_one_after_the_other_strikes_nobody_out_of_the_store() -> None:
     # It is the eldest, and not alone, when it sees the first one end; but it is itself cut off.
-    lives = [
-        Life(Member(WorkerInfo(name, rank, 0), (f"memory:{name}",), "here"), rank, name)
+    records = [
+        MemberRecord(Member(WorkerInfo(name, rank, 0), (f"memory:{name}",), "here"), rank, name)
         for rank, name in enumerate("abc")
     ]
-    circle = Circle(lives[0], lives[1:])
-    out = circle.handle(Lost(lives[1].id, "it was silent", False))
+    protocol = MembershipProtocol(records[0], records[1:])
+    out = protocol.handle(Lost(records[1].id, "it was silent", False))
     (tell,) = (each for each in out if isinstance(each, Tell))
-    assert confirmed(out + circle.handle(Ticked())) == []
-    assert confirmed(circle.handle(Noted(lives[2].id, tell.number - 1))) == []  # of before
-    assert confirmed(circle.handle(Lost(lives[2].id, "it was silent", False))) == []
-    assert confirmed(circle.handle(Noted(lives[2].id, tell.number))) == []  # too late
+    assert confirmed(out + protocol.handle(Ticked())) == []
+    assert (
+        confirmed(protocol.handle(Acknowledgement(records[2].id, tell.number - 1))) == []
+    )  # of before
+    assert confirmed(protocol.handle(Lost(records[2].id, "it was silent", False))) == []
+    assert confirmed(protocol.handle(Acknowledgement(records[2].id, tell.number))) == []  # too late
 
-    circle = Circle(lives[0], lives[1:])
-    out = circle.handle(Lost(lives[1].id, "it was silent", False))
+    protocol = MembershipProtocol(records[0], records[1:])
+    out = protocol.handle(Lost(records[1].id, "it was silent", False))
     (tell,) = (each for each in out if isinstance(each, Tell))
-    assert confirmed(circle.handle(Noted(lives[2].id, tell.number))) == [["a", "c"]]
-    assert confirmed(circle.handle(Ticked())) == []
+    assert confirmed(protocol.handle(Acknowledgement(records[2].id, tell.number))) == [["a", "c"]]
+    assert confirmed(protocol.handle(Ticked())) == []
 
 
 def test_who_leaves_waits_for_one_note_of_that_however_it_was_told() -> None:
     elder, me = (
-        Life(Member(WorkerInfo(name, rank, 0), (f"memory:{name}",), "here"), rank, name)
+        MemberRecord(Member(WorkerInfo(name, rank, 0), (f"memory:{name}",), "here"), rank, name)
         for rank, name in enumerate("ab")
     )
-    circle = Circle(me, [elder])
-    out = circle.handle(Leaving())
+    protocol = MembershipProtocol(me, [elder])
+    out = protocol.handle(Leaving())
     # An answer to an earlier question is still on its way, and is put right.
-    out += circle.handle(Heard(elder.id, 7, (elder, me), is_whole=True))
+    out += protocol.handle(Notice(elder.id, 7, (elder, me), is_whole=True))
     farewell, correction = (each for each in out if isinstance(each, Tell))
-    assert farewell.lives == correction.lives
-    assert circle.handle(Noted(elder.id, correction.number)) == [Departed()]
-    assert circle.is_settled
+    assert farewell.records == correction.records
+    assert protocol.handle(Acknowledgement(elder.id, correction.number)) == [Departed()]
+    assert protocol.is_settled

@@ -1,4 +1,4 @@
-"""What a member of a group is told, and what it wants done: the vocabulary of `circle`."""
+"""What a member of a group is told, and what it wants done: the vocabulary of `membership_protocol`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerId
-    from lockstitch.rendezvous.lives import Life
+    from lockstitch.rendezvous.member_records import MemberRecord
 
 # ---------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Notice:
     """`sender` tells of these lives; with `is_whole` they are all that it knows."""
 
     sender: WorkerId
     number: int
-    lives: tuple[Life, ...]
+    records: tuple[MemberRecord, ...]
     is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class Acknowledgement:
     """`sender` has taken in what was told under that number."""
 
     sender: WorkerId
@@ -31,7 +31,7 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Query:
     """`sender` wants to know what we know, unless `digest` is that of our table."""
 
     sender: WorkerId
@@ -72,7 +72,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
+class DeclaredDead:
     """Others that live hold this worker for dead."""
 
     cause: str
@@ -83,18 +83,20 @@ class Ticked:
     """Some time has passed: send again what is unanswered, compare with a neighbour."""
 
 
-Event = Heard | Noted | Asked | Lost | Struck | Applied | Withdrew | Leaving | Ticked
+Event = (
+    Notice | Acknowledgement | Query | Lost | DeclaredDead | Applied | Withdrew | Leaving | Ticked
+)
 
 # ---------------------------------------------------------------- instructions
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send these lives; the receiver's `Noted` will bear the number."""
+    """Send these lives; the receiver's `Acknowledgement` will bear the number."""
 
     to: WorkerId
     number: int
-    lives: tuple[Life, ...]
+    records: tuple[MemberRecord, ...]
     is_whole: bool
 
 
@@ -116,11 +118,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The applicant is in as `life`; everybody else in `lives` knows already."""
+    """The applicant is in as `record`; everybody else in `records` knows already."""
 
     ticket: int
-    life: Life
-    lives: tuple[Life, ...]
+    record: MemberRecord
+    records: tuple[MemberRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class Redirect:
     """That member decides, not this one."""
 
     ticket: int
-    to: Life
+    to: MemberRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ class Refuse:
 class Changed:
     """A life has begun or ended."""
 
-    life: Life
+    record: MemberRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class Confirmed:
     """To the eldest: another member has heard from here since the last end was seen here, so it is
     not this one that is cut off. These are all lives: what is said of them may be published."""
 
-    lives: tuple[Life, ...]
+    records: tuple[MemberRecord, ...]
 
 
 Instruction = (
