@@ -51,8 +51,8 @@ def _over_tcp(library: str, rank: int) -> dict[str, Any]:
     """Options that keep both from using what only processes of one host have in common."""
     if library == TORCH:
         return {"_transports": ["uv"], "_channels": ["mpt_uv", "basic"]}
-    places = importlib.import_module("lockstitch.rpc.places")
-    places.host_identity = lambda: f"{socket.gethostname()}/{rank}"  # type: ignore[attr-defined]
+    joining = importlib.import_module("lockstitch.rpc.joining")
+    joining.host_identity = lambda: f"{socket.gethostname()}/{rank}"  # type: ignore[attr-defined]
     return {"address": _LOOPBACK, "insecure": True}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lockstitch import rpc
-from lockstitch.rpc import places
+from lockstitch.rpc import joining
 
 _SECRET = "5e" * 32
 MODES: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ _SECONDS = 20.0
 
 def _world(rank: int, mode: str, folder: str, orders: Any) -> None:
     torch.set_num_threads(1)
-    places.host_identity = lambda: f"host of {rank}"  # type: ignore[attr-defined]
+    joining.host_identity = lambda: f"host of {rank}"  # type: ignore[attr-defined]
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"file://{folder}/{mode}", address="127.0.0.1", **MODES[mode]
     )

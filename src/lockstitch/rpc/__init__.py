@@ -6,14 +6,14 @@
     workers.py           who is in the group, waiting for one, hearing of changes
     membership.py        how a worker belongs to its group
     dynamic_membership.py  … to one that workers join and leave: carries out rendezvous.membership_protocol
-    circle_directory.py  … who is in it, and how to reach them
+    dynamic_directory.py  … who is in it, and how to reach them
     announcer.py         tells callbacks, in order
     admission.py         the way into such a group
-    places.py            a worker's place: who it is, how it finds the others
+    joining.py            a worker's place: who it is, how it finds the others
     leaving.py           ending a worker: together with the others, alone, or at once
-    meetings.py          when may all go: nothing is under way anywhere
-    branches.py          the tree on which workers meet
-    gatherings.py        who has come to a meeting (no messages)
+    quiescence.py          when may all go: nothing is under way anywhere
+    tree.py          the tree on which workers meet
+    barriers.py        who has come to a meeting (no messages)
     groups.py            gathering by calls: _all_gather, _barrier, _wait_all_workers
     waiting.py           wait_all, which Ctrl-C can end
     options.py           what init_rpc can be told

@@ -59,7 +59,7 @@ def answer_of(decision: Admit | Redirect | Refuse, *, is_over: bool) -> Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class JoinRequest:
     """What a worker wants to be, and where it listens. `rank` -1: any. `devices`: see `Member`."""
 
     name: str
@@ -74,7 +74,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Admitted:
     """A worker that is in: its life, all lives, and the group's mark."""
 
     me: MemberRecord
@@ -82,19 +82,21 @@ class Entry:
     group_id: str
 
 
-class Ask(Protocol):
+class AskMember(Protocol):
     """Puts the question to the worker at one of these addresses; raises `PeerDiedError`."""
 
     def __call__(
-        self, wish: Wish, mark: str, where: tuple[Sequence[str], str], timeout: float
+        self, join_request: JoinRequest, mark: str, where: tuple[Sequence[str], str], timeout: float
     ) -> Answer: ...
 
 
 class Admission:
     """One worker's way in."""
 
-    def __init__(self, wish: Wish, ask: Ask, clock: Clock, timeout_seconds: float) -> None:
-        self._wish = wish
+    def __init__(
+        self, join_request: JoinRequest, ask: AskMember, clock: Clock, timeout_seconds: float
+    ) -> None:
+        self._join_request = join_request
         self._ask = ask
         self._clock = clock
         self._timeout_seconds = timeout_seconds
@@ -104,7 +106,7 @@ class Admission:
         self._gone: set[Member] = set()
         """Members that were named and do not live any more."""
 
-    def by_address(self, address: str) -> Entry:
+    def by_address(self, address: str) -> Admitted:
         """In through the member that listens there. Raises `RuntimeError`: nobody does, it is
         refused, or the time is over."""
         host = host_identity()  # the caller says that it can be reached
@@ -114,7 +116,7 @@ class Admission:
                 return found
             self._pause(f"no member of a group answers at {address}")
 
-    def by_store(self, contacts: Contacts) -> Entry:
+    def by_store(self, contacts: Contacts) -> Admitted:
         """In through any member named in a store; as the founder where none lives. Raises
         `RuntimeError`: it is refused, the group is static, or the time is over."""
         while True:
@@ -130,21 +132,21 @@ class Admission:
                     return founder
             self._pause(f"the members in the store ({_names(seen.members)}) do not answer")
 
-    def _through(self, members: Mapping[str, Member], group_id: str) -> Entry | None:
+    def _through(self, members: Mapping[str, Member], group_id: str) -> Admitted | None:
         for member in members.values():
             entry = self._follow(member.addresses, member.host, member)
             if entry is not None:
-                return Entry(entry.me, entry.records, group_id)
+                return Admitted(entry.me, entry.records, group_id)
         return None
 
-    def _founder(self, contacts: Contacts) -> Entry:
+    def _founder(self, contacts: Contacts) -> Admitted:
         generation = contacts.count_groups() & MAX_GENERATION
-        member = self._wish.member(max(self._wish.rank, 0), generation)
-        return Entry(MemberRecord(member, 0, self._mark), (), uuid.uuid4().hex)
+        member = self._join_request.member(max(self._join_request.rank, 0), generation)
+        return Admitted(MemberRecord(member, 0, self._mark), (), uuid.uuid4().hex)
 
     def _follow(
         self, addresses: Sequence[str], host: str, known: Member | None = None
-    ) -> Entry | None:
+    ) -> Admitted | None:
         """In, by this member or the one that it names; None where that leads nowhere."""
         if known is not None:
             self._gone.discard(known)
@@ -152,7 +154,7 @@ class Admission:
         for hop in range(_MOST_REDIRECTIONS):
             remaining = max(self._deadline - self._clock.now(), 0.01)
             try:
-                word, what = self._ask(self._wish, self._mark, where, remaining)
+                word, what = self._ask(self._join_request, self._mark, where, remaining)
             except PeerDiedError:
                 if hop == 0 and known is not None:
                     self._gone.add(known)
@@ -161,7 +163,7 @@ class Admission:
                 return None
             if word == "admitted":
                 me, records = what
-                return Entry(MemberRecord.of(me), tuple(map(MemberRecord.of, records)), "")
+                return Admitted(MemberRecord.of(me), tuple(map(MemberRecord.of, records)), "")
             if word == "refused":
                 raise RuntimeError(what)
             if word == "over":
@@ -174,14 +176,14 @@ class Admission:
     def _pause(self, why: str) -> None:
         if self._clock.now() >= self._deadline:
             raise RuntimeError(
-                f"worker {self._wish.name!r} did not get into the group within "
+                f"worker {self._join_request.name!r} did not get into the group within "
                 f"{self._timeout_seconds:g} s: {why}"
             )
         waited = self._clock.now() - self._deadline + self._timeout_seconds
         if waited >= NOTICE_SECONDS and not self._is_told:
             self._is_told = True
             say(
-                f"worker {self._wish.name!r} waits to get into the group: {why}; it gives up after "
+                f"worker {self._join_request.name!r} waits to get into the group: {why}; it gives up after "
                 f"{self._timeout_seconds:g} s"
             )
         self._clock.wait(threading.Event(), _PAUSE_SECONDS)
@@ -203,12 +205,12 @@ class Applicants:
         self._clock = clock
 
     def ask(
-        self, wish: Wish, mark: str, where: tuple[Sequence[str], str], timeout: float
+        self, join_request: JoinRequest, mark: str, where: tuple[Sequence[str], str], timeout: float
     ) -> Answer:
-        """See `Ask`."""
+        """See `AskMember`."""
         addresses, host = where
         address = choose_address(addresses, host == host_identity())
-        me = WorkerInfo(wish.name, *applicant_id(secrets.randbits(30)))
+        me = WorkerInfo(join_request.name, *applicant_id(secrets.randbits(30)))
         directory = _OneAddress(address, self._transport)
         applicant = Worker(me, directory, self._transport, clock=self._clock, options=self._options)
         applicant.start()
@@ -216,7 +218,14 @@ class Applicants:
             answer: Answer = applicant.agent.outgoing.request(
                 ANYBODY,
                 lambda request, travels: AskAdmission(
-                    request, travels, None, wish.name, wish.rank, mark, wish.addresses, wish.host
+                    request,
+                    travels,
+                    None,
+                    join_request.name,
+                    join_request.rank,
+                    mark,
+                    join_request.addresses,
+                    join_request.host,
                 ),
                 timeout,
             ).wait()

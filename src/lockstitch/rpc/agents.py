@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstitch.memory.segments import SegmentPool
-from lockstitch.rpc.meetings import Meetings
 from lockstitch.rpc.membership import Membership
 from lockstitch.rpc.options import TensorPipeRpcBackendOptions
+from lockstitch.rpc.quiescence import Quiescence
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,7 @@ class TensorPipeAgent(RpcAgent):
         """Returns when all workers of the group have called this and nothing is under way anywhere.
         `timeout` in seconds, 0 for none."""
         del shutdown
-        self.worker.service(Meetings).wait_until_all_rest(timeout or None)
+        self.worker.service(Quiescence).wait_until_all_rest(timeout or None)
 
     def sync(self) -> None:
         """As `join`."""

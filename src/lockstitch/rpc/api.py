@@ -48,13 +48,13 @@ from lockstitch.rpc.internal import (
     run_pickled,
     run_pickled_async,
 )
-from lockstitch.rpc.meetings import TimeLimit
 from lockstitch.rpc.profiling import (
     RPCExecMode,
     function_name,
     is_profiling,
     profiling_key,
 )
+from lockstitch.rpc.quiescence import TimeLimit
 from lockstitch.rpc.waiting import wait_all
 from lockstitch.rref.rref import RRef
 from lockstitch.rref.service import ReferenceService

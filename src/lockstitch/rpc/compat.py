@@ -60,7 +60,7 @@ def why_not_here(name: str) -> str:
 
 class AllGatherStates:
     """What one gathering has brought, and the signal that all have come: for programs that make
-    their own gatherings of it. Ours are `lockstitch.rpc.gatherings`."""
+    their own gatherings of it. Ours are `lockstitch.rpc.barriers`."""
 
     def __init__(self) -> None:
         self.gathered_objects: dict[str, Any] = {}

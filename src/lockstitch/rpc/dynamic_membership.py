@@ -43,7 +43,7 @@ from lockstitch.rendezvous.membership_events import (
 )
 from lockstitch.rpc.admission import answer_of
 from lockstitch.rpc.announcer import MembershipEvent
-from lockstitch.rpc.circle_directory import gone
+from lockstitch.rpc.dynamic_directory import gone
 from lockstitch.rpc.membership import Membership, try_store
 from lockstitch.wire.messages import (
     AskAdmission,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from lockstitch.rendezvous.contacts import Contacts
     from lockstitch.rendezvous.membership_events import Event, Instruction
     from lockstitch.rendezvous.membership_protocol import MembershipProtocol
-    from lockstitch.rpc.circle_directory import CircleDirectory
+    from lockstitch.rpc.dynamic_directory import DynamicDirectory
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.worker import Worker
     from lockstitch.wire.messages import Message
@@ -80,7 +80,7 @@ class DynamicMembership(Membership):
         self,
         worker: Worker,
         protocol: MembershipProtocol,
-        directory: CircleDirectory,
+        directory: DynamicDirectory,
         contacts: Contacts | None = None,
         group_id: str = "",
     ) -> None:

@@ -1,6 +1,6 @@
 """What all workers of a set do together, by calls: gather, and wait for each other.
 
-They do so on the tree of `branches`: each has at most five to talk to, and up to five workers are a
+They do so on the tree of `tree`: each has at most five to talk to, and up to five workers are a
 star around the one whose name comes first.
 
 Programs call these as `rpc.api._all_gather` and so on, and patch them there. Therefore the two
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstitch.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from lockstitch.rpc.meetings import Meetings, TimeLimit
+from lockstitch.rpc.quiescence import Quiescence, TimeLimit
 from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
@@ -38,46 +38,46 @@ def _all_gather(
     worker, or an error of a worker that this one told the result.
     """
     worker = current_worker()
-    meetings = worker.service(Meetings)
-    members = meetings.members()
+    quiescence = worker.service(Quiescence)
+    members = quiescence.members()
     if worker_names:
         members = {name: worker.agent.resolve(name).worker for name in worker_names}
-    meeting = meetings.gatherings.begin(members)
+    barrier_id = quiescence.barriers.begin(members)
     limit = TimeLimit(worker.clock, max(timeout, 0.0))
     try:
-        gathering = meetings.gatherings.get(meeting)
-        with meetings.calling_off(meeting, gathering, parent_may_be_late=True):
+        barrier = quiescence.barriers.get(barrier_id)
+        with quiescence.calling_off(barrier_id, barrier, parent_may_be_late=True):
             # Who brings None is not named: a barrier shall not send all names to all.
-            _gather_to_leader(meeting, worker.name, {} if obj is None else {worker.name: obj})
-            meetings.wait_for(meeting, gathering, gathering.ready, limit.remaining or None)
+            _gather_to_leader(barrier_id, worker.name, {} if obj is None else {worker.name: obj})
+            quiescence.wait_for(barrier_id, barrier, barrier.ready, limit.remaining or None)
             objects: dict[str, Any] = {}
-            for branch in gathering.brought.values():
-                objects.update(branch)
-            for parent in gathering.neighbours_above:
-                contribution = (meeting, worker.name, objects)
+            for node in barrier.brought.values():
+                objects.update(node)
+            for parent in barrier.neighbours_above:
+                contribution = (barrier_id, worker.name, objects)
                 seconds = limit.remaining if timeout > 0 else timeout
                 worker.agent.outgoing.call(parent, _gather_to_leader, contribution, None, seconds)
                 # A moment more: the parent knows better who is missing, and says so.
                 patience = limit.remaining + _MOMENT_SECONDS if timeout > 0 else None
-                meetings.wait_for(meeting, gathering, gathering.settled, patience)
-                objects = gathering.result
-        _broadcast(worker, gathering.neighbours_below, meeting, objects, timeout)
+                quiescence.wait_for(barrier_id, barrier, barrier.settled, patience)
+                objects = barrier.result
+        _broadcast(worker, barrier.neighbours_below, barrier_id, objects, timeout)
         return {name: objects.get(name) for name in members}  # type: ignore[misc]
     finally:
-        meetings.gatherings.end(meeting)
+        quiescence.barriers.end(barrier_id)
 
 
 def _broadcast(
     worker: Worker,
     followers: Collection[WorkerId],
-    meeting: str,
+    barrier_id: str,
     objects: Mapping[str, Any],
     timeout: float,
 ) -> None:
     agent = worker.agent
     futures = {
         agent.info_of(to).name: agent.outgoing.call_async(
-            to, _broadcast_to_followers, (meeting, objects), None, timeout
+            to, _broadcast_to_followers, (barrier_id, objects), None, timeout
         )
         for to in followers
     }
@@ -102,13 +102,13 @@ def _gather_to_leader(
 ) -> None:
     """At the one who leads a branch: a worker has come, with what all below it brought."""
     del worker_names  # the leader knows whom it waits for
-    current_worker().service(Meetings).gatherings.bring(sequence_id, worker_name, obj)
+    current_worker().service(Quiescence).barriers.bring(sequence_id, worker_name, obj)
 
 
 @needed
 def _broadcast_to_followers(sequence_id: str, objects_map: Mapping[str, object]) -> None:
     """At one of a branch: all have come."""
-    current_worker().service(Meetings).gatherings.announce(sequence_id, objects_map)
+    current_worker().service(Quiescence).barriers.announce(sequence_id, objects_map)
 
 
 for _function in (_gather_to_leader, _broadcast_to_followers):
@@ -129,5 +129,5 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """
     worker = current_worker()
     limit = TimeLimit(worker.clock, timeout)
-    worker.service(Meetings).wait_until_all_rest(timeout or None)
+    worker.service(Quiescence).wait_until_all_rest(timeout or None)
     _all_gather(None, timeout=limit.remaining)

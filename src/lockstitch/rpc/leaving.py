@@ -16,8 +16,8 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.errors import RpcTimeoutError
-from lockstitch.rpc.meetings import Meetings, TimeLimit
 from lockstitch.rpc.membership import Membership
+from lockstitch.rpc.quiescence import Quiescence, TimeLimit
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import PROCESS, has_current_worker
 
@@ -70,7 +70,7 @@ def keep_to(worker: Worker, timeout_seconds: float, leave: Callable[[], None]) -
     if not in_time:
         raise RpcTimeoutError(
             f"worker {worker.name!r} could not part within {timeout_seconds:g} s: it waits for "
-            f"{', '.join(worker.service(Meetings).owing()) or 'others'}, who take nothing in: "
+            f"{', '.join(worker.service(Quiescence).owing()) or 'others'}, who take nothing in: "
             f"{worker.agent!r}"
         )
 
@@ -78,7 +78,7 @@ def keep_to(worker: Worker, timeout_seconds: float, leave: Callable[[], None]) -
 def wait_for_own_work(worker: Worker, timeout_seconds: float) -> None:
     """Returns when the worker has nothing left to do; raises `RpcTimeoutError` (0: waits for
     ever)."""
-    worker.service(Meetings).wait_until_rest(timeout_seconds or None)
+    worker.service(Quiescence).wait_until_rest(timeout_seconds or None)
 
 
 def until_the_end(worker: Worker, timeout_seconds: float) -> TimeLimit:
@@ -104,11 +104,11 @@ def leave_alone(worker: Worker, timeout_seconds: float) -> None:
 
 def part(worker: Worker, timeout_seconds: float) -> None:
     """Returns when all workers have dropped their references and may go."""
-    meetings = worker.service(Meetings)
+    quiescence = worker.service(Quiescence)
     worker.service(Membership).leave(timeout_seconds)
     limit = TimeLimit(worker.clock, timeout_seconds)
-    meetings.wait_until_all_rest(timeout_seconds or None)
-    meetings.let_others_go(limit.remaining or _FAREWELL_SECONDS)
+    quiescence.wait_until_all_rest(timeout_seconds or None)
+    quiescence.let_others_go(limit.remaining or _FAREWELL_SECONDS)
 
 
 def finish(worker: Worker, *, ignore_leaks: bool, limit: TimeLimit | None = None) -> None:

@@ -20,13 +20,13 @@ from lockstitch.memory import mapping
 from lockstitch.memory.segments import SegmentPool
 from lockstitch.observe.waits import WaitReports
 from lockstitch.rendezvous import check_name, host_identity, sealed_by
-from lockstitch.rpc.admission import Invitation, Wish
+from lockstitch.rpc.admission import Invitation, JoinRequest
 from lockstitch.rpc.agents import TensorPipeAgent
 from lockstitch.rpc.backend_registry import BackendType, register_backend
 from lockstitch.rpc.device_maps import DeviceUse, check_alone
-from lockstitch.rpc.meetings import Meetings
+from lockstitch.rpc.joining import enter_dynamic_group, enter_static_group
 from lockstitch.rpc.options import TensorPipeRpcBackendOptions, to_join_seconds
-from lockstitch.rpc.places import dynamic_place, static_place
+from lockstitch.rpc.quiescence import Quiescence
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.freed_memory import keep_freed_memory
@@ -64,7 +64,7 @@ def plug_services(worker: Worker, membership: Membership) -> None:
     """Gives `worker` what the face needs: references, autograd, meetings, and an answer to
     what it waits for."""
     worker.plug(membership)
-    worker.plug(Meetings(worker))
+    worker.plug(Quiescence(worker))
     worker.plug(ReferenceService(worker))
     worker.plug(AutogradService(worker))
     worker.plug(WaitReports(worker))
@@ -100,12 +100,12 @@ def start_worker(
         if not isinstance(store, Invitation):
             store = sealed_by(options.secret, store)
         addresses = tuple(each.address for each in listeners)
-        wish = Wish(name, rank, addresses, host_identity(), device_use.encode())
+        join_request = JoinRequest(name, rank, addresses, host_identity(), device_use.encode())
         seconds = join_seconds(options)
         if world_size:
-            place = static_place(store, wish, world_size, transport, seconds)
+            place = enter_static_group(store, join_request, world_size, transport, seconds)
         else:
-            place = dynamic_place(store, wish, transport, agent_options, seconds)
+            place = enter_dynamic_group(store, join_request, transport, agent_options, seconds)
         on_failure.pop_all()
     worker = Worker(place.me, place.directory, transport, options=agent_options)
     if mishaps is not None:

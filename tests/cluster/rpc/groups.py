@@ -11,9 +11,9 @@ from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import LockstitchError
 from lockstitch.rendezvous import host_identity
 from lockstitch.rpc import leaving
-from lockstitch.rpc.admission import Invitation, Wish
+from lockstitch.rpc.admission import Invitation, JoinRequest
+from lockstitch.rpc.joining import enter_dynamic_group
 from lockstitch.rpc.membership import Membership
-from lockstitch.rpc.places import dynamic_place
 from lockstitch.rpc.startup import plug_services
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import Worker
@@ -52,13 +52,13 @@ class LocalGroup:
     def join(self, name: str, rank: int = -1, *, through: str | None = None) -> Worker:
         transport = self.network.transport(name)
         listener = transport.listen()
-        wish = Wish(name, rank, (listener.address,), host_identity())
+        join_request = JoinRequest(name, rank, (listener.address,), host_identity())
         options = AgentOptions(default_timeout=JOIN_SECONDS, interned_functions=self._interned)
         store = self.store
         if through is not None:
             store = Invitation(membership(self[through]).addresses[0])
         try:
-            place = dynamic_place(store, wish, transport, options, JOIN_SECONDS)
+            place = enter_dynamic_group(store, join_request, transport, options, JOIN_SECONDS)
         except BaseException:
             transport.close()
             raise

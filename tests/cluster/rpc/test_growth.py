@@ -20,7 +20,7 @@ from benchmarks.growth.stores import count_start
 from benchmarks.growth.work import WARM_UP_TIMES, call, counted, find
 from benchmarks.growth.work import run_backward as run_a_pass
 from lockstitch import rpc
-from lockstitch.rpc.branches import ARITY
+from lockstitch.rpc.tree import ARITY
 from lockstitch.testing import LocalCluster, Traffic
 from tests.cluster.rpc.groups import LocalGroup, wait_until_all_see
 from tests.unit.rpc.programs import on_all

@@ -12,9 +12,9 @@ from lockstitch.rendezvous import Member
 from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rendezvous.member_records import MemberRecord
 from lockstitch.rendezvous.membership_events import Admit, Redirect, Refuse
-from lockstitch.rpc.admission import Admission, Invitation, Wish, answer_of
+from lockstitch.rpc.admission import Admission, Invitation, JoinRequest, answer_of
 
-WISH = Wish("new", -1, ("unix:/new",), "host")
+WISH = JoinRequest("new", -1, ("unix:/new",), "host")
 
 
 def record(name: str, rank: int) -> MemberRecord:
@@ -31,7 +31,7 @@ class Members:
         self.asked = []
         self.marks = []
 
-    def __call__(self, wish, mark, where, timeout):
+    def __call__(self, join_request, mark, where, timeout):
         (address,), _host = where
         name = address.removeprefix("unix:/")
         self.asked.append(name)

@@ -9,7 +9,7 @@ import pytest
 from lockstitch import rpc
 from lockstitch.errors import RpcTimeoutError
 from lockstitch.rpc import api
-from lockstitch.rpc.meetings import Meetings
+from lockstitch.rpc.quiescence import Quiescence
 from lockstitch.runtime.functions import qualified_name
 from lockstitch.testing.cluster import LocalCluster
 from tests.unit.rpc.programs import ARRIVALS, on_all, pass_on
@@ -79,15 +79,15 @@ def test_a_follower_gives_up_too(cluster) -> None:
 
 
 def test_a_leader_that_is_late_says_itself_who_is_missing(cluster, monkeypatch) -> None:
-    gatherings = cluster[0].service(Meetings).gatherings
-    bring, gate = gatherings.bring, threading.Event()
+    barriers = cluster[0].service(Quiescence).barriers
+    bring, gate = barriers.bring, threading.Event()
 
-    def bring_late(meeting: str, name: str, obj: object) -> None:
+    def bring_late(barrier_id: str, name: str, obj: object) -> None:
         if name != "worker0":
             gate.wait(20)
-        bring(meeting, name, obj)
+        bring(barrier_id, name, obj)
 
-    monkeypatch.setattr(gatherings, "bring", bring_late)
+    monkeypatch.setattr(barriers, "bring", bring_late)
     with pytest.raises(RpcTimeoutError, match="worker 'worker0' did not answer"):
         cluster.run(1, api._all_gather, None, None, 0.1)
     with pytest.raises(RpcTimeoutError, match="timed out in _all_gather after 0.20 seconds"):
@@ -104,8 +104,8 @@ def test_an_error_of_those_who_are_told_is_the_leaders(cluster, monkeypatch) -> 
     def fail(_meeting: str, _objects: object) -> None:
         raise RuntimeError("simulation")
 
-    gatherings = cluster[2].service(Meetings).gatherings
-    monkeypatch.setattr(gatherings, "announce", fail)
+    barriers = cluster[2].service(Quiescence).barriers
+    monkeypatch.setattr(barriers, "announce", fail)
     results = on_all(cluster, lambda: api._all_gather(my_rank(), timeout=1.0))
     assert results["worker1"] == {"worker0": 0, "worker1": 1, "worker2": 2}
     assert "Followers ['worker2'] timed out in _all_gather" in str(results["worker0"])

@@ -1,4 +1,4 @@
-"""Meetings of all workers (see `rpc.meetings`), and what members of a group
+"""Meetings of all workers (see `rpc.quiescence`), and what members of a group
 tell each other of who is in it (see `rendezvous.membership_protocol`)."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ MemberTuple = tuple[str, int, int, tuple[str, ...], str, int, str, int, str]
 @kind(48)
 class Brought(Message):
     """Child → parent: the worker `name` and all below it have come to rest, after `activity`
-    requests sent and served in all. (See `rpc.meetings`.)"""
+    requests sent and served in all. (See `rpc.quiescence`.)"""
 
-    meeting: str
+    barrier_id: str
     name: str
     activity: int
 
@@ -25,7 +25,7 @@ class Announced(Message):
     """Parent → child: all have come, and `activities` holds the sum of what they brought. Child →
     parent: it still waits itself, for the workers in `names`."""
 
-    meeting: str
+    barrier_id: str
     names: tuple[str, ...]
     activities: tuple[int, ...]
 
@@ -34,7 +34,7 @@ class Announced(Message):
 class CalledOff(Message):
     """To neighbours: the meeting does not take place; `reason` says why."""
 
-    meeting: str
+    barrier_id: str
     reason: str
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from lockstitch import rpc
 from lockstitch.errors import CalledOffError, PeerDiedError, RpcError, RpcTimeoutError
-from lockstitch.rpc.meetings import Meetings
+from lockstitch.rpc.quiescence import Quiescence
 from lockstitch.runtime.outgoing import Outgoing
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing.cluster import LocalCluster
@@ -31,7 +31,7 @@ def cluster():
 
 
 def meet(timeout: float | None = 20.0) -> None:
-    current_worker().service(Meetings).wait_until_all_rest(timeout)
+    current_worker().service(Quiescence).wait_until_all_rest(timeout)
 
 
 def test_workers_without_work_may_go_at_once_and_again(cluster) -> None:

@@ -13,8 +13,8 @@ from lockstitch.rendezvous import choose_address, host_identity, join
 from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rpc.admission import Admission, Applicants, Invitation
-from lockstitch.rpc.circle_directory import CircleDirectory
 from lockstitch.rpc.device_maps import agree
+from lockstitch.rpc.dynamic_directory import DynamicDirectory
 from lockstitch.rpc.dynamic_membership import DynamicMembership
 from lockstitch.rpc.membership import Membership, StaticMembership
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.rendezvous import StaticRoster
-    from lockstitch.rpc.admission import Wish
+    from lockstitch.rpc.admission import JoinRequest
     from lockstitch.runtime.agent import AgentOptions
     from lockstitch.runtime.peers import Directory
     from lockstitch.runtime.worker import Worker
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupEntry:
     """See the module."""
 
     me: WorkerInfo
@@ -66,9 +66,13 @@ class RosterDirectory:
         return self._transport.connect(address, timeout_seconds)
 
 
-def static_place(
-    store: Store | Invitation, wish: Wish, world_size: int, transport: Transport, seconds: float
-) -> Place:
+def enter_static_group(
+    store: Store | Invitation,
+    join_request: JoinRequest,
+    world_size: int,
+    transport: Transport,
+    seconds: float,
+) -> GroupEntry:
     """Meets the others in the store. Raises what `rendezvous.join` and `device_maps.agree` raise,
     and `ValueError` for an invitation."""
     if isinstance(store, Invitation):
@@ -76,7 +80,13 @@ def static_place(
             f"{store} invites into a group that workers join and leave: it has no world_size"
         )
     roster = join(
-        store, wish.name, wish.rank, world_size, wish.addresses, seconds, devices=wish.devices
+        store,
+        join_request.name,
+        join_request.rank,
+        world_size,
+        join_request.addresses,
+        seconds,
+        devices=join_request.devices,
     )
     try:
         agree(store, roster, seconds)
@@ -84,19 +94,19 @@ def static_place(
         roster.leave()
         raise
     directory = RosterDirectory(roster, transport)
-    return Place(roster.me, directory, lambda worker: StaticMembership(worker, roster))
+    return GroupEntry(roster.me, directory, lambda worker: StaticMembership(worker, roster))
 
 
-def dynamic_place(
+def enter_dynamic_group(
     store: Store | Invitation,
-    wish: Wish,
+    join_request: JoinRequest,
     transport: Transport,
     options: AgentOptions,
     seconds: float,
-) -> Place:
+) -> GroupEntry:
     """Is let in by a member, or founds the group. Raises `RuntimeError`."""
     ask = Applicants(transport, options, SYSTEM_CLOCK).ask
-    admission = Admission(wish, ask, SYSTEM_CLOCK, seconds)
+    admission = Admission(join_request, ask, SYSTEM_CLOCK, seconds)
     contacts = None
     if isinstance(store, Invitation):
         entry = admission.by_address(store.address)
@@ -110,9 +120,9 @@ def dynamic_place(
             contacts.remove(entry.group_id, entry.me.mark)
             raise
     protocol = MembershipProtocol(entry.me, entry.records)
-    directory = CircleDirectory(protocol, transport)
+    directory = DynamicDirectory(protocol, transport)
 
     def make_membership(worker: Worker) -> Membership:
         return DynamicMembership(worker, protocol, directory, contacts, entry.group_id)
 
-    return Place(entry.me.member.info, directory, make_membership)
+    return GroupEntry(entry.me.member.info, directory, make_membership)

@@ -27,7 +27,7 @@ ARITY: Final = 4
 
 
 @dataclass(frozen=True)
-class Branch:
+class TreeNode:
     """One worker's place in the tree: its neighbours by name."""
 
     parent: dict[str, WorkerId]
@@ -35,7 +35,7 @@ class Branch:
     children: dict[str, WorkerId]
 
     @classmethod
-    def of(cls, members: Mapping[str, WorkerId], name: str) -> Branch:
+    def of(cls, members: Mapping[str, WorkerId], name: str) -> TreeNode:
         """The place of `name` among `members`. Raises `ValueError` if it is none of them."""
         names = sorted(members)
         if name not in members:

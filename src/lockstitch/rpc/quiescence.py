@@ -8,7 +8,7 @@ two meetings in a row bring the same sum of numbers that only grow, nothing has 
 between the last moment of the first and the first moment of the second, hence nothing was under way
 then, and nobody is left to begin anything.
 
-They meet on a tree (`branches`), by three control messages, which do not disturb what they measure:
+They meet on a tree (`tree`), by three control messages, which do not disturb what they measure:
 
     Brought     child → parent    my whole branch rests; its sum
     Announced   parent → child    all have come; the sum of all, in `activities`
@@ -32,8 +32,8 @@ from lockstitch.errors import (
     LockstitchError,
     RpcTimeoutError,
 )
-from lockstitch.rpc.branches import Branch
-from lockstitch.rpc.gatherings import Gathering, Gatherings
+from lockstitch.rpc.barriers import Barrier, Barriers
+from lockstitch.rpc.tree import TreeNode
 from lockstitch.wire.messages import Announced, Brought, CalledOff
 
 if TYPE_CHECKING:
@@ -70,20 +70,20 @@ class TimeLimit:
         return max(_LEAST_SECONDS, self._deadline - self._clock.now())
 
 
-class Meetings:
+class Quiescence:
     """The meetings that `worker` takes part in; a service of the worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self.gatherings = Gatherings(worker.name, "gathering")
+        self.barriers = Barriers(worker.name, "gathering")
         """Those of `_all_gather`, which go by calls."""
-        self._rests = Gatherings(worker.name, "rest")
+        self._rest_barriers = Barriers(worker.name, "rest")
         agent = worker.agent
         agent.handle(Brought, self._note_brought)
         agent.handle(Announced, self._note_announced)
         agent.handle(CalledOff, self._note_called_off)
         agent.on_peer_lost(self._note_lost)
-        agent.add_concern(lambda: self._rests.awaited() | self.gatherings.awaited())
+        agent.add_concern(lambda: self._rest_barriers.awaited() | self.barriers.awaited())
 
     def members(self) -> dict[str, WorkerId]:
         """All workers of the group, by name."""
@@ -131,13 +131,13 @@ class Meetings:
     def owing(self) -> list[str]:
         """The names of those that owe answers, or that a meeting waits for."""
         channels = self._worker.agent.peers.channels()
-        meetings = [*self._rests.waiting(), *self.gatherings.waiting()]
-        return sorted({each.peer.name for each in channels if each.outstanding}.union(*meetings))
+        quiescence = [*self._rest_barriers.waiting(), *self.barriers.waiting()]
+        return sorted({each.peer.name for each in channels if each.outstanding}.union(*quiescence))
 
     def let_others_go(self, patience_seconds: float) -> None:
         """Whoever announced the last meeting to others goes after them, so that its word reaches
         them before its connections end. Returns after that time, or five seconds, in any case."""
-        children = Branch.of(self.members(), self._worker.name).children.values()
+        children = TreeNode.of(self.members(), self._worker.name).children.values()
         gone = threading.Event()
 
         def note_gone(*_: object) -> None:
@@ -152,33 +152,33 @@ class Meetings:
         """Returns the sum of all workers' activities."""
         name, agent = self._worker.name, self._worker.agent
         deadline = self._deadline(timeout_seconds)
-        meeting = self._rests.begin(members)
+        barrier_id = self._rest_barriers.begin(members)
         try:
-            gathering = self._rests.get(meeting)
-            if deadline is not None and gathering.neighbours_above:
+            barrier = self._rest_barriers.get(barrier_id)
+            if deadline is not None and barrier.neighbours_above:
                 deadline += _MOMENT_SECONDS  # the leader knows better who is missing, and says so
-            with self.calling_off(meeting, gathering):
-                self._rests.bring(meeting, name, agent.activity)
-                self.wait_for(meeting, gathering, gathering.ready, self._remaining(deadline))
-                total: int = sum(gathering.brought.values())
-                for parent in gathering.neighbours_above:
-                    brought = Brought(meeting, name, total)
+            with self.calling_off(barrier_id, barrier):
+                self._rest_barriers.bring(barrier_id, name, agent.activity)
+                self.wait_for(barrier_id, barrier, barrier.ready, self._remaining(deadline))
+                total: int = sum(barrier.brought.values())
+                for parent in barrier.neighbours_above:
+                    brought = Brought(barrier_id, name, total)
                     with contextlib.suppress(ConnectionLostError):  # it is said again
                         agent.send(parent, brought)
                     remaining = self._remaining(deadline)
-                    self.wait_for(meeting, gathering, gathering.settled, remaining, brought)
-                    total = gathering.result
-                self._rests.announce(meeting, total)
-                for child in gathering.neighbours_below:
+                    self.wait_for(barrier_id, barrier, barrier.settled, remaining, brought)
+                    total = barrier.result
+                self._rest_barriers.announce(barrier_id, total)
+                for child in barrier.neighbours_below:
                     with contextlib.suppress(ConnectionLostError):  # then the child asks again
-                        agent.send(child, Announced(meeting, (), (total,)))
+                        agent.send(child, Announced(barrier_id, (), (total,)))
             return total
         finally:
-            self._rests.end(meeting)
+            self._rest_barriers.end(barrier_id)
 
     @contextlib.contextmanager
     def calling_off(
-        self, meeting: str, gathering: Gathering, *, parent_may_be_late: bool = False
+        self, barrier_id: str, barrier: Barrier, *, parent_may_be_late: bool = False
     ) -> Iterator[None]:
         """When the wait within fails, the others need not wait on. With `parent_may_be_late`, a
         parent that does not answer in time is left to find out by itself who is missing."""
@@ -186,19 +186,23 @@ class Meetings:
             yield
         except LockstitchError as error:
             reason = error.reason if isinstance(error, CalledOffError) else str(error)
-            told = [*gathering.neighbours_above, *gathering.neighbours_below]
-            is_for_parent = gathering.ready.is_set() and isinstance(error, RpcTimeoutError)
+            told = [*barrier.neighbours_above, *barrier.neighbours_below]
+            is_for_parent = barrier.ready.is_set() and isinstance(error, RpcTimeoutError)
             if parent_may_be_late and is_for_parent:
-                told = gathering.neighbours_below
+                told = barrier.neighbours_below
             for neighbour in told:
                 with contextlib.suppress(LockstitchError):  # it may be the one that is gone
-                    self._worker.agent.send(neighbour, CalledOff(meeting, reason))
+                    self._worker.agent.send(neighbour, CalledOff(barrier_id, reason))
             raise
 
     def _note_brought(self, sender: WorkerId, message: Brought) -> None:
-        self._rests.bring(message.meeting, message.name, message.activity, may_repeat=True)
-        for total in self._rests.result_of(message.meeting):  # it says so again: it has not heard
-            answer = Announced(message.meeting, (), (total,))
+        self._rest_barriers.bring(
+            message.barrier_id, message.name, message.activity, may_repeat=True
+        )
+        for total in self._rest_barriers.result_of(
+            message.barrier_id
+        ):  # it says so again: it has not heard
+            answer = Announced(message.barrier_id, (), (total,))
             self._worker.agent.spawn(partial(self._tell, sender, answer))
 
     def _tell(self, neighbour: WorkerId, message: Message) -> None:
@@ -207,21 +211,21 @@ class Meetings:
 
     def _note_announced(self, sender: WorkerId, message: Announced) -> None:
         for total in message.activities:
-            self._rests.announce(message.meeting, total)
+            self._rest_barriers.announce(message.barrier_id, total)
         if message.names:
-            self._rests.note_missing(message.meeting, sender, message.names)
-            self.gatherings.note_missing(message.meeting, sender, message.names)
+            self._rest_barriers.note_missing(message.barrier_id, sender, message.names)
+            self.barriers.note_missing(message.barrier_id, sender, message.names)
 
     def _note_called_off(self, _sender: WorkerId, message: CalledOff) -> None:
         error = CalledOffError(message.reason)
-        self._rests.call_off(message.meeting, error)
-        self.gatherings.call_off(message.meeting, error)
+        self._rest_barriers.call_off(message.barrier_id, error)
+        self.barriers.call_off(message.barrier_id, error)
 
     def _note_lost(self, worker: WorkerId, error: PeerDiedError) -> None:
         # Its last word may still be unread, on another connection than the one that ended first.
         def lose() -> None:
-            self.gatherings.lose(worker, error)
-            self._rests.lose(worker, error)
+            self.barriers.lose(worker, error)
+            self._rest_barriers.lose(worker, error)
 
         self._worker.agent.call_later(_LAST_WORDS_SECONDS, lose)
 
@@ -229,13 +233,13 @@ class Meetings:
 
     def wait_for(
         self,
-        meeting: str,
-        gathering: Gathering,
+        barrier_id: str,
+        barrier: Barrier,
         event: threading.Event,
         timeout_seconds: float | None,
         brought: Brought | None = None,
     ) -> None:
-        """Blocks until `gathering` is ready, or settled, whichever `event` of it is given. Raises
+        """Blocks until `barrier` is ready, or settled, whichever `event` of it is given. Raises
         `RpcTimeoutError`, `PeerDiedError`, or `RpcError` where somebody has called it off.
         `brought` is told the parent again and again: it may be lost, or the answer."""
         worker = self._worker
@@ -243,41 +247,41 @@ class Meetings:
         patience = _FIRST_NUDGE_SECONDS
         with worker.agent.blocked():
             while not worker.clock.wait(event, _first(patience, self._remaining(deadline))):
-                remaining, missing = self._remaining(deadline), gathering.missing
+                remaining, missing = self._remaining(deadline), barrier.missing
                 if event.is_set():
                     break
                 if remaining is not None and remaining <= 0:
-                    raise self._timeout_of(meeting, missing, timeout_seconds or 0.0)
-                worker.agent.spawn(partial(self._nudge, meeting, gathering, brought))
+                    raise self._timeout_of(barrier_id, missing, timeout_seconds or 0.0)
+                worker.agent.spawn(partial(self._nudge, barrier_id, barrier, brought))
                 patience = min(2 * patience, _LONGEST_NUDGE_SECONDS)
-        if gathering.failure is not None:
-            raise copy.copy(gathering.failure)
+        if barrier.failure is not None:
+            raise copy.copy(barrier.failure)
 
-    def _timeout_of(self, meeting: str, missing: list[str], seconds: float) -> RpcTimeoutError:
+    def _timeout_of(self, barrier_id: str, missing: list[str], seconds: float) -> RpcTimeoutError:
         whom = ", ".join(map(repr, missing))
         has, is_ = ("has", "is") if len(missing) == 1 else ("have", "are")
         where, why = "_all_gather or _barrier", f"which {has} not called it for the same workers"
-        if self._rests.holds(meeting):
+        if self._rest_barriers.holds(barrier_id):
             where, why = "shutdown", f"which {has} not called shutdown, or {is_} still at work"
         return RpcTimeoutError(
             f"Followers {missing} timed out in _all_gather after {seconds:.2f} seconds: worker "
             f"{self._worker.name!r} waits in {where} for {whom}, {why}"
         )
 
-    def _nudge(self, meeting: str, gathering: Gathering, brought: Brought | None) -> None:
+    def _nudge(self, barrier_id: str, barrier: Barrier, brought: Brought | None) -> None:
         """Nobody reads a connection on which nothing is expected, so a death may go unnoticed
         there. Sending something finds out; and the parent learns for whom this worker waits."""
-        for parent in gathering.neighbours_above:
+        for parent in barrier.neighbours_above:
             if brought is not None:
                 self._tell(parent, brought)
-            elif not gathering.ready.is_set():
-                self._tell(parent, Announced(meeting, tuple(gathering.missing), ()))
-        for neighbour in list(gathering.awaited.values()):
+            elif not barrier.ready.is_set():
+                self._tell(parent, Announced(barrier_id, tuple(barrier.missing), ()))
+        for neighbour in list(barrier.awaited.values()):
             self._tell(neighbour, Announced("", (), ()))
 
     def describe_waits(self) -> list[str]:
         """A line for each meeting that this worker waits in; see `runtime.waits`."""
-        waiting = [*self._rests.waiting(), *self.gatherings.waiting()]
+        waiting = [*self._rest_barriers.waiting(), *self.barriers.waiting()]
         return [f"meets the others: waits for {', '.join(missing)}" for missing in waiting]
 
     def _deadline(self, timeout_seconds: float | None) -> float | None:

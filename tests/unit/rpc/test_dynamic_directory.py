@@ -10,7 +10,7 @@ from lockstitch.rendezvous import host_identity
 from lockstitch.rendezvous.member_records import MemberRecord, MemberState
 from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rendezvous.roster import Member
-from lockstitch.rpc.circle_directory import CircleDirectory, gone
+from lockstitch.rpc.dynamic_directory import DynamicDirectory, gone
 from lockstitch.transport.memory import MemoryNetwork
 
 TRANSPORT = MemoryNetwork().transport("a")
@@ -25,11 +25,11 @@ A, B = record("a", 0), record("b", 1)
 
 
 @pytest.fixture
-def directory() -> CircleDirectory:
-    return CircleDirectory(MembershipProtocol(A, [B]), TRANSPORT)
+def directory() -> DynamicDirectory:
+    return DynamicDirectory(MembershipProtocol(A, [B]), TRANSPORT)
 
 
-def test_who_is_in_is_found_by_name_rank_and_identity(directory: CircleDirectory) -> None:
+def test_who_is_in_is_found_by_name_rank_and_identity(directory: DynamicDirectory) -> None:
     assert [directory.find(key) for key in ("b", 1, B.id)] == [B.member.info] * 3
     assert directory.members() == [A.member.info, B.member.info]
     assert directory.find("c") is None
@@ -39,7 +39,7 @@ def test_who_is_in_is_found_by_name_rank_and_identity(directory: CircleDirectory
     ("state", "error"), [(MemberState.LEFT, PeerLeftError), (MemberState.DIED, PeerDiedError)]
 )
 def test_a_name_or_rank_whose_worker_is_gone_says_why(
-    directory: CircleDirectory, state: MemberState, error: type[PeerDiedError]
+    directory: DynamicDirectory, state: MemberState, error: type[PeerDiedError]
 ) -> None:
     ended = B.ended(state, "it was time")
     directory.update([A], ended)
@@ -51,7 +51,7 @@ def test_a_name_or_rank_whose_worker_is_gone_says_why(
     assert directory.members() == [A.member.info]
 
 
-def test_a_replacement_is_found_in_the_place_of_who_is_gone(directory: CircleDirectory) -> None:
+def test_a_replacement_is_found_in_the_place_of_who_is_gone(directory: DynamicDirectory) -> None:
     directory.update([A], B.ended(MemberState.DIED, "killed"))
     again = record("b", 1, generation=1)
     directory.update([A, again])
@@ -60,7 +60,7 @@ def test_a_replacement_is_found_in_the_place_of_who_is_gone(directory: CircleDir
     assert found.worker == WorkerId(1, 1)
 
 
-def test_only_who_left_is_still_reached(directory: CircleDirectory) -> None:
+def test_only_who_left_is_still_reached(directory: DynamicDirectory) -> None:
     local = record("b", 1, host=host_identity())
     listener = TRANSPORT.listen()
     member = Member(local.member.info, (listener.address,), host_identity())

@@ -1,6 +1,6 @@
 """Who has come to a meeting of several workers, and what each brought. No messages, no calls.
 
-A *gathering* is one meeting of one set of workers, on the tree of `branches`. What is brought goes
+A *gathering* is one meeting of one set of workers, on the tree of `tree`. What is brought goes
 up: a worker is *ready* when it has come itself and all below it have, and then brings everything of
 its branch to its parent. The result comes down from the leader, and the gathering is *settled*.
 
@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.rpc.branches import Branch
+from lockstitch.rpc.tree import TreeNode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerId
 
 
-class Gathering:
+class Barrier:
     """One meeting, as one worker sees it. Both events are set when it fails."""
 
     def __init__(self) -> None:
-        self.branch: Branch | None = None
+        self.node: TreeNode | None = None
         """None until this worker comes itself."""
         self.brought: dict[str, Any] = {}
         """What this worker and its children brought, by name; a child brings all of its branch."""
@@ -41,23 +41,23 @@ class Gathering:
     @property
     def awaited(self) -> dict[str, WorkerId]:
         """The neighbours that must say something next: children, then the parent."""
-        if self.branch is None or self.settled.is_set():
+        if self.node is None or self.settled.is_set():
             return {}
         if self.ready.is_set():
-            return self.branch.parent
+            return self.node.parent
         return {
-            name: child for name, child in self.branch.children.items() if name not in self.brought
+            name: child for name, child in self.node.children.items() if name not in self.brought
         }
 
     @property
     def neighbours_above(self) -> list[WorkerId]:
         """The parent; nobody for the leader."""
-        return [] if self.branch is None else list(self.branch.parent.values())
+        return [] if self.node is None else list(self.node.parent.values())
 
     @property
     def neighbours_below(self) -> list[WorkerId]:
         """The children."""
-        return [] if self.branch is None else list(self.branch.children.values())
+        return [] if self.node is None else list(self.node.children.values())
 
     @property
     def missing(self) -> list[str]:
@@ -69,8 +69,8 @@ class Gathering:
 
     def note_missing(self, child: WorkerId, names: Sequence[str]) -> None:
         """A child has come, but waits for these itself."""
-        if self.branch is not None:
-            for name, worker in self.branch.children.items():
+        if self.node is not None:
+            for name, worker in self.node.children.items():
                 if worker == child:
                     self._told_missing[name] = names
 
@@ -83,11 +83,11 @@ class Gathering:
 
     def check_ready(self, name: str) -> None:
         """Sets `ready` when `name`, who this worker is, and all its children have come."""
-        if self.branch is not None and self.brought.keys() >= {name, *self.branch.children}:
+        if self.node is not None and self.brought.keys() >= {name, *self.node.children}:
             self.ready.set()
 
 
-class Gatherings:
+class Barriers:
     """All meetings for one `purpose` that the worker named `name` takes part in; safe to use from
     any thread."""
 
@@ -96,82 +96,82 @@ class Gatherings:
         self._purpose = purpose
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._open: dict[str, Gathering] = {}
+        self._open: dict[str, Barrier] = {}
         self._lost: dict[WorkerId, PeerDiedError] = {}
         self._latest: dict[str, tuple[str, Any]] = {}
         """Of each set of workers the meeting that was left last, and its result."""
 
     def begin(self, members: Mapping[str, WorkerId]) -> str:
         """This worker comes to the next meeting of `members`; returns the meeting's name."""
-        branch = Branch.of(members, self._name)
+        node = TreeNode.of(members, self._name)
         # Not the names themselves: every message bears the meeting's name.
         names = ",".join(sorted(members)).encode()
         digest = hashlib.blake2b(names, digest_size=8).hexdigest()
         everybody = f"{self._purpose} of {len(members)} workers {digest}"
         with self._lock:
-            meeting = f"{everybody}#{self._counts[everybody]}"
+            barrier_id = f"{everybody}#{self._counts[everybody]}"
             self._counts[everybody] += 1
             # What others brought before we came is there already.
-            gathering = self._open.setdefault(meeting, Gathering())
-            gathering.branch = branch
-            self._check_losses(gathering)
-        return meeting
+            barrier = self._open.setdefault(barrier_id, Barrier())
+            barrier.node = node
+            self._check_losses(barrier)
+        return barrier_id
 
-    def bring(self, meeting: str, name: str, obj: object, *, may_repeat: bool = False) -> None:
+    def bring(self, barrier_id: str, name: str, obj: object, *, may_repeat: bool = False) -> None:
         """`name`, this worker or a child, has come with everything of its branch. Raises
         `ValueError` when it comes twice, unless it may."""
         with self._lock:
-            gathering = self._expected(meeting)
-            if gathering is None:
+            barrier = self._expected(barrier_id)
+            if barrier is None:
                 return
-            if name in gathering.brought:
+            if name in barrier.brought:
                 if may_repeat:
                     return
-                raise ValueError(f"{name} came twice to the gathering {meeting}")
-            gathering.brought[name] = obj
-            gathering.check_ready(self._name)
-            self._check_losses(gathering)  # of the parent, which may be awaited only now
+                raise ValueError(f"{name} came twice to the gathering {barrier_id}")
+            barrier.brought[name] = obj
+            barrier.check_ready(self._name)
+            self._check_losses(barrier)  # of the parent, which may be awaited only now
 
-    def announce(self, meeting: str, result: object) -> None:
+    def announce(self, barrier_id: str, result: object) -> None:
         """The leader's word. Ignored by one who waits no longer."""
         with self._lock:
-            gathering = self._open.get(meeting)
-            if gathering is not None and gathering.failure is None:
-                gathering.result = result
-                gathering.settled.set()
+            barrier = self._open.get(barrier_id)
+            if barrier is not None and barrier.failure is None:
+                barrier.result = result
+                barrier.settled.set()
 
-    def result_of(self, meeting: str) -> list[Any]:
+    def result_of(self, barrier_id: str) -> list[Any]:
         """The result, alone in a list, of a meeting that is settled; nothing, while it is not. What
         has become of one before the latest, nobody asks any more."""
         with self._lock:
-            gathering = self._open.get(meeting)
-            if gathering is not None:
-                is_settled = gathering.settled.is_set() and gathering.failure is None
-                return [gathering.result] if is_settled else []
-            latest, result = self._latest.get(_everybody_of(meeting), ("", None))
-            return [result] if latest == meeting else []
+            barrier = self._open.get(barrier_id)
+            if barrier is not None:
+                is_settled = barrier.settled.is_set() and barrier.failure is None
+                return [barrier.result] if is_settled else []
+            latest, result = self._latest.get(_everybody_of(barrier_id), ("", None))
+            return [result] if latest == barrier_id else []
 
-    def call_off(self, meeting: str, error: LockstitchError) -> None:
+    def call_off(self, barrier_id: str, error: LockstitchError) -> None:
         """That meeting does not take place; whoever comes to it later hears so at once."""
         with self._lock:
-            gathering = self._expected(meeting)
-            if gathering is not None:
-                gathering.fail(error)
+            barrier = self._expected(barrier_id)
+            if barrier is not None:
+                barrier.fail(error)
 
-    def note_missing(self, meeting: str, child: WorkerId, names: Sequence[str]) -> None:
+    def note_missing(self, barrier_id: str, child: WorkerId, names: Sequence[str]) -> None:
         """A child has come to a meeting, but waits for these itself."""
         with self._lock:
-            gathering = self._open.get(meeting)
-            if gathering is not None:
-                gathering.note_missing(child, names)
+            barrier = self._open.get(barrier_id)
+            if barrier is not None:
+                barrier.note_missing(child, names)
 
-    def get(self, meeting: str) -> Gathering:
+    def get(self, barrier_id: str) -> Barrier:
         """The meeting of that name, between `begin` and `end`."""
-        return self._open[meeting]
+        return self._open[barrier_id]
 
-    def holds(self, meeting: str) -> bool:
+    def holds(self, barrier_id: str) -> bool:
         """Whether that meeting is one of these, and open."""
-        return meeting in self._open
+        return barrier_id in self._open
 
     def waiting(self) -> list[list[str]]:
         """Whom each open meeting waits for."""
@@ -183,36 +183,36 @@ class Gatherings:
         with self._lock:
             return {each for open_ in self._open.values() for each in open_.awaited.values()}
 
-    def end(self, meeting: str) -> None:
+    def end(self, barrier_id: str) -> None:
         """This worker leaves the meeting."""
         with self._lock:
-            gathering = self._open.pop(meeting, None)
-            if gathering is not None and gathering.settled.is_set() and not gathering.failure:
-                self._latest[_everybody_of(meeting)] = meeting, gathering.result
+            barrier = self._open.pop(barrier_id, None)
+            if barrier is not None and barrier.settled.is_set() and not barrier.failure:
+                self._latest[_everybody_of(barrier_id)] = barrier_id, barrier.result
 
     def lose(self, worker: WorkerId, error: PeerDiedError) -> None:
         """`worker` is dead: every meeting that waits for it, now or later, fails with `error`."""
         with self._lock:
             self._lost[worker] = error
-            for gathering in self._open.values():
-                self._check_losses(gathering)
+            for barrier in self._open.values():
+                self._check_losses(barrier)
 
-    def _expected(self, meeting: str) -> Gathering | None:
+    def _expected(self, barrier_id: str) -> Barrier | None:
         """A meeting of ours that is open, or that this worker has not come to yet; None for one
         that it has left, and for those of another purpose."""
-        everybody, _, number = meeting.rpartition("#")
+        everybody, _, number = barrier_id.rpartition("#")
         if not everybody.startswith(f"{self._purpose} of "):
             return None
-        if meeting not in self._open and int(number) < self._counts[everybody]:
+        if barrier_id not in self._open and int(number) < self._counts[everybody]:
             return None
-        return self._open.setdefault(meeting, Gathering())
+        return self._open.setdefault(barrier_id, Barrier())
 
-    def _check_losses(self, gathering: Gathering) -> None:
-        for worker in gathering.awaited.values():
+    def _check_losses(self, barrier: Barrier) -> None:
+        for worker in barrier.awaited.values():
             if worker in self._lost:
-                gathering.fail(self._lost[worker])
+                barrier.fail(self._lost[worker])
 
 
-def _everybody_of(meeting: str) -> str:
+def _everybody_of(barrier_id: str) -> str:
     """What the names of all meetings of the same workers begin with."""
-    return meeting.rpartition("#")[0]
+    return barrier_id.rpartition("#")[0]

@@ -8,8 +8,8 @@ from torch.distributed import HashStore
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.rendezvous import Member, StaticRoster, host_identity
 from lockstitch.rendezvous.roster import Table
-from lockstitch.rpc.admission import Invitation, Wish
-from lockstitch.rpc.places import RosterDirectory, static_place
+from lockstitch.rpc.admission import Invitation, JoinRequest
+from lockstitch.rpc.joining import RosterDirectory, enter_static_group
 
 ROSTER = StaticRoster(
     WorkerInfo("a", 0),
@@ -45,9 +45,9 @@ def test_connections_go_to_the_address_that_can_be_reached() -> None:
 
 
 def test_a_static_place_comes_from_a_meeting_and_not_from_an_invitation() -> None:
-    wish = Wish("a", 0, ("unix:/a",), host_identity())
-    place = static_place(HashStore(), wish, 1, FakeTransport(), 60)
+    join_request = JoinRequest("a", 0, ("unix:/a",), host_identity())
+    place = enter_static_group(HashStore(), join_request, 1, FakeTransport(), 60)
     assert place.me == WorkerInfo("a", 0)
     assert place.directory.find("a") == place.me
     with pytest.raises(ValueError, match="it has no world_size"):
-        static_place(Invitation("unix:/b"), wish, 2, FakeTransport(), 60)
+        enter_static_group(Invitation("unix:/b"), join_request, 2, FakeTransport(), 60)

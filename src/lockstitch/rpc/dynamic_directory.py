@@ -24,7 +24,7 @@ def gone(record: MemberRecord) -> PeerDiedError:
     return error(record.name, record.cause)
 
 
-class CircleDirectory:
+class DynamicDirectory:
     """The agent's `Directory`: who is in, as of the last change. Lookups take no lock."""
 
     is_fixed = False
