@@ -6,7 +6,7 @@
     tuning.py    what becomes of it in the workers' environment
     job.py       a job: processes that are started, followed and ended
     local.py     one whose workers stand and fall together
-    spread.py    the same on several hosts
+    multi_host.py    the same on several hosts
     elastic.py   one whose workers come and go
     hosts.py     hosts and their slots, as people write them
     discovery.py which hosts there are now, asked of a script
@@ -17,7 +17,7 @@
     handover.py  the secret that the workers of a job get
     stopping.py  when to stop, and how firmly
     screen.py    what the workers say, each line marked with who said it
-    last_words.py  what is repeated of it in the end
+    stderr_tail.py  what is repeated of it in the end
     first        what Python runs first in a worker
 
 A program needs nothing of this: whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT

@@ -22,11 +22,11 @@ from lockstitch.launch import options
 from lockstitch.launch.elastic import Elasticity, ElasticJob
 from lockstitch.launch.hosts import Slots, is_here, parse_hostfile, parse_hosts
 from lockstitch.launch.local import run_local
+from lockstitch.launch.multi_host import MultiHostJob
 from lockstitch.launch.outputs import Outputs
 from lockstitch.launch.process import GRACE_SECONDS
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.screen import Screen
-from lockstitch.launch.spread import SpreadJob
 from lockstitch.launch.tuning import variables_of
 from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions
 from lockstitch.trust import Secret
@@ -160,7 +160,7 @@ def _run(given: Mapping[str, Any]) -> int:
     workers = _number(given["workers"], given["min_workers"], where, own)
     if given["script"] is not None:
         _check_script(given["script"])
-    job = _Job(
+    job = _Launch(
         command,
         workers,
         given["grace_seconds"],
@@ -247,7 +247,7 @@ def doctor() -> None:
 
 
 @dataclass
-class _Job:
+class _Launch:
     """What kinds of jobs have in common."""
 
     command: list[str]
@@ -280,7 +280,7 @@ class _Job:
         with ExitStack() as resources:
             outputs = self._outputs(resources)
             if not all(is_here(host) for host, _ in where):
-                return SpreadJob(
+                return MultiHostJob(
                     self.command,
                     self.workers,
                     (where, shell),

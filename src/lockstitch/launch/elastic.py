@@ -16,7 +16,7 @@ from lockstitch.folders import Folder
 from lockstitch.launch.discovery import Discovery
 from lockstitch.launch.handover import secret_for
 from lockstitch.launch.hosts import Slots, is_here, own_address
-from lockstitch.launch.job import Job, Member
+from lockstitch.launch.job import Job, TrackedWorker
 from lockstitch.launch.process import WorkerProcess, elastic_environment
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launcher_link.client import ADDRESS, PURPOSE, REACHED_AT, WORKER
@@ -136,13 +136,13 @@ class ElasticJob(Job):
         if self._discovery is not None:
             self._discovery.ask()
 
-    def note_end(self, member: Member, code: int) -> None:
-        worker = member.process.rank
+    def note_end(self, tracked: TrackedWorker, code: int) -> None:
+        worker = tracked.process.rank
         self._processes.pop(worker, None)
         if code != 0 and not self._coordinator.is_dismissed(worker):
-            self.note_failure(member, code)
-            self.screen.note(f"worker {worker} has ended: {member.process.describe_end()}")
-            if self.ladder.is_begun:
+            self.note_failure(tracked, code)
+            self.screen.note(f"worker {worker} has ended: {tracked.process.describe_end()}")
+            if self.escalation.is_begun:
                 self.plan_end(after_seconds=0)
         self._handle(Ended(worker, is_well=code == 0))
 

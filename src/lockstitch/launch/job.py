@@ -22,7 +22,6 @@ from typing import IO, TYPE_CHECKING
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.endings import Mark, take_mark
-from lockstitch.launch.last_words import LastWords
 from lockstitch.launch.process import (
     WorkerProcess,
     adopt_orphans,
@@ -30,7 +29,8 @@ from lockstitch.launch.process import (
     exit_status,
 )
 from lockstitch.launch.screen import LineBuffer
-from lockstitch.launch.stopping import STOP_SIGNALS, Ladder, announced_signals
+from lockstitch.launch.stderr_tail import StderrTail
+from lockstitch.launch.stopping import STOP_SIGNALS, SignalEscalation, announced_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ _OF_EXCEPTIONS = 1
 
 
 @dataclass
-class Outlet:
+class OutputPipe:
     """One of a worker's two streams."""
 
     pipe: IO[bytes]
@@ -57,12 +57,12 @@ class Outlet:
 
 
 @dataclass
-class Member:
+class TrackedWorker:
     """A worker as the job follows it."""
 
     process: WorkerProcess
-    outlets: list[Outlet]
-    last_words: LastWords = field(default_factory=LastWords)
+    output_pipes: list[OutputPipe]
+    stderr_tail: StderrTail = field(default_factory=StderrTail)
     spoke_last_at: float | None = None
     mark: Mark | None = None
     """How its program ended, as it has said itself, and when that was."""
@@ -84,7 +84,7 @@ class Failure:
     how: str
     order: float
     is_of_lost_peer: bool
-    last_words: LastWords
+    stderr_tail: StderrTail
 
     @property
     def blame(self) -> tuple[bool, float]:
@@ -104,12 +104,12 @@ class Job:
         self.screen = screen
         self.selector = selectors.DefaultSelector()
         self.resources = ExitStack()
-        self.ladder = Ladder(grace_seconds, SYSTEM_CLOCK)
-        self.members: dict[int, Member] = {}
+        self.escalation = SignalEscalation(grace_seconds, SYSTEM_CLOCK)
+        self.tracked_workers: dict[int, TrackedWorker] = {}
         self.failures: list[Failure] = []
         self.stopped_by: signal.Signals | None = None
         self._outputs = outputs
-        self._climbing_since: float | None = None
+        self._signalled_since: float | None = None
         self._stopped: list[int] = []
         """Who stood still when all were told to end."""
 
@@ -119,7 +119,7 @@ class Job:
         """Starts the workers. What is to be closed in the end goes to `resources`."""
         raise NotImplementedError
 
-    def note_end(self, member: Member, code: int) -> None:
+    def note_end(self, tracked: TrackedWorker, code: int) -> None:
         """A worker has ended by itself, not because it was told to stop."""
         raise NotImplementedError
 
@@ -150,28 +150,28 @@ class Job:
                 signals, selectors.EVENT_READ, lambda: self._obey(signals.recv(64))
             )
             self.begin()
-            while self._reap() or (self.goes_on() and not self.ladder.is_begun):
+            while self._reap() or (self.goes_on() and not self.escalation.is_begun):
                 for key, _ in self.selector.select(self._timeout()):
                     key.data()
-                self._climb()
-                if not self.ladder.is_begun:
+                self._send_due_signal()
+                if not self.escalation.is_begun:
                     self.pass_time()
         return self.conclude()
 
     def _timeout(self) -> float | None:
-        waits = [self.ladder.seconds_to_next()]
-        if not self.ladder.is_begun:
+        waits = [self.escalation.seconds_to_next()]
+        if not self.escalation.is_begun:
             waits.append(self.seconds_to_next())
         return min((wait for wait in waits if wait is not None), default=None)
 
     def start(self, process: WorkerProcess) -> None:
         """Follows a process from now on."""
-        outlets = [Outlet(process.stdout, "stdout"), Outlet(process.stderr, "stderr")]
-        member = self.members[process.pid] = Member(process, outlets)
-        for outlet in outlets:
-            os.set_blocking(outlet.pipe.fileno(), False)
+        output_pipes = [OutputPipe(process.stdout, "stdout"), OutputPipe(process.stderr, "stderr")]
+        tracked = self.tracked_workers[process.pid] = TrackedWorker(process, output_pipes)
+        for output in output_pipes:
+            os.set_blocking(output.pipe.fileno(), False)
             self.selector.register(
-                outlet.pipe, selectors.EVENT_READ, partial(self._read, member, outlet)
+                output.pipe, selectors.EVENT_READ, partial(self._read, tracked, output)
             )
 
     def call_when_readable(self, source: IO[bytes], callback: Callable[[], None]) -> None:
@@ -184,45 +184,45 @@ class Job:
 
     # ------------------------------------------------------------ what workers say
 
-    def _read(self, member: Member, outlet: Outlet) -> bool:
+    def _read(self, tracked: TrackedWorker, output: OutputPipe) -> bool:
         """Shows what waits in a pipe; False when nothing does, or nothing will any more."""
         try:
-            chunk = os.read(outlet.pipe.fileno(), 1 << 16)
+            chunk = os.read(output.pipe.fileno(), 1 << 16)
         except BlockingIOError:
             return False
-        for line in outlet.lines.feed(chunk):
-            self._take(member, outlet, line)
-        self.screen.passing(member.process.rank, outlet.name, outlet.lines.passing)
+        for line in output.lines.feed(chunk):
+            self._take(tracked, output, line)
+        self.screen.passing(tracked.process.rank, output.name, output.lines.passing)
         if not chunk:
-            self._close(outlet)
+            self._close(output)
         return bool(chunk)
 
-    def _take(self, member: Member, outlet: Outlet, line: bytes) -> None:
-        if outlet.name == "stderr":
+    def _take(self, tracked: TrackedWorker, output: OutputPipe, line: bytes) -> None:
+        if output.name == "stderr":
             line, mark = take_mark(line)
             if mark is not None:
-                self._note_mark(member, mark)
+                self._note_mark(tracked, mark)
                 if not line:
                     return
-        self._show(member, outlet, line)
+        self._show(tracked, output, line)
 
-    def _note_mark(self, member: Member, mark: Mark) -> None:
+    def _note_mark(self, tracked: TrackedWorker, mark: Mark) -> None:
         """A worker's own mark says more than that of a process that it has started."""
-        if member.mark is None or mark.is_of_worker or not member.mark.is_of_worker:
-            member.mark, member.marked_at = mark, SYSTEM_CLOCK.now()
+        if tracked.mark is None or mark.is_of_worker or not tracked.mark.is_of_worker:
+            tracked.mark, tracked.marked_at = mark, SYSTEM_CLOCK.now()
 
-    def _show(self, member: Member, outlet: Outlet, line: bytes) -> None:
-        self.screen.line(member.process.rank, outlet.name, line)
+    def _show(self, tracked: TrackedWorker, output: OutputPipe, line: bytes) -> None:
+        self.screen.line(tracked.process.rank, output.name, line)
         if self._outputs is not None:
-            self._outputs.line(member.process.rank, outlet.name, line)
-        if outlet.name == "stderr":
-            member.last_words.add(line)
-            member.spoke_last_at = SYSTEM_CLOCK.now()
+            self._outputs.line(tracked.process.rank, output.name, line)
+        if output.name == "stderr":
+            tracked.stderr_tail.add(line)
+            tracked.spoke_last_at = SYSTEM_CLOCK.now()
 
-    def _close(self, outlet: Outlet) -> None:
-        if not outlet.pipe.closed:
-            self.selector.unregister(outlet.pipe)
-            outlet.pipe.close()
+    def _close(self, output: OutputPipe) -> None:
+        if not output.pipe.closed:
+            self.selector.unregister(output.pipe)
+            output.pipe.close()
 
     # ------------------------------------------------------------ who ended
 
@@ -235,64 +235,64 @@ class Job:
                 return False
             if pid == 0:
                 break
-            if pid in self.members:
-                self._note_end(self.members[pid], status)
+            if pid in self.tracked_workers:
+                self._note_end(self.tracked_workers[pid], status)
             else:
                 self.note_other_end(pid, os.waitstatus_to_exitcode(status))
         if not self.goes_on() and not self.running():
             # What is left are orphans, perhaps just tidying up.
-            self.ladder.begin(signal.SIGTERM, self.ladder.grace_seconds)
+            self.escalation.begin(signal.SIGTERM, self.escalation.grace_seconds)
         return True
 
-    def _note_end(self, member: Member, wait_status: int) -> None:
-        code = member.process.note_end(wait_status)
-        for outlet in member.outlets:
+    def _note_end(self, tracked: TrackedWorker, wait_status: int) -> None:
+        code = tracked.process.note_end(wait_status)
+        for output in tracked.output_pipes:
             # An orphan may hold the pipe open for ever: take what is there, await no end.
-            while not outlet.pipe.closed and self._read(member, outlet):
+            while not output.pipe.closed and self._read(tracked, output):
                 pass
-            if rest := outlet.lines.flush():
-                self._take(member, outlet, rest)
-            self._close(outlet)
-        member.ended_at = SYSTEM_CLOCK.now()
-        if not self._climbing_since:
-            self.note_end(member, code)
-        elif member.mark and member.marked_at < self._climbing_since:
-            self._note_late_end(member, member.mark, code)
+            if rest := output.lines.flush():
+                self._take(tracked, output, rest)
+            self._close(output)
+        tracked.ended_at = SYSTEM_CLOCK.now()
+        if not self._signalled_since:
+            self.note_end(tracked, code)
+        elif tracked.mark and tracked.marked_at < self._signalled_since:
+            self._note_late_end(tracked, tracked.mark, code)
 
-    def _note_late_end(self, member: Member, mark: Mark, code: int) -> None:
+    def _note_late_end(self, tracked: TrackedWorker, mark: Mark, code: int) -> None:
         """One that was told to stop when its program was over already, and perhaps had failed."""
         if code > 0:
-            self.note_failure(member, code)
+            self.note_failure(tracked, code)
         elif mark.what and code and not mark.is_of_lost_peer:
             how = f"{mark.what}, and it did not end by itself"
-            self.note_failure(member, _OF_EXCEPTIONS, how)
+            self.note_failure(tracked, _OF_EXCEPTIONS, how)
 
-    def note_failure(self, member: Member, code: int, how: str = "") -> None:
+    def note_failure(self, tracked: TrackedWorker, code: int, how: str = "") -> None:
         """Keeps what is told in the end."""
-        now, process, mark = SYSTEM_CLOCK.now(), member.process, member.mark
-        order = max(member.spoke_last_at or now, now - _LAST_WORD_SECONDS)
+        now, process, mark = SYSTEM_CLOCK.now(), tracked.process, tracked.mark
+        order = max(tracked.spoke_last_at or now, now - _LAST_WORD_SECONDS)
         self.failures.append(
             Failure(
                 process.rank,
                 process.host,
                 code,
                 how or process.describe_end(),
-                member.marked_at if mark else order,
+                tracked.marked_at if mark else order,
                 mark is not None and mark.is_of_lost_peer,
-                member.last_words,
+                tracked.stderr_tail,
             )
         )
 
     def plan_end(self, after_seconds: float) -> None:
         """Has all workers that are left told to stop; later where nobody has failed yet but because
         a peer was gone. May be said again when somebody else has failed."""
-        self.ladder.begin(signal.SIGTERM, _CULPRIT_SECONDS)
+        self.escalation.begin(signal.SIGTERM, _CULPRIT_SECONDS)
         if not self.failures or not all(each.is_of_lost_peer for each in self.failures):
-            self.ladder.within(after_seconds)
+            self.escalation.within(after_seconds)
 
     def running(self) -> list[WorkerProcess]:
         """The workers that have not ended."""
-        processes = (member.process for member in self.members.values())
+        processes = (tracked.process for tracked in self.tracked_workers.values())
         return [process for process in processes if process.exit_code is None]
 
     # ------------------------------------------------------------ how it is ended
@@ -303,24 +303,24 @@ class Job:
                 self.stopped_by = self.stopped_by or signal.Signals(number)
                 first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
                 self.screen.note(f"{signal.Signals(number).name}: ending all workers")
-                self.ladder.begin(first, after_seconds=0)
-                self.ladder.hurry()
+                self.escalation.begin(first, after_seconds=0)
+                self.escalation.hurry()
             elif number == signal.SIGUSR1:
                 for process in self.running():
                     if not process.ask_what_it_waits_for():
                         self.screen.note(f"worker {process.rank} has not begun to listen")
 
-    def _climb(self) -> None:
-        number = self.ladder.due()
+    def _send_due_signal(self) -> None:
+        number = self.escalation.due()
         if number is None:
             return
-        if self._climbing_since is None:
-            self._climbing_since = SYSTEM_CLOCK.now()
+        if self._signalled_since is None:
+            self._signalled_since = SYSTEM_CLOCK.now()
             self._stopped = [each.rank for each in self.running() if each.is_stopped]
         for process in self.running():
             process.signal(number)
         if number != signal.SIGINT:
-            for orphan in set(child_pids()) - set(self.members):
+            for orphan in set(child_pids()) - set(self.tracked_workers):
                 os.kill(orphan, number)
 
     def _kill_all(self) -> None:
@@ -334,7 +334,7 @@ class Job:
         if not self.failures:
             return 0 if self.stopped_by is None else 128 + self.stopped_by
         first, *others = sorted(self.failures, key=lambda failure: failure.blame)
-        self.screen.failure(first.worker, first.how, first.last_words.telling())
+        self.screen.failure(first.worker, first.how, first.stderr_tail.telling())
         for failure in others:
             self.screen.note(f"worker {failure.worker} failed too: {failure.how}")
         if first.is_of_lost_peer:
@@ -350,12 +350,14 @@ class Job:
     def _note_who_may_be_meant(self, failure: Failure) -> None:
         """Where all who failed say that a peer is gone, and none has failed by itself."""
         failed = {each.worker for each in self.failures}
-        innocent = [each for each in self.members.values() if each.process.rank not in failed]
+        innocent = [
+            each for each in self.tracked_workers.values() if each.process.rank not in failed
+        ]
         ended: list[int] = []
         stayed: list[int] = []
-        for member in innocent:
-            over_at = member.marked_at or member.ended_at or math.inf
-            (ended if over_at <= failure.order else stayed).append(member.process.rank)
+        for tracked in innocent:
+            over_at = tracked.marked_at or tracked.ended_at or math.inf
+            (ended if over_at <= failure.order else stayed).append(tracked.process.rank)
         if ended:
             self.screen.note(f"{_workers(ended)} had come to the end of the program before that")
         stopped = [rank for rank in stayed if rank in self._stopped]

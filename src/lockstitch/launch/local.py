@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lockstitch.launch.handover import secret_for
-from lockstitch.launch.job import Job, Member
+from lockstitch.launch.job import Job, TrackedWorker
 from lockstitch.launch.meeting import MeetingPlace
 from lockstitch.launch.process import GRACE_SECONDS, WorkerProcess, worker_environment
 
@@ -63,7 +63,7 @@ class LocalJob(Job):
             environment = worker_environment(rank, self._workers, meeting, inherited)
             self.start(WorkerProcess(rank, self._command, environment))
 
-    def note_end(self, member: Member, code: int) -> None:
+    def note_end(self, tracked: TrackedWorker, code: int) -> None:
         if code != 0:
-            self.note_failure(member, code)
+            self.note_failure(tracked, code)
             self.plan_end(_SETTLING_SECONDS)

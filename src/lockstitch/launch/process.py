@@ -46,7 +46,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorkerRanks:
     """A worker's place in a world whose workers do not change: its rank among all, among those of
     its host, and among those that have the same rank on theirs."""
 
@@ -161,34 +161,34 @@ def worker_environment(
     rank: int, world_size: int, meeting: MeetingPlace, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables that `init_method="env://"` reads, on top of the launcher's own."""
-    here = Seat(rank, world_size, "localhost", rank, world_size, 0, 1)
+    here = WorkerRanks(rank, world_size, "localhost", rank, world_size, 0, 1)
     environment = environment_among_hosts(here, ("127.0.0.1", meeting.port), inherited)
     environment["LOCKSTITCH_STORE"] = meeting.store
     return environment
 
 
 def environment_among_hosts(
-    seat: Seat, master: tuple[str, int], inherited: Mapping[str, str]
+    ranks: WorkerRanks, master: tuple[str, int], inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """The same where the workers meet at an address and a port only. Each number has two names:
     that of `torchrun` and that of `horovodrun`."""
     place = {
-        "RANK": seat.rank,
-        "WORLD_SIZE": seat.size,
-        "LOCAL_RANK": seat.local_rank,
-        "LOCAL_WORLD_SIZE": seat.local_size,
+        "RANK": ranks.rank,
+        "WORLD_SIZE": ranks.size,
+        "LOCAL_RANK": ranks.local_rank,
+        "LOCAL_WORLD_SIZE": ranks.local_size,
         "MASTER_ADDR": master[0],
         "MASTER_PORT": master[1],
-        "HOROVOD_RANK": seat.rank,
-        "HOROVOD_SIZE": seat.size,
-        "HOROVOD_LOCAL_RANK": seat.local_rank,
-        "HOROVOD_LOCAL_SIZE": seat.local_size,
-        "HOROVOD_CROSS_RANK": seat.cross_rank,
-        "HOROVOD_CROSS_SIZE": seat.cross_size,
-        "HOROVOD_HOSTNAME": seat.host,
+        "HOROVOD_RANK": ranks.rank,
+        "HOROVOD_SIZE": ranks.size,
+        "HOROVOD_LOCAL_RANK": ranks.local_rank,
+        "HOROVOD_LOCAL_SIZE": ranks.local_size,
+        "HOROVOD_CROSS_RANK": ranks.cross_rank,
+        "HOROVOD_CROSS_SIZE": ranks.cross_size,
+        "HOROVOD_HOSTNAME": ranks.host,
     }
     told = {name: str(value) for name, value in place.items()}
-    return {**_defaults(seat.local_size), **inherited, **told, **_first_of_all(inherited)}
+    return {**_defaults(ranks.local_size), **inherited, **told, **_first_of_all(inherited)}
 
 
 def elastic_environment(

@@ -84,7 +84,7 @@ class Screen:
         console.file.flush()
         self._passing_on = console
 
-    def failure(self, rank: int, how: str, last_words: Sequence[bytes]) -> None:
+    def failure(self, rank: int, how: str, stderr_tail: Sequence[bytes]) -> None:
         """Repeats what the worker that failed first said last, between two rules.
 
         Not in a box: lines stay whole, so that paths can be clicked on and texts be copied.
@@ -95,7 +95,7 @@ class Screen:
         console = self._consoles["stderr"]
         console.print()
         console.rule(Text(f"worker {rank} failed first: {how}", style="bold red"), style="red")
-        _write(console, b"".join(line + b"\n" for line in last_words))
+        _write(console, b"".join(line + b"\n" for line in stderr_tail))
         console.rule(style="red")
 
     def note(self, text: str) -> None:

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What the launcher itself takes as the wish to stop."""
 
-_RUNGS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+_SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _KILL_AGAIN_SECONDS = 0.1
 
 
-class Ladder:
+class SignalEscalation:
     """Says which signal is due; at rest until it begins."""
 
     def __init__(self, grace_seconds: float, clock: Clock) -> None:
         self.grace_seconds = grace_seconds
         self._clock = clock
-        self._rungs = _RUNGS
+        self._left = _SIGNALS
         self._next_at: float | None = None
-        self.is_climbing = False
+        self.has_signalled = False
         """Whether any signal has been due yet."""
 
     @property
@@ -43,12 +43,12 @@ class Ladder:
     def begin(self, first: signal.Signals, after_seconds: float) -> None:
         """Plans `first` for then, and what is stronger for later; no effect once begun."""
         if self._next_at is None:
-            self._rungs = _RUNGS[_RUNGS.index(first) :]
+            self._left = _SIGNALS[_SIGNALS.index(first) :]
             self._next_at = self._clock.now() + after_seconds
 
     def within(self, seconds: float) -> None:
         """Makes a signal that is planned for later due then; no effect once one has been due."""
-        if self._next_at is not None and not self.is_climbing:
+        if self._next_at is not None and not self.has_signalled:
             self._next_at = min(self._next_at, self._clock.now() + seconds)
 
     def hurry(self) -> None:
@@ -64,10 +64,10 @@ class Ladder:
         """The signal to send now, if its time has come; asked again, the next is a period away."""
         if self.seconds_to_next() != 0:
             return None
-        self.is_climbing = True
-        now, *stronger = self._rungs
+        self.has_signalled = True
+        now, *stronger = self._left
         # The last rung is repeated: the end of one process may bring to light another, orphaned.
-        self._rungs = tuple(stronger) or (signal.SIGKILL,)
+        self._left = tuple(stronger) or (signal.SIGKILL,)
         wait = self.grace_seconds if stronger else _KILL_AGAIN_SECONDS
         self._next_at = self._clock.now() + wait
         return now

@@ -7,7 +7,7 @@ import select
 import signal
 from dataclasses import dataclass
 
-from lockstitch.launch.stopping import Ladder, announced_signals
+from lockstitch.launch.stopping import SignalEscalation, announced_signals
 
 
 @dataclass
@@ -24,74 +24,74 @@ class Time:
 
 
 def test_ladder_at_rest_asks_for_nothing() -> None:
-    ladder = Ladder(5, Time())
-    ladder.hurry()
-    assert ladder.seconds_to_next() is None
-    assert ladder.due() is None
-    assert not ladder.is_climbing
+    escalation = SignalEscalation(5, Time())
+    escalation.hurry()
+    assert escalation.seconds_to_next() is None
+    assert escalation.due() is None
+    assert not escalation.has_signalled
 
 
 def test_each_signal_is_due_once_and_the_next_a_grace_period_later() -> None:
     time = Time()
-    ladder = Ladder(5, time)
-    ladder.begin(signal.SIGINT, after_seconds=0)
-    assert (ladder.due(), ladder.due()) == (signal.SIGINT, None)
-    assert ladder.seconds_to_next() == 5
+    escalation = SignalEscalation(5, time)
+    escalation.begin(signal.SIGINT, after_seconds=0)
+    assert (escalation.due(), escalation.due()) == (signal.SIGINT, None)
+    assert escalation.seconds_to_next() == 5
     time.seconds += 5
-    assert (ladder.due(), ladder.due()) == (signal.SIGTERM, None)
+    assert (escalation.due(), escalation.due()) == (signal.SIGTERM, None)
     time.seconds += 5
-    assert ladder.due() == signal.SIGKILL
+    assert escalation.due() == signal.SIGKILL
 
 
 def test_what_is_planned_may_come_sooner_but_never_later_nor_once_begun() -> None:
     time = Time()
-    ladder = Ladder(5, time)
-    ladder.within(1)
-    assert ladder.seconds_to_next() is None
-    ladder.begin(signal.SIGTERM, after_seconds=3)
-    ladder.within(4)
-    assert ladder.seconds_to_next() == 3
-    ladder.within(1)
-    assert ladder.seconds_to_next() == 1
+    escalation = SignalEscalation(5, time)
+    escalation.within(1)
+    assert escalation.seconds_to_next() is None
+    escalation.begin(signal.SIGTERM, after_seconds=3)
+    escalation.within(4)
+    assert escalation.seconds_to_next() == 3
+    escalation.within(1)
+    assert escalation.seconds_to_next() == 1
     time.seconds += 1
-    assert ladder.due() == signal.SIGTERM
-    ladder.within(1)
-    assert ladder.seconds_to_next() == 5
+    assert escalation.due() == signal.SIGTERM
+    escalation.within(1)
+    assert escalation.seconds_to_next() == 5
 
 
 def test_last_rung_is_repeated_soon() -> None:
     time = Time()
-    ladder = Ladder(5, time)
-    ladder.begin(signal.SIGKILL, after_seconds=0)
-    assert ladder.due() == signal.SIGKILL
+    escalation = SignalEscalation(5, time)
+    escalation.begin(signal.SIGKILL, after_seconds=0)
+    assert escalation.due() == signal.SIGKILL
     time.seconds += 0.1
-    assert ladder.due() == signal.SIGKILL
+    assert escalation.due() == signal.SIGKILL
 
 
 def test_beginning_later_waits_and_is_not_yet_climbing() -> None:
     time = Time()
-    ladder = Ladder(5, time)
-    ladder.begin(signal.SIGTERM, after_seconds=0.5)
-    assert ladder.due() is None
-    assert not ladder.is_climbing
+    escalation = SignalEscalation(5, time)
+    escalation.begin(signal.SIGTERM, after_seconds=0.5)
+    assert escalation.due() is None
+    assert not escalation.has_signalled
     time.seconds += 0.5
-    assert ladder.due() == signal.SIGTERM
-    assert ladder.is_climbing
+    assert escalation.due() == signal.SIGTERM
+    assert escalation.has_signalled
 
 
 def test_beginning_again_changes_nothing() -> None:
-    ladder = Ladder(5, Time())
-    ladder.begin(signal.SIGTERM, after_seconds=2)
-    ladder.begin(signal.SIGINT, after_seconds=0)
-    assert ladder.seconds_to_next() == 2
+    escalation = SignalEscalation(5, Time())
+    escalation.begin(signal.SIGTERM, after_seconds=2)
+    escalation.begin(signal.SIGINT, after_seconds=0)
+    assert escalation.seconds_to_next() == 2
 
 
 def test_hurried_ladder_climbs_at_once() -> None:
-    ladder = Ladder(5, Time())
-    ladder.begin(signal.SIGINT, after_seconds=0)
-    ladder.due()
-    ladder.hurry()
-    assert ladder.due() == signal.SIGTERM
+    escalation = SignalEscalation(5, Time())
+    escalation.begin(signal.SIGINT, after_seconds=0)
+    escalation.due()
+    escalation.hurry()
+    assert escalation.due() == signal.SIGTERM
 
 
 def test_signals_arrive_as_bytes_and_interrupt_nothing() -> None:

@@ -12,7 +12,7 @@ _CRASH: Final = b"Fatal Python error: "
 _LINES_WITHOUT_TRACEBACK: Final = 15
 
 
-class LastWords:
+class StderrTail:
     """The last lines. A crash is kept from its beginning, with the stacks of many threads: the
     first lines say what it was."""
 

@@ -14,7 +14,7 @@ from lockstitch.launch.handover import secret_for
 from lockstitch.launch.hosts import is_here, own_address
 from lockstitch.launch.local import LocalJob
 from lockstitch.launch.meeting import MeetingPlace
-from lockstitch.launch.process import Seat, WorkerProcess, environment_among_hosts
+from lockstitch.launch.process import WorkerProcess, WorkerRanks, environment_among_hosts
 from lockstitch.trust import find_secret
 from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PORTS = range(20_000, 32_000)
 
 
-class SpreadJob(LocalJob):
+class MultiHostJob(LocalJob):
     """See the module; `run()` returns the exit status. `where`: hosts that have at least `workers`
     slots, and how they are reached."""
 
@@ -57,20 +57,20 @@ class SpreadJob(LocalJob):
         else:
             port = random.choice(_PORTS)
         master = (_address(first), port)
-        for seat in seats(self._hosts, self._workers):
-            environment = environment_among_hosts(seat, master, inherited)
-            environment["LOCKSTITCH_ADDRESS"] = _address(seat.host)
-            if is_here(seat.host):
-                process = WorkerProcess(seat.rank, self._command, environment)
+        for ranks in assign_ranks(self._hosts, self._workers):
+            environment = environment_among_hosts(ranks, master, inherited)
+            environment["LOCKSTITCH_ADDRESS"] = _address(ranks.host)
+            if is_here(ranks.host):
+                process = WorkerProcess(ranks.rank, self._command, environment)
             else:
                 environment.pop(FILE_VARIABLE, None)
                 environment[VARIABLE] = text.text()
-                command, script = self._shell.command(seat.host, self._command, environment)
-                process = WorkerProcess(seat.rank, command, dict(os.environ), script, seat.host)
+                command, script = self._shell.command(ranks.host, self._command, environment)
+                process = WorkerProcess(ranks.rank, command, dict(os.environ), script, ranks.host)
             self.start(process)
 
 
-def seats(hosts: Slots, workers: int) -> list[Seat]:
+def assign_ranks(hosts: Slots, workers: int) -> list[WorkerRanks]:
     """The seat of each rank: they are numbered host by host."""
     taken: list[tuple[int, int, int]] = []
     for number, (_, count) in enumerate(hosts):
@@ -80,7 +80,7 @@ def seats(hosts: Slots, workers: int) -> list[Seat]:
     for rank, (number, index, here) in enumerate(taken):
         alike = [other for other, other_index, _ in taken if other_index == index]
         name = hosts[number][0]
-        made.append(Seat(rank, workers, name, index, here, alike.index(number), len(alike)))
+        made.append(WorkerRanks(rank, workers, name, index, here, alike.index(number), len(alike)))
     return made
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lockstitch.launch.last_words import LastWords
+from lockstitch.launch.stderr_tail import StderrTail
 
 
-def words(*lines: str) -> LastWords:
-    made = LastWords()
+def words(*lines: str) -> StderrTail:
+    made = StderrTail()
     for line in lines:
         made.add(line.encode())
     return made
