@@ -6,15 +6,15 @@
 
 - `registry`: what a worker has registered, by name
 - `structure`: states as tensors and plain values, and back
-- `shares`: one worker's file, and the manifest that makes files a checkpoint
-- `world`: saving and loading with all workers
+- `shards`: one worker's file, and the manifest that makes files a checkpoint
+- `operations`: saving and loading with all workers
 
 Each worker writes the tensors of what it owns into a file of its own, in the format of
 `safetensors`, plain values as JSON: nothing that is read is ever executed. The folder must be one
 that all workers reach under the same path.
 """
 
+from lockstitch.checkpoint.operations import CheckpointError, load, names, save
 from lockstitch.checkpoint.registry import register, unregister
-from lockstitch.checkpoint.world import CheckpointError, load, names, save
 
 __all__ = ["register", "unregister", "save", "load", "names", "CheckpointError"]

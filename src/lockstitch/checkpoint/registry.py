@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.worker import Worker
 
 
-class Registered:
+class CheckpointRegistry:
     """The registered things of one worker; a service of it."""
 
     def __init__(self, worker: Worker) -> None:
@@ -37,7 +37,7 @@ class Registered:
         """States that have been read and are still to be put in place, by load."""
 
     @classmethod
-    def of(cls, worker: Worker) -> Registered:
+    def of(cls, worker: Worker) -> CheckpointRegistry:
         """Those of this worker."""
         return worker.obtain(cls, lambda: cls(worker))
 
@@ -128,7 +128,7 @@ def register(name: str, thing: object) -> None:
     same thing again changes nothing.
     """
     worker = current_worker()
-    registered = Registered.of(worker)
+    registered = CheckpointRegistry.of(worker)
     while isinstance(thing, (RRef, RemoteModule)):
         reference = thing if isinstance(thing, RRef) else thing.get_module_rref()
         if not reference.is_owner():
@@ -142,7 +142,7 @@ def register(name: str, thing: object) -> None:
 def unregister(name: str) -> None:
     """What this worker has registered under `name`, itself or by a reference, is no part of
     checkpoints any more; harmless when it has not."""
-    registered = Registered.of(current_worker())
+    registered = CheckpointRegistry.of(current_worker())
     registered.remove(name)
     owner = registered.elsewhere.pop(name, None)
     if owner is not None:
@@ -156,7 +156,7 @@ needed(unregister)
 
 @needed
 def _holds(name: str) -> bool:
-    return Registered.of(current_worker()).holds(name)
+    return CheckpointRegistry.of(current_worker()).holds(name)
 
 
 def _taken(name: str, worker: str) -> ValueError:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lockstitch import checkpoint, rpc
-from lockstitch.checkpoint.registry import Registered
+from lockstitch.checkpoint.registry import CheckpointRegistry
 from lockstitch.checkpoint.structure import Encoder
 from lockstitch.nn import RemoteModule
 from lockstitch.testing.cluster import LocalCluster
@@ -15,7 +15,7 @@ from lockstitch.testing.cluster import LocalCluster
 @pytest.fixture
 def registered():
     with LocalCluster(1) as cluster, cluster[0].active():
-        yield Registered.of(cluster[0])
+        yield CheckpointRegistry.of(cluster[0])
 
 
 def test_each_kind_is_saved_and_put_back(registered) -> None:

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-from lockstitch.checkpoint.shares import (
+from lockstitch.checkpoint.shards import (
     read_manifest,
-    read_share,
+    read_shard,
     remove_files,
     write_manifest,
-    write_share,
+    write_shard,
 )
 
 STATES = {"model": {"w": torch.arange(4.0)}, "steps": {"n": 3, "seen": (1, None)}}
@@ -23,45 +23,45 @@ def files(folder) -> list[str]:
 
 
 def test_what_was_written_is_read(tmp_path) -> None:
-    share = write_share(tmp_path, "s1", "ps:0", STATES)
-    write_manifest(tmp_path, [share])
-    assert read_manifest(tmp_path) == [share]
-    assert share.names == ("model", "steps")
-    read = read_share(tmp_path, share, ["steps", "model"])
+    shard = write_shard(tmp_path, "s1", "ps:0", STATES)
+    write_manifest(tmp_path, [shard])
+    assert read_manifest(tmp_path) == [shard]
+    assert shard.names == ("model", "steps")
+    read = read_shard(tmp_path, shard, ["steps", "model"])
     assert read["steps"] == STATES["steps"]
     assert torch.equal(read["model"]["w"], STATES["model"]["w"])
-    assert read_share(tmp_path, share, ["steps"]).keys() == {"steps"}
+    assert read_shard(tmp_path, shard, ["steps"]).keys() == {"steps"}
 
 
 def test_the_former_checkpoint_stands_until_the_manifest_is_replaced(tmp_path) -> None:
-    first = write_share(tmp_path, "s1", "a", STATES)
+    first = write_shard(tmp_path, "s1", "a", STATES)
     write_manifest(tmp_path, [first])
-    second = write_share(tmp_path, "s2", "a", {"model": {"w": torch.zeros(1)}})
+    second = write_shard(tmp_path, "s2", "a", {"model": {"w": torch.zeros(1)}})
     assert read_manifest(tmp_path) == [first]  # as after a crash at this point
-    assert read_share(tmp_path, first, ["steps"])["steps"] == STATES["steps"]
+    assert read_shard(tmp_path, first, ["steps"])["steps"] == STATES["steps"]
     write_manifest(tmp_path, [second])
     assert read_manifest(tmp_path) == [second]
     assert files(tmp_path) == ["manifest.json", second.file]
 
 
 def test_files_of_a_failed_save_go_and_no_others(tmp_path) -> None:
-    kept = write_share(tmp_path, "s1", "a", STATES)
-    write_share(tmp_path, "s2", "a", STATES)
+    kept = write_shard(tmp_path, "s1", "a", STATES)
+    write_shard(tmp_path, "s2", "a", STATES)
     remove_files(tmp_path, save="s2")
     assert files(tmp_path) == [kept.file]
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-1] + b"x"])
 def test_a_damaged_file_is_not_read(tmp_path, damage) -> None:
-    share = write_share(tmp_path, "s1", "a", STATES)
-    path = tmp_path / share.file
+    shard = write_shard(tmp_path, "s1", "a", STATES)
+    path = tmp_path / shard.file
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match="is not the file that was saved"):
-        read_share(tmp_path, share, ["model"])
+        read_shard(tmp_path, shard, ["model"])
 
 
 def test_a_folder_without_manifest_is_no_checkpoint(tmp_path) -> None:
-    write_share(tmp_path, "s1", "a", STATES)
+    write_shard(tmp_path, "s1", "a", STATES)
     with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
         read_manifest(tmp_path)
 
@@ -74,7 +74,7 @@ def test_another_manifest_is_refused(tmp_path, text) -> None:
 
 
 def test_the_manifest_is_for_people_too(tmp_path) -> None:
-    write_manifest(tmp_path, [write_share(tmp_path, "s1", "a", STATES)])
-    (share,) = json.loads((tmp_path / "manifest.json").read_text())["shares"]
-    assert share["worker"] == "a"
-    assert share["names"] == ["model", "steps"]
+    write_manifest(tmp_path, [write_shard(tmp_path, "s1", "a", STATES)])
+    (shard,) = json.loads((tmp_path / "manifest.json").read_text())["shares"]
+    assert shard["worker"] == "a"
+    assert shard["names"] == ["model", "steps"]

@@ -35,7 +35,7 @@ _NO_LOCK: AbstractContextManager[object] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Shard:
     """One file: what is in it, and what tells that it is whole."""
 
     file: str
@@ -45,13 +45,13 @@ class Share:
     names: tuple[str, ...]
 
 
-def write_share(
+def write_shard(
     folder: Path,
     save: str,
     worker: str,
     states: Mapping[str, object],
     lock: AbstractContextManager[object] = _NO_LOCK,
-) -> Share:
+) -> Shard:
     """Writes the states of a worker, which are copied under `lock`. Raises `TypeError` for what
     cannot be written, `OSError`."""
     encoder = Encoder()
@@ -60,33 +60,33 @@ def write_share(
     path = folder / f"{save}-{worker.replace(':', '_')}{_SUFFIX}"
     save_file(encoder.tensors, path, metadata={_HEADER_KEY: json.dumps(plain)})
     _flush(path)
-    return Share(path.name, path.stat().st_size, _digest(path), worker, tuple(states))
+    return Shard(path.name, path.stat().st_size, _digest(path), worker, tuple(states))
 
 
-def read_share(folder: Path, share: Share, names: Iterable[str]) -> dict[str, Any]:
+def read_shard(folder: Path, shard: Shard, names: Iterable[str]) -> dict[str, Any]:
     """The states of these names. Raises `ValueError` when the file is not the one that was
     written, `OSError` when there is none."""
-    path = folder / share.file
-    if path.stat().st_size != share.bytes or _digest(path) != share.sha256:
+    path = folder / shard.file
+    if path.stat().st_size != shard.bytes or _digest(path) != shard.sha256:
         raise ValueError(f"{path} is not the file that was saved: it was damaged, or cut off")
     with safetensors.safe_open(path, framework="pt") as file:
         plain = json.loads(file.metadata()[_HEADER_KEY])
         return {name: decode(plain[name], file.get_tensor) for name in names}
 
 
-def write_manifest(folder: Path, shares: Iterable[Share]) -> None:
+def write_manifest(folder: Path, shards: Iterable[Shard]) -> None:
     """From here on these files are the checkpoint; those of the former one are removed."""
-    shares = list(shares)
-    text = json.dumps({"format": _FORMAT, "shares": [asdict(share) for share in shares]}, indent=1)
+    shards = list(shards)
+    text = json.dumps({"format": _FORMAT, "shares": [asdict(shard) for shard in shards]}, indent=1)
     fresh = folder / f".{_MANIFEST}.{os.getpid()}"
     fresh.write_text(text)
     _flush(fresh)
     fresh.replace(folder / _MANIFEST)
     _flush(folder)
-    remove_files(folder, but={share.file for share in shares})
+    remove_files(folder, but={shard.file for shard in shards})
 
 
-def read_manifest(folder: Path) -> list[Share]:
+def read_manifest(folder: Path) -> list[Shard]:
     """What the checkpoint consists of. Raises `FileNotFoundError` where there is none, and
     `ValueError` where it is of another format."""
     path = folder / _MANIFEST
@@ -96,7 +96,7 @@ def read_manifest(folder: Path) -> list[Share]:
         manifest = json.loads(path.read_text())
         if manifest["format"] != _FORMAT:
             raise ValueError(f"its format is {manifest['format']}, not {_FORMAT}")
-        return [Share(**{**share, "names": tuple(share["names"])}) for share in manifest["shares"]]
+        return [Shard(**{**shard, "names": tuple(shard["names"])}) for shard in manifest["shares"]]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no manifest of a checkpoint: {error}") from error
 

@@ -12,14 +12,14 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lockstitch.checkpoint.registry import Registered
-from lockstitch.checkpoint.shares import (
-    Share,
+from lockstitch.checkpoint.registry import CheckpointRegistry
+from lockstitch.checkpoint.shards import (
+    Shard,
     read_manifest,
-    read_share,
+    read_shard,
     remove_files,
     write_manifest,
-    write_share,
+    write_shard,
 )
 from lockstitch.errors import LockstitchError, SerializationError
 from lockstitch.optim.turns import Turns
@@ -60,8 +60,8 @@ def save(path: str | os.PathLike[str], *, timeout: float = UNSET_RPC_TIMEOUT) ->
     attempt = uuid.uuid4().hex
     workers = _by_worker(owners)
     try:
-        shares = _on_each(workers, _write, lambda _: (str(folder), attempt), timeout)
-        write_manifest(folder, [Share(*share) for share in shares.values()])
+        shards = _on_each(workers, _write, lambda _: (str(folder), attempt), timeout)
+        write_manifest(folder, [Shard(*shard) for shard in shards.values()])
     except BaseException:
         remove_files(folder, save=attempt)
         raise
@@ -80,8 +80,8 @@ def load(
     that is raised too, with a note of the worker.
     """
     folder = Path(path).absolute()
-    shares = read_manifest(folder)
-    saved = {name: share for share in shares for name in share.names}
+    shards = read_manifest(folder)
+    saved = {name: shard for shard in shards for name in shard.names}
     owners = _owners(timeout)
     if strict:
         _check_same(saved, owners)
@@ -92,8 +92,8 @@ def load(
         mine = workers[info]
         files = {saved[name].file: saved[name] for name in mine}
         wanted = [
-            (*_fields(share), tuple(name for name in mine if saved[name] is share))
-            for share in files.values()
+            (*_fields(shard), tuple(name for name in mine if saved[name] is shard))
+            for shard in files.values()
         ]
         return str(folder), attempt, wanted
 
@@ -108,8 +108,8 @@ def load(
 def names(path: str | os.PathLike[str]) -> dict[str, str]:
     """What a checkpoint holds: each name, and the worker that owned it. Needs no group. Raises
     `FileNotFoundError`, or `ValueError` for what is no checkpoint."""
-    shares = read_manifest(Path(path))
-    return {name: share.worker for share in shares for name in share.names}
+    shards = read_manifest(Path(path))
+    return {name: shard.worker for shard in shards for name in shard.names}
 
 
 # ---------------------------------------------------------------- who has what
@@ -135,7 +135,7 @@ def _by_worker(owners: Mapping[str, WorkerInfo]) -> dict[WorkerInfo, list[str]]:
     return workers
 
 
-def _check_same(saved: Mapping[str, Share], owners: Mapping[str, WorkerInfo]) -> None:
+def _check_same(saved: Mapping[str, Shard], owners: Mapping[str, WorkerInfo]) -> None:
     missing = [f"{name!r} ({owners[name].name})" for name in owners if name not in saved]
     excess = [f"{name!r} (of {saved[name].worker})" for name in saved if name not in owners]
     if missing or excess:
@@ -147,9 +147,9 @@ def _check_same(saved: Mapping[str, Share], owners: Mapping[str, WorkerInfo]) ->
         )
 
 
-def _fields(share: Share) -> tuple[str, int, str, str, tuple[str, ...]]:
+def _fields(shard: Shard) -> tuple[str, int, str, str, tuple[str, ...]]:
     """Plain values, since that is what crosses in a group with a registry."""
-    return share.file, share.bytes, share.sha256, share.worker, share.names
+    return shard.file, shard.bytes, shard.sha256, shard.worker, shard.names
 
 
 def _on_each(
@@ -180,26 +180,26 @@ def _on_each(
 
 @needed
 def _names() -> list[str]:
-    return Registered.of(current_worker()).names()
+    return CheckpointRegistry.of(current_worker()).names()
 
 
 @needed
 def _write(folder: str, attempt: str) -> tuple[Any, ...]:
     worker = current_worker()
     _check_allowed(save, "write")
-    states = Registered.of(worker).states()
+    states = CheckpointRegistry.of(worker).states()
     # Copied while no optimizer steps on this worker.
-    share = write_share(Path(folder), attempt, worker.name, states, Turns.of(worker))
-    return _fields(share)
+    shard = write_shard(Path(folder), attempt, worker.name, states, Turns.of(worker))
+    return _fields(shard)
 
 
 @needed
 def _read(folder: str, attempt: str, wanted: list[tuple[Any, ...]]) -> None:
     _check_allowed(load, "read")
-    registered = Registered.of(current_worker())
+    registered = CheckpointRegistry.of(current_worker())
     states: dict[str, Any] = {}
     for *fields, mine in wanted:
-        states.update(read_share(Path(folder), Share(*fields), mine))
+        states.update(read_shard(Path(folder), Shard(*fields), mine))
     registered.check_fit(states)
     registered.pending[attempt] = states
 
@@ -217,10 +217,10 @@ def _check_allowed(function: Callable[..., object], verb: str) -> None:
 
 @needed
 def _put_back(attempt: str) -> None:
-    registered = Registered.of(current_worker())
+    registered = CheckpointRegistry.of(current_worker())
     registered.put_back(registered.pending.pop(attempt))
 
 
 @needed
 def _forget(attempt: str) -> None:
-    Registered.of(current_worker()).pending.pop(attempt, None)
+    CheckpointRegistry.of(current_worker()).pending.pop(attempt, None)

@@ -97,7 +97,7 @@ def test_what_does_not_fit_changes_nothing(group, tmp_path) -> None:
         with pytest.raises(ValueError, match="'b' has the shape"):
             checkpoint.load(tmp_path)
         assert counter == {"n": 0}
-        assert registry.Registered.of(other[0]).pending == {}
+        assert registry.CheckpointRegistry.of(other[0]).pending == {}
         checkpoint.unregister("b")
         checkpoint.load(tmp_path, strict=False)
         assert counter == {"n": 1}
@@ -128,7 +128,7 @@ def test_a_name_of_a_worker_that_died_is_free(group) -> None:
 def test_two_that_register_one_name_unseen_by_each_other_are_found_out_by_save(
     group, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(registry.Registered, "holds", lambda self, name: False)
+    monkeypatch.setattr(registry.CheckpointRegistry, "holds", lambda self, name: False)
     checkpoint.register("x", {})
     rpc.rpc_sync("worker1", checkpoint.register, ("x", {}))
     with pytest.raises(checkpoint.CheckpointError, match="two workers, 'worker0' and 'worker1'"):
