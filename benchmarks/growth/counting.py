@@ -19,7 +19,7 @@ from benchmarks.member import Do, Seat
 from benchmarks.worlds import START_SECONDS, Member, all_do
 from lockstitch import rpc
 from lockstitch.rpc import startup
-from lockstitch.testing.traffic import Tally, Traffic, kind_of
+from lockstitch.testing.traffic import FrameCounter, Traffic, kind_of
 from lockstitch.transport.ring_stream import RingStream
 from lockstitch.transport.stream import size_of
 
@@ -103,9 +103,9 @@ def _count(world: _World, names: list[str]) -> Counts:
 
 
 @functools.cache
-def _tallies() -> tuple[Tally, StoreTally]:
+def _tallies() -> tuple[FrameCounter, StoreTally]:
     """Of this process."""
-    return Tally(), StoreTally()
+    return FrameCounter(), StoreTally()
 
 
 def _join(_library: None, name: str, rank: int, size: int, place: str) -> None:

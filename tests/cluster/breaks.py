@@ -19,7 +19,7 @@ from lockstitch.errors import LockstitchError
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.clock import ManualClock
 from lockstitch.testing.cluster import LocalCluster
-from lockstitch.testing.patience import Patience
+from lockstitch.testing.time_limits import ActiveTimeLimit
 from lockstitch.transport.memory import Action, Break, Deliver
 from lockstitch.wire.messages import KINDS
 from tests.unit.runtime.stage import Background
@@ -137,10 +137,14 @@ class World:
 
     def go_on_until(self, holds: Callable[[], bool]) -> None:
         """Lets time pass, as far as nothing happens without."""
-        pause, patience, started = threading.Event(), Patience(_PATIENCE_SECONDS), self.clock.now()
-        soon = Patience(_SOON_SECONDS)
+        pause, time_limit, started = (
+            threading.Event(),
+            ActiveTimeLimit(_PATIENCE_SECONDS),
+            self.clock.now(),
+        )
+        soon = ActiveTimeLimit(_SOON_SECONDS)
         while not holds():
-            assert not patience.is_over(), f"hangs after {self.clock.now() - started} s: {self!r}"
+            assert not time_limit.is_over(), f"hangs after {self.clock.now() - started} s: {self!r}"
             if soon.is_over():
                 self.clock.advance(_STEP_SECONDS)
                 pause.wait(_REAL_STEP_SECONDS)

@@ -15,8 +15,8 @@ from lockstitch import rpc
 from lockstitch.errors import OwnerDiedError, PeerDiedError
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import current_worker
-from lockstitch.testing.patience import Patience
 from lockstitch.testing.processes import ProcessCluster
+from lockstitch.testing.time_limits import ActiveTimeLimit
 
 HEARTBEAT_SECONDS = 2.0
 KEPT: list[object] = []
@@ -43,9 +43,9 @@ def owned_values() -> int:
 
 
 def wait_until_nothing_is_owned() -> bool:
-    patience = Patience(60)
+    time_limit = ActiveTimeLimit(60)
     while owned_values():
-        if patience.is_over():
+        if time_limit.is_over():
             return False
         threading.Event().wait(0.05)
     return True

@@ -18,7 +18,7 @@ from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.link.greetings import Hello, encode
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import Worker
-from lockstitch.testing.patience import Patience
+from lockstitch.testing.time_limits import ActiveTimeLimit
 from lockstitch.transport.tcp import TcpTransport
 from lockstitch.trust import Secret
 from lockstitch.wire.encoding import encode as encode_frame
@@ -79,9 +79,9 @@ class Pair:
         return dict(self.workers[1].agent.statistics().strangers)
 
     def wait_for_strangers(self, count: int) -> None:
-        pause, patience = threading.Event(), Patience(PATIENCE_SECONDS)
+        pause, time_limit = threading.Event(), ActiveTimeLimit(PATIENCE_SECONDS)
         while sum(self.strangers().values()) < count:
-            assert not patience.is_over(), self.strangers()
+            assert not time_limit.is_over(), self.strangers()
             pause.wait(0.005)
 
     # the directory:

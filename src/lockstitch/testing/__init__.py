@@ -7,7 +7,7 @@
     clock.py        ManualClock: time that the test owns
     gradients.py    assert_same_gradients: distributed equals local
     leaks.py        no_leaks: nothing is left behind
-    patience.py     how long to wait for what should happen soon
+    time_limits.py     how long to wait for what should happen soon
 
 Everything here may use everything else; nothing else uses what is here.
 """

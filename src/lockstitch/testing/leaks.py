@@ -26,7 +26,7 @@ from lockstitch.devices.guard import GUARD_THREAD
 from lockstitch.memory import mapping
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import living_workers
-from lockstitch.testing.patience import Patience
+from lockstitch.testing.time_limits import ActiveTimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,10 +67,10 @@ class Inventory:
 
     def wait_until_nothing_new(self, timeout_seconds: float) -> list[str]:
         """The names of what is held now and was not then, once there is none or time is over."""
-        patience = Patience(timeout_seconds)
+        time_limit = ActiveTimeLimit(timeout_seconds)
         never, seconds = threading.Event(), _FIRST_PAUSE_SECONDS
         while new := self._new():
-            if patience.is_over():
+            if time_limit.is_over():
                 return sorted(new)
             gc.collect()
             never.wait(seconds)

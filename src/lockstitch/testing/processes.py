@@ -44,7 +44,7 @@ _END_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _StartArguments:
     """What a process must know to take its place."""
 
     name: str
@@ -58,7 +58,7 @@ class _Seat:
 
 
 @dataclass(slots=True)
-class _Member:
+class _MemberProcess:
     """A process as the test sees it."""
 
     name: str
@@ -71,7 +71,7 @@ class _Member:
 class Task(Generic[T]):
     """A function that runs on a worker; see `ProcessCluster.start`."""
 
-    def __init__(self, member: _Member, timeout_seconds: float) -> None:
+    def __init__(self, member: _MemberProcess, timeout_seconds: float) -> None:
         self._member = member
         self._timeout_seconds = timeout_seconds
 
@@ -133,7 +133,7 @@ class ProcessCluster:
         self._device_maps = {to: dict(map_) for to, map_ in (device_maps or {}).items()}
         self._timeout_seconds = timeout_seconds
         self._prepare = prepare
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, _MemberProcess] = {}
         self._folder: Folder | None = None
         self._owner = os.getpid()
 
@@ -165,23 +165,23 @@ class ProcessCluster:
                 task = waiting.pop(pipe)  # type: ignore[call-overload]
                 task.result(0)
 
-    def _launch(self, name: str, rank: int) -> _Member:
+    def _launch(self, name: str, rank: int) -> _MemberProcess:
         assert self._folder is not None
         init_method = (self._folder.path / "store").as_uri()
         options = self._num_worker_threads, *self._timeouts, self._device_maps
-        seat = _Seat(name, rank, len(self.names), init_method, *options)
+        arguments = _StartArguments(name, rank, len(self.names), init_method, *options)
         near, far = self._context.Pipe()
         # A forked process inherits our ends: as long as it held them, others would not see us go.
         ours = [near, *(member.pipe for member in self._members.values())]
         is_fork = self._context.get_start_method() == "fork"
         process = self._context.Process(  # type: ignore[attr-defined]
             target=_live,
-            args=(seat, far, ours if is_fork else [], self._prepare),
+            args=(arguments, far, ours if is_fork else [], self._prepare),
             name=name,
         )
         process.start()
         far.close()
-        member = _Member(name, process, near)
+        member = _MemberProcess(name, process, near)
         member.task = Task(member, self._timeout_seconds)
         return member
 
@@ -255,7 +255,7 @@ class ProcessCluster:
         """What Ctrl-C does: the function that the worker runs is interrupted."""
         os.kill(self.pid(name), signal.SIGINT)
 
-    def _member(self, name: str | int) -> _Member:
+    def _member(self, name: str | int) -> _MemberProcess:
         return self._members[self.names[name] if isinstance(name, int) else name]
 
     # ------------------------------------------------------------ the end
@@ -327,7 +327,7 @@ def _results(tasks: Sequence[Task[T]], deadline: float) -> list[T]:
 
 
 def _live(
-    seat: _Seat,
+    arguments: _StartArguments,
     pipe: Connection,
     inherited: Sequence[Connection],
     prepare: Callable[[int], None] | None,
@@ -337,7 +337,7 @@ def _live(
     for end in inherited:
         end.close()
     torch.set_num_threads(1)  # after a fork, torch may abort otherwise
-    _answer(pipe, lambda: _join(seat, prepare))
+    _answer(pipe, lambda: _join(arguments, prepare))
     while True:
         try:
             function, args, kwargs = pickle.loads(pipe.recv_bytes())
@@ -348,17 +348,19 @@ def _live(
         rpc.shutdown(graceful=False)
 
 
-def _join(seat: _Seat, prepare: Callable[[int], None] | None) -> None:
+def _join(arguments: _StartArguments, prepare: Callable[[int], None] | None) -> None:
     if prepare is not None:
-        prepare(seat.rank)
+        prepare(arguments.rank)
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=seat.num_worker_threads,
-        rpc_timeout=seat.rpc_timeout,
-        heartbeat_timeout=seat.heartbeat_timeout,
-        init_method=seat.init_method,
-        device_maps=seat.device_maps,
+        num_worker_threads=arguments.num_worker_threads,
+        rpc_timeout=arguments.rpc_timeout,
+        heartbeat_timeout=arguments.heartbeat_timeout,
+        init_method=arguments.init_method,
+        device_maps=arguments.device_maps,
     )
-    rpc.init_rpc(seat.name, rank=seat.rank, world_size=seat.size, rpc_backend_options=options)
+    rpc.init_rpc(
+        arguments.name, rank=arguments.rank, world_size=arguments.size, rpc_backend_options=options
+    )
 
 
 def _answer(pipe: Connection, function: Callable[[], object]) -> None:

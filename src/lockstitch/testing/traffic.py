@@ -89,7 +89,7 @@ class Traffic:
         )
 
 
-class Tally:
+class FrameCounter:
     """Keeps a count of frames, for whoever sees them; several threads may."""
 
     def __init__(self) -> None:
@@ -153,28 +153,28 @@ class CountingNetwork(MemoryNetwork):
 
     def __init__(self, clock: Clock, faults: FrameScript | None = None) -> None:
         super().__init__(clock, faults)
-        self._tally = Tally()
+        self._counter = FrameCounter()
 
     def carry(
         self, sender: str, receiver: str, frame: bytes, pipe: Pipe, patience: Patience | None = None
     ) -> None:
         """See `MemoryNetwork.carry`."""
         counted = _Frame(frame)
-        counted.depth = self._tally.note_sent(sender, kind_of(frame), len(frame))
+        counted.depth = self._counter.note_sent(sender, kind_of(frame), len(frame))
         super().carry(sender, receiver, counted, pipe, patience)
 
     def note_taken(self, receiver: str, frame: bytes) -> None:
         """See `MemoryNetwork.note_taken`."""
         if isinstance(frame, _Frame):
-            self._tally.note_read(receiver, frame.depth)
+            self._counter.note_read(receiver, frame.depth)
 
     def open_connection(self, owner: MemoryTransport, address: str) -> MemoryConnection:
         """See `MemoryNetwork.open_connection`."""
         connection = super().open_connection(owner, address)
         listening, _, _ = address.removeprefix("memory:").rpartition("/")
-        self._tally.note_connected(owner.name, listening)
+        self._counter.note_connected(owner.name, listening)
         return connection
 
     def traffic(self) -> Traffic:
         """The count as of now."""
-        return self._tally.traffic()
+        return self._counter.traffic()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstitch import autograd, rpc
-from lockstitch.testing.patience import Patience
+from lockstitch.testing.time_limits import ActiveTimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,10 +107,10 @@ def assert_same(
 
 def wait_until(holds: Callable[[], bool], timeout_seconds: float = 5.0) -> bool:
     """Whether `holds()` becomes true in time."""
-    patience = Patience(timeout_seconds)
+    time_limit = ActiveTimeLimit(timeout_seconds)
     pause = threading.Event()
     while not holds():
-        if patience.is_over():
+        if time_limit.is_over():
             return False
         pause.wait(0.005)
     return True

@@ -17,7 +17,7 @@ from lockstitch.rpc.membership import Membership
 from lockstitch.rpc.startup import plug_services
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.worker import Worker
-from lockstitch.testing.patience import Patience
+from lockstitch.testing.time_limits import ActiveTimeLimit
 from lockstitch.testing.traffic import CountingNetwork
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ def names(worker: Worker) -> list[str]:
 
 def wait_until_all_see(group: LocalGroup, *expected: str) -> None:
     """Returns when every worker of the group has these for the roster."""
-    patience = Patience(60)
+    time_limit = ActiveTimeLimit(60)
     nobody = threading.Event()
     while any(sorted(names(each)) != sorted(expected) for each in group.workers.values()):
-        if patience.is_over():
+        if time_limit.is_over():
             raise LockstitchError(f"{[(n, names(w)) for n, w in group.workers.items()]}")
         nobody.wait(0.005)

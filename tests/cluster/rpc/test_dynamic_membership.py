@@ -16,7 +16,7 @@ from lockstitch.rendezvous.member_records import MemberState
 from lockstitch.rendezvous.membership_events import Lost
 from lockstitch.rpc import leaving
 from lockstitch.testing.faults import Faults
-from lockstitch.testing.patience import Patience
+from lockstitch.testing.time_limits import ActiveTimeLimit
 from lockstitch.wire.messages import MembershipAcknowledgement, MembershipNotice
 from tests.cluster.rpc.groups import LocalGroup, membership, names, wait_until_all_see
 from tests.unit.rpc.programs import AT_GATE, GATE, add, close_gate, wait_at_gate
@@ -261,8 +261,8 @@ def test_who_is_taken_for_dead_says_so_and_may_join_anew(monkeypatch):
         dead = b_as_a_sees_it.ended(MemberState.DIED, "it was silent")
         membership(group["a"])._take(Lost(b.id, "it was silent"))  # it lives, cut off
         membership(b)._heard(group["a"].id, MembershipNotice(9, False, (dead.plain(),)))
-        patience = Patience(60)
-        while not printed and not patience.is_over():
+        time_limit = ActiveTimeLimit(60)
+        while not printed and not time_limit.is_over():
             threading.Event().wait(0.005)
         with pytest.raises(PeerDiedError, match="'a' died"):
             run(b, rpc.rpc_sync, "a", add, (1, 2))
@@ -281,8 +281,8 @@ def test_one_that_was_cut_off_alone_hears_from_the_others_that_it_is_out(monkeyp
         # Those who stay first: they might believe what one that is cut off says of the other.
         for one, other in (("b", "a"), ("c", "a"), ("a", "b"), ("a", "c")):
             membership(group[one])._take(Lost(group[other].id, "it was silent"))
-        patience = Patience(60)
-        while not printed and not patience.is_over():
+        time_limit = ActiveTimeLimit(60)
+        while not printed and not time_limit.is_over():
             if membership(a)._asks_the_dead.acquire(blocking=False):
                 membership(a)._ask_the_dead()
             threading.Event().wait(0.01)
@@ -334,8 +334,8 @@ def test_two_groups_that_a_cut_has_parted_say_so_when_it_is_over(monkeypatch):
         wait_until(lambda: [names(group[each]) for each in "abcd"] == two)
         for here, there in CUT:
             group.network.heal(here, there)
-        patience = Patience(60)
-        while len(printed) < 2 and not patience.is_over():
+        time_limit = ActiveTimeLimit(60)
+        while len(printed) < 2 and not time_limit.is_over():
             for each in "abcd":
                 if membership(group[each])._asks_the_dead.acquire(blocking=False):
                     membership(group[each])._ask_the_dead()
@@ -366,8 +366,8 @@ def test_of_two_that_were_cut_off_from_each_other_the_elder_stays(monkeypatch):
         a, b = group["a"], group["b"]
         membership(a)._take(Lost(b.id, "it was silent"))
         membership(b)._take(Lost(a.id, "it was silent"))
-        patience = Patience(60)
-        while not printed and not patience.is_over():
+        time_limit = ActiveTimeLimit(60)
+        while not printed and not time_limit.is_over():
             for each in (a, b):
                 if membership(each)._asks_the_dead.acquire(blocking=False):
                     membership(each)._ask_the_dead()

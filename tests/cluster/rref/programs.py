@@ -11,7 +11,7 @@ import torch
 from lockstitch.rref.rref import RRef
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import current_worker
-from lockstitch.testing.patience import Patience
+from lockstitch.testing.time_limits import ActiveTimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,10 +29,10 @@ def remote(to: Any, function: Callable[..., Any], *args: Any, timeout: float = -
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    patience = Patience(seconds)
+    time_limit = ActiveTimeLimit(seconds)
     pause = threading.Event()
     while not condition():
-        if patience.is_over():
+        if time_limit.is_over():
             return False
         gc.collect()
         pause.wait(0.01)

@@ -17,7 +17,7 @@ from lockstitch.link import greetings
 from lockstitch.link.greetings import GreetingReader, Hello, Welcome
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.worker import Worker
-from lockstitch.testing.patience import Patience
+from lockstitch.testing.time_limits import ActiveTimeLimit
 from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.encoding import encode
@@ -58,9 +58,9 @@ class Background:
         return self._thread.is_alive()
 
     def result(self, hint: str = "") -> Any:
-        patience = Patience(PATIENCE_SECONDS)
+        time_limit = ActiveTimeLimit(PATIENCE_SECONDS)
         while self._thread.is_alive():
-            if patience.is_over():
+            if time_limit.is_over():
                 raise AssertionError(f"{self._thread.name} hangs {hint}")
             self._thread.join(0.5)
         if self._error is not None:

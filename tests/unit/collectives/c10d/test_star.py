@@ -27,7 +27,7 @@ from lockstitch.collectives.c10d.star import Centre, Spoke, Terms, call_hub
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.link import greetings
 from lockstitch.testing.clock import ManualClock
-from lockstitch.testing.patience import Patience
+from lockstitch.testing.time_limits import ActiveTimeLimit
 from lockstitch.transport import TcpTransport
 from lockstitch.transport.tcp import TcpConnection
 from lockstitch.trust import Secret
@@ -42,9 +42,9 @@ TERMS = Terms.of("word", SECRET, 60.0)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    pause, patience = threading.Event(), Patience(60.0)
+    pause, time_limit = threading.Event(), ActiveTimeLimit(60.0)
     while not is_so():
-        assert not patience.is_over()
+        assert not time_limit.is_over()
         pause.wait(0.001)
 
 

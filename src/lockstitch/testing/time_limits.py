@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LONGEST_TURN_SECONDS = 1.0
 
 
-class Patience:
+class ActiveTimeLimit:
     """Is over after `seconds`, as counted from look to look; `now` is for tests."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +26,7 @@ class Patience:
         self._last = now()
 
     def __repr__(self) -> str:
-        return f"<Patience · {self._left:.3f} s left>"
+        return f"<ActiveTimeLimit · {self._left:.3f} s left>"
 
     def is_over(self) -> bool:
         """Whether the time is over; to be asked after each look."""
