@@ -3,7 +3,7 @@
     table     what can be replaced, and by what
     swapping  putting ours there, and taking it away again
     finder    the same for what is imported later
-    keepers   who keeps names of what is replaced
+    stale_imports   who keeps names of what is replaced
     startup   what the variable LOCKSTITCH_REPLACE asks for when Python starts
 
 Modules are replaced in `sys.modules`, functions and classes as attributes of their modules.

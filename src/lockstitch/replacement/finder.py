@@ -32,13 +32,13 @@ _ALONE_WITHOUT_TORCH: Final = frozenset({"torch_internals", "torch_internals.nam
 
 
 @dataclass
-class Held:
+class ActiveReplacement:
     """What is replaced at present, for as long as anybody wants it so."""
 
     changes: ExitStack
     """Each knows how to undo itself."""
 
-    askers: int = 0
+    users: int = 0
 
 
 class AliasFinder(MetaPathFinder):
@@ -48,7 +48,7 @@ class AliasFinder(MetaPathFinder):
         self.aliases: dict[str, str] = {}
         """Modules, with all below them, and what stands in for them."""
 
-        self.active: dict[str, Held] = {}
+        self.active: dict[str, ActiveReplacement] = {}
         """What is replaced, in the order in which it was asked for."""
 
         self.variable_before: str | None = None

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.replacement.finder import AliasFinder, Held
-from lockstitch.replacement.keepers import warn_of_keepers
+from lockstitch.replacement.finder import ActiveReplacement, AliasFinder
+from lockstitch.replacement.stale_imports import warn_of_stale_imports
 from lockstitch.replacement.table import INCUMBENTS, VARIABLE, parse_names
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ class Replacement:
             for name in names:
                 if name not in finder.active:
                     with ExitStack() as changes:
-                        finder.active[name] = Held(changes)
+                        finder.active[name] = ActiveReplacement(changes)
                         changes.callback(finder.active.pop, name)
                         _begin(INCUMBENTS[name], finder, changes)
                         finder.active[name].changes = changes.pop_all()
-                held = finder.active[name]
-                held.askers += 1
-                asked.callback(_release, held)
+                replaced = finder.active[name]
+                replaced.users += 1
+                asked.callback(_release, replaced)
             _settle(finder)
             self._asked = asked.pop_all()
 
@@ -104,10 +104,10 @@ def _install_finder() -> AliasFinder:
     return finder
 
 
-def _release(held: Held) -> None:
-    held.askers -= 1
-    if not held.askers:
-        held.changes.close()
+def _release(replaced: ActiveReplacement) -> None:
+    replaced.users -= 1
+    if not replaced.users:
+        replaced.changes.close()
 
 
 def _settle(finder: AliasFinder) -> None:
@@ -157,7 +157,7 @@ def _swap(incumbent: Incumbent, finder: AliasFinder, changes: ExitStack) -> None
             setattr(sys.modules[package], leaf, importlib.import_module(name))
     for them in incumbent.attributes:
         originals |= _set_attributes(them, changes)
-    warn_of_keepers(incumbent.name, originals)
+    warn_of_stale_imports(incumbent.name, originals)
 
 
 def _within(name: str) -> list[str]:

@@ -172,7 +172,7 @@ def test_names_imported_before_are_named_in_a_warning(monkeypatch: pytest.Monkey
     replacement.undo()
     text = str(caught[0].message)
     for name in (__name__, "program_of_test"):
-        monkeypatch.setattr("lockstitch.replacement.keepers._MOST", 10_000)
+        monkeypatch.setattr("lockstitch.replacement.stale_imports._MOST", 10_000)
         assert name in text or "more" in text
     assert caught[0].filename == __file__
 

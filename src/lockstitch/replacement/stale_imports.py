@@ -19,16 +19,16 @@ _MAY_KEEP: Final = ("torch", "lockstitch", "_remote_module_non_scriptable")
 _MOST: Final = 8
 
 
-def warn_of_keepers(name: str, originals: Mapping[int, str]) -> None:
+def warn_of_stale_imports(name: str, originals: Mapping[int, str]) -> None:
     """Warns of names that modules keep.
 
     `originals`: what is being replaced, by identity, with its full name.
     """
-    keepers = list(_keepers(originals))
-    if not keepers:
+    stale = list(_stale_imports(originals))
+    if not stale:
         return
-    listed = ", ".join(keepers[:_MOST])
-    more = f" and {len(keepers) - _MOST} more" if len(keepers) > _MOST else ""
+    listed = ", ".join(stale[:_MOST])
+    more = f" and {len(stale) - _MOST} more" if len(stale) > _MOST else ""
     warnings.warn(
         f"Lockstitch replaces {name} from now on, but these names were imported before and keep "
         f"what they were: {listed}{more}. Replace it earlier (lockstitch run --replace {name}, or "
@@ -38,7 +38,7 @@ def warn_of_keepers(name: str, originals: Mapping[int, str]) -> None:
     )
 
 
-def _keepers(originals: Mapping[int, str]) -> Iterator[str]:
+def _stale_imports(originals: Mapping[int, str]) -> Iterator[str]:
     # Once for each module, by the first of its names: `__main__` has two in a spawned process.
     modules = {id(module): (name, module) for name, module in reversed(list(sys.modules.items()))}
     for module_name, module in modules.values():
