@@ -4,13 +4,13 @@
 - `reaching`: whether it is there already, and telling who waits
 - `sealed_store`: the store of a job that has a secret
 - `hosts`: which machine this is, and which of a worker's addresses to take
-- `roster`: the table of members; no I/O
+- `roster`: who a member is and where to reach it, and a table of members; no I/O
 - `static_group`: a given number of ranks that come together and stay
-- `joining`: the door to it
+- `joining`: joining such a group
 - `contacts`: where to find a group whose workers come and go
 - `member_records`: who is and was in such a group, as a table that members can merge; no I/O
-- `membership_protocol`, `membership_events`: how its members keep that table the same everywhere; no
-  I/O
+- `membership_protocol`: how its members keep that table the same everywhere; no I/O
+- `membership_events`: what the protocol takes in and gives out
 
 The store is torch's. **It is not authenticated**: whoever can reach it can write into it. It serves
 discovery only, and nothing read from it is ever executed. Where the job has a secret, entries are

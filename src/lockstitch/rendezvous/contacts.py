@@ -1,19 +1,18 @@
 """Where to find a group that workers join and leave: some of its members, in the store.
 
 The store holds one value, which is only ever replaced whole and by comparison: which group it is
-(`group_id`), and of each member that has come in its mark, where it listens, and who it is. Who
-decides who comes in are the members
-(`membership_protocol`); the store is just where a newcomer finds one.
+(`group_id`), and of each member that has come in its mark, where it listens, and who it is. The
+members decide who comes in (`membership_protocol`); in the store a newcomer only finds one.
 
 A newcomer that finds nobody alive there founds the group anew. One that was let in by a member of
 the former group at that very moment does not count: it has to add itself to the value it has read,
 and that is no longer there. Of two founders, one comes first. So there is one group, not two.
 
 For that one of the living must be named here at any time. So nobody is taken out on suspicion: a
-member that is cut off takes all others for dead, and may yet reach the store. Only the eldest does
-it, once another member has shown that the eldest is not the one that is cut off
-(`membership_events.Confirmed`); it also enters who came by invitation. And the last of those that are
-named here, if it leaves in good order, names those who stay.
+member that is cut off takes all others for dead, and may yet reach the store. Only the eldest takes
+members out, once another member has shown that the eldest is not the one that is cut off
+(`membership_events.Confirmed`); it also enters those that came by invitation. And the last of those
+that are named here, if it leaves in good order, names those who stay.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ MIXED = "RPC group mixes statically and dynamically initialized members which is
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What the store says: `members` by mark, the eldest first. `group_id` is empty where there has
-    never been a group; `text` is how it is written there."""
+    """What the store says of the group: `members` by mark, the eldest first. `group_id` is empty
+    where there has never been a group; `text` is how it is written there."""
 
     group_id: str
     members: Mapping[str, Member]
@@ -48,21 +47,23 @@ class Group:
 
 
 class Contacts:
-    """The members' addresses in a store. Raises `RuntimeError` when the store has gone."""
+    """The members' addresses in a store. Its methods raise `RuntimeError` when the store has
+    gone."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def read(self) -> Group:
-        """What the store says now."""
+        """Returns what the store says now."""
         return _decode(self._store.get(_KEY) if self._store.check([_KEY]) else b"")
 
     def found(self, seen: Group, group_id: str, mark: str, me: Member) -> bool:
-        """Begins a new group in place of the one that was `seen`; False if that has changed."""
+        """Begins a new group in place of the one that was `seen`; returns False if the store has
+        changed since."""
         return self._replace(seen, group_id, {mark: me})
 
     def add(self, group_id: str, mark: str, me: Member) -> bool:
-        """Adds a member that has come in; False if there is another group by now."""
+        """Adds a member that has come in; returns False if there is another group by now."""
         return self._change(group_id, lambda members: {**members, mark: me})
 
     def update(self, group_id: str, records: Iterable[MemberRecord]) -> None:
@@ -88,7 +89,8 @@ class Contacts:
         self._change(group_id, change)
 
     def count_groups(self) -> int:
-        """How many groups there have been here before: the generation of a new one's members."""
+        """Counts one more group; returns how many there were in this store before, which is the
+        generation of the new one's members."""
         return int(self._store.add("groups", 1)) - 1
 
     def check_is_not_static(self) -> None:
@@ -115,11 +117,11 @@ class Contacts:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A group as it stands in the store, where workers of other versions may look, too."""
+    """A group as it is written in the store, where workers of other versions may look, too."""
 
     world: str
     members: tuple[tuple[str, str], ...]
-    """Marks, and members as they are published."""
+    """Pairs of a mark and a member's entry (`Member.encode`)."""
 
 
 _COMPLAINT = "the store holds no group"

@@ -27,7 +27,8 @@ LOOPBACK = "127.0.0.1"
 
 @functools.cache
 def host_identity() -> str:
-    """Equal for two processes exactly when they share a running kernel and a network namespace."""
+    """Returns a text that is equal for two processes exactly when they share a running kernel and a
+    network namespace."""
     try:
         return f"{_BOOT_ID.read_text().strip()}/{os.readlink(_NETWORK_NAMESPACE)}"
     except OSError:  # no /proc: name and network card tell machines apart well enough
@@ -35,8 +36,8 @@ def host_identity() -> str:
 
 
 def address_towards(host: str) -> str:
-    """The address of this host on the way to that one, under which it is known there. Nothing is
-    sent. Raises `OSError` where there is no such way."""
+    """Returns the address of this host from which the network leads to that one. Nothing is sent.
+    Raises `OSError` where no network does."""
     family, *_, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(place)
@@ -44,7 +45,7 @@ def address_towards(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether that address leads back to who uses it."""
+    """Whether that address leads back to the host that uses it."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -52,7 +53,8 @@ def is_loopback(host: str) -> bool:
 
 
 def choose_address(addresses: Sequence[str], is_same_host: bool) -> str:
-    """The first of a worker's `addresses` that can be reached; unix ones on the same host only.
+    """Returns the first of a worker's `addresses` that can be reached: unix ones on the same host
+    only.
 
     Workers list their addresses with the best first. Raises `ConnectionError` when none will do.
     """

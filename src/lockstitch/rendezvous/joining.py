@@ -1,8 +1,8 @@
-"""The door to a static group: static where `world_size` is given, else dynamic (`contacts`), never
-both on one store.
+"""Joining a static group, one with a `world_size`. (One without is dynamic: see `contacts`.)
 
-`members/static` counts who is in. A worker first counts itself, then looks at the other sort; of
-two that come at the same time with different ideas at least one sees it.
+A store serves static groups or dynamic ones, never both. Its counter `members/static` says how many
+members of static groups there are. A worker first counts itself, then looks for a group of the
+other sort; of two that come at the same time with different ideas at least one sees it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_name(name: str) -> None:
 
 
 def outside(rank: int, world_size: int) -> str:
-    """What is to be said of a rank that cannot be."""
+    """Returns the text of the error for a rank that `world_size` does not allow."""
     return f"rank {rank} does not lie within world_size {world_size}: ranks count from 0"
 
 

@@ -1,10 +1,12 @@
-"""Who is and was in a group that workers join and leave: of each rank the latest life. No I/O here.
+"""Who is and was in a group that workers join and leave: one record for each rank, of its latest
+life. No I/O here.
 
-Two members may have heard different things, in a different order. What either knows of a rank is a
-point on a line: a later life comes after an earlier one, and within a life *in*, *died*, *left*. To
-learn from each other is to take the later point, rank by rank. It does not matter in which order,
-how often or by which way that is done: who has heard the same knows the same (the tables are a
-join-semilattice, as in Shapiro et al., "Conflict-free Replicated Data Types", 2011).
+Two members may have been told different things, in a different order. The records of one rank are
+ordered by their *version*: a later life of the rank comes after an earlier one, and within a life
+*in*, *died*, *left*. Two members learn from each other by keeping the later record, rank by rank.
+It does not matter in which order, how often or by which way that is done: those who were told the
+same know the same (the tables are a join-semilattice, as in Shapiro et al., "Conflict-free
+Replicated Data Types", 2011).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import dataclasses
 import enum
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MemberState(enum.IntEnum):
-    """How a life stands; it only ever moves on."""
+    """Whether a member is in, or how its life in the group has ended; it never goes back."""
 
     IN = 0
     DIED = 1
@@ -37,9 +39,9 @@ class MemberState(enum.IntEnum):
 class MemberRecord:
     """One life of a rank, as all members know it.
 
-    `age`: in which order lives were admitted, the eldest has the smallest. `mark`: what the worker
-    itself made up when it applied, so that it is known again when it has to ask twice. `cause`: how
-    it ended.
+    `age` numbers the lives in the order in which they were admitted: the eldest has the smallest.
+    `mark` is what the worker made up when it applied, so that it is recognized when it has to ask
+    twice. `cause` says how the life ended.
     """
 
     member: Member
@@ -50,37 +52,37 @@ class MemberRecord:
 
     @property
     def id(self) -> WorkerId:
-        """Rank and generation."""
+        """The member's rank and generation."""
         return self.member.id
 
     @property
     def name(self) -> str:
-        """The worker's name."""
+        """The member's name."""
         return self.member.info.name
 
     @property
     def is_in(self) -> bool:
-        """Whether it is a member now."""
+        """Whether the worker is a member now."""
         return self.state is MemberState.IN
 
     @property
-    def place(self) -> tuple[int, int, int, str]:
-        """Where it is on the line of its rank."""
+    def version(self) -> tuple[int, int, int, str]:
+        """What orders the records of one rank: the later is the greater."""
         return self.id.generation, self.state, self.age, self.mark
 
     def ended(self, state: MemberState, cause: str) -> MemberRecord:
-        """The same life after its end."""
+        """Returns the record of the same life after its end."""
         return dataclasses.replace(self, state=state, cause=cause)
 
     def plain(self) -> MemberTuple:
-        """As plain values."""
+        """Returns the record as plain values, for messages."""
         info, member = self.member.info, self.member
-        place = (info.name, info.id, info.generation, member.addresses, member.host)
-        return (*place, self.age, self.mark, int(self.state), self.cause)
+        who = (info.name, info.id, info.generation, member.addresses, member.host)
+        return (*who, self.age, self.mark, int(self.state), self.cause)
 
     @classmethod
     def of(cls, plain: MemberTuple) -> MemberRecord:
-        """The reverse. Raises `RemoteProtocolError` where there can be no such life."""
+        """Makes a record of such values. Raises `RemoteProtocolError` for an impossible worker."""
         try:
             name, rank, generation, addresses, host, age, mark, state, cause = plain
             member = Member(WorkerInfo(name, rank, generation), tuple(addresses), host)
@@ -92,14 +94,8 @@ class MemberRecord:
         return record
 
 
-class Change(NamedTuple):
-    """A life began (`is_in`) or ended, as this table sees it for the first time."""
-
-    record: MemberRecord
-
-
 class MemberRecords:
-    """The table; see the module."""
+    """A table with the latest record of each rank, as one member knows them."""
 
     def __init__(self, records: Iterable[MemberRecord] = ()) -> None:
         self._by_rank: dict[int, MemberRecord] = {}
@@ -109,41 +105,41 @@ class MemberRecords:
     def __repr__(self) -> str:
         return f"<Lives · {', '.join(f'{each.name} {each.id}' for each in self.living())}>"
 
-    def learn(self, record: MemberRecord) -> list[Change]:
-        """Takes the later of what was known of that rank and `record`; returns what began and ended.
-        What had ended before it was heard of is no change."""
+    def learn(self, record: MemberRecord) -> list[MemberRecord]:
+        """Keeps the later of `record` and what was known of its rank. Returns the lives that have
+        ended or begun (`is_in`) by that; one that had ended before it was known here is none."""
         known = self._by_rank.get(record.id.rank)
-        if known is not None and record.place <= known.place:
+        if known is not None and record.version <= known.version:
             return []
         self._by_rank[record.id.rank] = record
         changes = []
         is_same = known is not None and known.id == record.id and known.mark == record.mark
         if known is not None and known.is_in:
             if is_same:
-                changes += [] if record.is_in else [Change(record)]
+                changes += [] if record.is_in else [record]
             else:
                 over = f"generation {record.id.generation} has taken its place"
-                changes.append(Change(known.ended(MemberState.DIED, over)))
+                changes.append(known.ended(MemberState.DIED, over))
         if record.is_in and not is_same:
-            changes.append(Change(record))
+            changes.append(record)
         return changes
 
     def is_news(self, record: MemberRecord) -> bool:
         """Whether `record` is later than what is known of its rank."""
         known = self._by_rank.get(record.id.rank)
-        return known is None or record.place > known.place
+        return known is None or record.version > known.version
 
     def all(self) -> list[MemberRecord]:
-        """The latest life of each rank, by rank."""
+        """Returns the latest record of each rank, by rank."""
         return [self._by_rank[rank] for rank in sorted(self._by_rank)]
 
     def living(self) -> list[MemberRecord]:
-        """Those that are in, the eldest first."""
+        """Returns the records of those that are in, the eldest first."""
         members = [record for record in self._by_rank.values() if record.is_in]
         return sorted(members, key=lambda record: (record.age, record.id))
 
     def eldest(self) -> MemberRecord | None:
-        """The member that decides who comes in."""
+        """Returns the member that decides who comes in; None in an empty group."""
         return min(
             (record for record in self._by_rank.values() if record.is_in),
             key=lambda record: (record.age, record.id),
@@ -151,18 +147,18 @@ class MemberRecords:
         )
 
     def at(self, rank: int) -> MemberRecord | None:
-        """The latest life of a rank, ended or not."""
+        """Returns the latest record of a rank, whether its life has ended or not."""
         return self._by_rank.get(rank)
 
     def is_over(self, worker: WorkerId) -> bool:
-        """Whether that life is known to have ended."""
+        """Whether that life of a rank is known to have ended."""
         record = self._by_rank.get(worker.rank)
         if record is None or record.id.generation < worker.generation:
             return False
         return record.id != worker or not record.is_in
 
     def find(self, who: str | int | WorkerId) -> MemberRecord | None:
-        """The member of that name, rank or id. Of two with one name, the younger."""
+        """Returns the member of that name, rank or id; of two with one name, the younger."""
         if isinstance(who, str):
             namesakes = [each for each in self._by_rank.values() if each.is_in and each.name == who]
             return max(namesakes, key=lambda record: record.age, default=None)
@@ -172,17 +168,17 @@ class MemberRecords:
         return record
 
     def beyond(self, others: Iterable[MemberRecord]) -> tuple[MemberRecord, ...]:
-        """What this table knows and one that holds `others` does not."""
+        """Returns what this table knows and one that holds `others` does not."""
         theirs = MemberRecords(others)
         return tuple(record for record in self.all() if theirs.is_news(record))
 
     def digest(self) -> str:
-        """Equal for tables that know the same."""
-        places = [(record.id.rank, *record.place) for record in self.all()]
-        return hashlib.blake2b(repr(places).encode(), digest_size=8).hexdigest()
+        """Returns a text that is equal for tables that know the same."""
+        versions = [(record.id.rank, *record.version) for record in self.all()]
+        return hashlib.blake2b(repr(versions).encode(), digest_size=8).hexdigest()
 
     def free_rank(self, name: str) -> int:
-        """A rank for a newcomer: that which its name had, else the lowest that nobody has."""
+        """Returns a rank for a newcomer: the one that its name had, or the lowest that is free."""
         former = [
             each.id.rank
             for each in self.all()

@@ -1,4 +1,8 @@
-"""What a member of a group is told, and what it wants done: the vocabulary of `membership_protocol`."""
+"""The events that `membership_protocol` takes in, and the instructions that it gives out.
+
+What two members send each other is a `Notice`, an `Acknowledgement` or a `Query`. Each is an event
+on the member that has received it, and an instruction on the member that is to send it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,18 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerId
     from lockstitch.rendezvous.member_records import MemberRecord
 
-# ---------------------------------------------------------------- events
+# ---------------------------------------------------------------- what members send each other
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """`sender` tells of these lives; with `is_whole` they are all that it knows."""
+    """What a member knows of some members; with `is_whole`, all that it knows.
 
-    sender: WorkerId
+    `peer` has sent it, or is to receive it. It is answered by an `Acknowledgement` with its
+    `number`, and sent again until that has come.
+    """
+
+    peer: WorkerId
     number: int
     records: tuple[MemberRecord, ...]
     is_whole: bool
@@ -24,18 +32,22 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """`sender` has taken in what was told under that number."""
+    """The notice with that number has been taken in, by the sender of this."""
 
-    sender: WorkerId
+    peer: WorkerId
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """`sender` wants to know what we know, unless `digest` is that of our table."""
+    """Asks for all that the receiver knows, unless its table has this `digest` (empty: in any
+    case)."""
 
-    sender: WorkerId
+    peer: WorkerId
     digest: str
+
+
+# ---------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +85,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredDead:
-    """Others that live hold this worker for dead."""
+    """Others that are alive hold this worker for dead."""
 
     cause: str
 
@@ -91,34 +103,8 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Send these lives; the receiver's `Acknowledgement` will bear the number."""
-
-    to: WorkerId
-    number: int
-    records: tuple[MemberRecord, ...]
-    is_whole: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Say that what came under that number was taken in."""
-
-    to: WorkerId
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask for what that member knows, unless its table has this digest (empty: in any case)."""
-
-    to: WorkerId
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
 class Admit:
-    """The applicant is in as `record`; everybody else in `records` knows already."""
+    """The applicant is in as `record`; every other member of `records` knows already."""
 
     ticket: int
     record: MemberRecord
@@ -143,7 +129,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A life has begun or ended."""
+    """The life of a member has begun or ended."""
 
     record: MemberRecord
 
@@ -157,17 +143,26 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """Those who stay have noted that this worker leaves."""
+    """Those who stay have acknowledged that this worker leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """To the eldest: another member has heard from here since the last end was seen here, so it is
-    not this one that is cut off. These are all lives: what is said of them may be published."""
+    """For the eldest: another member has answered since the last end was seen here, so it is not
+    this one that is cut off. These records of all members may be published."""
 
     records: tuple[MemberRecord, ...]
 
 
 Instruction = (
-    Tell | Note | Ask | Admit | Redirect | Refuse | Changed | Excluded | Departed | Confirmed
+    Notice
+    | Acknowledgement
+    | Query
+    | Admit
+    | Redirect
+    | Refuse
+    | Changed
+    | Excluded
+    | Departed
+    | Confirmed
 )

@@ -1,4 +1,4 @@
-"""Waits until torch's store answers at an address, and says so where it takes long.
+"""Waits until torch's store answers at an address, and says so if that takes long.
 
 torch's own client waits inside C++: it tells nobody what it waits for but by stacks of its own,
 lets no Ctrl-C through, and takes whatever listens there for the store. So we ask first, with the
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NOTICE_SECONDS: Final = 3.0
-"""After which somebody who waits for others says so."""
+"""Whoever waits for others says so after this time."""
 
 # Its protocol: "validate" with a number that says that a client of torch's calls; "ping" with a
 # number that comes back.
@@ -37,13 +37,13 @@ _LONGEST_PAUSE_SECONDS: Final = 0.5
 
 
 def say(text: str) -> None:
-    """A line for whoever watches the job."""
+    """Prints a line on stderr, for whoever watches the job."""
     print(f"lockstitch: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a store is, or is to be."""
+    """The address of a store that is there, or is to be."""
 
     host: str
     port: int
@@ -52,13 +52,13 @@ class Address:
         return f"tcp://{self.host}:{self.port}"
 
     def why_not_here(self) -> str:
-        """Why a store that is hosted by this process cannot be reached there; empty where it may
-        be."""
+        """Returns why a store that is hosted by this process cannot be reached there; empty where
+        it may be."""
         try:
             found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
-            for family, kind, _, _, place in found:
+            for family, kind, _, _, bound_to in found:
                 with socket.socket(family, kind) as tried:
-                    tried.bind((place[0], 0))
+                    tried.bind((bound_to[0], 0))
         except socket.gaierror as error:
             return f"there is no host {self.host!r} ({error.strerror})"
         except OSError as error:
@@ -66,7 +66,7 @@ class Address:
         return ""
 
     def problem(self) -> str:
-        """Why the store does not answer here; empty where it does."""
+        """Returns why the store does not answer here; empty where it does."""
         is_connected = False
         try:
             with socket.create_connection((self.host, self.port), _ANSWER_SECONDS) as connection:
@@ -94,8 +94,8 @@ def wait_for_store(
     clock: Clock = SYSTEM_CLOCK,
     tell: Callable[[str], None] = say,
 ) -> None:
-    """Returns when the store answers; from the third second on it is told what is waited for.
-    Raises torch's `DistNetworkError` when the time is over."""
+    """Returns when the store answers; after three seconds `tell` is called, once, with what is
+    waited for. Raises torch's `DistNetworkError` when the time is over."""
     begun, pause, is_told = clock.now(), _PAUSE_SECONDS, False
     while problem := address.problem():
         waited = clock.now() - begun

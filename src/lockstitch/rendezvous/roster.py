@@ -1,4 +1,4 @@
-"""The table of members: who they are and where to reach them. No I/O here.
+"""Who the members of a group are and where to reach them, and a table of members. No I/O here.
 
 A member is published as JSON, never as a pickle: the store is open to strangers.
 """
@@ -31,18 +31,18 @@ class Member:
 
     @property
     def id(self) -> WorkerId:
-        """Which life of which rank this is."""
+        """The member's rank and generation."""
         return self.info.worker
 
     def encode(self) -> str:
-        """As published in the store."""
+        """Returns the member's entry, as it is published in the store."""
         info = self.info
         entry = _Entry(info.name, info.id, info.generation, self.addresses, self.host, self.devices)
         return _CODEC.encode(entry).decode()
 
     @classmethod
     def decode(cls, text: bytes) -> Member:
-        """The reverse; `RemoteProtocolError` when it is not a member's entry."""
+        """Makes a member of its entry. Raises `RemoteProtocolError` for what is none."""
         entry = _CODEC.decode(text)
         try:
             info = WorkerInfo(entry.name, entry.rank, entry.generation)
@@ -55,7 +55,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A member as it is published, where workers of other versions may look, too."""
+    """A member as it is written in the store, where workers of other versions may look, too."""
 
     name: str
     rank: int
@@ -70,7 +70,7 @@ _CODEC = Codec(_Entry, complaint=_COMPLAINT, by_name=True)
 
 
 class Table:
-    """Members by name, rank and `WorkerId`; a later life of a rank takes the earlier's place."""
+    """Members by name, rank and `WorkerId`; a later life of a rank replaces the earlier."""
 
     def __init__(self, members: Iterable[Member] = ()) -> None:
         self._by_name: dict[str, Member] = {}
@@ -94,7 +94,7 @@ class Table:
             del self._by_name[entered.info.name]
 
     def find(self, who: str | int | WorkerId) -> Member | None:
-        """The member of that name, rank or id."""
+        """Returns the member of that name, rank or id; None when there is none."""
         if isinstance(who, str):
             return self._by_name.get(who)
         if isinstance(who, WorkerId):
@@ -103,7 +103,7 @@ class Table:
         return self._by_rank.get(who)
 
     def members(self) -> list[Member]:
-        """All, by rank."""
+        """Returns all members, by rank."""
         return [self._by_rank[rank] for rank in sorted(self._by_rank)]
 
 
@@ -117,7 +117,7 @@ def check_names_are_unique(members: Iterable[Member]) -> None:
 
 
 def name_is_taken(name: str, one: int, other: int) -> str:
-    """What to say of two ranks with the same name."""
+    """Returns the text of the error when two ranks have the same name."""
     return (
         f"RPC worker name {name} is not unique. Workers {one} and {other} share it; "
         "give each worker a name of its own."

@@ -1,4 +1,4 @@
-"""A store that others can write into, read as if they could not.
+"""A store into which others can write, read so that what they have written is refused.
 
 Each value is written with a seal before it: a MAC by the job's secret over the key and the value.
 What bears none is refused, so a poisoned store can keep workers from finding each other but cannot
@@ -26,8 +26,8 @@ _SEAL_DIGITS: Final = 32
 
 
 class SealedStore(Store):
-    """`store`, with the values sealed by `secret`. An empty value stays empty: it says that there
-    is nothing."""
+    """The given store, with its values sealed by `secret`. An empty value stays empty: it says that
+    there is nothing."""
 
     def __init__(self, store: Store, secret: Secret) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class SealedStore(Store):
         self._store.set_timeout(timeout)
 
     def clone(self) -> SealedStore:
-        """Another client of the same store."""
+        """Returns another client of the same store."""
         return SealedStore(self._store.clone(), self._secret)
 
     def _sealed(self, key: str, value: str | bytes) -> str:
@@ -90,5 +90,5 @@ class SealedStore(Store):
 
 
 def sealed_by(secret: Secret | None, store: Store) -> Store:
-    """`store` as workers with that secret use it; as it is where there is none."""
+    """Returns `store` as workers with that secret use it; as it is where there is no secret."""
     return store if secret is None else SealedStore(store, secret)

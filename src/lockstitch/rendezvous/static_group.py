@@ -41,7 +41,7 @@ _FAREWELL_SECONDS = 5.0
 
 
 class StaticRoster:
-    """A static group as one of its members sees it: read once, then fixed."""
+    """The members of a static group as one of them sees it: read once, then fixed."""
 
     def __init__(self, me: WorkerInfo, table: Table, withdraw: Callable[[], None]) -> None:
         self._me = me
@@ -58,11 +58,11 @@ class StaticRoster:
         return self._me
 
     def find(self, who: str | int | WorkerId) -> Member | None:
-        """The member of that name, rank or id; None when there is none."""
+        """Returns the member of that name, rank or id; None when there is none."""
         return self._table.find(who)
 
     def members(self) -> list[Member]:
-        """All members, by rank."""
+        """Returns all members, by rank."""
         return self._table.members()
 
     def leave(self) -> None:
@@ -91,23 +91,7 @@ def meet(
     keys = [f"meeting/{meeting}/{each}" for each in range(world_size)]
     store.set(keys[rank], member.encode())
     _check_rank_is_still_free(store, meeting, member.info, keys)
-
-    def notice(missing: list[str]) -> None:
-        ranks = [each for each, key in enumerate(keys) if key in missing]
-        patience = f"it gives up after {timeout_seconds:g} s"
-        say(f"rank {rank} waits for ranks {ranks} of {world_size} to join; {patience}")
-
-    if missing := missing_keys(store, keys, timeout_seconds, notice):
-        # As if it had never come, so that the ranks can try again.
-        store.delete_key(keys[rank])
-        store.delete_key(_size_key(meeting))
-        store.add(f"meetings/{rank}", -1)
-        ranks = [each for each, key in enumerate(keys) if key in missing]
-        raise RuntimeError(
-            f"rank {rank} waited {timeout_seconds:g} s for {world_size} ranks to join, but ranks "
-            f"{ranks} did not come, or gave up. Is world_size right, and has each been started? "
-            f"(It is meeting number {meeting + 1} on this store; all ranks must have met as often.)"
-        )
+    _wait_for_all(store, meeting, rank, keys, timeout_seconds)
     entries = read_all(store, keys)
     for entry in entries:
         if _is_called_off(entry):
@@ -120,11 +104,39 @@ def meet(
     return member, Table(members)
 
 
+def _wait_for_all(
+    store: Store, meeting: int, rank: int, keys: Sequence[str], timeout_seconds: float
+) -> None:
+    """Returns when the entries of all ranks are there. Raises RuntimeError when some are missing
+    after the timeout; the store is then as if this rank had never come."""
+
+    def ranks_of(missing: list[str]) -> list[int]:
+        return [each for each, key in enumerate(keys) if key in missing]
+
+    def notice(missing: list[str]) -> None:
+        say(
+            f"rank {rank} waits for ranks {ranks_of(missing)} of {len(keys)} to join; "
+            f"it gives up after {timeout_seconds:g} s"
+        )
+
+    if missing := missing_keys(store, keys, timeout_seconds, notice):
+        # So that the ranks can try again.
+        store.delete_key(keys[rank])
+        store.delete_key(_size_key(meeting))
+        store.add(f"meetings/{rank}", -1)
+        raise RuntimeError(
+            f"rank {rank} waited {timeout_seconds:g} s for {len(keys)} ranks to join, but ranks "
+            f"{ranks_of(missing)} did not come, or gave up. Is world_size right, and has each been "
+            f"started? (It is meeting number {meeting + 1} on this store; all ranks must have met "
+            "as often.)"
+        )
+
+
 @contextlib.contextmanager
 def failing_together(store: Store, me: WorkerInfo, world_size: int) -> Iterator[None]:
-    """Around a check that fails on all ranks or on none: who fails waits a while until the others
-    have failed too. The store goes with the program of one of them, perhaps before others have read
-    what they are to check."""
+    """A context manager around a check that fails on all ranks or on none: a rank that fails waits
+    a while until the others have failed too. The store goes with the program of one of them,
+    perhaps before others have read what they are to check."""
     try:
         yield
     except (RuntimeError, ValueError):
@@ -138,7 +150,7 @@ def failing_together(store: Store, me: WorkerInfo, world_size: int) -> Iterator[
 def exchange(
     store: Store, roster: StaticRoster, what: str, mine: str, timeout_seconds: float
 ) -> list[bytes]:
-    """What each of a group says of `what`, by rank, once all have said it. Raises RuntimeError
+    """Returns what each member says of `what`, by rank, once all have said it. Raises RuntimeError
     naming those that have not in time."""
     me, members = roster.me, roster.members()
     keys = [f"meeting/{me.generation}/{what}/{member.info.id}" for member in members]
@@ -162,7 +174,8 @@ def call_off(store: Store, world_size: int, meeting: int = 0, why: str = "") -> 
 
 
 def _check_rank_is_free(store: Store, meeting: int, rank: int) -> None:
-    """Whoever has met the others and comes again has left a complete meeting behind."""
+    """Raises `RuntimeError` where another worker of this rank still waits in the meeting before:
+    one that has met the others and comes again has left a complete meeting behind."""
     former = meeting - 1
     if former < 0 or not store.check([_size_key(former)]):
         return
@@ -180,7 +193,8 @@ def _check_rank_is_free(store: Store, meeting: int, rank: int) -> None:
 def _check_rank_is_still_free(
     store: Store, meeting: int, me: WorkerInfo, keys: Sequence[str]
 ) -> None:
-    """Another of this rank may have come before it could know of this one."""
+    """Raises `RuntimeError` where another worker of this rank has come since: it could not know of
+    this one."""
     if store.add(f"meetings/{me.id}", 0) <= meeting + 1:
         return
     missing = [each for each, key in enumerate(keys) if not store.check([key])]

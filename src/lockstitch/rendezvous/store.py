@@ -59,25 +59,18 @@ def open_store(
         _check_folder(init_method)
         url = _with_members(init_method, rank, world_size)
         try:
-            store = _met(url, rank, timeout_seconds)
-        except DistNetworkError as error:
-            if "EADDRINUSE" not in str(error):
-                raise
-            raise type(error)(
-                f"rank {rank} cannot host the meeting at {init_method}: another program listens at "
-                f"that port. Choose another one, or end that program ({error})"
-            ) from None
+            store = _open_by_torch(url, rank, timeout_seconds)
         except (ValueError, RuntimeError) as error:
-            advice = _advice(init_method, str(error))
-            if advice is None:
+            advised = _advised(error, init_method, rank)
+            if advised is None:
                 raise
-            raise type(error)(f"{error}. {advice}") from None
+            raise advised from None
         store.set_timeout(timeout)
     return PrefixStore(_PREFIX, store)
 
 
-def _met(url: str, rank: int, timeout_seconds: float) -> Store:
-    """By torch's own handler, once there is something to meet at."""
+def _open_by_torch(url: str, rank: int, timeout_seconds: float) -> Store:
+    """Returns the store that torch's own handler opens, once there is one to reach."""
     timeout = timedelta(seconds=timeout_seconds)
     address, is_agents = _address_of(url)
     rank = rank if rank >= 0 or address is None else int(os.environ["RANK"])
@@ -101,8 +94,8 @@ def _hosted(host: str, port: int, timeout: timedelta) -> Store:
 
 
 def _address_of(url: str) -> tuple[Address | None, bool]:
-    """Where the store is, and whether that is the one which torchrun hosts; None where torch has to
-    say first what is missing."""
+    """Returns where the store is, and whether it is the one that torchrun hosts; None where torch
+    has to say first what is missing."""
     told = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     parts = urlsplit(url)
     if parts.scheme == "env":
@@ -123,8 +116,21 @@ def _agent_hosts_stores() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+def _advised(error: Exception, init_method: str, rank: int) -> Exception | None:
+    """Returns an error of torch's with what to do about it; None where nothing is known."""
+    if isinstance(error, DistNetworkError):
+        if "EADDRINUSE" not in str(error):
+            return None
+        return type(error)(
+            f"rank {rank} cannot host the meeting at {init_method}: another program listens at "
+            f"that port. Choose another one, or end that program ({error})"
+        )
+    advice = _advice(init_method, str(error))
+    return None if advice is None else type(error)(f"{error}. {advice}")
+
+
 def _advice(init_method: str, text: str) -> str | None:
-    """What to do where torch says `text`."""
+    """Returns what to do where torch says `text`; None where nothing is known."""
     if "environment variable" in text:
         return (
             "It is set by launchers: start the program by lockstitch run -n N, or by torchrun. "
@@ -146,8 +152,8 @@ def missing_keys(
     *,
     notice_seconds: float = NOTICE_SECONDS,
 ) -> list[str]:
-    """Waits until all `keys` are set; returns those that are not when the time is over. From the
-    third second on `notice` is told, once, which are not yet."""
+    """Waits until all `keys` are set; returns those that are not when the time is over. After
+    `notice_seconds`, `notice` is called once, with those that are not set yet."""
 
     def missing() -> list[str]:
         return [key for key in keys if not store.check([key])]
@@ -160,7 +166,7 @@ def missing_keys(
 
 
 def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
-    """The values of `keys`, all of which are set, in one request."""
+    """Returns the values of `keys`, all of which are set, by one request."""
     return list(store.multi_get(list(keys))) if keys else []
 
 
@@ -197,7 +203,7 @@ def _wait(
 
 
 def _launchers_file() -> str | None:
-    """The file of `lockstitch run`, unless somebody has named another place to meet since: it bears
+    """Returns the file of `lockstitch run`, unless somebody has named another store since: it bears
     the number of MASTER_PORT."""
     path = os.environ.get("LOCKSTITCH_STORE")
     is_ours = path is not None and os.path.basename(path) == os.environ.get("MASTER_PORT")
@@ -205,7 +211,8 @@ def _launchers_file() -> str | None:
 
 
 def _check_folder(url: str) -> None:
-    """PyTorch would try again and again to open the file until its time is over."""
+    """Raises `ValueError` where the folder of a file store does not exist: torch would try again
+    and again to open the file until its time is over."""
     parts = urlsplit(url)
     folder = os.path.dirname(parts.path)
     if parts.scheme == "file" and not parts.netloc and folder and not os.path.isdir(folder):

@@ -1,11 +1,12 @@
-"""Membership of a group that workers join and leave at any time; `rendezvous.membership_protocol` decides, here
-it is carried out.
+"""Membership of a group that workers join and leave at any time: carries out what
+`rendezvous.membership_protocol` decides.
 
-    messages, deaths, ticks ─► Circle ─► tidings to members, answers to newcomers
-                                    └──► roster ─► calls fail, waits end, callbacks are told
+    messages, deaths, ticks ─► MembershipProtocol ─► notices to members, answers to newcomers
+                                                └──► roster ─► calls fail, waits end, callbacks run
 
-The circle is asked under a lock, and what it wants done is done without: whatever concerns a member
-in one queue for each, since connecting to a member may take a while and the others shall not wait.
+The protocol is asked under a lock, and what it wants done is done without: whatever concerns a
+member in one queue for each, since connecting to a member may take a while and the others shall not
+wait.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from lockstitch.rendezvous.membership_events import (
     Acknowledgement,
     Admit,
     Applied,
-    Ask,
     Changed,
     Confirmed,
     DeclaredDead,
@@ -32,12 +32,10 @@ from lockstitch.rendezvous.membership_events import (
     Excluded,
     Leaving,
     Lost,
-    Note,
     Notice,
     Query,
     Redirect,
     Refuse,
-    Tell,
     Ticked,
     Withdrew,
 )
@@ -68,11 +66,12 @@ _BUSY_SECONDS: Final = 0.5
 _QUIET_SECONDS: Final = 3.0
 _ASKING_SECONDS: Final = 2.0
 _MOST_QUESTIONS: Final = 100
-"""So often is one that passes for dead asked whether it lives, where others are left."""
+"""How often a member that passes for dead is asked whether it is alive, where others are left."""
 
 
 class DynamicMembership(Membership):
-    """See the module. `contacts` is the store in which newcomers look, of the group `group_id`."""
+    """How one worker belongs to the group `group_id`. `contacts` is the store in which newcomers
+    look; None where the worker has come by invitation."""
 
     is_static = False
 
@@ -91,41 +90,41 @@ class DynamicMembership(Membership):
         self._contacts = contacts
         self._group_id = group_id
         self._deciding = threading.Lock()
-        self._mail: dict[WorkerId, deque[Message | Callable[[], None]]] = {}
-        self._posting: set[WorkerId] = set()
+        self._queues: dict[WorkerId, deque[Message | Callable[[], None]]] = {}
+        self._sending: set[WorkerId] = set()
         self._tickets = itertools.count(1)
-        self._asking: dict[int, Invocation] = {}
+        self._applicants: dict[int, Invocation] = {}
         self._departed = threading.Event()
-        self._closed = self._hurries = False
+        self._closed = self._ticks_again = False
         self._confirmed: tuple[MemberRecord, ...] = ()
         self._living = protocol.records.living()
-        self._asks_the_dead = threading.Lock()
+        self._asking_the_dead = threading.Lock()
         self._asked: Counter[WorkerId] = Counter()
         agent = worker.agent
-        agent.handle(MembershipNotice, self._heard)
+        agent.handle(MembershipNotice, self._take_notice)
         agent.handle(
             MembershipAcknowledgement,
-            lambda sender, it: self._take(Acknowledgement(sender, it.number)),
+            lambda sender, it: self._handle(Acknowledgement(sender, it.number)),
         )
-        agent.handle(MembershipQuery, lambda sender, it: self._take(Query(sender, it.digest)))
-        agent.serve(AskAdmission, self._asked_in)
-        agent.on_peer_lost(self._lost)
+        agent.handle(MembershipQuery, lambda sender, it: self._handle(Query(sender, it.digest)))
+        agent.serve(AskAdmission, self._take_application)
+        agent.on_peer_lost(self._note_lost)
         agent.add_concern(self._watched)
 
     def __repr__(self) -> str:
         return f"<DynamicMembership · {self._protocol!r}>"
 
     def begin(self) -> None:
-        """The worker serves from now on."""
+        """Begins the protocol: the worker serves from now on."""
         with self._deciding:
             instructions = self._protocol.begin()
-        self._act(instructions)
+        self._carry_out(instructions)
         self._tick()
 
     def leave(self, timeout_seconds: float) -> None:
-        """Tells the others that this worker leaves; returns when one has noted it who passes it on,
-        or when the time is over."""
-        self._take(Leaving())
+        """Tells the others that this worker leaves; returns when one that passes it on has
+        acknowledged it, or when the time is over."""
+        self._handle(Leaving())
         with self.worker.agent.blocked():
             self.worker.clock.wait(self._departed, timeout_seconds or None)
 
@@ -143,7 +142,7 @@ class DynamicMembership(Membership):
 
     # ------------------------------------------------------------ what happens
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         with self._deciding:
             instructions = self._protocol.handle(event)
             for each in instructions:
@@ -151,41 +150,41 @@ class DynamicMembership(Membership):
                     self._note_change(each.record)
                 elif isinstance(each, Confirmed):
                     self._confirmed = each.records
-            hurries = not (self._hurries or self._protocol.is_settled)
-            self._hurries = self._hurries or hurries
-        if hurries:
-            self.worker.agent.call_later(_BUSY_SECONDS, self._hurry)
-        self._act(instructions)
+            ticks_again = not (self._ticks_again or self._protocol.is_settled)
+            self._ticks_again = self._ticks_again or ticks_again
+        if ticks_again:
+            self.worker.agent.call_later(_BUSY_SECONDS, self._tick_again)
+        self._carry_out(instructions)
 
-    def _heard(self, sender: WorkerId, message: MembershipNotice) -> None:
+    def _take_notice(self, sender: WorkerId, message: MembershipNotice) -> None:
         records = tuple(map(MemberRecord.of, message.records))
-        self._take(Notice(sender, message.number, records, message.whole))
+        self._handle(Notice(sender, message.number, records, message.whole))
 
-    def _lost(self, peer: WorkerId, error: PeerDiedError) -> None:
+    def _note_lost(self, peer: WorkerId, error: PeerDiedError) -> None:
         if is_applicant(peer):
             with self._deciding:
-                asking = [n for n, each in self._asking.items() if each.caller == peer]
+                asking = [n for n, each in self._applicants.items() if each.caller == peer]
             for ticket in asking:
-                self._asking.pop(ticket, None)
-                self._take(Withdrew(ticket))
+                self._applicants.pop(ticket, None)
+                self._handle(Withdrew(ticket))
         else:
-            self._take(Lost(peer, error.cause, isinstance(error, PeerLeftError)))
+            self._handle(Lost(peer, error.cause, isinstance(error, PeerLeftError)))
 
-    def _asked_in(self, invocation: Invocation) -> None:
+    def _take_application(self, invocation: Invocation) -> None:
         message = invocation.message
         assert isinstance(message, AskAdmission)
         ticket = next(self._tickets)
-        self._asking[ticket] = invocation
+        self._applicants[ticket] = invocation
         invocation.park()
         place = (message.addresses, message.host)
-        self._take(Applied(ticket, message.name, message.rank, message.mark, *place))
+        self._handle(Applied(ticket, message.name, message.rank, message.mark, *place))
 
     def _tick(self) -> None:
-        """Now and then."""
+        """Lets the protocol compare tables; repeated for as long as the worker lives."""
         if not self._closed:
-            self._take(Ticked())
+            self._handle(Ticked())
             self.worker.agent.call_later(_QUIET_SECONDS, self._tick)
-            if self._dead_to_ask() and self._asks_the_dead.acquire(blocking=False):
+            if self._dead_to_ask() and self._asking_the_dead.acquire(blocking=False):
                 self.worker.agent.spawn(self._ask_the_dead)
 
     def _dead_to_ask(self) -> list[MemberRecord]:
@@ -194,9 +193,9 @@ class DynamicMembership(Membership):
         return [record for record in dead if is_alone or self._asked[record.id] < _MOST_QUESTIONS]
 
     def _ask_the_dead(self) -> None:
-        """The eldest, after others have died: were they not, but cut off? Or is it this worker, if
-        it is alone? The living say so. Of two, both of which have given the other up, the elder
-        stays; of two groups, people have to say which."""
+        """Finds out, on the eldest, whether those that pass for dead are alive and only cut off, or
+        whether this worker is, if it is alone: the living say so. Of two that have both given the
+        other up the elder stays; of two groups, people have to say which."""
         try:
             words = {
                 record: word for record in self._dead_to_ask() if (word := self._refusal(record))
@@ -205,15 +204,16 @@ class DynamicMembership(Membership):
                 mine = self._protocol.me.age
                 votes = sum(1 if record.age > mine else 2 for record in words)
                 if votes > 1:
-                    self._take(DeclaredDead(next(iter(words.values()))))
+                    self._handle(DeclaredDead(next(iter(words.values()))))
             elif len(words) > 1:
                 self._asked.update(dict.fromkeys((record.id for record in words), _MOST_QUESTIONS))
                 self._report_parting(sorted(record.name for record in words))
         finally:
-            self._asks_the_dead.release()
+            self._asking_the_dead.release()
 
     def _refusal(self, record: MemberRecord) -> str:
-        """The words with which one that passes for dead says that it holds this worker for dead."""
+        """Asks a member that passes for dead. Returns its words if it says that it holds this
+        worker for dead; else nothing."""
         self._asked[record.id] += 1
         try:
             connection = self._directory.reach(record.member, _ASKING_SECONDS)
@@ -233,14 +233,15 @@ class DynamicMembership(Membership):
             )
         )
 
-    def _hurry(self) -> None:
-        """Soon, and again, while something is unanswered."""
-        self._hurries = False
+    def _tick_again(self) -> None:
+        """Ticks once more, soon, while something is unanswered."""
+        self._ticks_again = False
         if not (self._closed or self._protocol.is_settled):
-            self._take(Ticked())
+            self._handle(Ticked())
 
     def _watched(self) -> set[WorkerId]:
-        """Those whose death this worker is to notice: the eldest that of all others."""
+        """Returns those whose death this worker is to notice: on the eldest, all others; elsewhere
+        the eldest and the next younger one."""
         living = [record.id for record in self._living]
         if self.worker.id not in living:
             return set()
@@ -252,7 +253,8 @@ class DynamicMembership(Membership):
     # ------------------------------------------------------------ what must be done
 
     def _note_change(self, record: MemberRecord) -> None:
-        """Under the lock, so that changes are told in their order."""
+        """Tells of a change. To be called under the lock, so that changes are told in their
+        order."""
         self._living = self._protocol.records.living()
         if record.id == self.worker.id:
             return
@@ -266,43 +268,43 @@ class DynamicMembership(Membership):
             has_left = record.state is MemberState.LEFT
             self._tell(MembershipEvent("left" if has_left else "died", info, record.cause))
 
-    def _act(self, instructions: Sequence[Instruction]) -> None:
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         agent = self.worker.agent
         for each in instructions:
-            if isinstance(each, Tell):
+            if isinstance(each, Notice):
                 records = tuple(record.plain() for record in each.records)
-                self._post(each.to, MembershipNotice(each.number, each.is_whole, records))
-            elif isinstance(each, Note):
-                self._post(each.to, MembershipAcknowledgement(each.number))
-            elif isinstance(each, Ask):
-                self._post(each.to, MembershipQuery(each.digest))
+                self._queue(each.peer, MembershipNotice(each.number, each.is_whole, records))
+            elif isinstance(each, Acknowledgement):
+                self._queue(each.peer, MembershipAcknowledgement(each.number))
+            elif isinstance(each, Query):
+                self._queue(each.peer, MembershipQuery(each.digest))
             elif isinstance(each, (Admit, Redirect, Refuse)):
                 agent.spawn(partial(self._answer, each))
             elif isinstance(each, Changed) and each.record.state is MemberState.LEFT:
-                # It waits for the note about that, which is in its mail.
-                self._post(each.record.id, partial(self._bury, each.record))
+                # It waits for the acknowledgement of that, which is in its queue.
+                self._queue(each.record.id, partial(self._lose, each.record))
             elif isinstance(each, Changed) and not each.record.is_in:
-                agent.spawn(partial(self._bury, each.record))
+                agent.spawn(partial(self._lose, each.record))
             elif isinstance(each, Excluded):
-                agent.spawn(partial(self._go_alone, each.cause))
+                agent.spawn(partial(self._lose_all, each.cause))
             elif isinstance(each, Confirmed):
                 agent.spawn(self._publish)
             elif isinstance(each, Departed):
                 self._departed.set()
 
     def _answer(self, decision: Admit | Redirect | Refuse) -> None:
-        invocation = self._asking.pop(decision.ticket, None)
+        invocation = self._applicants.pop(decision.ticket, None)
         if invocation is not None:
             is_over = all(record.id != self.worker.id for record in self._living)
             invocation.reply(answer_of(decision, is_over=is_over))
 
-    def _bury(self, record: MemberRecord) -> None:
-        """A member is gone: whatever waits for it fails."""
+    def _lose(self, record: MemberRecord) -> None:
+        """Ends whatever waits for a member that is gone."""
         if record.id != self.worker.id:
             self.worker.agent.peers.lose(record.member.info, gone(record))
 
-    def _go_alone(self, cause: str) -> None:
-        """The others hold this worker for dead, so it holds nobody for alive."""
+    def _lose_all(self, cause: str) -> None:
+        """Gives all others up: they hold this worker for dead, so it holds nobody for alive."""
         agent = self.worker.agent
         for info in self._directory.members():
             if info.worker != self.worker.id:
@@ -316,7 +318,7 @@ class DynamicMembership(Membership):
         )
 
     def _publish(self) -> None:
-        """Says in the store who is here."""
+        """Writes into the store who is in the group."""
         contacts = self._contacts
         if contacts is not None and not self._closed:
             try:
@@ -324,26 +326,26 @@ class DynamicMembership(Membership):
             except RuntimeError:  # the store has gone with its host: newcomers ask members
                 self._contacts = None
 
-    # ------------------------------------------------------------ mail
+    # ------------------------------------------------------------ queues
 
-    def _post(self, to: WorkerId, message: Message | Callable[[], None]) -> None:
+    def _queue(self, to: WorkerId, message: Message | Callable[[], None]) -> None:
         with self._deciding:
-            self._mail.setdefault(to, deque()).append(message)
-            if to in self._posting:
+            self._queues.setdefault(to, deque()).append(message)
+            if to in self._sending:
                 return
-            self._posting.add(to)
-        self.worker.agent.spawn(partial(self._carry, to))
+            self._sending.add(to)
+        self.worker.agent.spawn(partial(self._send_queued, to))
 
-    def _carry(self, to: WorkerId) -> None:
-        """Sends what lies there for `to`, in order, until nothing does."""
+    def _send_queued(self, to: WorkerId) -> None:
+        """Sends what is queued for `to`, in order, until the queue is empty."""
         while True:
             with self._deciding:
-                mail = self._mail[to]
-                if not mail or self._closed:
-                    del self._mail[to]
-                    self._posting.discard(to)
+                queue = self._queues[to]
+                if not queue or self._closed:
+                    del self._queues[to]
+                    self._sending.discard(to)
                     return
-                message = mail.popleft()
+                message = queue.popleft()
             if callable(message):
                 message()
                 continue

@@ -259,8 +259,8 @@ def test_who_is_taken_for_dead_says_so_and_may_join_anew(monkeypatch):
         b = group["b"]
         b_as_a_sees_it = membership(group["a"])._protocol.records.find("b")
         dead = b_as_a_sees_it.ended(MemberState.DIED, "it was silent")
-        membership(group["a"])._take(Lost(b.id, "it was silent"))  # it lives, cut off
-        membership(b)._heard(group["a"].id, MembershipNotice(9, False, (dead.plain(),)))
+        membership(group["a"])._handle(Lost(b.id, "it was silent"))  # it lives, cut off
+        membership(b)._take_notice(group["a"].id, MembershipNotice(9, False, (dead.plain(),)))
         time_limit = ActiveTimeLimit(60)
         while not printed and not time_limit.is_over():
             threading.Event().wait(0.005)
@@ -280,7 +280,7 @@ def test_one_that_was_cut_off_alone_hears_from_the_others_that_it_is_out(monkeyp
         a = group["a"]
         # Those who stay first: they might believe what one that is cut off says of the other.
         for one, other in (("b", "a"), ("c", "a"), ("a", "b"), ("a", "c")):
-            membership(group[one])._take(Lost(group[other].id, "it was silent"))
+            membership(group[one])._handle(Lost(group[other].id, "it was silent"))
         time_limit = ActiveTimeLimit(60)
         while not printed and not time_limit.is_over():
             if membership(a)._asks_the_dead.acquire(blocking=False):
@@ -295,7 +295,7 @@ def test_one_that_was_cut_off_alone_hears_from_the_others_that_it_is_out(monkeyp
 def test_one_that_is_cut_off_and_reaches_the_store_takes_nobody_out_of_it():
     with LocalGroup("a", "b", "c") as group:
         for one, other in (("b", "a"), ("c", "a"), ("a", "b"), ("a", "c")):
-            membership(group[one])._take(Lost(group[other].id, "it was silent"))
+            membership(group[one])._handle(Lost(group[other].id, "it was silent"))
         wait_until(lambda: named_in(group) == ["b", "c"])
         group.kill("c")
         group.join("d")
@@ -328,8 +328,8 @@ def test_two_groups_that_a_cut_has_parted_say_so_when_it_is_over(monkeypatch):
         for here, there in CUT:
             group.network.partition(here, there)
         for here, there in CUT:
-            membership(group[here])._take(Lost(group[there].id, "it was silent"))
-            membership(group[there])._take(Lost(group[here].id, "it was silent"))
+            membership(group[here])._handle(Lost(group[there].id, "it was silent"))
+            membership(group[there])._handle(Lost(group[here].id, "it was silent"))
         two = [["a", "b"], ["a", "b"], ["c", "d"], ["c", "d"]]
         wait_until(lambda: [names(group[each]) for each in "abcd"] == two)
         for here, there in CUT:
@@ -364,8 +364,8 @@ def test_of_two_that_were_cut_off_from_each_other_the_elder_stays(monkeypatch):
     monkeypatch.setattr("sys.excepthook", lambda _kind, error, _trace: printed.append(str(error)))
     with LocalGroup("a", "b") as group:
         a, b = group["a"], group["b"]
-        membership(a)._take(Lost(b.id, "it was silent"))
-        membership(b)._take(Lost(a.id, "it was silent"))
+        membership(a)._handle(Lost(b.id, "it was silent"))
+        membership(b)._handle(Lost(a.id, "it was silent"))
         time_limit = ActiveTimeLimit(60)
         while not printed and not time_limit.is_over():
             for each in (a, b):

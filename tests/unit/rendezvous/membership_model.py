@@ -1,12 +1,13 @@
 """Processes that join, leave, die and are cut off, and a network that delays, repeats, reorders and
-loses: what a `MembershipProtocol` cannot see. The model knows who really lives; the circles have to find out.
+loses: what a `MembershipProtocol` cannot see. The model knows who is really alive; the protocols of
+all members have to find out.
 
 Newcomers come by a store, in which they enter themselves, or by invitation."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch.distributed import HashStore
 
@@ -17,19 +18,16 @@ from lockstitch.rendezvous.membership_events import (
     Acknowledgement,
     Admit,
     Applied,
-    Ask,
     Changed,
     Confirmed,
     Departed,
     Excluded,
     Leaving,
     Lost,
-    Note,
     Notice,
     Query,
     Redirect,
     Refuse,
-    Tell,
     Ticked,
 )
 from lockstitch.rendezvous.membership_protocol import MembershipProtocol
@@ -219,13 +217,8 @@ class Groups:
         me = process.id
         assert me is not None
         for each in instructions:
-            if isinstance(each, Tell):
-                heard = Notice(me, each.number, each.records, each.is_whole)
-                self._send(process, each.to, heard)
-            elif isinstance(each, Note):
-                self._send(process, each.to, Acknowledgement(me, each.number))
-            elif isinstance(each, Ask):
-                self._send(process, each.to, Query(me, each.digest))
+            if isinstance(each, (Notice, Acknowledgement, Query)):
+                self._send(process, each.peer, replace(each, peer=me))
             elif isinstance(each, (Admit, Redirect, Refuse)):
                 if not process.is_cut_off:
                     self.parcels.append(Parcel(self._tickets[each.ticket], each, sender=process))

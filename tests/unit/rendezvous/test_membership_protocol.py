@@ -1,6 +1,6 @@
 """Members agree on who is in, whatever happens meanwhile: any schedule, and the cases it is about.
 
-The model is in `circles`; hypothesis is its weather.
+The model is in `membership_model`; hypothesis chooses the schedule.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from lockstitch.rendezvous.membership_events import (
     Notice,
     Query,
     Refuse,
-    Tell,
     Ticked,
 )
 from lockstitch.rendezvous.membership_protocol import MembershipProtocol
@@ -290,22 +289,22 @@ def test_who_loses_one_after_the_other_strikes_nobody_out_of_the_store() -> None
     ]
     protocol = MembershipProtocol(records[0], records[1:])
     out = protocol.handle(Lost(records[1].id, "it was silent", False))
-    (tell,) = (each for each in out if isinstance(each, Tell))
+    (notice,) = (each for each in out if isinstance(each, Notice))
     assert confirmed(out + protocol.handle(Ticked())) == []
-    assert (
-        confirmed(protocol.handle(Acknowledgement(records[2].id, tell.number - 1))) == []
-    )  # of before
+    of_before = Acknowledgement(records[2].id, notice.number - 1)
+    assert confirmed(protocol.handle(of_before)) == []
     assert confirmed(protocol.handle(Lost(records[2].id, "it was silent", False))) == []
-    assert confirmed(protocol.handle(Acknowledgement(records[2].id, tell.number))) == []  # too late
+    too_late = Acknowledgement(records[2].id, notice.number)
+    assert confirmed(protocol.handle(too_late)) == []
 
     protocol = MembershipProtocol(records[0], records[1:])
     out = protocol.handle(Lost(records[1].id, "it was silent", False))
-    (tell,) = (each for each in out if isinstance(each, Tell))
-    assert confirmed(protocol.handle(Acknowledgement(records[2].id, tell.number))) == [["a", "c"]]
+    (notice,) = (each for each in out if isinstance(each, Notice))
+    assert confirmed(protocol.handle(Acknowledgement(records[2].id, notice.number))) == [["a", "c"]]
     assert confirmed(protocol.handle(Ticked())) == []
 
 
-def test_who_leaves_waits_for_one_note_of_that_however_it_was_told() -> None:
+def test_who_leaves_waits_for_one_acknowledgement_of_that_however_it_was_told() -> None:
     elder, me = (
         MemberRecord(Member(WorkerInfo(name, rank, 0), (f"memory:{name}",), "here"), rank, name)
         for rank, name in enumerate("ab")
@@ -314,7 +313,7 @@ def test_who_leaves_waits_for_one_note_of_that_however_it_was_told() -> None:
     out = protocol.handle(Leaving())
     # An answer to an earlier question is still on its way, and is put right.
     out += protocol.handle(Notice(elder.id, 7, (elder, me), is_whole=True))
-    farewell, correction = (each for each in out if isinstance(each, Tell))
+    farewell, correction = (each for each in out if isinstance(each, Notice))
     assert farewell.records == correction.records
     assert protocol.handle(Acknowledgement(elder.id, correction.number)) == [Departed()]
     assert protocol.is_settled
