@@ -1,27 +1,27 @@
 """Calls to functions on other workers, and references to their results.
 
-    api.py               rpc_sync, rpc_async, remote, shutdown, get_worker_info: the face
-    lifecycle.py         init_rpc
-    startup.py           building a worker: it listens, finds the others, gets its services
-    workers.py           who is in the group, waiting for one, hearing of changes
-    membership.py        how a worker belongs to its group
-    dynamic_membership.py  … to one that workers join and leave: carries out rendezvous.membership_protocol
-    dynamic_directory.py  … who is in it, and how to reach them
-    announcer.py         tells callbacks, in order
-    admission.py         the way into such a group
-    joining.py            a worker's place: who it is, how it finds the others
-    leaving.py           ending a worker: together with the others, alone, or at once
-    quiescence.py          when may all go: nothing is under way anywhere
-    tree.py          the tree on which workers meet
-    barriers.py        who has come to a meeting (no messages)
-    groups.py            gathering by calls: _all_gather, _barrier, _wait_all_workers
-    waiting.py           wait_all, which Ctrl-C can end
-    options.py           what init_rpc can be told
-    device_maps.py       what it is told of devices, checked by all
-    backend_registry.py  backends by name
-    functions.py         async_execution
-    profiling.py         calls as ranges of a profiler
-    constants.py         defaults
+    api.py                rpc_sync, rpc_async, remote, shutdown, get_worker_info: what programs call
+    lifecycle.py          init_rpc
+    startup.py            building a worker: it listens, finds the others, gets its services
+    joining.py            how a worker joins its group: static, or dynamic
+    admission.py          being let into a group that workers join and leave
+    workers.py            who is in the group, waiting for one, hearing of changes
+    membership.py         how a worker belongs to its group
+    dynamic_membership.py the same where workers join and leave: carries out membership_protocol
+    dynamic_directory.py  who is in such a group, and how to reach them
+    announcer.py          tells callbacks of changes, in order
+    leaving.py            ending a worker: together with the others, alone, or at once
+    quiescence.py         when all may go: nothing is under way anywhere
+    barriers.py           who has come to a barrier, and what each brought (no messages)
+    tree.py               the tree along which the workers of a barrier talk
+    groups.py             gathering by calls: _all_gather, _barrier, _wait_all_workers
+    waiting.py            wait_all, which Ctrl-C can end
+    options.py            what init_rpc can be told
+    device_maps.py        what it is told of devices, checked by all
+    backend_registry.py   backends by name
+    functions.py          async_execution
+    profiling.py          calls as ranges of a profiler
+    constants.py          defaults
 
 For programs written for `torch.distributed.rpc`, under its names: agents.py (the agent as a view of
 a worker), compat.py (underscore names), internal.py (serialize and deserialize), rref_proxy.py, and

@@ -1,4 +1,4 @@
-"""Coming into a group that workers join and leave: whom to ask, and what to do with the answer.
+"""Being let into a group that workers join and leave: whom to ask, and what to do with the answer.
 
     the store (`rendezvous.contacts`), or one address ─► ask a member ─► ask the eldest ─► in
 
@@ -39,7 +39,7 @@ _SCHEME: Final = "lockstitch://"
 Answer = tuple[str, Any]
 """What is replied: a word, and what goes with it.
 
-    admitted    this worker as a life, and all lives
+    admitted    this worker's record, and those of all
     elsewhere   addresses and host of the member that decides
     refused     why
     over        the member that was asked is leaving itself
@@ -47,7 +47,7 @@ Answer = tuple[str, Any]
 
 
 def answer_of(decision: Admit | Redirect | Refuse, *, is_over: bool) -> Answer:
-    """A decision of the circle as plain values."""
+    """Returns a decision of `rendezvous.membership_protocol` as plain values."""
     if isinstance(decision, Admit):
         return "admitted", (
             decision.record.plain(),
@@ -69,13 +69,13 @@ class JoinRequest:
     devices: str = ""
 
     def member(self, rank: int, generation: int) -> Member:
-        """The worker once it is in."""
+        """Returns the member that the worker is once it is in."""
         return Member(WorkerInfo(self.name, rank, generation), self.addresses, self.host)
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A worker that is in: its life, all lives, and the group's mark."""
+    """A worker that is in: its own record, those of all, and which group it is."""
 
     me: MemberRecord
     records: tuple[MemberRecord, ...]
@@ -83,7 +83,8 @@ class Admitted:
 
 
 class AskMember(Protocol):
-    """Puts the question to the worker at one of these addresses; raises `PeerDiedError`."""
+    """Asks the worker at `where` (its addresses and its host) to let one in. Raises
+    `PeerDiedError`."""
 
     def __call__(
         self, join_request: JoinRequest, mark: str, where: tuple[Sequence[str], str], timeout: float
@@ -91,7 +92,7 @@ class AskMember(Protocol):
 
 
 class Admission:
-    """One worker's way in."""
+    """The attempts of one worker to be let into a group."""
 
     def __init__(
         self, join_request: JoinRequest, ask: AskMember, clock: Clock, timeout_seconds: float
@@ -107,8 +108,8 @@ class Admission:
         """Members that were named and do not live any more."""
 
     def by_address(self, address: str) -> Admitted:
-        """In through the member that listens there. Raises `RuntimeError`: nobody does, it is
-        refused, or the time is over."""
+        """Comes in through the member that listens at `address`. Raises `RuntimeError`: nobody
+        does, the worker is refused, or the time is over."""
         host = host_identity()  # the caller says that it can be reached
         while True:
             found = self._follow((address,), host)
@@ -117,8 +118,8 @@ class Admission:
             self._pause(f"no member of a group answers at {address}")
 
     def by_store(self, contacts: Contacts) -> Admitted:
-        """In through any member named in a store; as the founder where none lives. Raises
-        `RuntimeError`: it is refused, the group is static, or the time is over."""
+        """Comes in through any member named in a store; founds the group where none is alive.
+        Raises `RuntimeError`: the worker is refused, the group is static, or the time is over."""
         while True:
             seen = contacts.read()
             entry = self._through(seen.members, seen.group_id)
@@ -147,7 +148,8 @@ class Admission:
     def _follow(
         self, addresses: Sequence[str], host: str, known: Member | None = None
     ) -> Admitted | None:
-        """In, by this member or the one that it names; None where that leads nowhere."""
+        """Comes in through a member at these addresses, or the one that it names; returns None
+        where that leads nowhere."""
         if known is not None:
             self._gone.discard(known)
         where = (addresses, host)
@@ -183,8 +185,8 @@ class Admission:
         if waited >= NOTICE_SECONDS and not self._is_told:
             self._is_told = True
             say(
-                f"worker {self._join_request.name!r} waits to get into the group: {why}; it gives up after "
-                f"{self._timeout_seconds:g} s"
+                f"worker {self._join_request.name!r} waits to get into the group: {why}; "
+                f"it gives up after {self._timeout_seconds:g} s"
             )
         self._clock.wait(threading.Event(), _PAUSE_SECONDS)
 
@@ -197,7 +199,7 @@ def _names(members: Mapping[str, Member]) -> str:
 
 
 class Applicants:
-    """Asks over `transport`; the `options` are those of the worker to be."""
+    """Asks members over `transport`; the `options` are those of the worker to be."""
 
     def __init__(self, transport: Transport, options: AgentOptions, clock: Clock) -> None:
         self._transport = transport
@@ -266,18 +268,19 @@ class Invitation:
     address: str
 
     def __str__(self) -> str:
-        scheme, _, place = self.address.partition(":")
-        return _SCHEME + (place if scheme in ("unix", "tcp") else self.address)
+        scheme, _, rest = self.address.partition(":")
+        return _SCHEME + (rest if scheme in ("unix", "tcp") else self.address)
 
     @classmethod
     def read(cls, init_method: str) -> Invitation | None:
-        """None where the URL is of another kind. Raises `ValueError` where it names no place."""
+        """Returns the invitation that a URL is; None where it is of another kind. Raises
+        `ValueError` where it names no address."""
         if not init_method.startswith(_SCHEME):
             return None
-        place = init_method.removeprefix(_SCHEME)
-        if not place or (not place.startswith("/") and ":" not in place):
+        address = init_method.removeprefix(_SCHEME)
+        if not address or (not address.startswith("/") and ":" not in address):
             raise ValueError(
                 f"{init_method!r} names no member of a group: it is lockstitch://host:port or "
                 "lockstitch:///path, as rpc.invitation() of a member says"
             )
-        return cls(f"{'unix' if place.startswith('/') else 'tcp'}:{place}")
+        return cls(f"{'unix' if address.startswith('/') else 'tcp'}:{address}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RpcAgent:
-    """What every backend's agent is."""
+    """The base class of every backend's agent."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class TensorPipeAgent(RpcAgent):
     worker: Worker
 
     def get_worker_info(self, worker_name: str | int | None = None) -> WorkerInfo:
-        """Name and rank of this worker, or of the one with that name or rank."""
+        """Returns name and rank of this worker, or of the one with that name or rank."""
         if worker_name is None:
             return self.worker.info
         return self.worker.agent.resolve(worker_name)
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        """Names and ranks of all workers."""
+        """Returns names and ranks of all workers."""
         return list(self.worker.agent.members())
 
     @property
@@ -46,11 +46,11 @@ class TensorPipeAgent(RpcAgent):
         return self.worker.service(Membership).is_static
 
     def _get_device_map(self, worker_info: WorkerInfo) -> dict[torch.device, torch.device]:
-        """Which device of ours becomes which of that worker's."""
+        """Returns which device of ours becomes which of that worker's."""
         return dict(self.worker.agent.options.device_maps.get(worker_info.name, {}))
 
     def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
-        """The number of threads, the timeout and the device maps that are in force."""
+        """Returns the number of threads, the timeout and the device maps that are in force."""
         agent = self.worker.agent
         options = TensorPipeRpcBackendOptions(
             num_worker_threads=agent.options.num_threads, rpc_timeout=agent.default_timeout
@@ -59,8 +59,8 @@ class TensorPipeAgent(RpcAgent):
         return options
 
     def get_debug_info(self) -> dict[str, str]:
-        """How many threads and calls there are, under the incumbent's keys, and what the pools of
-        memory hold (see `memory.pools.PoolStatistics`)."""
+        """Returns how many threads and calls there are, under the incumbent's keys, and what the
+        pools of memory hold (see `memory.pools.PoolStatistics`)."""
         agent = self.worker.agent
         now = agent.statistics()
         pools: dict[str, Pool] = {"buffers": agent.buffers}
@@ -80,7 +80,7 @@ class TensorPipeAgent(RpcAgent):
         }
 
     def get_metrics(self) -> dict[str, str]:
-        """The same figures."""
+        """Returns what `get_debug_info` returns."""
         return self.get_debug_info()
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
@@ -90,7 +90,7 @@ class TensorPipeAgent(RpcAgent):
         self.worker.service(Quiescence).wait_until_all_rest(timeout or None)
 
     def sync(self) -> None:
-        """As `join`."""
+        """Does what `join` does, without a timeout."""
         self.join()
 
     def shutdown(self) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.worker import Worker
 
-PATIENCE_SECONDS: Final = 0.2
-"""How long the end waits for a callback that takes its time."""
+CALLBACK_SECONDS: Final = 0.2
+"""How long `close` waits for a callback that takes its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ Callback = "Callable[[MembershipEvent], object]"
 
 
 class Announcer:
-    """See the module. The thread starts with the first callback."""
+    """Tells callbacks of changes, on a thread that starts with the first callback."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -55,7 +55,7 @@ class Announcer:
     def add(
         self, callback: Callable[[MembershipEvent], object], so_far: list[MembershipEvent]
     ) -> None:
-        """From now on tells `callback`, of `so_far` first."""
+        """Tells `callback` of changes from now on, and of `so_far` first."""
         with self._lock:
             if self._closed:
                 return
@@ -68,27 +68,27 @@ class Announcer:
                 self._thread.start()
 
     def remove(self, callback: Callable[[MembershipEvent], object]) -> None:
-        """Tells it nothing that happens from now on; harmless when repeated."""
+        """Tells `callback` of nothing that happens from now on; harmless when repeated."""
         with self._lock:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
 
     def announce(self, event: MembershipEvent) -> None:
-        """Has all told, in the order of the calls; does not wait."""
+        """Has all callbacks told, in the order of the calls; does not wait."""
         with self._lock:
             for callback in self._callbacks:
                 self._queue.put((callback, event))
 
-    def close(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        """Tells what is still to be told, and ends the thread; waits a moment at most for a
-        callback that takes its time."""
+    def close(self, timeout_seconds: float = CALLBACK_SECONDS) -> None:
+        """Tells what is still to be told, and ends the thread. Waits for a callback that takes its
+        time, but no longer than that."""
         with self._lock:
             self._closed = True
             self._callbacks.clear()
             thread = self._thread
         self._queue.put(None)
         if thread is not None and thread is not threading.current_thread():
-            thread.join(patience_seconds)
+            thread.join(timeout_seconds)
 
     def _run(self) -> None:
         self._worker.adopt_thread()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class BackendValue(NamedTuple):
-    """What a backend consists of."""
+    """The two functions that a backend consists of."""
 
     construct_rpc_backend_options_handler: Callable[..., RpcBackendOptions]
     init_backend_handler: Callable[..., Any]
@@ -86,7 +86,7 @@ def construct_rpc_backend_options(
     init_method: str = DEFAULT_INIT_METHOD,
     **kwargs: Any,
 ) -> RpcBackendOptions:
-    """The options of `backend`, with `kwargs` for what only it knows."""
+    """Makes the options of `backend`, with `kwargs` for those that only it has."""
     return backend.value.construct_rpc_backend_options_handler(rpc_timeout, init_method, **kwargs)
 
 
@@ -96,7 +96,7 @@ def init_backend(backend: BackendType, *args: Any, **kwargs: Any) -> Any:
 
 
 def infer_backend(options: RpcBackendOptions) -> BackendType:
-    """The backend that makes options like these; the latest registered first.
+    """Returns the backend that makes options like these; of several, the latest registered.
 
     Raises `TypeError` where there is none.
     """

@@ -1,11 +1,12 @@
-"""Who has come to a meeting of several workers, and what each brought. No messages, no calls.
+"""Barriers of several workers: who has come to one, and what each brought. No messages, no calls.
 
-A *gathering* is one meeting of one set of workers, on the tree of `tree`. What is brought goes
-up: a worker is *ready* when it has come itself and all below it have, and then brings everything of
-its branch to its parent. The result comes down from the leader, and the gathering is *settled*.
+The workers of a barrier talk to each other along a tree (`tree`). What is brought goes up: at a
+worker the barrier is *ready* when it has come itself and all below it have; the worker then brings
+everything of its subtree to its parent. The result comes down from the leader, and the barrier is
+*settled*.
 
-The same workers may meet again and again, also from several threads at once: each meeting has its
-own name, counted up on every worker alike.
+The same workers may meet at a barrier again and again, also from several threads at once: each
+barrier has an id of its own, counted up on every worker alike.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class Barrier:
-    """One meeting, as one worker sees it. Both events are set when it fails."""
+    """One barrier, as one worker sees it. Both events are set when it fails."""
 
     def __init__(self) -> None:
         self.node: TreeNode | None = None
         """None until this worker comes itself."""
         self.brought: dict[str, Any] = {}
-        """What this worker and its children brought, by name; a child brings all of its branch."""
+        """What this worker and its children brought, by name; a child brings all of its subtree."""
         self.result: Any = None
         self.failure: LockstitchError | None = None
         self.ready = threading.Event()
@@ -40,7 +41,7 @@ class Barrier:
 
     @property
     def awaited(self) -> dict[str, WorkerId]:
-        """The neighbours that must say something next: children, then the parent."""
+        """The neighbours that must say something next: the children, then the parent."""
         if self.node is None or self.settled.is_set():
             return {}
         if self.ready.is_set():
@@ -61,14 +62,14 @@ class Barrier:
 
     @property
     def missing(self) -> list[str]:
-        """The names of those who are waited for; below a child that has come itself, as far as it
-        has told."""
+        """The names of the workers that are waited for; of those below a child that has come
+        itself, as far as it has told."""
         return sorted(
             name for child in self.awaited for name in self._told_missing.get(child, [child])
         )
 
     def note_missing(self, child: WorkerId, names: Sequence[str]) -> None:
-        """A child has come, but waits for these itself."""
+        """Notes that a child has come, but waits for these itself."""
         if self.node is not None:
             for name, worker in self.node.children.items():
                 if worker == child:
@@ -88,7 +89,7 @@ class Barrier:
 
 
 class Barriers:
-    """All meetings for one `purpose` that the worker named `name` takes part in; safe to use from
+    """All barriers for one `purpose` that the worker named `name` takes part in. Safe to use from
     any thread."""
 
     def __init__(self, name: str, purpose: str) -> None:
@@ -99,12 +100,12 @@ class Barriers:
         self._open: dict[str, Barrier] = {}
         self._lost: dict[WorkerId, PeerDiedError] = {}
         self._latest: dict[str, tuple[str, Any]] = {}
-        """Of each set of workers the meeting that was left last, and its result."""
+        """Of each set of workers the barrier that was left last, and its result."""
 
     def begin(self, members: Mapping[str, WorkerId]) -> str:
-        """This worker comes to the next meeting of `members`; returns the meeting's name."""
+        """Brings this worker to the next barrier of `members`; returns the barrier's id."""
         node = TreeNode.of(members, self._name)
-        # Not the names themselves: every message bears the meeting's name.
+        # Not the names themselves: every message bears the id.
         names = ",".join(sorted(members)).encode()
         digest = hashlib.blake2b(names, digest_size=8).hexdigest()
         everybody = f"{self._purpose} of {len(members)} workers {digest}"
@@ -118,8 +119,8 @@ class Barriers:
         return barrier_id
 
     def bring(self, barrier_id: str, name: str, obj: object, *, may_repeat: bool = False) -> None:
-        """`name`, this worker or a child, has come with everything of its branch. Raises
-        `ValueError` when it comes twice, unless it may."""
+        """Notes that `name`, this worker or a child, has come with everything of its subtree.
+        Raises `ValueError` when it comes twice, unless it may."""
         with self._lock:
             barrier = self._expected(barrier_id)
             if barrier is None:
@@ -133,7 +134,7 @@ class Barriers:
             self._check_losses(barrier)  # of the parent, which may be awaited only now
 
     def announce(self, barrier_id: str, result: object) -> None:
-        """The leader's word. Ignored by one who waits no longer."""
+        """Notes the result, which comes from the leader. Ignored where nobody waits any longer."""
         with self._lock:
             barrier = self._open.get(barrier_id)
             if barrier is not None and barrier.failure is None:
@@ -141,8 +142,8 @@ class Barriers:
                 barrier.settled.set()
 
     def result_of(self, barrier_id: str) -> list[Any]:
-        """The result, alone in a list, of a meeting that is settled; nothing, while it is not. What
-        has become of one before the latest, nobody asks any more."""
+        """Returns the result, alone in a list, of a barrier that is settled; an empty list while it
+        is not. Nobody asks for barriers before the latest any more."""
         with self._lock:
             barrier = self._open.get(barrier_id)
             if barrier is not None:
@@ -152,53 +153,53 @@ class Barriers:
             return [result] if latest == barrier_id else []
 
     def call_off(self, barrier_id: str, error: LockstitchError) -> None:
-        """That meeting does not take place; whoever comes to it later hears so at once."""
+        """Ends that barrier with an error; whoever comes to it later gets the error at once."""
         with self._lock:
             barrier = self._expected(barrier_id)
             if barrier is not None:
                 barrier.fail(error)
 
     def note_missing(self, barrier_id: str, child: WorkerId, names: Sequence[str]) -> None:
-        """A child has come to a meeting, but waits for these itself."""
+        """Notes that a child has come to a barrier, but waits for these itself."""
         with self._lock:
             barrier = self._open.get(barrier_id)
             if barrier is not None:
                 barrier.note_missing(child, names)
 
     def get(self, barrier_id: str) -> Barrier:
-        """The meeting of that name, between `begin` and `end`."""
+        """Returns the barrier with that id, between `begin` and `end`."""
         return self._open[barrier_id]
 
     def holds(self, barrier_id: str) -> bool:
-        """Whether that meeting is one of these, and open."""
+        """Whether that barrier is one of these, and open."""
         return barrier_id in self._open
 
     def waiting(self) -> list[list[str]]:
-        """Whom each open meeting waits for."""
+        """Returns, for each open barrier, the names of those that it waits for."""
         with self._lock:
             return [each.missing for each in self._open.values() if each.missing]
 
     def awaited(self) -> set[WorkerId]:
-        """The neighbours that any open meeting waits for."""
+        """Returns the neighbours that any open barrier waits for."""
         with self._lock:
             return {each for open_ in self._open.values() for each in open_.awaited.values()}
 
     def end(self, barrier_id: str) -> None:
-        """This worker leaves the meeting."""
+        """Forgets the barrier: this worker leaves it."""
         with self._lock:
             barrier = self._open.pop(barrier_id, None)
             if barrier is not None and barrier.settled.is_set() and not barrier.failure:
                 self._latest[_everybody_of(barrier_id)] = barrier_id, barrier.result
 
     def lose(self, worker: WorkerId, error: PeerDiedError) -> None:
-        """`worker` is dead: every meeting that waits for it, now or later, fails with `error`."""
+        """Has every barrier that waits for the dead `worker`, now or later, fail with `error`."""
         with self._lock:
             self._lost[worker] = error
             for barrier in self._open.values():
                 self._check_losses(barrier)
 
     def _expected(self, barrier_id: str) -> Barrier | None:
-        """A meeting of ours that is open, or that this worker has not come to yet; None for one
+        """Returns a barrier that is open, or that this worker has not come to yet; None for one
         that it has left, and for those of another purpose."""
         everybody, _, number = barrier_id.rpartition("#")
         if not everybody.startswith(f"{self._purpose} of "):
@@ -214,5 +215,5 @@ class Barriers:
 
 
 def _everybody_of(barrier_id: str) -> str:
-    """What the names of all meetings of the same workers begin with."""
+    """Returns what the ids of all barriers of the same workers begin with."""
     return barrier_id.rpartition("#")[0]

@@ -31,7 +31,7 @@ _is_tensorpipe_available = True
 
 
 def is_available() -> bool:
-    """True: there is nothing that could be missing."""
+    """Returns True: there is nothing that could be missing."""
     return True
 
 
@@ -49,8 +49,8 @@ _NOT_HERE = {
 
 
 def why_not_here(name: str) -> str:
-    """What to tell a program that looks for this name of the incumbent's: a clause that begins with
-    a colon, or nothing where nothing is known."""
+    """Returns what to tell a program that looks for this name of the incumbent's: a clause that
+    begins with a colon, or nothing where nothing is known."""
     lower = name.lower()
     reason = next((text for part, text in _NOT_HERE.items() if part in lower), None)
     if reason is None or name.startswith("__"):
@@ -109,7 +109,7 @@ def _is_current_rpc_agent_set() -> bool:
 
 
 def _get_current_rpc_agent() -> TensorPipeAgent:
-    """The current worker as an agent."""
+    """Returns the current worker as an agent."""
     return TensorPipeAgent(current_worker())
 
 
@@ -139,7 +139,7 @@ def enable_gil_profiling(flag: bool) -> None:
 
 
 def _get_debug_info() -> dict[str, str]:
-    """All figures of this worker: references, calls, autograd."""
+    """Returns all figures of this worker: references, calls, autograd."""
     info = _rref_context_get_debug_info()
     info.update(_get_current_rpc_agent().get_debug_info())
     info.update(autograd._get_debug_info())
@@ -150,7 +150,7 @@ def _get_debug_info() -> dict[str, str]:
 
 
 def _rref_context_get_debug_info() -> dict[str, str]:
-    """How many values this worker owns for others, and what is still unconfirmed."""
+    """Returns how many values this worker owns for others, and what is still unconfirmed."""
     return current_worker().service(ReferenceService).debug_info()
 
 
@@ -170,8 +170,8 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: timedelta | None = None) 
 
 @contextlib.contextmanager
 def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
-    """Within, calls of this process are serialized by `rpc_pickler.serialize`; callees read them by
-    `internal.deserialize`."""
+    """A context manager within which calls of this process are serialized by
+    `rpc_pickler.serialize`; callees read them by `internal.deserialize`."""
     api: Any = sys.modules["lockstitch.rpc.api"]
     before = api._default_pickler
     api._default_pickler = rpc_pickler

@@ -1,4 +1,4 @@
-"""The numbers behind the defaults of the face."""
+"""The default values of the arguments that programs give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device maps at the start of a worker: said to the others, and checked before anybody calls.
+"""Device maps at the start of a worker: they are told to the others and checked before any call.
 
 In a static group a worker with a map publishes it with its entry. Only where there is such an entry
 do all say how many devices they have, and then all check all maps, so that all fail or none does.
@@ -33,8 +33,8 @@ Maps = dict[str, dict[torch.device, torch.device]]
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """What one worker's options say of devices, and how many CUDA devices it has (None: it was not
-    asked)."""
+    """What one worker's options say of devices, and how many CUDA devices the worker has (None: it
+    was not asked)."""
 
     maps: Maps = field(default_factory=dict)
     devices: tuple[torch.device, ...] = ()
@@ -42,12 +42,12 @@ class DeviceUse:
 
     @classmethod
     def of(cls, options: TensorPipeRpcBackendOptions) -> DeviceUse:
-        """Without the count."""
+        """Takes from the options what they say of devices; the count is left open."""
         maps = {name: dict(map_) for name, map_ in options.device_maps.items() if map_}
         return cls(maps, tuple(options.devices))
 
     def encode(self) -> str:
-        """As published; nothing where the options say nothing."""
+        """Returns the text that is published; an empty one where the options say nothing."""
         if not self.maps and not self.devices:
             return ""
         maps = {
@@ -58,7 +58,7 @@ class DeviceUse:
 
     @classmethod
     def decode(cls, text: str, count: int | None = None) -> DeviceUse:
-        """The reverse. Raises `RemoteProtocolError` for what is none."""
+        """Reads such a text. Raises `RemoteProtocolError` for what is none."""
         if not text:
             return cls(count=count)
         try:
@@ -76,14 +76,14 @@ class DeviceUse:
 
 
 def count_devices() -> int:
-    """How many CUDA devices this worker has. This does not initialise CUDA."""
+    """Returns how many CUDA devices this worker has, without initialising CUDA."""
     return kinds.count()
 
 
 def agree(store: Store, roster: StaticRoster, timeout_seconds: float) -> None:
-    """All workers of a static group check all maps, if there are any, and CUDA is initialised where
-    they say that it will be used. Raises what `check` raises, and `RuntimeError` for workers that
-    do not come."""
+    """Checks the maps of all workers of a static group, if there are any, on each of them, and
+    initialises CUDA where they say that it will be used. Raises what `check` raises, and
+    `RuntimeError` for workers that do not come."""
     members = roster.members()
     if not any(member.devices for member in members):
         return
@@ -98,7 +98,7 @@ def agree(store: Store, roster: StaticRoster, timeout_seconds: float) -> None:
 
 
 def check_alone(name: str, use: DeviceUse) -> None:
-    """Likewise where workers come and go, of this one alone."""
+    """Does the same for this worker alone, where workers come and go."""
     if use.encode():
         uses = {name: dataclasses.replace(use, count=count_devices())}
         check(uses, is_static=False)

@@ -1,4 +1,4 @@
-"""Who is in a group that workers join and leave, and how to reach them: what the agent looks up."""
+"""The agent's directory of a group that workers join and leave: who is in, where to reach them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def gone(record: MemberRecord) -> PeerDiedError:
-    """What is raised where that life is wanted after its end."""
+    """Returns the error for those that want a worker whose life in the group has ended."""
     error = PeerLeftError if record.state is MemberState.LEFT else PeerDiedError
     return error(record.name, record.cause)
 
 
 class DynamicDirectory:
-    """The agent's `Directory`: who is in, as of the last change. Lookups take no lock."""
+    """The agent's `Directory` of such a group, as of the last change. Lookups take no lock."""
 
     is_fixed = False
 
@@ -37,7 +37,7 @@ class DynamicDirectory:
         self.update(protocol.records.living())
 
     def update(self, living: Sequence[MemberRecord], ended: MemberRecord | None = None) -> None:
-        """Something has changed."""
+        """Takes in a change: who is in now, and whose life has `ended`, if one has."""
         self._table = Table(record.member for record in living)
         for record in living:
             self._infos[record.id] = record.member.info
@@ -46,8 +46,8 @@ class DynamicDirectory:
             self._ended[ended.id] = ended
 
     def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
-        """By identity also one that is gone, which still has a name; by name or rank who is in.
-        Raises `PeerDiedError` or `PeerLeftError` for a name or rank whose worker is gone."""
+        """Returns the worker with that identity, also if it is gone, or that name or rank, if it is
+        in. Raises `PeerDiedError` or `PeerLeftError` for a name or rank whose worker is gone."""
         if isinstance(key, tuple):
             return self._infos.get(key)
         member = self._table.find(key)
@@ -72,6 +72,6 @@ class DynamicDirectory:
         return self.reach(member, timeout_seconds)
 
     def reach(self, member: Member, timeout_seconds: float) -> Connection:
-        """A connection to one that is a member or was."""
+        """Connects to a worker that is a member, or was one."""
         address = choose_address(member.addresses, member.host == host_identity())
         return self._transport.connect(address, timeout_seconds)

@@ -1,7 +1,7 @@
-"""What all workers of a set do together, by calls: gather, and wait for each other.
+"""What all workers of a set do together, by calls: gather objects, and wait for each other.
 
-They do so on the tree of `tree`: each has at most five to talk to, and up to five workers are a
-star around the one whose name comes first.
+They talk along a tree (`tree`): each has at most five to talk to, and up to five workers are a star
+around the one whose name comes first.
 
 Programs call these as `rpc.api._all_gather` and so on, and patch them there. Therefore the two
 functions that run on *other* workers travel under that module's name: what the callee's program put
@@ -51,15 +51,15 @@ def _all_gather(
             _gather_to_leader(barrier_id, worker.name, {} if obj is None else {worker.name: obj})
             quiescence.wait_for(barrier_id, barrier, barrier.ready, limit.remaining or None)
             objects: dict[str, Any] = {}
-            for node in barrier.brought.values():
-                objects.update(node)
+            for of_subtree in barrier.brought.values():
+                objects.update(of_subtree)
             for parent in barrier.neighbours_above:
                 contribution = (barrier_id, worker.name, objects)
                 seconds = limit.remaining if timeout > 0 else timeout
                 worker.agent.outgoing.call(parent, _gather_to_leader, contribution, None, seconds)
                 # A moment more: the parent knows better who is missing, and says so.
-                patience = limit.remaining + _MOMENT_SECONDS if timeout > 0 else None
-                quiescence.wait_for(barrier_id, barrier, barrier.settled, patience)
+                longer = limit.remaining + _MOMENT_SECONDS if timeout > 0 else None
+                quiescence.wait_for(barrier_id, barrier, barrier.settled, longer)
                 objects = barrier.result
         _broadcast(worker, barrier.neighbours_below, barrier_id, objects, timeout)
         return {name: objects.get(name) for name in members}  # type: ignore[misc]
@@ -74,6 +74,8 @@ def _broadcast(
     objects: Mapping[str, Any],
     timeout: float,
 ) -> None:
+    """Sends the objects of all to the children. Raises `RuntimeError` naming those that do not
+    answer."""
     agent = worker.agent
     futures = {
         agent.info_of(to).name: agent.outgoing.call_async(
@@ -100,14 +102,14 @@ def _broadcast(
 def _gather_to_leader(
     sequence_id: str, worker_name: str, obj: object, worker_names: Collection[str] | None = None
 ) -> None:
-    """At the one who leads a branch: a worker has come, with what all below it brought."""
+    """Runs on the parent: a child has come, with what all below it brought."""
     del worker_names  # the leader knows whom it waits for
     current_worker().service(Quiescence).barriers.bring(sequence_id, worker_name, obj)
 
 
 @needed
 def _broadcast_to_followers(sequence_id: str, objects_map: Mapping[str, object]) -> None:
-    """At one of a branch: all have come."""
+    """Runs on a child: all have come, and brought these objects."""
     current_worker().service(Quiescence).barriers.announce(sequence_id, objects_map)
 
 

@@ -47,8 +47,8 @@ class PythonUDF(NamedTuple):
 
 
 class _InternalRPCPickler:
-    """Works with and without a current worker; references are forked by the worker they belong
-    to."""
+    """Serializes values with and without a current worker; references are forked by the worker
+    they belong to."""
 
     def __init__(self) -> None:
         self._registry = PicklingRegistry()
@@ -60,12 +60,12 @@ class _InternalRPCPickler:
         )
 
     def serialize(self, obj: object) -> tuple[bytes, list[Item]]:
-        """`obj` as bytes, and the tensors (or large buffers) lifted out of it."""
+        """Returns `obj` as bytes, and the tensors (or large buffers) lifted out of it."""
         payload, _ = pack(obj, self._registry, records=_records)
         return bytes([payload.encoding]) + bytes(payload.stream), list(payload.items)
 
     def deserialize(self, binary_data: bytes, tensor_table: Sequence[Item]) -> Any:
-        """What was serialized."""
+        """Returns the value that was serialized."""
         return unpack(Payload(binary_data[0], binary_data[1:], tensor_table), self._registry)
 
 
@@ -81,18 +81,18 @@ deserialize = _internal_rpc_pickler.deserialize
 def _build_rpc_profiling_key(
     exec_type: RPCExecMode, func_name: str, current_worker_name: str, dst_worker_name: str
 ) -> str:
-    """What the range of a call is named in a profile."""
+    """Returns the name that the range of a call has in a profile."""
     return profiling_key(exec_type, func_name, current_worker_name, dst_worker_name)
 
 
 def run_pickled(binary_data: bytes, tensor_table: Sequence[Item]) -> Any:
-    """On the callee: makes the call that a program's own pickler has serialized."""
+    """Makes, on the callee, the call that a program's own pickler has serialized."""
     function, args, kwargs = deserialize(binary_data, tensor_table)
     return function(*args, **(kwargs or {}))
 
 
 @async_execution
 def run_pickled_async(binary_data: bytes, tensor_table: Sequence[Item]) -> Future[Any]:
-    """As `run_pickled`, for functions that return a future of their result."""
+    """Does what `run_pickled` does, for functions that return a future of their result."""
     future: Future[Any] = run_pickled(binary_data, tensor_table)
     return future

@@ -1,6 +1,5 @@
-"""A worker's place in its group: who it is, how it finds the others, how it belongs to them.
-
-In a static group it comes from a meeting in the store, in a dynamic one from the members.
+"""How a worker joins its group: a static one by a meeting in the store, a dynamic one by being let
+in by a member.
 """
 
 from __future__ import annotations
@@ -33,8 +32,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GroupEntry:
-    """See the module."""
+class JoinedGroup:
+    """A group that a worker has joined: who the worker is there, how it finds the others, and how
+    it belongs to them."""
 
     me: WorkerInfo
     directory: Directory
@@ -66,15 +66,15 @@ class RosterDirectory:
         return self._transport.connect(address, timeout_seconds)
 
 
-def enter_static_group(
+def join_static_group(
     store: Store | Invitation,
     join_request: JoinRequest,
     world_size: int,
     transport: Transport,
     seconds: float,
-) -> GroupEntry:
-    """Meets the others in the store. Raises what `rendezvous.join` and `device_maps.agree` raise,
-    and `ValueError` for an invitation."""
+) -> JoinedGroup:
+    """Meets the others in the store and checks all device maps. Raises what `rendezvous.join` and
+    `device_maps.agree` raise, and `ValueError` for an invitation."""
     if isinstance(store, Invitation):
         raise ValueError(
             f"{store} invites into a group that workers join and leave: it has no world_size"
@@ -94,17 +94,17 @@ def enter_static_group(
         roster.leave()
         raise
     directory = RosterDirectory(roster, transport)
-    return GroupEntry(roster.me, directory, lambda worker: StaticMembership(worker, roster))
+    return JoinedGroup(roster.me, directory, lambda worker: StaticMembership(worker, roster))
 
 
-def enter_dynamic_group(
+def join_dynamic_group(
     store: Store | Invitation,
     join_request: JoinRequest,
     transport: Transport,
     options: AgentOptions,
     seconds: float,
-) -> GroupEntry:
-    """Is let in by a member, or founds the group. Raises `RuntimeError`."""
+) -> JoinedGroup:
+    """Is let in by a member, or founds the group. Raises what `Admission` raises."""
     ask = Applicants(transport, options, SYSTEM_CLOCK).ask
     admission = Admission(join_request, ask, SYSTEM_CLOCK, seconds)
     contacts = None
@@ -125,4 +125,4 @@ def enter_dynamic_group(
     def make_membership(worker: Worker) -> Membership:
         return DynamicMembership(worker, protocol, directory, contacts, entry.group_id)
 
-    return GroupEntry(entry.me.member.info, directory, make_membership)
+    return JoinedGroup(entry.me.member.info, directory, make_membership)

@@ -1,4 +1,4 @@
-"""The end of a worker's life: with the others, alone, or at once.
+"""The end of a worker: with the others, alone, or at once.
 
     all together    nothing is under way any more ─► drop all references ─► all have ─► go
     alone           my own work is done ─► tell the others ─► what they had begun is done ─► go;
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.worker import Worker
 
 
-_PATIENCE_SECONDS: Final = 0.2
+_ANSWER_SECONDS: Final = 0.2
 _GRACE_SECONDS: Final = 0.35
 _FAREWELL_SECONDS: Final = 5.0
 _LAST_STEPS_SECONDS: Final = 0.9
@@ -82,15 +82,15 @@ def wait_for_own_work(worker: Worker, timeout_seconds: float) -> None:
 
 
 def until_the_end(worker: Worker, timeout_seconds: float) -> TimeLimit:
-    """What a shutdown with that timeout may take in all, its own last steps too."""
+    """Returns the time limit of a whole shutdown with that timeout, its own last steps included."""
     return TimeLimit(worker.clock, timeout_seconds + _LAST_STEPS_SECONDS if timeout_seconds else 0)
 
 
 def answer_what_is_served(worker: Worker, timeout_seconds: float) -> None:
-    """Before a worker goes because something went wrong: whoever waits for an answer that is almost
-    there shall get it. Returns after less than a second."""
+    """Waits a moment for answers that are almost there, before a worker goes because something went
+    wrong. Returns after less than a second."""
     with contextlib.suppress(RpcTimeoutError):
-        wait_for_own_work(worker, min(timeout_seconds or _PATIENCE_SECONDS, _PATIENCE_SECONDS))
+        wait_for_own_work(worker, min(timeout_seconds or _ANSWER_SECONDS, _ANSWER_SECONDS))
 
 
 def leave_alone(worker: Worker, timeout_seconds: float) -> None:
@@ -119,7 +119,7 @@ def finish(worker: Worker, *, ignore_leaks: bool, limit: TimeLimit | None = None
         if not ignore_leaks:
             worker.service(ReferenceService).check_leaks()
     finally:
-        worker.close(_PATIENCE_SECONDS, (limit and limit.remaining) or math.inf)
+        worker.close(_ANSWER_SECONDS, (limit and limit.remaining) or math.inf)
     error = worker.service(Membership).callback_error
     if error is not None:
         raise error

@@ -63,15 +63,7 @@ def init_rpc(
     if api._is_current_rpc_agent_set():
         raise RuntimeError(_ALREADY)
     if backend is None and rpc_backend_options is not None:
-        backend = infer_backend(rpc_backend_options)
-        if backend is not BackendType.TENSORPIPE:
-            warnings.warn(
-                "RPC was initialized with no explicit backend but with options corresponding to "
-                f"{backend}, hence that backend will be used instead of the default "
-                f"{BackendType.TENSORPIPE}. To silence this warning pass `backend={backend}` "
-                "explicitly.",
-                stacklevel=2,
-            )
+        backend = _infer_backend(rpc_backend_options)
     backend = backend or BackendType.TENSORPIPE
     options = rpc_backend_options or construct_rpc_backend_options(backend)
     _check_rank(rank)
@@ -87,8 +79,23 @@ def init_rpc(
     _begin(backend, store, name, rank, world_size, options)
 
 
+def _infer_backend(options: RpcBackendOptions) -> BackendType:
+    """Returns the backend that has such options; warns if it is not the default one."""
+    backend = infer_backend(options)
+    if backend is not BackendType.TENSORPIPE:
+        warnings.warn(
+            "RPC was initialized with no explicit backend but with options corresponding to "
+            f"{backend}, hence that backend will be used instead of the default "
+            f"{BackendType.TENSORPIPE}. To silence this warning pass `backend={backend}` "
+            "explicitly.",
+            stacklevel=3,
+        )
+    return backend
+
+
 def _tell_of_fewer_processes(world_size: int) -> None:
-    """At once, not when the time is over; processes of the program's own may fill the places."""
+    """Says at once where the launcher has started fewer processes than the group has ranks, not
+    when the time is over. Processes of the program's own may have the other ranks."""
     started = os.environ.get("WORLD_SIZE", "")
     if started.isdecimal() and int(started) < world_size:
         say(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lockstitch.errors import PeerLeftError, RpcError, RpcTimeoutError
 from lockstitch.ids import is_applicant
-from lockstitch.rpc.announcer import PATIENCE_SECONDS, Announcer, MembershipEvent
+from lockstitch.rpc.announcer import CALLBACK_SECONDS, Announcer, MembershipEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ _STORE_SECONDS = 0.2
 
 
 class Membership:
-    """What both kinds have in common."""
+    """How a worker belongs to its group: what static and dynamic groups have in common."""
 
     is_static: bool
     addresses: tuple[str, ...] = ()
@@ -39,24 +39,24 @@ class Membership:
         self._waiting: set[threading.Event] = set()
 
     def begin(self) -> None:
-        """The worker serves from now on."""
+        """Called when the worker serves."""
 
     def present(self) -> list[WorkerInfo]:
-        """All that are in now, by rank."""
+        """Returns all workers that are in now, by rank."""
         return list(self.worker.agent.members())
 
     def leave(self, timeout_seconds: float) -> None:
-        """Says goodbye; returns when the others know, or the time is over."""
+        """Tells the others that this worker leaves; returns when they know, or the time is over."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The end: nobody is told or waits any more."""
-        self._announcer.close(self.worker.agent.patience(PATIENCE_SECONDS))
+        """Ends all waiting, and the callbacks."""
+        self._announcer.close(self.worker.agent.patience(CALLBACK_SECONDS))
         self._wake()
 
     @property
     def callback_error(self) -> BaseException | None:
-        """The first exception that a callback raised."""
+        """The first exception that a callback raised; None while there is none."""
         return self._announcer.error
 
     # ------------------------------------------------------------ waiting and hearing
@@ -116,7 +116,8 @@ class Membership:
 
 
 def try_store(worker: Worker, leave: Callable[[], object]) -> None:
-    """Strikes the worker out of the store, if the store is still there, and answers soon."""
+    """Runs `leave`, which strikes the worker out of the store, if the store is still there and
+    answers soon."""
 
     def run() -> None:
         with contextlib.suppress(RuntimeError):  # the store may have gone with its host
@@ -128,7 +129,7 @@ def try_store(worker: Worker, leave: Callable[[], object]) -> None:
 
 
 class StaticMembership(Membership):
-    """Of a group that comes and goes as one."""
+    """How a worker belongs to a group whose workers come and go together."""
 
     is_static = True
 

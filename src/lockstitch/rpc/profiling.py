@@ -25,7 +25,7 @@ __all__ = ["RPCExecMode", "function_name", "is_profiling", "profiling_key"]
 
 
 class RPCExecMode(Enum):
-    """The ways to call."""
+    """The ways to call a function on another worker."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -34,12 +34,12 @@ class RPCExecMode(Enum):
 
 
 def profiling_key(mode: RPCExecMode, function_name: str, caller: str, callee: str) -> str:
-    """What a range is called."""
+    """Returns the name of a call's range."""
     return f"rpc_{mode.value}#{function_name}({caller} -> {callee})"
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """An operator's name in torch's registry, else the function's qualified name."""
+    """Returns an operator's name in torch's registry, else the function's qualified name."""
     operator = find_operator(function)
     if operator is not None:
         return operator

@@ -1,19 +1,19 @@
-"""When may all workers go? When nobody has anything left to do, and will not get any.
+"""Quiescence: when may all workers go? When nobody has anything left to do, and will not get any.
 
 A worker *rests* when none of its calls is unanswered, none of others' is being served, and none of
 its threads is busy. That all rest, each at its own moment, is not enough: a call may have slipped
-from one that had not yet been asked to one that had. So they meet again. Each time everybody first
-waits until it rests and then brings the number of requests that it has sent and served so far. When
-two meetings in a row bring the same sum of numbers that only grow, nothing has happened anywhere
-between the last moment of the first and the first moment of the second, hence nothing was under way
-then, and nobody is left to begin anything.
+from one that had not yet been asked to one that had. So they meet at a barrier again and again.
+Each time everybody first waits until it rests and then brings the number of requests that it has
+sent and served so far. When two barriers in a row bring the same sum of numbers that only grow,
+nothing has happened anywhere between the last moment of the first and the first moment of the
+second, hence nothing was under way then, and nobody is left to begin anything.
 
-They meet on a tree (`tree`), by three control messages, which do not disturb what they measure:
+They talk along a tree (`tree`), by three control messages, which do not disturb what they measure:
 
-    Brought     child → parent    my whole branch rests; its sum
+    Brought     child → parent    my whole subtree rests; its sum
     Announced   parent → child    all have come; the sum of all, in `activities`
                 child → parent    I wait myself, for those in `names`
-    CalledOff   to neighbours     it does not take place; everybody passes that on
+    CalledOff   to neighbours     the barrier fails; everybody passes that on
 
 So nobody has more than five to talk to, however many there are.
 """
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 _SHORTEST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.02
 _FAREWELL_SECONDS = 5.0
-_FIRST_NUDGE_SECONDS = 1.0
-_LONGEST_NUDGE_SECONDS = 4.0
+_FIRST_QUESTION_SECONDS = 1.0
+_LONGEST_QUESTION_SECONDS = 4.0
 _LAST_WORDS_SECONDS = 0.5
 _LEAST_SECONDS = 0.001
 _MOMENT_SECONDS = 0.2
 
 
 class TimeLimit:
-    """The `timeout_seconds` for all that somebody does, 0 for none."""
+    """A time limit for several steps together: `timeout_seconds` from now on, 0 for none."""
 
     def __init__(self, clock: Clock, timeout_seconds: float) -> None:
         self._clock = clock
@@ -64,19 +64,19 @@ class TimeLimit:
 
     @property
     def remaining(self) -> float:
-        """What is left of it in seconds, never quite 0; 0 where there is no limit."""
+        """How many seconds are left, never quite 0; 0 where there is no limit."""
         if self._deadline is None:
             return 0.0
         return max(_LEAST_SECONDS, self._deadline - self._clock.now())
 
 
 class Quiescence:
-    """The meetings that `worker` takes part in; a service of the worker."""
+    """The barriers that `worker` takes part in, and waiting for rest; a service of the worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.barriers = Barriers(worker.name, "gathering")
-        """Those of `_all_gather`, which go by calls."""
+        """The barriers of `_all_gather`, which go by calls."""
         self._rest_barriers = Barriers(worker.name, "rest")
         agent = worker.agent
         agent.handle(Brought, self._note_brought)
@@ -86,7 +86,7 @@ class Quiescence:
         agent.add_concern(lambda: self._rest_barriers.awaited() | self.barriers.awaited())
 
     def members(self) -> dict[str, WorkerId]:
-        """All workers of the group, by name."""
+        """Returns all workers of the group, by name."""
         return {info.name: info.worker for info in self._worker.agent.members()}
 
     # ------------------------------------------------------------ coming to rest
@@ -102,7 +102,7 @@ class Quiescence:
         before: int | None = None
         while True:
             self.wait_until_rest(self._remaining(deadline))
-            now = self._meet(members, self._remaining(deadline))
+            now = self._sum_of_activities(members, self._remaining(deadline))
             if now == before:
                 return
             before = now
@@ -129,14 +129,15 @@ class Quiescence:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def owing(self) -> list[str]:
-        """The names of those that owe answers, or that a meeting waits for."""
+        """Returns the names of those that owe answers, or that a barrier waits for."""
         channels = self._worker.agent.peers.channels()
-        quiescence = [*self._rest_barriers.waiting(), *self.barriers.waiting()]
-        return sorted({each.peer.name for each in channels if each.outstanding}.union(*quiescence))
+        missing = [*self._rest_barriers.waiting(), *self.barriers.waiting()]
+        return sorted({each.peer.name for each in channels if each.outstanding}.union(*missing))
 
-    def let_others_go(self, patience_seconds: float) -> None:
-        """Whoever announced the last meeting to others goes after them, so that its word reaches
-        them before its connections end. Returns after that time, or five seconds, in any case."""
+    def let_others_go(self, timeout_seconds: float) -> None:
+        """Waits until the workers have gone to which this one has announced the last barrier, so
+        that the announcement reaches them before its connections end. Returns after that time, or
+        five seconds, in any case."""
         children = TreeNode.of(self.members(), self._worker.name).children.values()
         gone = threading.Event()
 
@@ -146,9 +147,11 @@ class Quiescence:
 
         self._worker.agent.on_peer_lost(note_gone)
         note_gone()
-        gone.wait(min(patience_seconds, _FAREWELL_SECONDS))
+        gone.wait(min(timeout_seconds, _FAREWELL_SECONDS))
 
-    def _meet(self, members: Mapping[str, WorkerId], timeout_seconds: float | None) -> int:
+    def _sum_of_activities(
+        self, members: Mapping[str, WorkerId], timeout_seconds: float | None
+    ) -> int:
         """Returns the sum of all workers' activities."""
         name, agent = self._worker.name, self._worker.agent
         deadline = self._deadline(timeout_seconds)
@@ -180,8 +183,9 @@ class Quiescence:
     def calling_off(
         self, barrier_id: str, barrier: Barrier, *, parent_may_be_late: bool = False
     ) -> Iterator[None]:
-        """When the wait within fails, the others need not wait on. With `parent_may_be_late`, a
-        parent that does not answer in time is left to find out by itself who is missing."""
+        """A context manager that tells the others if the wait within fails, so that they need not
+        wait on. With `parent_may_be_late`, a parent that does not answer in time is left to find
+        out by itself who is missing."""
         try:
             yield
         except LockstitchError as error:
@@ -199,9 +203,8 @@ class Quiescence:
         self._rest_barriers.bring(
             message.barrier_id, message.name, message.activity, may_repeat=True
         )
-        for total in self._rest_barriers.result_of(
-            message.barrier_id
-        ):  # it says so again: it has not heard
+        for total in self._rest_barriers.result_of(message.barrier_id):
+            # It brings this again, so it has not been told.
             answer = Announced(message.barrier_id, (), (total,))
             self._worker.agent.spawn(partial(self._tell, sender, answer))
 
@@ -241,19 +244,19 @@ class Quiescence:
     ) -> None:
         """Blocks until `barrier` is ready, or settled, whichever `event` of it is given. Raises
         `RpcTimeoutError`, `PeerDiedError`, or `RpcError` where somebody has called it off.
-        `brought` is told the parent again and again: it may be lost, or the answer."""
+        `brought` is sent to the parent again and again: it may be lost, or the answer."""
         worker = self._worker
         deadline = self._deadline(timeout_seconds)
-        patience = _FIRST_NUDGE_SECONDS
+        pause = _FIRST_QUESTION_SECONDS
         with worker.agent.blocked():
-            while not worker.clock.wait(event, _first(patience, self._remaining(deadline))):
+            while not worker.clock.wait(event, _first(pause, self._remaining(deadline))):
                 remaining, missing = self._remaining(deadline), barrier.missing
                 if event.is_set():
                     break
                 if remaining is not None and remaining <= 0:
                     raise self._timeout_of(barrier_id, missing, timeout_seconds or 0.0)
-                worker.agent.spawn(partial(self._nudge, barrier_id, barrier, brought))
-                patience = min(2 * patience, _LONGEST_NUDGE_SECONDS)
+                worker.agent.spawn(partial(self._ask_again, barrier_id, barrier, brought))
+                pause = min(2 * pause, _LONGEST_QUESTION_SECONDS)
         if barrier.failure is not None:
             raise copy.copy(barrier.failure)
 
@@ -268,9 +271,10 @@ class Quiescence:
             f"{self._worker.name!r} waits in {where} for {whom}, {why}"
         )
 
-    def _nudge(self, barrier_id: str, barrier: Barrier, brought: Brought | None) -> None:
-        """Nobody reads a connection on which nothing is expected, so a death may go unnoticed
-        there. Sending something finds out; and the parent learns for whom this worker waits."""
+    def _ask_again(self, barrier_id: str, barrier: Barrier, brought: Brought | None) -> None:
+        """Sends something to those that are awaited. Nobody reads a connection on which nothing is
+        expected, so a death may go unnoticed there: sending finds it out. And the parent learns for
+        whom this worker waits."""
         for parent in barrier.neighbours_above:
             if brought is not None:
                 self._tell(parent, brought)
@@ -280,7 +284,7 @@ class Quiescence:
             self._tell(neighbour, Announced("", (), ()))
 
     def describe_waits(self) -> list[str]:
-        """A line for each meeting that this worker waits in; see `runtime.waits`."""
+        """Returns a line for each barrier that this worker waits at; see `runtime.waits`."""
         waiting = [*self._rest_barriers.waiting(), *self.barriers.waiting()]
         return [f"meets the others: waits for {', '.join(missing)}" for missing in waiting]
 

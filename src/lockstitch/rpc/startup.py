@@ -24,7 +24,7 @@ from lockstitch.rpc.admission import Invitation, JoinRequest
 from lockstitch.rpc.agents import TensorPipeAgent
 from lockstitch.rpc.backend_registry import BackendType, register_backend
 from lockstitch.rpc.device_maps import DeviceUse, check_alone
-from lockstitch.rpc.joining import enter_dynamic_group, enter_static_group
+from lockstitch.rpc.joining import JoinedGroup, join_dynamic_group, join_static_group
 from lockstitch.rpc.options import TensorPipeRpcBackendOptions, to_join_seconds
 from lockstitch.rpc.quiescence import Quiescence
 from lockstitch.rref.service import ReferenceService
@@ -52,8 +52,8 @@ _ENDLESS_JOIN_SECONDS = 24 * 3600.0
 
 
 def join_seconds(options: RpcBackendOptions) -> float:
-    """How long to wait for the others: as the options or the environment say, or else as for a
-    call, but a minute at least, since processes start at their own pace."""
+    """Returns how long to wait for the others: as the options or the environment say, or else as
+    for a call, but a minute at least, since processes start at their own pace."""
     given = to_join_seconds(getattr(options, "join_timeout", None))
     if given is not None:
         return given or _ENDLESS_JOIN_SECONDS
@@ -61,8 +61,8 @@ def join_seconds(options: RpcBackendOptions) -> float:
 
 
 def plug_services(worker: Worker, membership: Membership) -> None:
-    """Gives `worker` what the face needs: references, autograd, meetings, and an answer to
-    what it waits for."""
+    """Gives `worker` the services that programs use: references, autograd, quiescence, and an
+    answer to what it waits for."""
     worker.plug(membership)
     worker.plug(Quiescence(worker))
     worker.plug(ReferenceService(worker))
@@ -86,9 +86,8 @@ def start_worker(
     that cannot be.
     """
     check_name(name)
-    device_use = DeviceUse.of(options)
     if not world_size:
-        check_alone(name, device_use)
+        check_alone(name, DeviceUse.of(options))
     segments = make_segments(options)
     transport = make_transport(options, segments)
     agent_options = make_agent_options(options, is_faulty=mishaps is not None)
@@ -97,20 +96,15 @@ def start_worker(
         listeners = transport.listen_on_each()
         for listener in listeners:
             on_failure.callback(listener.close)
-        if not isinstance(store, Invitation):
-            store = sealed_by(options.secret, store)
         addresses = tuple(each.address for each in listeners)
-        join_request = JoinRequest(name, rank, addresses, host_identity(), device_use.encode())
-        seconds = join_seconds(options)
-        if world_size:
-            place = enter_static_group(store, join_request, world_size, transport, seconds)
-        else:
-            place = enter_dynamic_group(store, join_request, transport, agent_options, seconds)
+        device_use = DeviceUse.of(options).encode()
+        join_request = JoinRequest(name, rank, addresses, host_identity(), device_use)
+        group = _join(store, join_request, world_size, transport, options, agent_options)
         on_failure.pop_all()
-    worker = Worker(place.me, place.directory, transport, options=agent_options)
+    worker = Worker(group.me, group.directory, transport, options=agent_options)
     if mishaps is not None:
         worker.agent.core.send_filter = mishaps(worker.agent)
-    membership = place.make_membership(worker)
+    membership = group.make_membership(worker)
     plug_services(worker, membership)
     _plug_pools(worker, segments)
     worker.agent.on_close(membership.close)
@@ -123,8 +117,26 @@ def start_worker(
     return worker
 
 
+def _join(
+    store: Store | Invitation,
+    join_request: JoinRequest,
+    world_size: int | None,
+    transport: Transport,
+    options: TensorPipeRpcBackendOptions,
+    agent_options: AgentOptions,
+) -> JoinedGroup:
+    """Joins a static group of `world_size` workers, or a dynamic one where there is none."""
+    if not isinstance(store, Invitation):
+        store = sealed_by(options.secret, store)
+    seconds = join_seconds(options)
+    if world_size:
+        return join_static_group(store, join_request, world_size, transport, seconds)
+    return join_dynamic_group(store, join_request, transport, agent_options, seconds)
+
+
 def _plug_pools(worker: Worker, segments: SegmentPool | None) -> None:
-    """What keeps memory for large tensors, and gives it back when they are rare."""
+    """Gives `worker` the pools that keep memory for large tensors, and give it back when they are
+    rare."""
     worker.plug(worker.agent.buffers)
     if segments is not None:
         worker.plug(segments)
@@ -132,8 +144,8 @@ def _plug_pools(worker: Worker, segments: SegmentPool | None) -> None:
 
 
 def _settle_in_process(worker: Worker, options: TensorPipeRpcBackendOptions) -> None:
-    """What the worker has the whole process do: take turns as long as the options say, while it
-    lives; and keep the memory of gradients for the next ones."""
+    """Sets what the worker wants of the whole process: threads take turns as short as the options
+    say, while the worker lives, and the memory of gradients is kept for the next ones."""
     keep_freed_memory()
     if options.switch_interval is not None:
         worker.agent.on_close(SWITCH_INTERVAL.shorten(options.switch_interval))
@@ -142,7 +154,8 @@ def _settle_in_process(worker: Worker, options: TensorPipeRpcBackendOptions) -> 
 def make_agent_options(
     options: TensorPipeRpcBackendOptions, *, is_faulty: bool = False
 ) -> AgentOptions:
-    """What of the options is for the agent; with `is_faulty` its messages may be lost."""
+    """Returns those of the options that are for the agent; with `is_faulty` its messages may be
+    lost."""
     agent_options = AgentOptions(
         options.num_worker_threads,
         options.rpc_timeout,
@@ -163,13 +176,14 @@ def make_agent_options(
 
 
 def limits_of(options: TensorPipeRpcBackendOptions) -> FrameLimits:
-    """What one message may hold."""
+    """Returns the limits of what one message may hold."""
     inline = min(DEFAULT_LIMITS.inline_bytes, options.max_frame_bytes)
     return FrameLimits(inline, options.max_frame_bytes, options.max_tensors, options.max_nesting)
 
 
 def make_segments(options: TensorPipeRpcBackendOptions) -> SegmentPool | None:
-    """The shared memory that the worker lends to its peers on this host, if it may and can."""
+    """Makes the shared memory that the worker lends to its peers on this host; None where the
+    options or the system have none."""
     wanted = "segments" in options.transports and options.segment_pool_bytes > 0
     return SegmentPool(options.segment_pool_bytes) if wanted and mapping.IS_AVAILABLE else None
 
@@ -177,7 +191,7 @@ def make_segments(options: TensorPipeRpcBackendOptions) -> SegmentPool | None:
 def make_transport(
     options: TensorPipeRpcBackendOptions, segments: SegmentPool | None = None
 ) -> SeveralTransports:
-    """Unix sockets, and TCP where the options give an address for other hosts.
+    """Makes the transports: unix sockets, and TCP where the options give an address.
 
     Raises `ValueError` for an address where callers could prove nothing, unless the options say
     that they need not, and where the options leave no transport at all.

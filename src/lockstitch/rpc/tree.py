@@ -1,4 +1,4 @@
-"""Who talks to whom when all workers of a set meet: a tree, so that nobody has many to talk to.
+"""The tree along which the workers of a barrier talk, so that nobody has many to talk to.
 
 The members in the order of their names are numbered from 0; number 0 leads. The children of number
 n are the `ARITY` numbers from n · ARITY + 1 on:
@@ -9,7 +9,7 @@ n are the `ARITY` numbers from n · ARITY + 1 on:
      ┌──┼ …
      5  6 …
 
-So a meeting of N workers takes N - 1 messages up and N - 1 down, none has more than ARITY + 1
+So a barrier of N workers takes N - 1 messages up and N - 1 down, none has more than ARITY + 1
 neighbours, and the deepest is log N away from the leader. Five workers or fewer are a star.
 """
 
@@ -28,7 +28,7 @@ ARITY: Final = 4
 
 @dataclass(frozen=True)
 class TreeNode:
-    """One worker's place in the tree: its neighbours by name."""
+    """The neighbours that one worker has in the tree, by name."""
 
     parent: dict[str, WorkerId]
     """Empty for the leader."""
@@ -36,7 +36,8 @@ class TreeNode:
 
     @classmethod
     def of(cls, members: Mapping[str, WorkerId], name: str) -> TreeNode:
-        """The place of `name` among `members`. Raises `ValueError` if it is none of them."""
+        """Makes the node of the worker `name` in the tree of `members`. Raises `ValueError` if it
+        is none of them."""
         names = sorted(members)
         if name not in members:
             raise ValueError(f"{name!r} is not among the workers {names}")

@@ -82,8 +82,8 @@ def wait_all(futures: Iterable[Future[T]]) -> list[T]:
 
 
 def _wait(futures: list[Future[Any]], countdown: _Countdown) -> None:
-    """Until the countdown is over. Where all answers will come over one connection, this thread
-    reads them itself."""
+    """Returns when the countdown is over. Where all answers will come over one connection, this
+    thread reads them itself."""
     channel = _common_channel(futures)
     if channel is not None:
         countdown.sleeper.estimate = next(
@@ -102,6 +102,8 @@ def _wait(futures: list[Future[Any]], countdown: _Countdown) -> None:
 
 
 def _common_channel(futures: list[Future[Any]]) -> StreamChannel | None:
+    """Returns the channel over which all answers will come; None where there are several, or none
+    that a thread can read."""
     found: StreamChannel | None = None
     for future in futures:
         channel = future.channel if isinstance(future, OurFuture) else None
@@ -116,7 +118,7 @@ def _common_channel(futures: list[Future[Any]]) -> StreamChannel | None:
 
 
 def keep_word_of_torch() -> None:
-    """From now on `torch.futures.wait_all` keeps its word for futures of ours too."""
+    """Has `torch.futures.wait_all` end at the first failure for futures of ours, too."""
     original = torch.futures.wait_all
     if getattr(original, "_knows_our_futures", False):
         return

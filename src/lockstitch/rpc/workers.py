@@ -72,7 +72,7 @@ class _Waiting:
 
 
 def begin_callbacks(worker: Worker) -> None:
-    """The process has its worker: what was added before applies to it."""
+    """Adds the callbacks that were added before the process had its worker."""
     waiting, PROCESS.before_worker = PROCESS.before_worker, []
     for begin in waiting:
         begin(worker)

@@ -12,7 +12,7 @@ from lockstitch.errors import LockstitchError
 from lockstitch.rendezvous import host_identity
 from lockstitch.rpc import leaving
 from lockstitch.rpc.admission import Invitation, JoinRequest
-from lockstitch.rpc.joining import enter_dynamic_group
+from lockstitch.rpc.joining import join_dynamic_group
 from lockstitch.rpc.membership import Membership
 from lockstitch.rpc.startup import plug_services
 from lockstitch.runtime.agent import AgentOptions
@@ -58,7 +58,7 @@ class LocalGroup:
         if through is not None:
             store = Invitation(membership(self[through]).addresses[0])
         try:
-            place = enter_dynamic_group(store, join_request, transport, options, JOIN_SECONDS)
+            place = join_dynamic_group(store, join_request, transport, options, JOIN_SECONDS)
         except BaseException:
             transport.close()
             raise

@@ -283,7 +283,7 @@ def test_one_that_was_cut_off_alone_hears_from_the_others_that_it_is_out(monkeyp
             membership(group[one])._handle(Lost(group[other].id, "it was silent"))
         time_limit = ActiveTimeLimit(60)
         while not printed and not time_limit.is_over():
-            if membership(a)._asks_the_dead.acquire(blocking=False):
+            if membership(a)._asking_the_dead.acquire(blocking=False):
                 membership(a)._ask_the_dead()
             threading.Event().wait(0.01)
         assert "struck worker 'a' out of the group (it has given this worker up as" in printed[0]
@@ -337,7 +337,7 @@ def test_two_groups_that_a_cut_has_parted_say_so_when_it_is_over(monkeypatch):
         time_limit = ActiveTimeLimit(60)
         while len(printed) < 2 and not time_limit.is_over():
             for each in "abcd":
-                if membership(group[each])._asks_the_dead.acquire(blocking=False):
+                if membership(group[each])._asking_the_dead.acquire(blocking=False):
                     membership(group[each])._ask_the_dead()
             threading.Event().wait(0.01)
         assert sorted(line.partition(" were")[0] for line in printed) == [
@@ -354,7 +354,7 @@ def test_those_whose_process_has_ended_are_asked_once():
         group.kill("c")
         wait_until_all_see(group, "a", "b")
         a = membership(group["a"])
-        assert a._asks_the_dead.acquire(timeout=60)
+        assert a._asking_the_dead.acquire(timeout=60)
         a._ask_the_dead()
         assert not a._dead_to_ask()
 
@@ -369,7 +369,7 @@ def test_of_two_that_were_cut_off_from_each_other_the_elder_stays(monkeypatch):
         time_limit = ActiveTimeLimit(60)
         while not printed and not time_limit.is_over():
             for each in (a, b):
-                if membership(each)._asks_the_dead.acquire(blocking=False):
+                if membership(each)._asking_the_dead.acquire(blocking=False):
                     membership(each)._ask_the_dead()
             threading.Event().wait(0.01)
         assert "struck worker 'b' out of the group" in printed[0]

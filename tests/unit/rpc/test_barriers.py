@@ -1,5 +1,5 @@
-"""A gathering is ready when a branch has come, settled when the leader has spoken, and over when
-one of those awaited is dead or it was called off."""
+"""A barrier is ready when a subtree has come, settled when the leader has announced the result, and
+over when one of those awaited is dead or it was called off."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MEMBERS = {"a": WorkerId(0, 0), "b": WorkerId(1, 0), "c": WorkerId(2, 0)}
 MANY = {f"w{rank:02}": WorkerId(rank, 0) for rank in range(9)}
 
 
-def gatherings_of(name: str) -> Barriers:
+def barriers_of(name: str) -> Barriers:
     return Barriers(name, "lunch")
 
 
 def test_the_leader_waits_for_all_and_keeps_what_each_brought() -> None:
-    leader = gatherings_of("a")
+    leader = barriers_of("a")
     barrier_id = leader.begin(MEMBERS)
     leader.bring(barrier_id, "a", 1)
     leader.bring(barrier_id, "c", 3)
@@ -30,8 +30,8 @@ def test_the_leader_waits_for_all_and_keeps_what_each_brought() -> None:
     assert leader.get(barrier_id).brought == {"a": 1, "b": 2, "c": 3}
 
 
-def test_who_leads_a_branch_waits_for_it_and_then_for_the_one_above() -> None:
-    middle = gatherings_of("w01")
+def test_who_leads_a_subtree_waits_for_it_and_then_for_the_one_above() -> None:
+    middle = barriers_of("w01")
     barrier_id = middle.begin(MANY)
     barrier = middle.get(barrier_id)
     assert barrier.missing == ["w05", "w06", "w07", "w08"]
@@ -48,7 +48,7 @@ def test_who_leads_a_branch_waits_for_it_and_then_for_the_one_above() -> None:
 
 
 def test_the_leader_learns_who_is_missing_below_those_who_have_come() -> None:
-    leader = gatherings_of("w00")
+    leader = barriers_of("w00")
     barrier_id = leader.begin(MANY)
     leader.bring(barrier_id, "w04", 1)
     leader.note_missing(barrier_id, MANY["w01"], ["w06", "w08"])
@@ -56,8 +56,8 @@ def test_the_leader_learns_who_is_missing_below_those_who_have_come() -> None:
     leader.note_missing("lunch of strangers#0", MANY["w01"], ["w05"])
 
 
-def test_meetings_tell_whom_they_wait_for() -> None:
-    leader = gatherings_of("a")
+def test_barriers_tell_whom_they_wait_for() -> None:
+    leader = barriers_of("a")
     barrier_id = leader.begin(MEMBERS)
     leader.bring(barrier_id, "a", 1)
     assert leader.waiting() == [["b", "c"]]
@@ -66,8 +66,8 @@ def test_meetings_tell_whom_they_wait_for() -> None:
 
 
 def test_others_may_come_before_the_leader() -> None:
-    name = gatherings_of("b").begin(MEMBERS)
-    leader = gatherings_of("a")
+    name = barriers_of("b").begin(MEMBERS)
+    leader = barriers_of("a")
     leader.bring(name, "b", 2)
     leader.bring(name, "c", 3)
     assert leader.begin(MEMBERS) == name
@@ -76,7 +76,7 @@ def test_others_may_come_before_the_leader() -> None:
 
 
 def test_a_follower_waits_for_the_leaders_announcement() -> None:
-    follower = gatherings_of("b")
+    follower = barriers_of("b")
     barrier_id = follower.begin(MEMBERS)
     follower.bring(barrier_id, "b", 2)
     assert follower.get(barrier_id).missing == ["a"]
@@ -85,7 +85,7 @@ def test_a_follower_waits_for_the_leaders_announcement() -> None:
 
 
 def test_who_waits_no_longer_ignores_what_comes() -> None:
-    follower = gatherings_of("b")
+    follower = barriers_of("b")
     barrier_id = follower.begin(MEMBERS)
     follower.end(barrier_id)
     follower.announce(barrier_id, {"a": 1, "b": 2, "c": 3})
@@ -95,8 +95,8 @@ def test_who_waits_no_longer_ignores_what_comes() -> None:
     assert follower._open == {}
 
 
-def test_a_meeting_that_is_called_off_ends_the_waiting() -> None:
-    follower, error = gatherings_of("b"), RpcError("no")
+def test_a_barrier_that_is_called_off_ends_the_waiting() -> None:
+    follower, error = barriers_of("b"), RpcError("no")
     barrier_id = follower.begin(MEMBERS)
     follower.call_off(barrier_id, error)
     follower.call_off(barrier_id, RpcError("once more"))
@@ -106,9 +106,9 @@ def test_a_meeting_that_is_called_off_ends_the_waiting() -> None:
     follower.call_off(barrier_id, error)
 
 
-def test_whoever_comes_late_hears_that_the_meeting_was_called_off() -> None:
-    follower, error = gatherings_of("b"), RpcError("no")
-    barrier_id = gatherings_of("a").begin(MEMBERS)
+def test_whoever_comes_late_hears_that_the_barrier_was_called_off() -> None:
+    follower, error = barriers_of("b"), RpcError("no")
+    barrier_id = barriers_of("a").begin(MEMBERS)
     follower.call_off(barrier_id, error)
     assert follower.begin(MEMBERS) == barrier_id
     assert follower.get(barrier_id).failure is error
@@ -116,42 +116,42 @@ def test_whoever_comes_late_hears_that_the_meeting_was_called_off() -> None:
     assert follower.get(follower.begin(MEMBERS)).failure is None
 
 
-def test_what_is_called_off_elsewhere_is_no_meeting_of_this_purpose() -> None:
-    follower = gatherings_of("b")
+def test_what_is_called_off_elsewhere_is_no_barrier_of_this_purpose() -> None:
+    follower = barriers_of("b")
     follower.call_off(Barriers("a", "dinner").begin(MEMBERS), RpcError("no"))
     assert follower._open == {}
 
 
 def test_nobody_comes_twice() -> None:
-    leader = gatherings_of("a")
+    leader = barriers_of("a")
     barrier_id = leader.begin(MEMBERS)
     leader.bring(barrier_id, "b", 2)
     with pytest.raises(ValueError, match="b came twice"):
         leader.bring(barrier_id, "b", 2)
 
 
-def test_meetings_of_the_same_workers_are_counted_alike_everywhere() -> None:
-    leader, follower = gatherings_of("a"), gatherings_of("b")
+def test_barriers_of_the_same_workers_are_counted_alike_everywhere() -> None:
+    leader, follower = barriers_of("a"), barriers_of("b")
     names = [leader.begin(MEMBERS), leader.begin(MEMBERS)]
     assert names == [follower.begin(MEMBERS), follower.begin(MEMBERS)]
     other_purpose = Barriers("a", "dinner").begin(MEMBERS)
     assert len({*names, leader.begin({"a": MEMBERS["a"]}), other_purpose}) == 4
 
 
-def test_the_name_of_a_meeting_does_not_grow_with_its_members() -> None:
+def test_the_id_of_a_barrier_does_not_grow_with_its_members() -> None:
     many = {f"w{rank}": WorkerId(rank, 0) for rank in range(1000)}
-    assert len(gatherings_of("w0").begin(many)) < 50
+    assert len(barriers_of("w0").begin(many)) < 50
 
 
 def test_only_members_meet() -> None:
     with pytest.raises(ValueError, match="'x' is not among the workers"):
-        gatherings_of("x").begin(MEMBERS)
+        barriers_of("x").begin(MEMBERS)
 
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize(("name", "dead"), [("a", "c"), ("b", "a")])
 def test_the_death_of_one_who_is_awaited_ends_the_waiting(name, dead, before) -> None:
-    barriers, error = gatherings_of(name), PeerDiedError(dead)
+    barriers, error = barriers_of(name), PeerDiedError(dead)
     if before:
         barriers.lose(MEMBERS[dead], error)
     barrier_id = barriers.begin(MEMBERS)
@@ -162,8 +162,8 @@ def test_the_death_of_one_who_is_awaited_ends_the_waiting(name, dead, before) ->
     assert barriers.get(barrier_id).failure is error
 
 
-def test_a_parent_that_dies_while_its_branch_gathers_is_noticed_when_all_have_come() -> None:
-    middle, error = gatherings_of("w01"), PeerDiedError("w00")
+def test_a_parent_that_dies_while_its_subtree_gathers_is_noticed_when_all_have_come() -> None:
+    middle, error = barriers_of("w01"), PeerDiedError("w00")
     barrier_id = middle.begin(MANY)
     middle.lose(MANY["w00"], error)
     for name in ("w01", "w05", "w06", "w07", "w08"):
@@ -172,7 +172,7 @@ def test_a_parent_that_dies_while_its_branch_gathers_is_noticed_when_all_have_co
 
 
 def test_the_death_of_one_who_has_come_or_is_not_awaited_changes_nothing() -> None:
-    leader, follower = gatherings_of("a"), gatherings_of("b")
+    leader, follower = barriers_of("a"), barriers_of("b")
     barrier_id = leader.begin(MEMBERS)
     follower.begin(MEMBERS)
     leader.bring(barrier_id, "c", 3)
@@ -183,7 +183,7 @@ def test_the_death_of_one_who_has_come_or_is_not_awaited_changes_nothing() -> No
 
 
 def test_a_later_life_of_the_dead_is_awaited_again() -> None:
-    leader = gatherings_of("a")
+    leader = barriers_of("a")
     leader.lose(WorkerId(1, 0), PeerDiedError("b"))
     barrier_id = leader.begin({**MEMBERS, "b": WorkerId(1, 1)})
     assert leader.get(barrier_id).failure is None
@@ -191,7 +191,7 @@ def test_a_later_life_of_the_dead_is_awaited_again() -> None:
 
 def test_who_comes_again_hears_the_result_again() -> None:
     """Its word or the answer may have been lost."""
-    leader = gatherings_of("a")
+    leader = barriers_of("a")
     barrier_id = leader.begin(MEMBERS)
     for name in ("a", "b", "b", "c"):
         leader.bring(barrier_id, name, 1, may_repeat=True)

@@ -9,7 +9,7 @@ from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.rendezvous import Member, StaticRoster, host_identity
 from lockstitch.rendezvous.roster import Table
 from lockstitch.rpc.admission import Invitation, JoinRequest
-from lockstitch.rpc.joining import RosterDirectory, enter_static_group
+from lockstitch.rpc.joining import RosterDirectory, join_static_group
 
 ROSTER = StaticRoster(
     WorkerInfo("a", 0),
@@ -46,8 +46,8 @@ def test_connections_go_to_the_address_that_can_be_reached() -> None:
 
 def test_a_static_place_comes_from_a_meeting_and_not_from_an_invitation() -> None:
     join_request = JoinRequest("a", 0, ("unix:/a",), host_identity())
-    place = enter_static_group(HashStore(), join_request, 1, FakeTransport(), 60)
+    place = join_static_group(HashStore(), join_request, 1, FakeTransport(), 60)
     assert place.me == WorkerInfo("a", 0)
     assert place.directory.find("a") == place.me
     with pytest.raises(ValueError, match="it has no world_size"):
-        enter_static_group(Invitation("unix:/b"), join_request, 2, FakeTransport(), 60)
+        join_static_group(Invitation("unix:/b"), join_request, 2, FakeTransport(), 60)
