@@ -1,24 +1,24 @@
 """Starting a job.
 
-    cli.py       the command `lockstitch`
-    options.py   what may be said on its command line
-    config.py    what a file may say instead
-    tuning.py    what becomes of it in the workers' environment
-    job.py       a job: processes that are started, followed and ended
-    local.py     one whose workers stand and fall together
-    multi_host.py    the same on several hosts
-    elastic.py   one whose workers come and go
-    hosts.py     hosts and their slots, as people write them
-    discovery.py which hosts there are now, asked of a script
-    remote.py    starting a worker on another host
-    outputs.py   what the workers say, also in files
-    meeting.py   the file and the port at which the workers meet
-    process.py   one worker's process: its environment, its life, its end
-    handover.py  the secret that the workers of a job get
-    stopping.py  when to stop, and how firmly
-    screen.py    what the workers say, each line marked with who said it
-    stderr_tail.py  what is repeated of it in the end
-    first        what Python runs first in a worker
+    cli.py         the command `lockstitch`
+    options.py     what may be said on its command line
+    config.py      what a file may say instead
+    tuning.py      the variables that the options set in the workers' environment
+    job.py         a job: processes that are started, followed and ended
+    local.py       a job whose workers stand and fall together
+    multi_host.py  a job on several hosts
+    elastic.py     a job whose workers come and go
+    hosts.py       hosts and their slots, as people write them
+    discovery.py   which hosts there are now, asked of a script
+    remote.py      starting a worker on another host
+    outputs.py     what the workers say, also in files
+    meeting.py     the file and the port at which the workers meet
+    process.py     one worker's process: its environment, its life, its end
+    handover.py    the secret that the workers of a job get
+    stopping.py    when to stop, and how firmly
+    screen.py      what the workers say, each line marked with who said it
+    stderr_tail.py the end of what a worker says on stderr, repeated when it has failed
+    first          what Python runs first in a worker
 
 A program needs nothing of this: whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 (`torchrun`, a batch system, a shell script) starts workers just as well.

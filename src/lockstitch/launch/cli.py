@@ -53,12 +53,12 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """What the console script `lockstitch` calls."""
+    """Runs the console script `lockstitch`."""
     _call(app, sys.argv[1:], "lockstitch")
 
 
 def horovodrun() -> None:
-    """What the console script `horovodrun` calls."""
+    """Runs the console script `horovodrun`."""
     given = sys.argv[1:]
     if given in (["--version"], ["-v"]):
         _call(app, ["--version"], "horovodrun")
@@ -148,7 +148,7 @@ def run(
 
 
 def _run(given: Mapping[str, Any]) -> int:
-    """The exit status. `given`: the parameters of `run`."""
+    """Runs the job; returns its exit status. `given`: the parameters of `run`."""
     own = given["arguments"] or []
     command = _command(given["program"], own, given["module"])
     os.environ.update(variables_of(given))
@@ -248,7 +248,7 @@ def doctor() -> None:
 
 @dataclass
 class _Launch:
-    """What kinds of jobs have in common."""
+    """What the command line says of a job, whatever its kind."""
 
     command: list[str]
     workers: int
@@ -271,7 +271,7 @@ class _Launch:
         self._screen.note(f"without effect here: {names}")
 
     def run(self, where: Slots, shell: RemoteShell) -> int:
-        """Of workers that stand and fall together."""
+        """Runs a job whose workers stand and fall together; returns its exit status."""
         slots = sum(count for _, count in where)
         if where and slots < self.workers:
             raise typer.BadParameter(
@@ -291,7 +291,7 @@ class _Launch:
             return run_local(self.command, self.workers, self._screen, self.grace_seconds, outputs)
 
     def run_elastic(self, elasticity: Elasticity) -> int:
-        """Of workers that come and go."""
+        """Runs a job whose workers come and go; returns its exit status."""
         with ExitStack() as resources:
             outputs = self._outputs(resources)
             job = ElasticJob(self.command, elasticity, self._screen, self.grace_seconds, outputs)
@@ -311,8 +311,8 @@ class _Launch:
 
 
 def _command(program: str, arguments: list[str], is_module: bool) -> list[str]:
-    """A module or a script is run by this Python, anything else is a command of its own, such as
-    `python train.py`."""
+    """Returns the command of a worker: a module or a script is run by this Python, anything else is
+    a command of its own, such as `python train.py`."""
     if is_module:
         return [sys.executable, "-m", program, *arguments]
     if Path(program).is_file() and not _PYTHON.fullmatch(Path(program).name):
@@ -325,7 +325,7 @@ def _command(program: str, arguments: list[str], is_module: bool) -> list[str]:
 
 
 def _where(hosts: str | None, hostfile: Path | None) -> Slots:
-    """The hosts that were named; none were: empty."""
+    """Returns the hosts that were named, perhaps none."""
     if hosts is not None and hostfile is not None:
         raise typer.BadParameter("give hosts or a file of them, not both", param_hint="-H")
     try:
@@ -342,7 +342,7 @@ def _where(hosts: str | None, hostfile: Path | None) -> Slots:
 
 
 def _check_script(script: str) -> None:
-    """One that cannot be found now would be looked for every second."""
+    """Raises `BadParameter` for a script that cannot be run: it would be tried every second."""
     words = [script] if Path(script).exists() else shlex.split(script)
     if not words or shutil.which(words[0]) is None:
         is_file = bool(words) and Path(words[0]).is_file()

@@ -25,7 +25,7 @@ _PARAMETERS: Final = {
     "logging.level": "log_level",
     "logging.with_timestamp": "log_timestamp",
 }
-"""What it may say, and the parameter of `run` that this is."""
+"""The entries of the file, each with the parameter of `run` that it stands for."""
 
 _WITHOUT_EFFECT: Final = frozenset(
     """
@@ -39,8 +39,8 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 
 def read_config(text: str) -> tuple[dict[str, Any], list[str]]:
-    """The parameters of `run` that the file gives, and the names of what has no effect here.
-    Raises `ValueError` for anything else."""
+    """Returns the parameters of `run` that the file gives, and the names of entries without effect
+    here. Raises `ValueError` for anything else."""
     yaml = import_module("yaml")  # a fifth of the time that the command takes to start
     try:
         content = yaml.safe_load(text)
@@ -57,7 +57,7 @@ def read_config(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _entries(content: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """With the sections' names before those of the entries; empty entries left out."""
+    """Yields the entries, with the sections' names before theirs; empty ones are left out."""
     for section, entries in content.items():
         if not isinstance(entries, dict):
             entries = {"": entries}

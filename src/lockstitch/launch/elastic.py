@@ -1,6 +1,6 @@
-"""A job whose workers come and go: what the board's `RankCoordinator` decides, carried out.
+"""A job whose workers come and go: carries out what the `RankCoordinator` decides.
 
-Each worker that wants a place says so on the board and is told one. Workers of this machine are
+Each worker that wants a rank says so to the launcher and is told one. Workers of this machine are
 processes of ours, those of another are started there by a remote shell, whose process is ours.
 """
 
@@ -41,10 +41,12 @@ from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from lockstitch.launch.outputs import Outputs
     from lockstitch.launch.screen import Screen
     from lockstitch.launcher_link.slots import Slot
+    from lockstitch.trust import Secret
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,18 @@ class Elasticity:
     shell: RemoteShell = field(default_factory=RemoteShell)
 
 
+@dataclass(frozen=True)
+class _Resources:
+    """What the job has while it runs. `folder` holds the stores; only this user may enter it."""
+
+    inherited: dict[str, str]
+    secret: Secret
+    folder: Path
+    server: LauncherServer
+
+
 class ElasticJob(Job):
-    """See the module; `run()` returns the exit status."""
+    """A job whose workers come and go; `run()` returns the exit status."""
 
     def __init__(
         self,
@@ -81,23 +93,20 @@ class ElasticJob(Job):
         self._may_be_far = elasticity.script is not None or not all(is_here(h) for h, _ in hosts)
         self._discovery: Discovery | None = None
         self._reason: str | None = None
+        self._coordinator = RankCoordinator(elasticity.coordinator, SYSTEM_CLOCK.now())
+        self._begun: _Resources | None = None
 
     def begin(self) -> None:
-        self._inherited = {
-            **os.environ,
-            **self.resources.enter_context(secret_for(os.environ)),
-        }
-        secret = find_secret(None, None, self._inherited)
+        inherited = {**os.environ, **self.resources.enter_context(secret_for(os.environ))}
+        secret = find_secret(None, None, inherited)
         assert secret is not None
-        self._secret = secret
         # Only this user may enter: who reaches the store could mislead the ranks.
         folder = self.resources.enter_context(Folder())
-        self._server = LauncherServer(
-            self.selector, secret.of(PURPOSE), self._hear, f"unix:{folder / 'board'}"
+        server = LauncherServer(
+            self.selector, secret.of(PURPOSE), self._hear, f"unix:{folder / 'launcher'}"
         )
-        self.resources.callback(self._server.close)
-        self._folder = folder
-        self._coordinator = RankCoordinator(self._elasticity.coordinator, SYSTEM_CLOCK.now())
+        self.resources.callback(server.close)
+        self._begun = _Resources(inherited, secret, folder, server)
         if self._elasticity.script is None:
             self._handle(HostsFound(self._elasticity.hosts))
         else:
@@ -124,7 +133,8 @@ class ElasticJob(Job):
         waits = []
         if self._coordinator.deadline is not None:
             waits.append(max(0.0, self._coordinator.deadline - SYSTEM_CLOCK.now()))
-        others = (self._server, self._discovery) if self._discovery else (self._server,)
+        server = self._running.server
+        others = (server, self._discovery) if self._discovery else (server,)
         waits += [wait for each in others if (wait := each.seconds_to_next()) is not None]
         return min(waits, default=None)
 
@@ -132,7 +142,7 @@ class ElasticJob(Job):
         deadline = self._coordinator.deadline
         if deadline is not None and SYSTEM_CLOCK.now() >= deadline:
             self._handle(TimePassed())
-        self._server.pass_time()
+        self._running.server.pass_time()
         if self._discovery is not None:
             self._discovery.ask()
 
@@ -159,6 +169,11 @@ class ElasticJob(Job):
 
     # ------------------------------------------------------------ carrying out
 
+    @property
+    def _running(self) -> _Resources:
+        assert self._begun is not None
+        return self._begun
+
     def _hear(self, worker: int, message: Message) -> None:
         if isinstance(message, Ready):
             self._ports[worker] = message.port
@@ -182,7 +197,7 @@ class ElasticJob(Job):
             if isinstance(message, RankAssignment):
                 self._note_world(message)
                 message = replace(message, store=self._store(message.generation, placed))
-            self._server.tell(instruction.worker, message)
+            self._running.server.tell(instruction.worker, message)
         elif isinstance(instruction, Stop):
             process = self._processes.get(instruction.worker)
             if process is not None:
@@ -191,38 +206,38 @@ class ElasticJob(Job):
             self._reason = instruction.reason
             self.plan_end(after_seconds=0)
 
-    def _note_world(self, place: RankAssignment) -> None:
-        if place.rank == 0:
+    def _note_world(self, assignment: RankAssignment) -> None:
+        if assignment.rank == 0:
             self.failures.clear()  # the job has got over them
-            if place.generation > 1:
-                self.screen.note(f"the ranks meet anew: {place.size} of them")
+            if assignment.generation > 1:
+                self.screen.note(f"the ranks meet anew: {assignment.size} of them")
 
     def _store(self, generation: int, placed: Mapping[int, int]) -> str:
-        """Where the ranks of a world meet: in a file of ours, or, where some are on other hosts, at
-        rank 0. `placed`: the worker of each rank."""
+        """Returns where the ranks of a world meet: in a file of ours, or, where some are on other
+        hosts, at rank 0. `placed`: the worker of each rank."""
         hosts = [self._coordinator.host_of(worker) for worker in placed.values()]
         if all(map(is_here, hosts)):
-            return f"file://{self._folder}/world-{generation}"
+            return f"file://{self._running.folder}/world-{generation}"
         first = placed[0]
         host = self._coordinator.host_of(first)
         address = own_address() if is_here(host) else host
         return f"tcp://{address}:{self._ports[first]}"
 
     def _start(self, worker: int, slot: Slot) -> None:
-        per_host = max(1, len(self._processes))
-        environment = elastic_environment(slot.host, slot.index, per_host, self._inherited)
+        per_host, running = max(1, len(self._processes)), self._running
+        environment = elastic_environment(slot.host, slot.index, per_host, running.inherited)
         environment[WORKER] = str(worker)
         if is_here(slot.host):
-            environment[ADDRESS] = self._server.address
+            environment[ADDRESS] = running.server.address
             if self._may_be_far:
                 environment[REACHED_AT] = own_address()
             process = WorkerProcess(worker, self._command, environment)
         else:
             shell = self._elasticity.shell
             if self._far_address is None:
-                self._far_address = self._server.listen(f"tcp:{own_address()}:0")
+                self._far_address = running.server.listen(f"tcp:{own_address()}:0")
             environment.pop(FILE_VARIABLE, None)
-            environment[VARIABLE] = self._secret.text()
+            environment[VARIABLE] = running.secret.text()
             environment.update({ADDRESS: self._far_address, REACHED_AT: slot.host})
             command, script = shell.command(slot.host, self._command, environment)
             process = WorkerProcess(worker, command, dict(os.environ), script, slot.host)

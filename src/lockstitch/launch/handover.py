@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def secret_for(inherited: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Variables for the workers of a job, good within the block; none where `inherited`, the
-    launcher's own environment, names a secret already."""
+    """A context manager that gives variables for the workers of a job, valid within the block; none
+    where `inherited`, the launcher's own environment, names a secret already."""
     if inherited.get(VARIABLE) or inherited.get(FILE_VARIABLE):
         yield {}
         return
@@ -31,8 +31,8 @@ def secret_for(inherited: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def with_text_of_secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with the secret itself in place of the name of its file. Raises as
-    `Secret.from_file` does."""
+    """Returns `environment` with the secret itself in place of the name of its file. Raises what
+    `Secret.from_file` raises."""
     path = environment.get(FILE_VARIABLE)
     if not path:
         return dict(environment)

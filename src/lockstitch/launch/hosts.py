@@ -16,19 +16,21 @@ _IN_FILE = re.compile(
 
 
 def parse_hosts(text: str) -> Slots:
-    """`h1:2,h2:4`; a host without a number has one slot. `ValueError` for anything else."""
+    """Reads `h1:2,h2:4`; a host without a number has one slot. Raises `ValueError` for anything
+    else."""
     return _added_up([_matched(_WITH_COLON, part.strip()) for part in text.split(",")])
 
 
 def parse_hostfile(text: str) -> Slots:
-    """One host a line: `h1 slots=2`, `h1:2` or `h1`; `#` begins a comment. `max_slots` has no
-    effect; `ValueError` for anything else."""
+    """Reads one host a line: `h1 slots=2`, `h1:2` or `h1`; `#` begins a comment, `max_slots` has no
+    effect. Raises `ValueError` for anything else."""
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     return _added_up([_matched(_IN_FILE, line, form="host slots=2") for line in lines if line])
 
 
 def parse_discovered(text: str, default_slots: int) -> Slots:
-    """What a discovery script prints: one host a line, `h1:2`, or `h1` for `default_slots`."""
+    """Reads what a discovery script prints: one host a line, `h1:2`, or `h1` for `default_slots`.
+    Raises `ValueError` for anything else."""
     lines = [line.strip() for line in text.splitlines()]
     return _added_up([_matched(_WITH_COLON, line, default_slots) for line in lines if line])
 
@@ -39,8 +41,8 @@ def is_here(host: str) -> bool:
 
 
 def own_address() -> str:
-    """Where other hosts reach this one: LOCKSTITCH_ADDRESS, or else its name, or, where nobody
-    knows that, only itself."""
+    """Returns where other hosts reach this one: LOCKSTITCH_ADDRESS, or else its name; or, where the
+    name has no address, the loopback address, where only this host does."""
     given = os.environ.get("LOCKSTITCH_ADDRESS")
     if given:
         return given
@@ -62,7 +64,7 @@ def _matched(
 
 
 def _added_up(found: list[tuple[str, int]]) -> Slots:
-    """A host that is named twice has the slots of both."""
+    """Adds up the slots of hosts that are named more than once."""
     slots: dict[str, int] = {}
     for host, count in found:
         slots[host] = slots.get(host, 0) + count

@@ -49,7 +49,7 @@ _OF_EXCEPTIONS = 1
 
 @dataclass
 class OutputPipe:
-    """One of a worker's two streams."""
+    """The pipe of one of a worker's two streams, and what is not yet a whole line of it."""
 
     pipe: IO[bytes]
     name: str
@@ -58,7 +58,7 @@ class OutputPipe:
 
 @dataclass
 class TrackedWorker:
-    """A worker as the job follows it."""
+    """A worker that the job follows: its process, what it has said, and how it has ended."""
 
     process: WorkerProcess
     output_pipes: list[OutputPipe]
@@ -72,10 +72,12 @@ class TrackedWorker:
 
 @dataclass(frozen=True)
 class Failure:
-    """A worker that failed because a peer was gone (`is_of_lost_peer`) is not to blame where
-    another has failed by itself. Of those alike the first is, by `order`: when its program was
-    over, as it has marked, since its process may take a while to end, and a peer that fails because
-    of it be gone sooner. Without a mark its last word counts, if that was shortly before its end.
+    """How a worker has failed, and what says who is to blame.
+
+    A worker that failed because a peer was gone (`is_of_lost_peer`) is not to blame where another
+    has failed by itself. Of those alike the first is, by `order`: when its program was over, as it
+    has marked, since its process may take a while to end, and a peer that fails because of it may
+    be gone sooner. Without a mark its last word counts, if that was shortly before its end.
     """
 
     worker: int
@@ -88,12 +90,13 @@ class Failure:
 
     @property
     def blame(self) -> tuple[bool, float]:
-        """The least of these is the one to blame."""
+        """The key for comparing failures: the least is the one to blame."""
         return self.is_of_lost_peer, self.order
 
 
 class Job:
-    """See the module. A kind of job defines `begin` and `note_end`, and what else differs.
+    """A job that is run from one thread. A kind of job defines `begin` and `note_end`, and what
+    else differs.
 
     `outputs`: files to which what workers say is written too.
     """
@@ -111,7 +114,7 @@ class Job:
         self._outputs = outputs
         self._signalled_since: float | None = None
         self._stopped: list[int] = []
-        """Who stood still when all were told to end."""
+        """The ranks of workers that stood still when all were told to end."""
 
     # ------------------------------------------------------------ what kinds of jobs define
 
@@ -120,11 +123,11 @@ class Job:
         raise NotImplementedError
 
     def note_end(self, tracked: TrackedWorker, code: int) -> None:
-        """A worker has ended by itself, not because it was told to stop."""
+        """Called when a worker has ended by itself, not because it was told to stop."""
         raise NotImplementedError
 
     def note_other_end(self, pid: int, code: int) -> None:
-        """A child that is no worker has ended."""
+        """Called when a child that is no worker has ended."""
 
     def goes_on(self) -> bool:
         """Whether workers may still be started when none is left."""
@@ -135,12 +138,12 @@ class Job:
         return None
 
     def pass_time(self) -> None:
-        """Called after each turn of the loop."""
+        """Does what is due; called after each turn of the loop."""
 
     # ------------------------------------------------------------ the loop
 
     def run(self) -> int:
-        """Returns the job's exit status; see `run_local`."""
+        """Runs the job; returns its exit status (see `run_local`)."""
         adopt_orphans()
         with self.resources as resources:
             resources.enter_context(self.selector)
@@ -175,11 +178,11 @@ class Job:
             )
 
     def call_when_readable(self, source: IO[bytes], callback: Callable[[], None]) -> None:
-        """Calls back, from the loop, as often as there is something to read."""
+        """Has the loop call `callback` whenever there is something to read."""
         self.selector.register(source, selectors.EVENT_READ, callback)
 
     def forget(self, source: IO[bytes]) -> None:
-        """Ends that."""
+        """Ends `call_when_readable`."""
         self.selector.unregister(source)
 
     # ------------------------------------------------------------ what workers say
@@ -207,7 +210,8 @@ class Job:
         self._show(tracked, output, line)
 
     def _note_mark(self, tracked: TrackedWorker, mark: Mark) -> None:
-        """A worker's own mark says more than that of a process that it has started."""
+        """Keeps how a program has ended: a worker's own mark says more than that of a process that
+        it has started."""
         if tracked.mark is None or mark.is_of_worker or not tracked.mark.is_of_worker:
             tracked.mark, tracked.marked_at = mark, SYSTEM_CLOCK.now()
 
@@ -260,7 +264,8 @@ class Job:
             self._note_late_end(tracked, tracked.mark, code)
 
     def _note_late_end(self, tracked: TrackedWorker, mark: Mark, code: int) -> None:
-        """One that was told to stop when its program was over already, and perhaps had failed."""
+        """Notes the end of a worker that was told to stop when its program was over already, and
+        perhaps had failed."""
         if code > 0:
             self.note_failure(tracked, code)
         elif mark.what and code and not mark.is_of_lost_peer:
@@ -268,7 +273,7 @@ class Job:
             self.note_failure(tracked, _OF_EXCEPTIONS, how)
 
     def note_failure(self, tracked: TrackedWorker, code: int, how: str = "") -> None:
-        """Keeps what is told in the end."""
+        """Keeps what is shown of a failed worker in the end."""
         now, process, mark = SYSTEM_CLOCK.now(), tracked.process, tracked.mark
         order = max(tracked.spoke_last_at or now, now - _LAST_WORD_SECONDS)
         self.failures.append(
@@ -291,7 +296,7 @@ class Job:
             self.escalation.within(after_seconds)
 
     def running(self) -> list[WorkerProcess]:
-        """The workers that have not ended."""
+        """Returns the processes of the workers that have not ended."""
         processes = (tracked.process for tracked in self.tracked_workers.values())
         return [process for process in processes if process.exit_code is None]
 
@@ -348,7 +353,8 @@ class Job:
         return exit_status(first.code)
 
     def _note_who_may_be_meant(self, failure: Failure) -> None:
-        """Where all who failed say that a peer is gone, and none has failed by itself."""
+        """Says which workers may be to blame where all that failed say that a peer is gone, and
+        none has failed by itself."""
         failed = {each.worker for each in self.failures}
         innocent = [
             each for each in self.tracked_workers.values() if each.process.rank not in failed

@@ -41,7 +41,7 @@ def run_local(
 
 
 class LocalJob(Job):
-    """See the module; `run()` returns the exit status."""
+    """A job on this machine; `run()` returns the exit status."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from lockstitch.folders import Folder
 
 
 class MeetingPlace:
-    """A context manager; the place is gone when it ends."""
+    """The file and the port of a job; a context manager, after which they are gone."""
 
     def __init__(self) -> None:
         self._socket = socket.socket()

@@ -31,8 +31,8 @@ _PORTS = range(20_000, 32_000)
 
 
 class MultiHostJob(LocalJob):
-    """See the module; `run()` returns the exit status. `where`: hosts that have at least `workers`
-    slots, and how they are reached."""
+    """A job on several hosts; `run()` returns the exit status. `where`: hosts that have at least
+    `workers` slots, and how they are reached."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class MultiHostJob(LocalJob):
 
 
 def assign_ranks(hosts: Slots, workers: int) -> list[WorkerRanks]:
-    """The seat of each rank: they are numbered host by host."""
+    """Returns the ranks of each worker, numbered host by host."""
     taken: list[tuple[int, int, int]] = []
     for number, (_, count) in enumerate(hosts):
         here = min(count, workers - len(taken))

@@ -33,7 +33,7 @@ def _show_build(wanted: bool) -> None:
 
 
 def _take_from_file(context: typer.Context, path: Path | None) -> Path | None:
-    """What the file says holds where the command line says nothing."""
+    """Takes the options of a file for those that the command line does not give."""
     if path is not None:
         try:
             given, ignored = read_config(path.read_text())
@@ -284,7 +284,7 @@ IgnoredValues = Annotated[list[str] | None, typer.Option(*_WITH_VALUE, hidden=Tr
 
 
 def ignored_among(words: list[str]) -> list[str]:
-    """The options among the words that have no effect."""
+    """Returns those of the words that are options without effect."""
     known = {*_FLAGS, *_WITH_VALUE}
     names = [word.partition("=")[0] for word in words]
     return sorted({name for name in names if name in known})

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 
 class Outputs:
-    """A context manager. Folders and files are made when a worker says its first word."""
+    """The files of what workers say; a context manager. Folders and files are made when a worker
+    says its first word."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""One worker as a process of this machine: what it is told, how it starts, how it is ended.
+"""A worker as a process of this machine: its environment, how it starts, how it is ended.
 
 Each worker leads a session of its own. So a Ctrl-C at the terminal reaches the launcher alone,
 which passes it on once, and a signal to a worker reaches what the worker started too (the processes
@@ -30,7 +30,7 @@ GRACE_SECONDS = 5.0
 """How long a worker may take to obey a signal before it gets a stronger one."""
 
 _OF_SHELLS = 128
-"""To which they add the number of the signal that ended a process."""
+"""Shells add the number of the signal that ended a process to this."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -47,8 +47,9 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 @dataclass(frozen=True)
 class WorkerRanks:
-    """A worker's place in a world whose workers do not change: its rank among all, among those of
-    its host, and among those that have the same rank on theirs."""
+    """The ranks of a worker in a world whose workers do not change: among all, among those of its
+    host (`local_rank`), and among those that have the same local rank on their hosts
+    (`cross_rank`)."""
 
     rank: int
     size: int
@@ -98,7 +99,7 @@ class WorkerProcess:
         return f"<WorkerProcess {self.rank} · pid {self.pid} · {self.describe_end()}>"
 
     def describe_end(self) -> str:
-        """How it ended, and on which host if that is another one; `runs` while it does."""
+        """Returns how it has ended, and on which host if that is another one; `runs` before."""
         if self.exit_code is None:
             return "runs"
         if not self.host:
@@ -114,7 +115,7 @@ class WorkerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; the negative number of a signal that ended it."""
+        """The exit code; None while it runs, the negative number of a signal that ended it."""
         return self._popen.returncode
 
     def note_end(self, wait_status: int) -> int:
@@ -126,7 +127,7 @@ class WorkerProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it stands still (SIGSTOP, a debugger); False where the system does not tell."""
+        """Whether it is stopped (SIGSTOP, a debugger); False where the system does not tell."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -160,7 +161,7 @@ class WorkerProcess:
 def worker_environment(
     rank: int, world_size: int, meeting: MeetingPlace, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that `init_method="env://"` reads, on top of the launcher's own."""
+    """Returns the variables that `init_method="env://"` reads, on top of the launcher's own."""
     here = WorkerRanks(rank, world_size, "localhost", rank, world_size, 0, 1)
     environment = environment_among_hosts(here, ("127.0.0.1", meeting.port), inherited)
     environment["LOCKSTITCH_STORE"] = meeting.store
@@ -170,9 +171,9 @@ def worker_environment(
 def environment_among_hosts(
     ranks: WorkerRanks, master: tuple[str, int], inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The same where the workers meet at an address and a port only. Each number has two names:
-    that of `torchrun` and that of `horovodrun`."""
-    place = {
+    """Returns the same where the workers meet at an address and a port only. Each number has two
+    names: that of `torchrun` and that of `horovodrun`."""
+    numbers = {
         "RANK": ranks.rank,
         "WORLD_SIZE": ranks.size,
         "LOCAL_RANK": ranks.local_rank,
@@ -187,27 +188,27 @@ def environment_among_hosts(
         "HOROVOD_CROSS_SIZE": ranks.cross_size,
         "HOROVOD_HOSTNAME": ranks.host,
     }
-    told = {name: str(value) for name, value in place.items()}
+    told = {name: str(value) for name, value in numbers.items()}
     return {**_defaults(ranks.local_size), **inherited, **told, **_first_of_all(inherited)}
 
 
 def elastic_environment(
     host: str, slot: int, workers_here: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables of a worker that will be told its rank later, and perhaps another after that:
-    only where it runs."""
-    place = {
+    """Returns the variables of a worker that will be told its rank later, and perhaps another after
+    that: they say only where it runs."""
+    told = {
         "HOROVOD_ELASTIC": "1",
         "HOROVOD_HOSTNAME": host,
         "HOROVOD_LOCAL_RANK": str(slot),
         "LOCAL_RANK": str(slot),
     }
     kept = {name: value for name, value in inherited.items() if name not in _OF_A_FIXED_WORLD}
-    return {**_defaults(workers_here), **kept, **place, **_first_of_all(inherited)}
+    return {**_defaults(workers_here), **kept, **told, **_first_of_all(inherited)}
 
 
 def describe_exit(code: int) -> str:
-    """`exit code 3`, or `killed by SIGSEGV`."""
+    """Returns how a process ended, such as `exit code 3` or `killed by SIGSEGV`."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -217,24 +218,26 @@ def describe_exit(code: int) -> str:
 
 
 def exit_status(code: int) -> int:
-    """What a shell would report for a process that ended so: 128 + n for signal n."""
+    """Returns what a shell reports for a process that ended so: 128 + n for signal n."""
     return code if code >= 0 else 128 - code
 
 
 def adopt_orphans() -> None:
-    """From now on processes that lose their parent become children of this one."""
+    """Has processes that lose their parent become children of this one."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def child_pids() -> list[int]:
-    """The children of this process, adopted ones included; empty where the system does not tell."""
+    """Returns the children of this process, adopted ones included; none where the system does not
+    tell."""
     lists = Path("/proc/self/task").glob("*/children")
     return [int(pid) for children in lists for pid in children.read_text().split()]
 
 
 def _die_with(launcher: int) -> None:
-    """Runs in the child before its program: asks to be killed when the launcher ends."""
+    """Has the kernel kill this process when the launcher ends; runs in the child before its
+    program."""
     # Until Python runs in it, and where it does not, somebody who asks does no harm.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if _LIBC is not None:
@@ -244,9 +247,9 @@ def _die_with(launcher: int) -> None:
 
 
 def _defaults(workers: int) -> dict[str, str]:
-    """The workers share this machine's cores, so each gets its part of them for arithmetic, unless
-    OMP_NUM_THREADS says otherwise; what they print is not held back; and one that crashes says
-    where."""
+    """Returns variables that those of the launcher overrule. The workers share this machine's cores,
+    so each gets its part of them for arithmetic; what they print is not held back; and one that
+    crashes says where."""
     threads = max(1, _usable_cores() // workers)
     return {
         "OMP_NUM_THREADS": str(threads),
@@ -256,7 +259,7 @@ def _defaults(workers: int) -> dict[str, str]:
 
 
 def _first_of_all(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Has Python begin with `first/sitecustomize`, in whatever process of a worker it runs."""
+    """Returns a PYTHONPATH by which each Python of a worker begins with `first/sitecustomize`."""
     others = inherited.get("PYTHONPATH", "")
     if others.split(os.pathsep)[0] == _FIRST:  # a launcher started by a launcher
         return {}

@@ -68,7 +68,8 @@ exit "$status"
 
 @dataclass(frozen=True)
 class RemoteShell:
-    """`program` is called with the host and a command: `ssh -p 2222` fits, and what is like it."""
+    """A command that runs others on another host: `program` is called with the host and a command,
+    as in `ssh -p 2222`."""
 
     program: tuple[str, ...] = ("ssh", "-o", "BatchMode=yes")
     grace_seconds: float = GRACE_SECONDS
@@ -78,8 +79,8 @@ class RemoteShell:
     def command(
         self, host: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> tuple[list[str], bytes]:
-        """What to run here, and what to write to its standard input. What is written there later
-        are names of signals for the worker, such as `TERM`, a line each."""
+        """Returns what to run here, and what to write to its standard input. What is written there
+        later are names of signals for the worker, such as `TERM`, a line each."""
         known = with_text_of_secret(environment)  # its file is on this host alone
         passed_on = {name: value for name, value in known.items() if _PASSED_ON.fullmatch(name)}
         # In braces, so that it is read to the end before anything of it runs.

@@ -32,7 +32,7 @@ class LineBuffer:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that `chunk` completes, without their ends."""
+        """Returns the lines that `chunk` completes, without their ends."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             lines.append(self.flush())
@@ -44,14 +44,14 @@ class LineBuffer:
         return _last_drawn(self._rest) if b"\r" in self._rest else b""
 
     def flush(self) -> bytes:
-        """The unfinished line, which will not be finished."""
+        """Returns the unfinished line, which will not be finished."""
         line, self._rest = _last_drawn(self._rest), b""
         return line
 
 
 class Screen:
-    """Where the launcher writes: the workers' lines, and in the end what went wrong; that also into
-    the file `verdict`, for a program that has started the launcher."""
+    """Writes the workers' lines, and in the end what went wrong; that also into the file `verdict`,
+    for a program that has started the launcher."""
 
     def __init__(
         self, workers: int, out: Console, err: Console, verdict: Path | None = None
@@ -99,7 +99,7 @@ class Screen:
         console.rule(style="red")
 
     def note(self, text: str) -> None:
-        """A remark of the launcher itself."""
+        """Shows a remark of the launcher itself."""
         self._erase_passing()
         self._consoles["stderr"].print(Text(text, style="dim"), soft_wrap=True)
 
@@ -122,7 +122,7 @@ def _render(text: Text, console: Console) -> bytes:
 
 
 def _last_drawn(line: bytes) -> bytes:
-    """What remains visible of a line that carriage returns drew over and over."""
+    """Returns what remains visible of a line that carriage returns drew over and over."""
     return next((part for part in reversed(line.split(b"\r")) if part), b"")
 
 

@@ -1,4 +1,4 @@
-"""What a worker said last on stderr: what is repeated in the end, when it has failed."""
+"""What a worker said last on stderr, which is repeated in the end when it has failed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _LINES_WITHOUT_TRACEBACK: Final = 15
 
 
 class StderrTail:
-    """The last lines. A crash is kept from its beginning, with the stacks of many threads: the
-    first lines say what it was."""
+    """The last lines of a worker's stderr. A crash is kept from its beginning, with the stacks of
+    many threads: the first lines say what it was."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=_REMEMBERED_LINES)
         self._crash: list[bytes] = []
 
     def add(self, line: bytes) -> None:
-        """One more."""
+        """Adds a line."""
         self._lines.append(line)
         if line.startswith(_CRASH):
             self._crash = [line]
@@ -29,8 +29,8 @@ class StderrTail:
             self._crash.append(line)
 
     def telling(self) -> list[bytes]:
-        """The crash or the traceback among the lines, with all that follows; the last few where
-        there is none."""
+        """Returns the crash or the traceback among the lines, with all that follows; the last few
+        lines where there is none."""
         lines = self._crash or list(self._lines)
         if not self._crash and _TRACEBACK in lines:
             return lines[lines.index(_TRACEBACK) :]

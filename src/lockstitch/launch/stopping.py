@@ -1,8 +1,9 @@
 """When to stop, and how firmly.
 
-Ending is a ladder of signals, a grace period apart: SIGINT, so that workers may clean up as after a
-Ctrl-C of their own, then SIGTERM, then SIGKILL, which nothing survives. A ladder may begin higher
-up, later, or be hurried; it never goes down. Time is asked of a clock, so that tests own it.
+Workers are ended by signals, a grace period apart: SIGINT, so that they may clean up as after a
+Ctrl-C of their own, then SIGTERM, then SIGKILL, which nothing survives. This escalation may begin
+with a stronger signal, later, or be hurried; it never goes back to a weaker one. Time is asked of a
+clock, so that tests own it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
     from lockstitch.clock import Clock
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What the launcher itself takes as the wish to stop."""
+"""The signals by which the launcher itself is told to stop."""
 
 _SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _KILL_AGAIN_SECONDS = 0.1
 
 
 class SignalEscalation:
-    """Says which signal is due; at rest until it begins."""
+    """Says which signal is due; none is until `begin` has been called."""
 
     def __init__(self, grace_seconds: float, clock: Clock) -> None:
         self.grace_seconds = grace_seconds
@@ -61,12 +62,13 @@ class SignalEscalation:
         return None if self._next_at is None else max(0.0, self._next_at - self._clock.now())
 
     def due(self) -> signal.Signals | None:
-        """The signal to send now, if its time has come; asked again, the next is a period away."""
+        """Returns the signal to send now, if its time has come; the next one is then due after a
+        grace period."""
         if self.seconds_to_next() != 0:
             return None
         self.has_signalled = True
         now, *stronger = self._left
-        # The last rung is repeated: the end of one process may bring to light another, orphaned.
+        # The last signal is repeated: the end of one process may bring to light another, orphaned.
         self._left = tuple(stronger) or (signal.SIGKILL,)
         wait = self.grace_seconds if stronger else _KILL_AGAIN_SECONDS
         self._next_at = self._clock.now() + wait
@@ -75,8 +77,8 @@ class SignalEscalation:
 
 @contextmanager
 def announced_signals() -> Iterator[socket.socket]:
-    """Within it, children's ends, the wish to stop and SIGUSR1 interrupt nothing: their numbers
-    arrive as bytes on the socket that is returned, one a signal."""
+    """A context manager within which the ends of children, the signals to stop and SIGUSR1
+    interrupt nothing: their numbers arrive on the socket that it gives, a byte for each signal."""
     numbers = (signal.SIGCHLD, signal.SIGUSR1, *STOP_SIGNALS)
     inbox, outbox = socket.socketpair()
     with inbox, outbox:
@@ -93,4 +95,4 @@ def announced_signals() -> Iterator[socket.socket]:
 
 
 def _announced_elsewhere(number: int, frame: object) -> None:
-    """Without a handler Python would not write to the socket."""
+    """Handles a signal by doing nothing: without a handler Python would not write to the socket."""

@@ -1,4 +1,4 @@
-"""What `lockstitch run` tells the programs that it starts, as environment variables."""
+"""The environment variables by which `lockstitch run` passes options to the programs it starts."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _VARIABLES: Final[tuple[tuple[str, str, Callable[[Any], object]], ...]] = (
     ("log_timestamp", "HOROVOD_LOG_HIDE_TIME", _unset),
 )
 """A parameter of `run`, the variable, and the value's form. Of two parameters for one variable the
-later comes first."""
+later overrules."""
 
 
 def variables_of(given: Mapping[str, Any]) -> dict[str, str]:
-    """The variables for the parameters of `run` that were given (are not None)."""
+    """Returns the variables for the parameters of `run` that were given (are not None)."""
     return {
         variable: str(form(given[name]))
         for name, variable, form in _VARIABLES

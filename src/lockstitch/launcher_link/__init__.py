@@ -1,11 +1,11 @@
-"""How a launcher and its workers talk while a job's workers come and go: the board on which each
-worker finds its place.
+"""How a launcher and its workers talk while a job's workers come and go: each worker gets its rank
+in this way.
 
-    messages  what is said, over a `link.line`
-    client    the worker's end
-    server    the launcher's end
-    rank_coordinator    who gets which place, and when the ranks meet anew: a table; no I/O, no time
-    slots     where workers may run: which slots there are, and which are left empty
+    messages          what is said, over a `link.line`
+    client            the worker's end
+    server            the launcher's end
+    rank_coordinator  who gets which rank, and when the ranks meet anew: a table; no I/O, no time
+    slots             where workers may run: which slots there are, and which are left empty
 
 Nothing here needs torch, which the launcher does without.
 """

@@ -1,7 +1,7 @@
-"""The worker's end of the board.
+"""The worker's end of the link to the launcher.
 
-A thread reads what the launcher says, as long as the worker lives: a place in the next world is
-waited for, news of workers are passed on to whoever listens, at once.
+A thread reads what the launcher says, for as long as the worker lives: a rank in the next world is
+waited for, updates about workers are passed on at once to whoever listens.
 """
 
 from __future__ import annotations
@@ -36,37 +36,40 @@ if TYPE_CHECKING:
     from lockstitch.trust import Secret
 
 ADDRESS, WORKER = "LOCKSTITCH_BOARD", "LOCKSTITCH_WORKER"
-"""The environment's names for where the board is (`unix:PATH` or `tcp:HOST:PORT`), and for the
+"""The environment variables with the launcher's address (`unix:PATH` or `tcp:HOST:PORT`) and the
 worker's number."""
 REACHED_AT = "LOCKSTITCH_REACHED_AT"
-"""The environment's name for where ranks of other hosts reach this worker's host."""
+"""The environment variable with the address at which ranks of other hosts reach this worker's
+host."""
 PURPOSE = "board"
-"""Of the secret that is derived from the job's."""
+"""The purpose of the secret that is derived from the job's."""
 
 _CONNECT_SECONDS = 60.0
 
 
 class LauncherClient:
-    """See the module. `on_update` is called in the reading thread for each update; `on_void` when
-    a world is void before all of its ranks have met."""
+    """A worker's connection to the launcher. `on_update` is called in the reading thread for each
+    update; `on_void` when a world is void before all of its ranks have met."""
 
     def __init__(self, address: str, secret: Secret, worker: int) -> None:
         self.on_update: Callable[[Update], None] | None = None
         self.on_void: Callable[[RankAssignment], None] | None = None
         self.last_update: Update | None = None
-        """The update that the place given last does not account for, if any."""
+        """The update that the rank given last does not account for, if any."""
         self._line = _call(address, secret, worker)
         self._is_told = threading.Condition()
         self._answer: RankAssignment | Over | None = None
         self._place: RankAssignment | None = None
         self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="lockstitch board", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="lockstitch launcher link", daemon=True
+        )
         self._thread.start()
         abandon_in_child(self._line.stream)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> LauncherClient | None:
-        """The board that the launcher has named; None where there is none."""
+        """Connects to the launcher that the environment names; None where it names none."""
         address = environment.get(ADDRESS)
         if address is None:
             return None
@@ -80,12 +83,12 @@ class LauncherClient:
 
     @property
     def place(self) -> RankAssignment | None:
-        """The one that was given last."""
+        """The rank that was given last; None before the first."""
         return self._place
 
     def next_place(self, port: int = 0) -> RankAssignment | Over:
-        """Asks for a place in the next world and waits for it; the launcher decides how long. To
-        be called when this worker is in no world. `port`: see `Ready`. Raises `BoardLostError`."""
+        """Asks for a rank in the next world and waits for it; the launcher decides how long. To be
+        called when this worker is in no world. `port`: see `Ready`. Raises `BoardLostError`."""
         with self._is_told:
             self._answer = None
             self._check()
@@ -115,11 +118,11 @@ class LauncherClient:
         try:
             while True:
                 for record in self._line.read():
-                    self._hear(CODEC.decode(record))
+                    self._take(CODEC.decode(record))
         except (OSError, RemoteProtocolError) as error:
             self._end(error)
 
-    def _hear(self, message: Message) -> None:
+    def _take(self, message: Message) -> None:
         if isinstance(message, RankAssignment | Over):
             with self._is_told:
                 self._answer = message
@@ -143,7 +146,7 @@ class LauncherClient:
 
 
 def abandon_in_child(stream: SocketStream) -> None:
-    """A forked child must not hold the line open: its end would not be seen."""
+    """Has forked children close their copy of the stream: its end would not be seen otherwise."""
     reference = weakref.ref(stream)
 
     def abandon() -> None:
@@ -155,7 +158,7 @@ def abandon_in_child(stream: SocketStream) -> None:
 
 
 def _call(address: str, secret: Secret, worker: int) -> Line[SocketStream]:
-    """The line to the launcher."""
+    """Connects to the launcher; returns the line to it. Raises `BoardLostError`."""
     try:
         stream = connect(address, _CONNECT_SECONDS)
         return call(

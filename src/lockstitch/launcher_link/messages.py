@@ -1,4 +1,4 @@
-"""What a launcher and a worker say to each other, as JSON: never as a pickle."""
+"""The messages between a launcher and a worker, as JSON: never as a pickle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstitch.link.codec import Codec
 
 
 class UpdateKind(enum.IntFlag):
-    """What has happened to the workers, with Horovod's numbers."""
+    """What has happened to the workers of a job, with Horovod's numbers."""
 
     NOTHING = 0
     REMOVED = 1
@@ -21,16 +21,17 @@ class UpdateKind(enum.IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Worker: it is in no world (any more) and wants a place in the next."""
+    """From a worker: it is in no world (any more) and wants a rank in the next."""
 
     port: int = 0
-    """Of its host: there it can await the others, should it be rank 0 and they on other hosts."""
+    """A port of its host, at which it can await the others, should it be rank 0 and they on other
+    hosts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankAssignment:
-    """Launcher: a place in a new world, whose ranks meet at a store of their own. (Which, the table
-    of places does not know.)"""
+    """From the launcher: a rank in a new world, whose ranks meet at a store of their own. (The rank
+    coordinator leaves `store` empty: it does not know which.)"""
 
     generation: int
     rank: int
@@ -40,7 +41,8 @@ class RankAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Launcher: workers wait to come in, or are to go. `number` grows from one to the next."""
+    """From the launcher: workers wait to come in, or are to go. `number` grows from one update to
+    the next."""
 
     number: int
     kind: int
@@ -48,15 +50,15 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Launcher: a rank of that world has died. Who is in it sees that without being told; this is
-    for those who still wait to meet it."""
+    """From the launcher: a rank of that world has died. Those that are in it see that without being
+    told; this is for those that still wait to meet it."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """Launcher: there will be no place for this worker any more."""
+    """From the launcher: there will be no rank for this worker any more."""
 
     reason: str
 
@@ -64,16 +66,16 @@ class Over:
 Message = Ready | RankAssignment | Update | Void | Over
 
 LAUNCHER: Final = WorkerInfo("launcher", 0)
-"""Who greets workers. (A worker has the name and the number that `worker_info` gives it.)"""
+"""The launcher, as it greets workers."""
 MOST_BYTES: Final = 1 << 16
-"""No message is longer."""
+"""The length of the longest message, in bytes."""
 
 CODEC: Final[Codec[Message]] = Codec(
     Ready, RankAssignment, Update, Void, Over, complaint="not a message of the board"
 )
-"""The messages as bytes, and back; raises `RemoteProtocolError` for what is none."""
+"""Turns messages into bytes and back; raises `RemoteProtocolError` for what is none."""
 
 
 def worker_info(worker: int) -> WorkerInfo:
-    """Who greets the launcher."""
+    """Returns the worker with that number, as it greets the launcher."""
     return WorkerInfo(f"worker{worker}", worker)

@@ -1,14 +1,15 @@
-"""Who gets which place, and when the ranks meet anew: events in, instructions out.
+"""The rank coordinator: who gets which rank, and when the ranks meet anew. Events in, instructions
+out.
 
 A *world* is a set of ranks that train together; its number is its generation. Where its workers
-run, and which places are left empty, is kept in `launcher_link.slots`. A worker is
+run, and which slots are left empty, is kept in `launcher_link.slots`. A worker is
 
-    starting ──ready──▶ waiting ──place──▶ in the world ──ready──▶ waiting …      (or it ends)
+    starting ──ready──▶ waiting ──rank──▶ in the world ──ready──▶ waiting …      (or it ends)
 
 - The first world begins when `wanted` workers wait, or, after `start_seconds`, at least
   `min_workers`.
-- A later one begins when nobody is in the world any more and at least `min_workers` wait. Who was
-  in a world before keeps its place in the order, so rank 0 has the state whenever anybody has it.
+- A later one begins when nobody is in the world any more and at least `min_workers` wait. Those
+  that were in a world before keep their order, so rank 0 has the state whenever anybody has it.
 - A worker that fails is replaced at once, while its slot is open. The ranks that are left need not
   wait for the new one: they go on if they are enough, and are told when it waits.
 - When the first worker has finished, nobody is started any more. Ranks that are thrown back then
@@ -34,7 +35,7 @@ from lockstitch.launcher_link.slots import Slot, SlotBook
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """What may be chosen; times are in seconds."""
+    """What a job may choose of this; times are in seconds."""
 
     wanted: int
     min_workers: int = 1
@@ -61,7 +62,7 @@ class HostsFound:
 
 @dataclass(frozen=True, slots=True)
 class CameReady:
-    """A worker is in no world (any more) and wants a place."""
+    """A worker is in no world (any more) and wants a rank."""
 
     worker: int
 
@@ -94,7 +95,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Say that to a worker."""
+    """Send that message to a worker."""
 
     worker: int
     message: Message
@@ -119,6 +120,8 @@ Instruction = Start | Tell | Stop | GiveUp
 
 @dataclass(slots=True)
 class _Worker:
+    """A worker as the coordinator knows it."""
+
     number: int
     slot: Slot
     started_at: float
@@ -132,7 +135,7 @@ class _Worker:
 
 @dataclass
 class RankCoordinator:
-    """See the module."""
+    """The table of workers; `handle` takes an event in and returns what follows from it."""
 
     options: CoordinatorOptions
     began_at: float
@@ -147,8 +150,8 @@ class RankCoordinator:
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _numbers: int = 0
     _updates: int = 0
-    _news: UpdateKind = UpdateKind.NOTHING
-    _told: UpdateKind = UpdateKind.NOTHING
+    _pending_update: UpdateKind = UpdateKind.NOTHING
+    _sent_update: UpdateKind = UpdateKind.NOTHING
     _failures: int = 0
     _waits_since: float | None = None
     _out: list[Instruction] = field(default_factory=list)
@@ -157,7 +160,8 @@ class RankCoordinator:
         self._slots = SlotBook(self.options.slot_failures, self.options.cooldown_seconds)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """What follows from the event; times are of any clock that only goes forward."""
+        """Takes an event in; returns the instructions that follow. Times are of any clock that only
+        goes forward."""
         if not self.is_given_up:
             if isinstance(event, HostsFound):
                 self._note_hosts(event)
@@ -165,9 +169,9 @@ class RankCoordinator:
                 self._note_ready(event.worker)
             elif isinstance(event, Ended):
                 self._note_end(event, now)
-            self._fill(now)
-            self._form(now)
-            self._look_at_time(now)
+            self._fill_slots(now)
+            self._begin_world_if_due(now)
+            self._give_up_if_too_late(now)
         elif isinstance(event, Ended):
             self._workers.pop(event.worker, None)
         out, self._out = self._out, []
@@ -180,7 +184,7 @@ class RankCoordinator:
 
     @property
     def deadline(self) -> float | None:
-        """When to say that time has passed, if nothing happens before."""
+        """When to tell of `TimePassed`, if nothing happens before; None for never."""
         if self.is_given_up or self.is_finishing:
             return None
         times = self._slots.reopenings
@@ -191,7 +195,7 @@ class RankCoordinator:
         return min(times, default=None)
 
     def host_of(self, worker: int) -> str:
-        """Where a living worker runs."""
+        """Returns the host of a worker that runs."""
         return self._workers[worker].slot.host
 
     def is_dismissed(self, worker: int) -> bool:
@@ -207,12 +211,12 @@ class RankCoordinator:
             if worker.slot not in self._slots:
                 worker.is_dismissed = True
                 if worker.is_in_world:
-                    self._news |= UpdateKind.REMOVED
+                    self._pending_update |= UpdateKind.REMOVED
                 elif worker.is_ready:
                     self._tell(worker, Over("its host is to be used no longer"))
                 else:
                     self._out.append(Stop(worker.number))
-        self._tell_news()
+        self._send_updates()
 
     def _note_ready(self, number: int) -> None:
         worker = self._workers.get(number)
@@ -238,7 +242,7 @@ class RankCoordinator:
         self.is_well = False
         self._failures += 1
         self._slots.note_failure(worker.slot, worker.started_at, now)
-        self._look_whether_all_is_lost()
+        self._give_up_if_all_have_failed()
 
     def _note_success(self) -> None:
         self.is_finishing = self.is_well = True
@@ -249,7 +253,7 @@ class RankCoordinator:
 
     # ------------------------------------------------------------ what follows
 
-    def _look_whether_all_is_lost(self) -> None:
+    def _give_up_if_all_have_failed(self) -> None:
         if self.is_finishing:
             return
         if self.generation == 0:
@@ -258,7 +262,7 @@ class RankCoordinator:
         elif all(w.rank is None or w.is_dismissed for w in self._living()):
             self._give_up("all ranks have failed, so nobody has the state to go on with")
 
-    def _fill(self, now: float) -> None:
+    def _fill_slots(self, now: float) -> None:
         """Starts workers in slots that are free."""
         if self.is_finishing or self.is_given_up:
             return
@@ -275,7 +279,7 @@ class RankCoordinator:
             self._workers[worker.number] = worker
             self._out.append(Start(worker.number, slot))
 
-    def _form(self, now: float) -> None:
+    def _begin_world_if_due(self, now: float) -> None:
         """Begins a world, if it is time."""
         if self.is_given_up:
             return
@@ -289,8 +293,8 @@ class RankCoordinator:
         if any(worker.is_in_world for worker in self._living()):
             self._waits_since = None
             if any(worker.rank is None for worker in waiting):
-                self._news |= UpdateKind.ADDED
-            self._tell_news()
+                self._pending_update |= UpdateKind.ADDED
+            self._send_updates()
             return
         if waiting and len(waiting) >= self._needed(now):
             self._begin_world(waiting)
@@ -312,26 +316,25 @@ class RankCoordinator:
                 return
         self.generation += 1
         self._waits_since = None
-        self._news = self._told = UpdateKind.NOTHING
-        order = {slot: place for place, slot in enumerate(self._slots)}
+        self._pending_update = self._sent_update = UpdateKind.NOTHING
+        order = {slot: index for index, slot in enumerate(self._slots)}
         last = len(order)
         waiting.sort(key=lambda w: (w.rank is None, w.rank or 0, order.get(w.slot, last), w.number))
         chosen = waiting[: self.options.max_workers]
         for rank, worker in enumerate(chosen):
             worker.rank, worker.is_in_world, worker.is_ready = rank, True, False
-            place = RankAssignment(self.generation, rank, len(chosen), "")
-            self._tell(worker, place)
+            self._tell(worker, RankAssignment(self.generation, rank, len(chosen), ""))
 
-    def _tell_news(self) -> None:
+    def _send_updates(self) -> None:
         """Tells the world that workers wait to come in or are to go, once for each kind."""
-        if self._news & ~self._told:
-            self._told |= self._news
+        if self._pending_update & ~self._sent_update:
+            self._sent_update |= self._pending_update
             self._updates += 1
             for worker in self._living():
                 if worker.is_in_world:
-                    self._tell(worker, Update(self._updates, int(self._news)))
+                    self._tell(worker, Update(self._updates, int(self._pending_update)))
 
-    def _look_at_time(self, now: float) -> None:
+    def _give_up_if_too_late(self, now: float) -> None:
         if self.is_given_up or self.is_finishing:
             return
         options = self.options
@@ -358,7 +361,7 @@ class RankCoordinator:
     def _tell(self, worker: _Worker, message: Message) -> None:
         self._out.append(Tell(worker.number, message))
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ figures
 
     def _living(self) -> list[_Worker]:
         return list(self._workers.values())

@@ -1,4 +1,4 @@
-"""The launcher's end of the board, for a loop that sleeps in a selector.
+"""The launcher's end of the links to its workers, for a loop that sleeps in a selector.
 
 It listens on a unix socket in a folder that only this user may enter, or, for workers of other
 hosts, on a TCP port. Who connects says in its greeting which worker it is, and proves to have the
@@ -31,8 +31,9 @@ _GUEST_SECONDS = 30.0
 
 
 class LauncherServer:
-    """See the module. Entries of `selector` have as data what is to be called when they are
-    readable. `hear(worker, message)` is called for what workers say."""
+    """Listens for workers and talks to those that have come. Entries of `selector` have as data
+    what is to be called when they are readable. `hear(worker, message)` is called for each message
+    of a worker."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class LauncherServer:
         return listener.address
 
     def tell(self, worker: int, message: Message) -> None:
-        """Says something to a worker; nothing where it is gone."""
+        """Sends a message to a worker; does nothing where the worker is gone."""
         line = self._lines.get(worker)
         if line is not None:
             try:

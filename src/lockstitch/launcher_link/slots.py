@@ -19,7 +19,7 @@ _LONG_LIFE_SECONDS: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a worker may run."""
+    """A slot: where a worker may run."""
 
     host: str
     index: int
@@ -84,12 +84,12 @@ class SlotBook:
 
     @property
     def usable(self) -> int:
-        """How many are not struck out."""
+        """How many slots are not struck out."""
         return sum(not self._is_struck_out(slot) for slot in self)
 
     @property
     def reopenings(self) -> list[float]:
-        """When slots that rest will have rested long enough."""
+        """The times at which slots that rest will have rested long enough."""
         return [record.closed_until for record in self._records.values() if record.closed_until]
 
     def _is_struck_out(self, slot: Slot) -> bool:

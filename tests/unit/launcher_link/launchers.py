@@ -1,4 +1,4 @@
-"""A board in the test's process: its loop runs in a thread."""
+"""A launcher in the test's process: its loop runs in a thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FakeLauncher:
             self._selector,
             SECRET,
             lambda *said: self.heard.put(said),
-            address or f"unix:{folder}/board",
+            address or f"unix:{folder}/launcher",
         )
         self.address = self.server.address
         self._is_over = False

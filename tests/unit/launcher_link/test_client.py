@@ -100,7 +100,7 @@ def test_a_launcher_that_goes_away_ends_the_wait(fake_launcher, client):
         client.next_place()
 
 
-def test_where_the_board_is_stands_in_the_environment(fake_launcher):
+def test_where_the_launcher_is_stands_in_the_environment(fake_launcher):
     assert LauncherClient.from_environment({}) is None
     client = LauncherClient.from_environment(
         {ADDRESS: fake_launcher.address, VARIABLE: "5a" * 32, WORKER: "7"}

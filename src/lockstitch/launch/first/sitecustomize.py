@@ -17,7 +17,7 @@ import sys
 
 
 def _run_next() -> None:
-    """The one that would have run without this one."""
+    """Runs the `sitecustomize` that would have run without this one."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
     found = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
