@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class CheckpointError(LockstitchError):
-    """A checkpoint cannot be saved, or does not fit."""
+    """A checkpoint cannot be saved, or does not fit what is registered."""
 
 
 def save(path: str | os.PathLike[str], *, timeout: float = UNSET_RPC_TIMEOUT) -> None:
@@ -106,8 +106,8 @@ def load(
 
 
 def names(path: str | os.PathLike[str]) -> dict[str, str]:
-    """What a checkpoint holds: each name, and the worker that owned it. Needs no group. Raises
-    `FileNotFoundError`, or `ValueError` for what is no checkpoint."""
+    """Returns what a checkpoint holds: each name, with the worker that owned it. Needs no group.
+    Raises `FileNotFoundError`, or `ValueError` for what is no checkpoint."""
     shards = read_manifest(Path(path))
     return {name: shard.worker for shard in shards for name in shard.names}
 
@@ -116,7 +116,7 @@ def names(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def _owners(timeout: float) -> dict[str, WorkerInfo]:
-    """Who has registered each name."""
+    """Asks all workers; returns who has registered each name."""
     members = {info: [] for info in get_worker_infos()}  # type: ignore[var-annotated]
     owners: dict[str, WorkerInfo] = {}
     for info, registered in _on_each(members, _names, lambda _: (), timeout).items():
@@ -148,7 +148,7 @@ def _check_same(saved: Mapping[str, Shard], owners: Mapping[str, WorkerInfo]) ->
 
 
 def _fields(shard: Shard) -> tuple[str, int, str, str, tuple[str, ...]]:
-    """Plain values, since that is what crosses in a group with a registry."""
+    """Returns the shard as plain values, which cross in a group with a registry, too."""
     return shard.file, shard.bytes, shard.sha256, shard.worker, shard.names
 
 
@@ -196,12 +196,12 @@ def _write(folder: str, attempt: str) -> tuple[Any, ...]:
 @needed
 def _read(folder: str, attempt: str, wanted: list[tuple[Any, ...]]) -> None:
     _check_allowed(load, "read")
-    registered = CheckpointRegistry.of(current_worker())
+    registry = CheckpointRegistry.of(current_worker())
     states: dict[str, Any] = {}
     for *fields, mine in wanted:
         states.update(read_shard(Path(folder), Shard(*fields), mine))
-    registered.check_fit(states)
-    registered.pending[attempt] = states
+    registry.check_fit(states)
+    registry.pending[attempt] = states
 
 
 def _check_allowed(function: Callable[..., object], verb: str) -> None:
@@ -217,8 +217,8 @@ def _check_allowed(function: Callable[..., object], verb: str) -> None:
 
 @needed
 def _put_back(attempt: str) -> None:
-    registered = CheckpointRegistry.of(current_worker())
-    registered.put_back(registered.pending.pop(attempt))
+    registry = CheckpointRegistry.of(current_worker())
+    registry.put_back(registry.pending.pop(attempt))
 
 
 @needed

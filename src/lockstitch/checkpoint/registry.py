@@ -1,4 +1,4 @@
-"""What a worker has registered: what belongs into a checkpoint, by name."""
+"""What each worker has registered to be part of checkpoints, by name."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 
 class CheckpointRegistry:
-    """The registered things of one worker; a service of it."""
+    """What one worker has registered; a service of the worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._lock = threading.Lock()
         self._things: dict[str, Any] = {}
         self.elsewhere: dict[str, WorkerInfo] = {}
-        """Who has what this worker has registered by a reference."""
+        """The owners of what this worker has registered by a reference, by name."""
         self.pending: dict[str, dict[str, Any]] = {}
-        """States that have been read and are still to be put in place, by load."""
+        """States that have been read and are still to be put in place, by attempt to load."""
 
     @classmethod
     def of(cls, worker: Worker) -> CheckpointRegistry:
-        """Those of this worker."""
+        """Returns the registry of that worker."""
         return worker.obtain(cls, lambda: cls(worker))
 
     def __repr__(self) -> str:
         return f"<Registered of {self._worker.name!r} · {', '.join(self.names()) or 'nothing'}>"
 
     def add(self, name: str, thing: Any) -> None:
-        """See `register`."""
+        """Registers a thing of this worker; raises what `register` raises."""
         if not name:
             raise ValueError("what is registered needs a name")
         _check_kind(name, thing)
@@ -77,17 +77,17 @@ class CheckpointRegistry:
                     raise _taken(name, other.name)
 
     def remove(self, name: str) -> None:
-        """See `unregister`."""
+        """Removes what is registered under `name`; harmless when nothing is."""
         with self._lock:
             self._things.pop(name, None)
 
     def names(self) -> list[str]:
-        """In the order in which they were registered."""
+        """Returns the names, in the order in which they were registered."""
         with self._lock:
             return list(self._things)
 
     def states(self) -> dict[str, Any]:
-        """What is to be saved, by name; tensors may still be the originals."""
+        """Returns what is to be saved, by name; tensors may still be the originals."""
         with self._lock:
             things = dict(self._things)
         return {name: _state_of(thing) for name, thing in things.items()}
@@ -114,7 +114,7 @@ class CheckpointRegistry:
 
 
 def register(name: str, thing: object) -> None:
-    """From now on `thing` is part of every checkpoint, under `name`, which must be unique in the
+    """Makes `thing` part of every checkpoint from now on, under `name`, which must be unique in the
     group.
 
     `thing`: a module, an optimizer or anything with `state_dict` and `load_state_dict`; a tensor; a
@@ -128,23 +128,23 @@ def register(name: str, thing: object) -> None:
     same thing again changes nothing.
     """
     worker = current_worker()
-    registered = CheckpointRegistry.of(worker)
+    registry = CheckpointRegistry.of(worker)
     while isinstance(thing, (RRef, RemoteModule)):
         reference = thing if isinstance(thing, RRef) else thing.get_module_rref()
         if not reference.is_owner():
             rpc_sync(reference.owner(), register, (name, reference))
-            registered.elsewhere[name] = reference.owner()
+            registry.elsewhere[name] = reference.owner()
             return
         thing = reference.local_value()
-    registered.add(name, thing)
+    registry.add(name, thing)
 
 
 def unregister(name: str) -> None:
-    """What this worker has registered under `name`, itself or by a reference, is no part of
-    checkpoints any more; harmless when it has not."""
-    registered = CheckpointRegistry.of(current_worker())
-    registered.remove(name)
-    owner = registered.elsewhere.pop(name, None)
+    """Ends that what this worker has registered under `name`, itself or by a reference, is part of
+    checkpoints; harmless when it has registered nothing."""
+    registry = CheckpointRegistry.of(current_worker())
+    registry.remove(name)
+    owner = registry.elsewhere.pop(name, None)
     if owner is not None:
         with contextlib.suppress(PeerDiedError):
             rpc_sync(owner, unregister, (name,))

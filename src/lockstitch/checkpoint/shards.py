@@ -1,4 +1,5 @@
-"""A checkpoint on disk: a folder with a file for each worker that owned something, and a manifest.
+"""A checkpoint on disk: a folder with a *shard*, one file, of each worker that owned something, and
+a manifest.
 
     manifest.json                 {"format": 1, "shares": [{file, bytes, sha256, worker, names}]}
     <save>-<worker>.safetensors   the tensors; what is plain, as JSON in the file's own header
@@ -36,7 +37,7 @@ _NO_LOCK: AbstractContextManager[object] = nullcontext()
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file: what is in it, and what tells that it is whole."""
+    """One worker's file: what is in it, and what tells that it is whole."""
 
     file: str
     bytes: int
@@ -53,7 +54,7 @@ def write_shard(
     lock: AbstractContextManager[object] = _NO_LOCK,
 ) -> Shard:
     """Writes the states of a worker, which are copied under `lock`. Raises `TypeError` for what
-    cannot be written, `OSError`."""
+    cannot be written, and `OSError`."""
     encoder = Encoder()
     with lock:
         plain = {name: encoder.encode(state, name) for name, state in states.items()}
@@ -64,7 +65,7 @@ def write_shard(
 
 
 def read_shard(folder: Path, shard: Shard, names: Iterable[str]) -> dict[str, Any]:
-    """The states of these names. Raises `ValueError` when the file is not the one that was
+    """Returns the states of these names. Raises `ValueError` when the file is not the one that was
     written, `OSError` when there is none."""
     path = folder / shard.file
     if path.stat().st_size != shard.bytes or _digest(path) != shard.sha256:
@@ -75,7 +76,7 @@ def read_shard(folder: Path, shard: Shard, names: Iterable[str]) -> dict[str, An
 
 
 def write_manifest(folder: Path, shards: Iterable[Shard]) -> None:
-    """From here on these files are the checkpoint; those of the former one are removed."""
+    """Makes these files the checkpoint, and removes those of the former one."""
     shards = list(shards)
     text = json.dumps({"format": _FORMAT, "shares": [asdict(shard) for shard in shards]}, indent=1)
     fresh = folder / f".{_MANIFEST}.{os.getpid()}"
@@ -87,7 +88,7 @@ def write_manifest(folder: Path, shards: Iterable[Shard]) -> None:
 
 
 def read_manifest(folder: Path) -> list[Shard]:
-    """What the checkpoint consists of. Raises `FileNotFoundError` where there is none, and
+    """Returns what the checkpoint consists of. Raises `FileNotFoundError` where there is none, and
     `ValueError` where it is of another format."""
     path = folder / _MANIFEST
     if not path.is_file():

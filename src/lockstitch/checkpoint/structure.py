@@ -22,8 +22,8 @@ Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 class Encoder:
     """Takes states apart. `tensors` are those met so far, by the keys under which they are written:
-    on the CPU, contiguous, none sharing memory with another or with the original. One that does
-    not `copy` only looks whether a state can be written."""
+    on the CPU, contiguous, none sharing memory with another or with the original. With `copy=False`
+    it only checks that states can be written."""
 
     def __init__(self, *, copy: bool = True) -> None:
         self._copies = copy
@@ -32,7 +32,7 @@ class Encoder:
         self._kept: list[torch.Tensor] = []
 
     def encode(self, state: object, path: str) -> Any:
-        """`state` as JSON. Raises `TypeError` that names the place, by `path`, of what cannot be
+        """Returns `state` as JSON. Raises `TypeError` that names, by `path`, what cannot be
         written."""
         if isinstance(state, torch.Tensor):
             return {"$tensor": self._tensor(state, path)}
@@ -71,8 +71,8 @@ class Encoder:
 
 
 def decode(written: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
-    """The state; `tensor` finds tensors by key. Raises `ValueError` for what was not written by an
-    `Encoder`."""
+    """Returns the state; `tensor` finds tensors by key. Raises `ValueError` for what was not
+    written by an `Encoder`."""
     if isinstance(written, list):
         return [decode(value, tensor) for value in written]
     if not isinstance(written, dict):

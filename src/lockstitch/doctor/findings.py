@@ -1,4 +1,4 @@
-"""What a check has found: values."""
+"""What a check has found, as values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ State: TypeAlias = Literal["good", "note", "wrong"]
 
 @dataclass(frozen=True)
 class Finding:
-    """`note`: worth knowing, and nothing fails for it. `wrong`: something will fail."""
+    """What one check has found. `note` is worth knowing, but nothing fails for it; `wrong` means
+    that something will fail."""
 
     topic: str
     state: State
@@ -20,15 +21,15 @@ class Finding:
 
 
 def good(topic: str, says: str) -> Finding:
-    """As it should be."""
+    """Makes a finding of what is as it should be."""
     return Finding(topic, "good", says)
 
 
 def note(topic: str, says: str, remedy: str = "") -> Finding:
-    """Worth knowing."""
+    """Makes a finding that is worth knowing."""
     return Finding(topic, "note", says, remedy)
 
 
 def wrong(topic: str, says: str, remedy: str) -> Finding:
-    """Something will fail."""
+    """Makes a finding for which something will fail."""
     return Finding(topic, "wrong", says, remedy)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PYTHON: Final = ((3, 10), (3, 15))
 """The oldest Python that is supported, and the first that is not."""
 _LOSES_LOCKS: Final = (3, 14)
-"""Up to 3.14.10 at least; 3.15 has it mended."""
+"""The Python in which an interrupt may leave a lock locked: up to 3.14.10 at least, not in 3.15."""
 
 _QUESTIONS: Final = """
 import json, sys
@@ -57,7 +57,8 @@ _LAUNCHERS: Final = "torchrun ssh mpirun srun kubectl ray spark-submit".split()
 
 
 def ask_torch() -> dict[str, Any]:
-    """What torch says of itself, and ours of what it stands on; or `error`, and what was said."""
+    """Returns what torch says of itself, and Lockstitch of what it needs of torch; under `error`
+    what was said where that fails."""
     command = [sys.executable, "-c", _QUESTIONS]
     try:
         done = subprocess.run(
@@ -73,7 +74,7 @@ def ask_torch() -> dict[str, Any]:
 
 
 def look_at_libraries(ask: Ask = ask_torch) -> Iterator[Finding]:
-    """Versions, features, extras, launchers and engines."""
+    """Checks versions, features, extras, launchers and engines."""
     yield good("lockstitch", __version__)
     yield check_python(sys.version_info[:2], sysconfig.get_config_var("Py_GIL_DISABLED") == 1)
     answers = ask()
@@ -85,7 +86,7 @@ def look_at_libraries(ask: Ask = ask_torch) -> Iterator[Finding]:
 
 
 def check_python(running: tuple[int, int], is_free_threaded: bool) -> Finding:
-    """The version, and whether there is a GIL."""
+    """Checks the version, and that there is a GIL."""
     text = platform.python_version()
     if not PYTHON[0] <= running < PYTHON[1]:
         says = f"{'.'.join(map(str, running))} is not among those that are tested (3.10 to 3.14)"
@@ -100,7 +101,7 @@ def check_python(running: tuple[int, int], is_free_threaded: bool) -> Finding:
 
 
 def check_torch(answers: dict[str, Any]) -> Finding:
-    """Whether ours stand on it, and whether it is one that they are tested with."""
+    """Checks that Lockstitch can be imported with this torch, and is tested with it."""
     if "error" in answers:
         return wrong(
             "torch",
@@ -114,8 +115,8 @@ def check_torch(answers: dict[str, Any]) -> Finding:
 
 
 def check_internals(answers: dict[str, Any]) -> Iterator[Finding]:
-    """Private names of torch that are not what Lockstitch has been tested with, and what is off
-    because of that."""
+    """Describes private names of torch that are not what Lockstitch has been tested with, and what
+    is off because of that."""
     for says, consequence, can_be_missed in answers["missing"]:
         told = f"{says}. {consequence[0].upper()}{consequence[1:]}"
         remedy = "install a torch that Lockstitch is tested with"
@@ -123,7 +124,7 @@ def check_internals(answers: dict[str, Any]) -> Iterator[Finding]:
 
 
 def describe_features(answers: dict[str, Any]) -> Iterator[Finding]:
-    """What calls and reductions can use here."""
+    """Describes what calls and reductions can use here."""
     yield good("cpu", f"{platform.machine()}, {answers['cpu']}")
     if answers["gpus"]:
         nccl = "with NCCL" if answers["nccl"] else "without NCCL: reductions go through the host"
@@ -140,7 +141,7 @@ def describe_features(answers: dict[str, Any]) -> Iterator[Finding]:
 
 
 def describe_others() -> Iterator[Finding]:
-    """Extras, launchers and engines."""
+    """Describes extras, launchers and engines."""
     for package, extra, what in _EXTRAS:
         found = _version(package)
         if found is None:

@@ -1,4 +1,4 @@
-"""All findings, for people: a line each, and below those that are wrong what to do."""
+"""Shows findings to people: a line each, and below those that are wrong what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MARKS: Final = {
 
 
 def show(findings: Iterable[Finding], console: Console) -> int:
-    """Prints them; how many are wrong."""
+    """Prints the findings; returns how many are wrong."""
     table = Table.grid(padding=(0, 2))
     count = 0
     topic = ""

@@ -33,14 +33,14 @@ KNOWN: Final = frozenset(
 """Every variable of ours; docs/reference/environment.md explains them."""
 
 _HOOK: Final = "lockstitch_replace.pth"
-"""What obeys the variable when Python starts."""
+"""The file that obeys LOCKSTITCH_REPLACE when Python starts."""
 _FEW_DESCRIPTORS: Final = 1024
 _LITTLE_SHARED_MEMORY: Final = 256 << 20
 _EARLIEST: Final = 1_735_689_600  # 2025: no clock that is right says less
 
 
 def look_around(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """All of them."""
+    """Makes all checks of this module."""
     yield from check_variables(environment)
     yield check_address(environment)
     yield check_secret(environment)
@@ -52,7 +52,7 @@ def look_around(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Of ours, those that are set; a name that is not known is probably misspelt."""
+    """Lists our variables that are set; a name that is not known is probably misspelt."""
     for name in sorted(it for it in environment if it.startswith("LOCKSTITCH_")):
         if name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, 1)
@@ -63,7 +63,7 @@ def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_address(environment: Mapping[str, str]) -> Finding:
-    """Where workers of other hosts would reach this one."""
+    """Checks where workers of other hosts would reach this one."""
     given = environment.get("LOCKSTITCH_ADDRESS")
     name = given or socket.gethostname()
     where = "LOCKSTITCH_ADDRESS" if given else "this machine's name"
@@ -86,7 +86,7 @@ def check_address(environment: Mapping[str, str]) -> Finding:
 
 
 def check_secret(environment: Mapping[str, str]) -> Finding:
-    """That of a job that another launcher starts."""
+    """Checks the secret of a job that another launcher starts."""
     try:
         secret = find_secret(None, None, environment)
     except (OSError, ValueError) as error:
@@ -103,7 +103,7 @@ def check_secret(environment: Mapping[str, str]) -> Finding:
 
 
 def check_replacement(environment: Mapping[str, str]) -> Finding:
-    """What Lockstitch stands in for, in whatever starts here."""
+    """Checks what Lockstitch stands in for, in whatever starts here."""
     asked = environment.get(REPLACE, "")
     try:
         names = parse_names(asked)
@@ -120,7 +120,7 @@ def check_replacement(environment: Mapping[str, str]) -> Finding:
 
 
 def check_descriptors(limit: int) -> Finding:
-    """A worker has two or three for each peer."""
+    """Checks the limit of open files: a worker has two or three for each peer."""
     if 0 <= limit < _FEW_DESCRIPTORS:
         says = f"a process may have {limit} open files: a worker needs three for each peer"
         return wrong("limits", says, "raise it: ulimit -n 65536")
@@ -128,7 +128,7 @@ def check_descriptors(limit: int) -> Finding:
 
 
 def check_cpus(total: int, usable: float, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """How many of them this process may use, and how many threads it would compute on."""
+    """Checks how many cores this process may use, and how many threads it would compute on."""
     if usable < total:
         yield note("cores", f"{usable:g} of {total} may be used here (affinity, or a container)")
     else:
@@ -157,7 +157,7 @@ def _quota(path: Path) -> float | None:
 
 
 def check_shared_memory(folder: Path) -> Finding:
-    """Lockstitch needs none of it; torch's data loaders and NCCL do."""
+    """Checks the shared memory that torch's data loaders and NCCL need. Lockstitch needs none."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -170,7 +170,7 @@ def check_shared_memory(folder: Path) -> Finding:
 
 
 def check_clock(now: float) -> Finding:
-    """Certificates are valid for a time."""
+    """Checks the clock: certificates are valid for a time."""
     if now < _EARLIEST:
         says = f"it says {time.strftime('%Y-%m-%d', time.gmtime(now))}"
         return wrong("clock", says, "set it: certificates of TLS would not be valid yet")

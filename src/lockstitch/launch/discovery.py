@@ -76,7 +76,7 @@ class Discovery:
         self._watch(self._process.stdout, self._read)
 
     def note_end(self, pid: int, code: int) -> None:
-        """A child that is no worker has ended: perhaps the script."""
+        """Takes in that a child that is no worker has ended: perhaps the script."""
         process = self._process
         if process is None or process.pid != pid:
             return

@@ -47,7 +47,7 @@ def _take_from_file(context: typer.Context, path: Path | None) -> Path | None:
 
 
 class Level(str, Enum):
-    """How much `lockstitch.hvd` says."""
+    """The levels of what `lockstitch.hvd` logs."""
 
     TRACE = "TRACE"
     DEBUG = "DEBUG"

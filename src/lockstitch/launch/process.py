@@ -247,9 +247,9 @@ def _die_with(launcher: int) -> None:
 
 
 def _defaults(workers: int) -> dict[str, str]:
-    """Returns variables that those of the launcher overrule. The workers share this machine's cores,
-    so each gets its part of them for arithmetic; what they print is not held back; and one that
-    crashes says where."""
+    """Returns variables that those of the launcher overrule. The workers share this machine's
+    cores, so each gets its part of them for arithmetic; what they print is not held back; and one
+    that crashes says where."""
     threads = max(1, _usable_cores() // workers)
     return {
         "OMP_NUM_THREADS": str(threads),

@@ -58,11 +58,11 @@ class SlotBook:
         return slot.index < self._hosts.get(slot.host, 0)
 
     def note_hosts(self, slots: Iterable[tuple[str, int]]) -> None:
-        """These hosts have so many slots, now; the first is filled first."""
+        """Takes in how many slots each host has now; the first is filled first."""
         self._hosts = dict(slots)
 
     def note_failure(self, slot: Slot, started_at: float, now: float) -> None:
-        """The worker has failed that was started there then."""
+        """Takes in that a worker has failed, which was started in that slot then."""
         record = self._records.setdefault(slot, _Record())
         if now - started_at > _LONG_LIFE_SECONDS:
             record.failures = 0

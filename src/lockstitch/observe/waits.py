@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Question:
-    """One question to all workers, and what has been answered."""
+    """One question to several workers, and what has been answered so far."""
 
     def __init__(self, asked: dict[WorkerId, str]) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,8 @@ class _Question:
 
 
 class WaitReports:
-    """The service that asks and answers; plugged into every worker by `init_rpc`."""
+    """A service of the worker that asks others what they wait for, and answers them. Plugged into
+    every worker by `init_rpc`."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -55,7 +56,8 @@ class WaitReports:
         worker.agent.handle(TellWaits, self._note)
 
     def ask(self, timeout_seconds: float = 2.0) -> tuple[list[WorkerWaits], list[str]]:
-        """What each worker waits for, by rank, and the names of those that did not answer."""
+        """Returns what each worker waits for, by rank, and the names of those that did not
+        answer."""
         agent = self._worker.agent
         others = {info.worker: info.name for info in agent.members() if info.worker != agent.id}
         identifier, question = self._ids(), _Question(others.copy())
@@ -121,7 +123,7 @@ def explain_waits(timeout_seconds: float = 2.0) -> str:
 
 
 def listen() -> None:
-    """From now on SIGUSR1 makes this process print what every worker waits for."""
+    """Has SIGUSR1 make this process print what every worker waits for."""
     INQUIRY.explain = _explain
     INQUIRY.install()
 

@@ -1,4 +1,4 @@
-"""An import hook: ours where somebody imports a module that is replaced.
+"""An import hook that finds our module where somebody imports one that is replaced.
 
 A module under a replaced name is our module itself, not a copy of it: whoever imports it, or looks
 for it in `sys.modules`, gets the same object as by our own name. Where torch has still to be
@@ -33,12 +33,13 @@ _ALONE_WITHOUT_TORCH: Final = frozenset({"torch_internals", "torch_internals.nam
 
 @dataclass
 class ActiveReplacement:
-    """What is replaced at present, for as long as anybody wants it so."""
+    """One library that is replaced at present, for as long as anybody wants it so."""
 
     changes: ExitStack
-    """Each knows how to undo itself."""
+    """Undoes the changes."""
 
     users: int = 0
+    """How many have asked for it and are not done."""
 
 
 class AliasFinder(MetaPathFinder):
@@ -60,7 +61,8 @@ class AliasFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Ours for a module that is replaced; torch's own, which tells when it is there."""
+        """Finds our module for one that is replaced, and torch's own with a loader that tells when
+        torch is there."""
         if self.after_torch:
             if fullname == "torch":
                 return self._torch(fullname, path, target)
@@ -85,8 +87,8 @@ class AliasFinder(MetaPathFinder):
         return spec
 
     def _ours(self, fullname: str) -> ModuleSpec | None:
-        """Torch comes first, and brings in its wake whatever replaces its parts. Ours would else be
-        needed whole while they are on their way, themselves importing torch."""
+        """Imports torch before one of our modules, and with it whatever replaces its parts. These
+        would else be needed whole while they are being imported, and themselves import torch."""
         importlib.import_module("torch")
         module = sys.modules.get(fullname)
         return None if module is None else _PresentLoader(module).spec
@@ -107,9 +109,9 @@ def _stands_on_torch(fullname: str) -> bool:
 
 
 class _PresentLoader(Loader):
-    """Of a module that was imported between the question for it and the answer. The import system
-    would take the spec that it finds in the module, and load it once more: so that one is ours
-    until then."""
+    """The loader of a module that was imported between the question for it and the answer. The
+    import system would take the spec that it finds in the module, and load it once more; so the
+    module has our spec until then."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -122,6 +124,8 @@ class _PresentLoader(Loader):
 
 
 class _AliasLoader(Loader):
+    """The loader of a module under a replaced name: it gives out our module."""
+
     def __init__(self, ours: str) -> None:
         self._ours = ours
 
@@ -140,7 +144,7 @@ def _missing(fullname: str, alias: str, ours: str) -> ModuleNotFoundError:
 
 
 class _NotifyingLoader(Loader):
-    """Another loader, and a note when it has executed its module."""
+    """A loader that calls `tell` when another one has executed its module."""
 
     def __init__(self, loader: Loader, tell: Callable[[], None]) -> None:
         self._loader = loader

@@ -1,4 +1,4 @@
-"""Who keeps what is being replaced: names that other modules have imported before.
+"""Warns of stale imports: names that modules have imported before they were replaced, and keep.
 
 `from torch.distributed.rpc import rpc_sync` has copied a function into the module that says so, and
 nothing can be done about it from outside; but it can be told.
@@ -20,7 +20,7 @@ _MOST: Final = 8
 
 
 def warn_of_stale_imports(name: str, originals: Mapping[int, str]) -> None:
-    """Warns of names that modules keep.
+    """Warns of the names that modules keep, if there are any.
 
     `originals`: what is being replaced, by identity, with its full name.
     """

@@ -1,4 +1,4 @@
-"""What the variable LOCKSTITCH_REPLACE asks for, done when Python starts.
+"""Does what the variable LOCKSTITCH_REPLACE asks for, when Python starts.
 
 `lockstitch_replace.pth`, which is installed beside the package, calls this where the variable is
 set: so does every process of a job, whoever starts it.
@@ -14,7 +14,7 @@ from lockstitch.replacement.table import VARIABLE, parse_names
 
 
 def replace_as_asked() -> None:
-    """Ends the process where the variable names something that is not known."""
+    """Replaces what the variable names. Ends the process where it names something unknown."""
     try:
         names = parse_names(os.environ.get(VARIABLE, ""))
     except ValueError as error:

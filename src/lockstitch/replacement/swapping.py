@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _NOTHING: Final = object()
 
 _LOCK: Final = threading.RLock()
-"""Whoever changes the interpreter's tables: one thread at a time."""
+"""Held by the thread that changes the interpreter's tables."""
 
 
 def replace(*names: str) -> Replacement:
@@ -46,7 +46,7 @@ def replace(*names: str) -> Replacement:
 
 
 def active() -> tuple[str, ...]:
-    """What is replaced in this process, by the names that `replace` takes."""
+    """Returns what is replaced in this process, by the names that `replace` takes."""
     finder = _find_finder()
     return () if finder is None else tuple(finder.active)
 
@@ -122,7 +122,7 @@ def _settle(finder: AliasFinder) -> None:
 
 
 def _begin(incumbent: Incumbent, finder: AliasFinder, changes: ExitStack) -> None:
-    """Now, or as soon as torch is there."""
+    """Replaces a library now, or as soon as torch is there."""
     if not incumbent.needs_torch or "torch" in sys.modules:
         _swap(incumbent, finder, changes)
         return
@@ -161,12 +161,13 @@ def _swap(incumbent: Incumbent, finder: AliasFinder, changes: ExitStack) -> None
 
 
 def _within(name: str) -> list[str]:
-    """The modules that are imported under a name, and below it."""
+    """Returns the modules that are imported under a name, and below it."""
     return [key for key in sys.modules if key == name or key.startswith(f"{name}.")]
 
 
 def _own(module: ModuleType) -> dict[int, str]:
-    """A module, and the functions and classes that it has defined, by identity."""
+    """Returns a module's name, and those of the functions and classes that it has defined, by
+    identity."""
     name = module.__name__
     own = {id(module): name}
     for attribute, value in list(vars(module).items()):
@@ -176,7 +177,7 @@ def _own(module: ModuleType) -> dict[int, str]:
 
 
 def _set_attributes(them: Attributes, changes: ExitStack) -> dict[int, str]:
-    """What was there, by identity."""
+    """Replaces attributes; returns the names of what was there before, by identity."""
     originals: dict[int, str] = {}
     if them.is_here():
         place = sys.modules[them.place]
@@ -206,7 +207,8 @@ def _forget_alias(finder: AliasFinder, name: str) -> None:
 
 
 def _give_back(attributes: list[Attributes]) -> None:
-    """To modules that were imported while ours stood there, and have taken ours."""
+    """Gives the originals to modules that were imported while ours stood there, and have taken
+    ours."""
     for them in attributes:
         if them.is_here() and them.origin:
             origin = importlib.import_module(them.origin)

@@ -1,4 +1,4 @@
-"""What can be replaced, under which name, and by what of ours: as values."""
+"""A table of what can be replaced, under which name, and by what of ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VARIABLE: Final = "LOCKSTITCH_REPLACE"
 
 @dataclass(frozen=True)
 class Attributes:
-    """Names in a module that itself stays."""
+    """Names that are replaced in a module that itself stays."""
 
     place: str
     """The module."""
@@ -31,7 +31,7 @@ class Attributes:
     names: tuple[str, ...]
 
     origin: str = ""
-    """Where the place has them from, if it may be imported late."""
+    """The module from which `place` imports them, if `place` may be imported late."""
 
     def is_here(self) -> bool:
         """Whether the place is imported."""
@@ -115,7 +115,7 @@ INCUMBENTS: Final = {
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """The names in a list separated by commas; `all` stands for each of them.
+    """Returns the names in a list separated by commas; `all` stands for each of them.
 
     Raises `ValueError` for one that is not known, with those that are.
     """

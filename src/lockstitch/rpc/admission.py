@@ -60,7 +60,7 @@ def answer_of(decision: Admit | Redirect | Refuse, *, is_over: bool) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """What a worker wants to be, and where it listens. `rank` -1: any. `devices`: see `Member`."""
+    """What a worker that wants to join says of itself. `rank` -1: any. `devices`: see `Member`."""
 
     name: str
     rank: int
@@ -209,7 +209,7 @@ class Applicants:
     def ask(
         self, join_request: JoinRequest, mark: str, where: tuple[Sequence[str], str], timeout: float
     ) -> Answer:
-        """See `AskMember`."""
+        """Asks one member, as `AskMember` says."""
         addresses, host = where
         address = choose_address(addresses, host == host_identity())
         me = WorkerInfo(join_request.name, *applicant_id(secrets.randbits(30)))
@@ -262,7 +262,7 @@ class _OneAddress:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """Where a member listens, as `init_method`: `lockstitch://host:port`, or
+    """The address at which a member listens, as `init_method`: `lockstitch://host:port`, or
     `lockstitch:///path/of/a/socket` on the same host."""
 
     address: str

@@ -292,7 +292,7 @@ def _key(mode: RPCExecMode, function: Function, caller: Worker, callee: WorkerIn
 
 
 def get_worker_info(worker_name: Target | None = None) -> WorkerInfo:
-    """Name and rank of this worker, or of the one with that name or rank.
+    """Returns name and rank of this worker, or of the one with that name or rank.
 
     Raises `RpcError` ("could not find destination") for an unknown one.
     """
@@ -305,7 +305,7 @@ def _to_worker_info(to: Target) -> WorkerInfo:
 
 
 def get_rpc_timeout() -> float:
-    """The default timeout of calls, in seconds; 0 means none."""
+    """Returns the default timeout of calls, in seconds; 0 means none."""
     return current_worker().agent.default_timeout
 
 

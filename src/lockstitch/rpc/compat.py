@@ -59,8 +59,8 @@ def why_not_here(name: str) -> str:
 
 
 class AllGatherStates:
-    """What one gathering has brought, and the signal that all have come: for programs that make
-    their own gatherings of it. Ours are `lockstitch.rpc.barriers`."""
+    """What one gathering has brought, and the signal that all have come: for programs that gather
+    by themselves. What we gather by is `lockstitch.rpc.barriers`."""
 
     def __init__(self) -> None:
         self.gathered_objects: dict[str, Any] = {}
@@ -68,7 +68,7 @@ class AllGatherStates:
 
 
 class _ThreadLocal(threading.local):
-    """`future_list` exists within `_wait_all` only."""
+    """Values of each thread; `future_list` exists within `_wait_all` only."""
 
     future_list: list[Future[Any]]
 

@@ -104,7 +104,7 @@ def join_dynamic_group(
     options: AgentOptions,
     seconds: float,
 ) -> JoinedGroup:
-    """Is let in by a member, or founds the group. Raises what `Admission` raises."""
+    """Comes in through a member, or founds the group. Raises what `Admission` raises."""
     ask = Applicants(transport, options, SYSTEM_CLOCK).ask
     admission = Admission(join_request, ask, SYSTEM_CLOCK, seconds)
     contacts = None

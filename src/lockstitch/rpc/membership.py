@@ -64,7 +64,7 @@ class Membership:
     def wait_for(
         self, name: str, timeout_seconds: float, after: WorkerInfo | None = None
     ) -> WorkerInfo:
-        """See `rpc.wait_for_worker`."""
+        """Waits for a worker, as `rpc.wait_for_worker` says."""
         clock = self.worker.clock
         deadline = clock.now() + timeout_seconds if timeout_seconds else None
         changed = threading.Event()
@@ -94,7 +94,7 @@ class Membership:
         """Raises `RpcError` where that worker cannot come in any more."""
 
     def add_callback(self, callback: Callable[[MembershipEvent], object]) -> Callable[[], None]:
-        """See `rpc.add_membership_callback`."""
+        """Adds a callback, as `rpc.add_membership_callback` says; returns what removes it."""
         raise NotImplementedError
 
     def _add_callback(

@@ -299,7 +299,7 @@ def _to_transports(names: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _to_bytes(option: str, given: int | None) -> int:
-    """The option, or the environment variable of that name, or the default."""
+    """Returns the option, or the environment variable of that name, or the default."""
     variable = f"LOCKSTITCH_{option.upper()}"
     text = os.environ.get(variable) if given is None else given
     if text is None:
@@ -314,13 +314,13 @@ def _to_bytes(option: str, given: int | None) -> int:
 
 
 def to_join_seconds(given: float | None) -> float | None:
-    """The option, or the environment variable of that name; None where neither is given."""
+    """Returns the option, or the environment variable of that name; None where neither is given."""
     seconds = _to_seconds("join_timeout", given, UNSET_TIMEOUT)
     return None if seconds == UNSET_TIMEOUT else seconds
 
 
 def _to_seconds(option: str, given: float | None, default: float) -> float:
-    """The option, or the environment variable of that name, or the default."""
+    """Returns the option, or the environment variable of that name, or the default."""
     variable = f"LOCKSTITCH_{option.upper()}"
     text = os.environ.get(variable) if given is None else given
     if text is None:

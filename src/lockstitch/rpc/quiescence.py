@@ -71,7 +71,7 @@ class TimeLimit:
 
 
 class Quiescence:
-    """The barriers that `worker` takes part in, and waiting for rest; a service of the worker."""
+    """Waits, with the others, until nothing is under way; a service of the worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

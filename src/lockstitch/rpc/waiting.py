@@ -45,7 +45,7 @@ class _Countdown:
         self.sleeper.is_shared = True
 
     def note(self, future: Future[Any]) -> None:
-        """A future has completed; called by whoever has completed it."""
+        """Counts a future that has completed; called by the thread that has completed it."""
         try:
             future.value()
             failed = False

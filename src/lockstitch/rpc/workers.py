@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def get_worker_infos() -> list[WorkerInfo]:
-    """All workers that are in the group now, by rank, this one too; it asks nobody.
+    """Returns all workers that are in the group now, by rank, this one too; it asks nobody.
 
     A worker that died is missing as soon as one of the others has noticed.
     """
@@ -79,9 +79,9 @@ def begin_callbacks(worker: Worker) -> None:
 
 
 def invitation() -> str:
-    """The `init_method` by which others join this worker's group through this worker, which need
-    not be the first: `lockstitch://host:port`, or `lockstitch:///path` for workers of this host
-    only, where this worker has no `address`.
+    """Returns the `init_method` by which others join this worker's group through this worker, which
+    need not be the first: `lockstitch://host:port`, or `lockstitch:///path` for workers of this
+    host only, where this worker has no `address`.
 
     Raises `RuntimeError` in a group with a `world_size`.
     """

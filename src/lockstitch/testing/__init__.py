@@ -7,9 +7,9 @@
     clock.py        ManualClock: time that the test owns
     gradients.py    assert_same_gradients: distributed equals local
     leaks.py        no_leaks: nothing is left behind
-    time_limits.py     how long to wait for what should happen soon
+    time_limits.py  how long to wait for what should happen soon
 
-Everything here may use everything else; nothing else uses what is here.
+These modules may use all others of Lockstitch; no other uses them.
 """
 
 from lockstitch.testing.clock import ManualClock

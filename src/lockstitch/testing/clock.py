@@ -33,7 +33,7 @@ class ManualClock:
         return f"<ManualClock at {self._now} s · {len(self._deadlines)} waiting>"
 
     def now(self) -> float:
-        """Seconds, as advanced so far."""
+        """Returns the time in seconds, as advanced so far."""
         return self._now
 
     def wait(self, waiter: Waiter, timeout_seconds: float | None) -> bool:
@@ -56,7 +56,7 @@ class ManualClock:
             self._end(deadline)
 
     def advance(self, seconds: float) -> None:
-        """Moves the time, and returns when all waits that are over by then have ended."""
+        """Moves the time by `seconds`; returns when all waits that are over by then have ended."""
         if seconds < 0:
             raise ValueError(f"time does not go back: {seconds}")
         with self._changed:

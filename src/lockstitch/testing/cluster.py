@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class LocalDirectory:
-    """Who is in a `LocalCluster`; each member connects by its own transport."""
+    """The `Directory` of one worker of a `LocalCluster`, which connects by its own transport."""
 
     is_fixed = True
 
@@ -46,15 +46,15 @@ class LocalDirectory:
         self.transport: Transport | None = None
 
     def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
-        """By name, rank or identity."""
+        """Returns the member of that name, rank or identity; None when there is none."""
         return self._by_key.get(key)
 
     def members(self) -> Sequence[WorkerInfo]:
-        """All of them."""
+        """Returns all members."""
         return self._members
 
     def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
-        """A fresh connection to a member."""
+        """Opens a connection to a member."""
         assert self.transport is not None
         return self.transport.connect(self._addresses[peer.name], timeout_seconds)
 
@@ -125,7 +125,7 @@ class LocalCluster:
             return function(*args, **kwargs)
 
     def kill(self, name: str) -> None:
-        """The worker dies, as its peers see it."""
+        """Has the worker die, as its peers see it."""
         self.network.kill(name)
 
     def is_dead(self, name: str) -> bool:
@@ -133,16 +133,16 @@ class LocalCluster:
         return self.network.is_dead(name)
 
     def reset(self, one: str, other: str) -> None:
-        """All connections between the two break."""
+        """Breaks all connections between the two."""
         self.network.reset(one, other)
 
     def traffic(self) -> Traffic:
-        """What the workers have said to each other so far."""
+        """Returns the count of what the workers have sent each other so far."""
         return self.network.traffic()
 
     @contextlib.contextmanager
     def partition(self, one: str, other: str) -> Iterator[None]:
-        """Within, frames between the two are lost."""
+        """A context manager within which frames between the two are lost."""
         self.network.partition(one, other)
         try:
             yield

@@ -25,7 +25,7 @@ Actions = list[Action]
 
 
 class Which(TypedDict, total=False):
-    """Which of the frames that a rule means it strikes; the same words for all rules.
+    """The arguments that say which of the frames a rule strikes; the same for all rules.
 
     `nth` counts from 1 (default 1); `times` is how many in a row (default 1, None for ever);
     `sender` and `to` are names of workers (default anybody).
@@ -38,7 +38,7 @@ class Which(TypedDict, total=False):
 
 
 class Effect(Protocol):
-    """What a rule does to a frame."""
+    """What a rule does to the frames that it strikes."""
 
     def alter(self, actions: Actions) -> Actions: ...
 
@@ -102,7 +102,7 @@ class _Break:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Rule:
-    """Which frames are meant, which of them are struck, and by what.
+    """A line of the script: which frames are meant, which of them are struck, and by what.
 
     `party` is a worker that must be the frame's sender or receiver.
     """
@@ -160,31 +160,31 @@ class Faults:
         return f"<Faults: {' · '.join(script) or 'none'}>"
 
     def drop(self, message: type[Message] | None = None, **which: Unpack[Which]) -> Faults:
-        """The frame is lost."""
+        """Loses the frame."""
         return self._add(Rule(_Drop(), _kind(message), **which))
 
     def delay(
         self, message: type[Message] | None = None, *, by: float, **which: Unpack[Which]
     ) -> Faults:
-        """The frame arrives `by` seconds later; those behind it do not wait."""
+        """Has the frame arrive `by` seconds later; those behind it do not wait."""
         return self._add(Rule(_Delay(by), _kind(message), **which))
 
     def repeat(
         self, message: type[Message] | None = None, *, copies: int = 1, **which: Unpack[Which]
     ) -> Faults:
-        """The frame arrives, and `copies` more times."""
+        """Has the frame arrive, and `copies` more times."""
         return self._add(Rule(_Repeat(copies), _kind(message), **which))
 
     def reorder(
         self, message: type[Message] | None = None, *, behind: int = 1, **which: Unpack[Which]
     ) -> Faults:
-        """The frame arrives only behind that many later frames of the same connection."""
+        """Has the frame arrive only behind that many later frames of the same connection."""
         return self._add(Rule(_Reorder(behind), _kind(message), **which))
 
     def kill(
         self, worker: str, *, after: type[Message] | None = None, **which: Unpack[Which]
     ) -> Faults:
-        """The worker dies once such a frame, from it or to it, has been sent."""
+        """Has the worker die once such a frame, from it or to it, has been sent."""
         return self._add(Rule(_Kill(worker), _kind(after), worker, **which))
 
     def break_connections(
@@ -196,12 +196,12 @@ class Faults:
         before: bool = False,
         **which: Unpack[Which],
     ) -> Faults:
-        """Connections between its sender and its receiver break, once the frame has arrived, or
-        `before`, so that it does not: its `own`, and the `others`."""
+        """Breaks connections between the frame's sender and its receiver, once the frame has
+        arrived, or `before`, so that it does not: its `own`, and the `others`."""
         return self._add(Rule(_Break(own, others, before), _kind(message), **which))
 
     def apply(self, sender: str, receiver: str, kind: int) -> Actions:
-        """What shall happen to a frame; see `FrameScript`."""
+        """Returns what shall happen to a frame; see `FrameScript`."""
         actions: Actions = [Deliver()]
         with self._lock:
             for index, rule in enumerate(self._rules):
@@ -223,7 +223,7 @@ def _kind(message: type[Message] | None) -> int | None:
 
 
 def _non_defaults(value: object) -> list[tuple[str, object]]:
-    """Names and values of a dataclass's fields where they say something."""
+    """Returns names and values of a dataclass's fields that differ from their defaults."""
     fields = dataclasses.fields(value)  # type: ignore[arg-type]
     pairs = [(field, getattr(value, field.name)) for field in fields]
     return [(field.name, each) for field, each in pairs if each != field.default]

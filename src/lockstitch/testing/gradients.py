@@ -32,7 +32,7 @@ Gradients = dict[str, dict[str, torch.Tensor | None]]
 
 
 class Cluster(Protocol):
-    """Where programs run: `LocalCluster` and `ProcessCluster` are."""
+    """Workers that run programs, such as a `LocalCluster` or a `ProcessCluster`."""
 
     def run(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs `function` as code of the worker `name`, and returns its value."""
@@ -82,16 +82,16 @@ def assert_same_gradients(
 
 
 Outcome = tuple[torch.Tensor, Gradients, Gradients]
-"""Loss, gradients, and what values the leaves began with."""
+"""The loss, the gradients, and the values that the leaves began with."""
 
 
 def call_here(_to: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The `call` of the run in one process."""
+    """Calls a function here: the `call` of the run in one process."""
     return function(*args, **kwargs)
 
 
 def call_remotely(to: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The `call` of the run over the cluster."""
+    """Calls a function on a worker: the `call` of the run over the cluster."""
     return rpc.rpc_sync(to, function, args=args, kwargs=kwargs)
 
 
@@ -114,7 +114,7 @@ def _run_here(
 def _run_distributed(
     program: Callable[[Call], torch.Tensor], leaves: Mapping[str, Callable[[], Leaves]]
 ) -> Outcome:
-    """Runs on the driver."""
+    """Runs the program over the cluster; called on the driver."""
     begun = {worker: rpc.rpc_sync(worker, _values, args=(find,)) for worker, find in leaves.items()}
     with autograd.context() as context_id:
         loss = program(call_remotely)
@@ -148,7 +148,7 @@ def _copies(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | None]
 
 
 def _compare(here: Gradients, there: Gradients, what: str, atol: float, rtol: float) -> list[str]:
-    """A line for each tensor that differs."""
+    """Returns a line for each tensor that differs."""
     lines = []
     for worker in here:
         for name in sorted({*here[worker], *there[worker]}):

@@ -1,5 +1,5 @@
-"""What this process holds at a moment: threads, child processes, sockets and pipes, shared memory,
-workers, and what these keep for others.
+"""An inventory of what this process holds: threads, child processes, sockets and pipes, shared
+memory, workers, and what these keep for others.
 
 Threads are asked of Python, descriptors, memory and children read from /proc where there is one,
 references and contexts asked of the workers. Two inventories compared say what was left behind in
@@ -56,17 +56,19 @@ def no_leaks(timeout_seconds: float = 5.0) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Inventory:
-    """A name for each thing held, by a key that tells two of the same name apart."""
+    """What the process holds at a moment: a name for each thing, by a key that tells two of the
+    same name apart."""
 
     things: dict[object, str]
 
     @classmethod
     def take(cls) -> Inventory:
-        """What is held now."""
+        """Takes the inventory of now."""
         return cls(_threads() | _children() | _descriptors() | _segments() | _workers())
 
     def wait_until_nothing_new(self, timeout_seconds: float) -> list[str]:
-        """The names of what is held now and was not then, once there is none or time is over."""
+        """Returns the names of what is held now and was not then, once there is none or time is
+        over."""
         time_limit = ActiveTimeLimit(timeout_seconds)
         never, seconds = threading.Event(), _FIRST_PAUSE_SECONDS
         while new := self._new():

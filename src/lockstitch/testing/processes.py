@@ -45,7 +45,7 @@ _END_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _StartArguments:
-    """What a process must know to take its place."""
+    """What the process of a worker is started with."""
 
     name: str
     rank: int
@@ -59,7 +59,7 @@ class _StartArguments:
 
 @dataclass(slots=True)
 class _MemberProcess:
-    """A process as the test sees it."""
+    """The process of a worker, as the test sees it."""
 
     name: str
     process: BaseProcess
@@ -156,7 +156,8 @@ class ProcessCluster:
         return self
 
     def _await_start(self) -> None:
-        """As they come: while one has failed, the others may wait for it in vain."""
+        """Waits for the start of all processes, in the order in which they are ready: when one has
+        failed, the others may wait for it in vain."""
         deadline = time.monotonic() + self._timeout_seconds
         waiting = {member.pipe: member.task for member in self._members.values()}
         while waiting:
@@ -231,20 +232,20 @@ class ProcessCluster:
     # ------------------------------------------------------------ processes
 
     def pid(self, name: str | int) -> int:
-        """The process id of a worker."""
+        """Returns the process id of a worker."""
         pid = self._member(name).process.pid
         assert pid is not None
         return pid
 
     def kill(self, name: str | int) -> None:
-        """The worker's process dies at once; returns when it has."""
+        """Kills the worker's process; returns when it has ended."""
         member = self._member(name)
         member.is_gone = True
         member.process.kill()
         member.process.join()
 
     def stop(self, name: str | int) -> None:
-        """The worker's process stands still, its connections open, until `go_on`."""
+        """Stops the worker's process, with its connections open, until `go_on`."""
         os.kill(self.pid(name), signal.SIGSTOP)
 
     def go_on(self, name: str | int) -> None:
@@ -252,7 +253,7 @@ class ProcessCluster:
         os.kill(self.pid(name), signal.SIGCONT)
 
     def interrupt(self, name: str | int) -> None:
-        """What Ctrl-C does: the function that the worker runs is interrupted."""
+        """Interrupts the function that the worker runs, as Ctrl-C does."""
         os.kill(self.pid(name), signal.SIGINT)
 
     def _member(self, name: str | int) -> _MemberProcess:
@@ -289,7 +290,7 @@ class ProcessCluster:
             raise RuntimeError(f"{', '.join(stubborn)} did not end within {_END_SECONDS} s")
 
     def _kill_own(self) -> None:
-        """Not in a forked child, whose siblings they are."""
+        """Kills the processes, unless this is a forked child, whose siblings they are."""
         if os.getpid() == self._owner:
             self._kill_all()
 
@@ -307,8 +308,8 @@ class ProcessCluster:
 
 
 def _results(tasks: Sequence[Task[T]], deadline: float) -> list[T]:
-    """The values of all tasks. When some have failed: raises the first error, the others as its
-    notes."""
+    """Returns the values of all tasks. When some have failed, raises the first error, with the
+    others as its notes."""
     values: list[T] = []
     errors: list[Exception] = []
     for task in tasks:
@@ -332,7 +333,7 @@ def _live(
     inherited: Sequence[Connection],
     prepare: Callable[[int], None] | None,
 ) -> None:
-    """The life of a worker's process."""
+    """Runs a worker: joins the group, then runs functions until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the functions that run here
     for end in inherited:
         end.close()

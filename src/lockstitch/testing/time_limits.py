@@ -1,4 +1,4 @@
-"""How long a test waits for what should happen soon, in time in which it could have happened.
+"""Time limits for what should happen soon, which count only time in which it could have happened.
 
 A machine may be stopped and go on later: a laptop that sleeps, a virtual machine that is paused.
 Its clock has then leapt by seconds or minutes in which nothing ran, and a deadline would be over
@@ -18,7 +18,7 @@ _LONGEST_TURN_SECONDS = 1.0
 
 
 class ActiveTimeLimit:
-    """Is over after `seconds`, as counted from look to look; `now` is for tests."""
+    """A time limit of `seconds`, as counted from look to look; `now` is for tests."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self._left = seconds

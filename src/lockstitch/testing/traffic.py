@@ -52,16 +52,16 @@ class Traffic:
 
     @property
     def messages(self) -> int:
-        """How many, of all classes."""
+        """How many messages there were, of all classes."""
         return sum(self.kinds.values())
 
     @property
     def bytes(self) -> int:
-        """Of all messages."""
+        """How many bytes all messages had together."""
         return sum(self.sizes.values())
 
     def without(self, *kinds: str) -> Traffic:
-        """The same with no messages of these classes in `kinds` and `sizes`."""
+        """Returns the same with no messages of these classes in `kinds` and `sizes`."""
         return dataclasses.replace(
             self,
             kinds={kind: count for kind, count in self.kinds.items() if kind not in kinds},
@@ -90,7 +90,7 @@ class Traffic:
 
 
 class FrameCounter:
-    """Keeps a count of frames, for whoever sees them; several threads may."""
+    """Counts frames; several threads may tell it of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class FrameCounter:
         self._depths: Counter[str] = Counter()
 
     def note_sent(self, sender: str, kind: int, nbytes: int) -> int:
-        """`sender` sends a frame; returns how deep it lies."""
+        """Counts a frame that `sender` sends; returns how deep it lies."""
         with self._lock:
             self._kinds[kind] += 1
             self._sizes[kind] += nbytes
@@ -110,18 +110,18 @@ class FrameCounter:
             return self._depths[sender] + 1
 
     def note_read(self, receiver: str, depth: int) -> None:
-        """`receiver` has read a frame that lies so deep."""
+        """Notes that `receiver` has read a frame that lies so deep."""
         with self._lock:
             self._depths[receiver] = max(self._depths[receiver], depth)
 
     def note_connected(self, *ends: str) -> None:
-        """A connection was opened between two."""
+        """Counts a connection that was opened between two workers."""
         with self._lock:
             self._connections += 1
             self._ends.update(ends)
 
     def traffic(self) -> Traffic:
-        """The count as of now."""
+        """Returns the count as of now."""
         with self._lock:
             return Traffic(
                 self._connections,
@@ -134,7 +134,7 @@ class FrameCounter:
 
 
 def kind_of(head: bytes | memoryview) -> int:
-    """The kind of the frame that begins so."""
+    """Returns the kind of the frame that begins so."""
     return head[_KIND_OFFSET]
 
 
@@ -176,5 +176,5 @@ class CountingNetwork(MemoryNetwork):
         return connection
 
     def traffic(self) -> Traffic:
-        """The count as of now."""
+        """Returns the count as of now."""
         return self._counter.traffic()

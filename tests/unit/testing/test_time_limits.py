@@ -1,4 +1,4 @@
-"""Patience ends after its time, but not because the clock has leapt."""
+"""A time limit ends after its time, but not because the clock has leapt."""
 
 from __future__ import annotations
 

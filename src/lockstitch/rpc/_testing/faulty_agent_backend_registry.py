@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
-    """`messages_to_fail`: names of the kinds to lose, each message `num_fail_sends` times;
-    `messages_to_delay`: seconds by name. The names are those of `mishaps.MESSAGES`."""
+    """Options of that backend. `messages_to_fail`: names of the kinds to lose, each message
+    `num_fail_sends` times; `messages_to_delay`: seconds by name. The names are those of
+    `mishaps.MESSAGES`."""
 
     def __init__(
         self,

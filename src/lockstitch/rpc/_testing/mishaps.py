@@ -47,12 +47,12 @@ _NEVER_REPEATED: Final = (Call, RemoteCall, Fetch, Gradient)
 
 
 class MessageLostError(RpcTimeoutError, ConnectionError):
-    """A message was lost on purpose. It would end in a timeout; there is no need to wait for
-    that."""
+    """A message was lost on purpose. That would end in a timeout, for which nobody needs to
+    wait."""
 
 
 class Mishaps:
-    """A `SendFilter`. Each message of the kinds `to_fail` is lost `times` times; `to_delay` gives
+    """A `SendFilter` that loses and delays messages. Each message of the kinds `to_fail` is lost `times` times; `to_delay` gives
     seconds by kind. What is never sent again fails at once where it is lost; other messages are
     lost in silence, and their sender has to send them again.
 
