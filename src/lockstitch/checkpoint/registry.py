@@ -42,7 +42,8 @@ class CheckpointRegistry:
         return worker.obtain(cls, lambda: cls(worker))
 
     def __repr__(self) -> str:
-        return f"<Registered of {self._worker.name!r} · {', '.join(self.names()) or 'nothing'}>"
+        names = ", ".join(self.names()) or "nothing"
+        return f"<CheckpointRegistry of {self._worker.name!r} · {names}>"
 
     def add(self, name: str, thing: Any) -> None:
         """Registers a thing of this worker; raises what `register` raises."""

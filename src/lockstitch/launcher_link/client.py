@@ -79,7 +79,7 @@ class LauncherClient:
         return cls(address, secret.of(PURPOSE), int(environment[WORKER]))
 
     def __repr__(self) -> str:
-        return f"<BoardClient · {self._failure or self._place or 'no place yet'}>"
+        return f"<LauncherClient · {self._failure or self._place or 'no rank yet'}>"
 
     @property
     def place(self) -> RankAssignment | None:

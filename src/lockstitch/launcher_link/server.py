@@ -56,7 +56,7 @@ class LauncherServer:
         """What workers are told: `unix:PATH` or `tcp:HOST:PORT`."""
 
     def __repr__(self) -> str:
-        return f"<BoardServer at {self.address} · {len(self._lines)} workers>"
+        return f"<LauncherServer at {self.address} · {len(self._lines)} workers>"
 
     def listen(self, address: str) -> str:
         """Listens there too; returns the address with the port that was free, where it was 0."""

@@ -103,7 +103,7 @@ class MemberRecords:
             self.learn(record)
 
     def __repr__(self) -> str:
-        return f"<Lives · {', '.join(f'{each.name} {each.id}' for each in self.living())}>"
+        return f"<MemberRecords · {', '.join(f'{each.name} {each.id}' for each in self.living())}>"
 
     def learn(self, record: MemberRecord) -> list[MemberRecord]:
         """Keeps the later of `record` and what was known of its rank. Returns the lives that have

@@ -52,9 +52,9 @@ class MessageLostError(RpcTimeoutError, ConnectionError):
 
 
 class Mishaps:
-    """A `SendFilter` that loses and delays messages. Each message of the kinds `to_fail` is lost `times` times; `to_delay` gives
-    seconds by kind. What is never sent again fails at once where it is lost; other messages are
-    lost in silence, and their sender has to send them again.
+    """A `SendFilter` that loses and delays messages. Each message of the kinds `to_fail` is lost
+    `times` times; `to_delay` gives seconds by kind. What is never sent again fails at once where it
+    is lost; other messages are lost in silence, and their sender has to send them again.
 
     `call_later(seconds, task)` is the agent's. Raises `ValueError` for unknown kinds.
     """
