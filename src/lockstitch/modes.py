@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from importlib import import_module
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
@@ -31,7 +30,6 @@ from lockstitch.torch_internals.modes import (
     push_function_mode,
     temporarily_clear_interpreter_stack,
 )
-from lockstitch.versions import tell_of_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,11 +107,3 @@ def writable(tensor: torch.Tensor) -> torch.Tensor:
         alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         storage = tensor.untyped_storage()
         return alias.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def _missing() -> list[tuple[str, str]]:
-    registry = import_module("lockstitch.torch_internals.registry")  # whose files import this one
-    return [(each.private.name, each.consequence) for each in registry.missing()]
-
-
-tell_of_unknown(torch.__version__, _missing)

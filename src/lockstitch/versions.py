@@ -1,8 +1,8 @@
 """Which torch Lockstitch stands on: from the oldest that it is tested with to the newest.
 
 It is asked when the first part of Lockstitch that needs torch is imported. A torch that is too old
-is refused. One that nobody knows yet is welcome, with a warning that says which of its private
-names have gone, and what is off because of that; all else goes on.
+is refused. One that nobody knows yet is welcome, with a warning, and one more for each of its
+private names that has gone, which says what is off because of that; all else goes on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 TORCH: Final = ((2, 10), (2, 16))
 """The oldest torch that is supported, and the first that is not."""
@@ -43,15 +43,25 @@ def refuse_old(version: str) -> None:
         )
 
 
-def tell_of_unknown(version: str, missing: Callable[[], Iterable[tuple[str, str]]] = tuple) -> None:
-    """Warns of a torch from after the range. `missing` looks for private names that it lacks: each
-    with what is off because of that."""
+def tell_of_unknown(version: str) -> None:
+    """Warns of a torch from after the range."""
     if is_tested(version):
         return
-    lacks = "".join(f". It lacks {name}: {consequence}" for name, consequence in missing())
     warnings.warn(
-        f"Lockstitch is not tested with torch {version}, only with {RANGE}{lacks}. "
-        f"{'All else' if lacks else 'It'} goes on; if something is wrong, pip install "
-        f"'{REQUIREMENT}'",
+        f"Lockstitch is not tested with torch {version}, only with {RANGE}. It goes on; if "
+        f"something is wrong, pip install '{REQUIREMENT}'",
         stacklevel=2,
     )
+
+
+def tell_of_missing(version: str, missing: Iterable[tuple[object, str]]) -> None:
+    """Warns of private names that a torch from after the range lacks: what is wrong with each, and
+    what that means."""
+    if is_tested(version):
+        return
+    for fault, consequence in missing:
+        warnings.warn(
+            f"torch {version}, with which Lockstitch is not tested: {fault} ({consequence}). All "
+            "else goes on",
+            stacklevel=3,
+        )

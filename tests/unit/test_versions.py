@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import re
-import runpy
-import warnings
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from lockstitch import modes
-from lockstitch.torch_internals import probing
 from lockstitch.versions import (
     RANGE,
     REQUIREMENT,
@@ -17,6 +14,7 @@ from lockstitch.versions import (
     is_tested,
     parse,
     refuse_old,
+    tell_of_missing,
     tell_of_unknown,
 )
 
@@ -39,11 +37,9 @@ def test_major_and_minor_number_are_read(version, known):
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.13.0+cpu", "2.15.9"])
 def test_a_torch_within_the_range_is_taken_without_a_word(version):
-    def never():
-        raise AssertionError("nobody has to look")
-
     refuse_old(version)
-    tell_of_unknown(version, never)
+    tell_of_unknown(version)
+    tell_of_missing(version, [("torch._C._one is missing", "quick copies: does without it")])
     assert is_tested(version)
 
 
@@ -56,32 +52,46 @@ def test_an_old_one_is_refused_with_the_range(version):
 
 
 @pytest.mark.parametrize("version", ["2.16.0", "3.0.0", "master"])
-def test_an_unknown_one_is_told_of_with_what_it_lacks(version):
-    lacks = [("torch._C._one", "quick copies: does without it"), ("Node.other", "stitches: is off")]
-    with pytest.warns(UserWarning, match=f"not tested with torch {version}") as told:
-        tell_of_unknown(version, lambda: lacks)
-    (text,) = [str(each.message) for each in told]
-    assert (
-        "2.15. It lacks torch._C._one: quick copies: does without it. It lacks Node.other" in text
-    )
-    assert ": stitches: is off. All else goes on" in text
-    with pytest.warns(UserWarning, match=rf"only with {RANGE}\. It goes on"):
+def test_an_unknown_one_is_told_of_and_what_it_lacks(version):
+    with pytest.warns(UserWarning, match=rf"torch {version}, only with {RANGE}\. It goes on"):
         tell_of_unknown(version)
+    lacks = [("torch._C._one is missing", "quick copies: does without it"), ("b", "stitches: off")]
+    with pytest.warns(UserWarning, match=rf"torch {version}, with which .* not tested") as told:
+        tell_of_missing(version, lacks)
+    first, second = (str(each.message) for each in told)
+    assert "torch._C._one is missing (quick copies: does without it). All else goes on" in first
+    assert "b (stitches: off)" in second
 
 
-@pytest.mark.parametrize(
-    ("part", "version", "error"),
-    [(probing, "2.9.1", ImportError), (modes, "2.99.0", UserWarning)],
-    ids=["too old", "unknown"],
-)
-def test_it_is_asked_when_the_first_part_that_needs_torch_is_imported(
-    part, version, error, monkeypatch
-):
-    monkeypatch.setattr(torch, "__version__", version)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(error, match=version):
-            runpy.run_path(part.__file__)
+PROGRAM = """
+import importlib, sys, torch
+
+torch.__version__ = sys.argv[1]
+del torch._foreach_copy_  # can be missed
+for part in "checkpoint rpc autograd optim nn hvd collectives observe testing".split():
+    importlib.import_module(f"lockstitch.{part}")
+print("all imported")
+"""
+
+
+def imported_with(version):
+    """A process that imports all parts with a torch that says it is of this version."""
+    command = [sys.executable, "-c", PROGRAM, version]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_process_with_an_old_one_ends_at_the_first_import_that_needs_it():
+    done = imported_with("2.9.1")
+    assert done.returncode == 1
+    assert f"ImportError: Lockstitch needs torch {RANGE}, and this is torch 2.9.1" in done.stderr
+
+
+def test_a_process_with_an_unknown_one_imports_everything_and_is_told_what_is_missing():
+    done = imported_with("2.99.0")
+    assert done.stdout.strip() == "all imported", done.stderr
+    assert done.stderr.count("not tested with torch 2.99.0") == 1
+    assert "torch._foreach_copy_ is missing" in done.stderr
+    assert "(quick copies of many tensors: does without it). All else goes on" in done.stderr
 
 
 def test_the_range_is_told_alike_everywhere():

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 
 from lockstitch.errors import UnsupportedTorchError
-from lockstitch.versions import RANGE, REQUIREMENT, refuse_old
+from lockstitch.versions import (
+    RANGE,
+    REQUIREMENT,
+    refuse_old,
+    tell_of_missing,
+    tell_of_unknown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
 
 
 refuse_old(torch.__version__)  # all that needs torch imports this file first
+tell_of_unknown(torch.__version__)
 
 
 class Cost(IntEnum):
@@ -162,7 +169,8 @@ class Names:
         return Absent(missing) if otherwise is None else otherwise
 
     def seal(self) -> tuple[Private, ...]:
-        """All that were taken. Raises `ImportError` if the base lacks any."""
+        """All that were taken. Raises `ImportError` if the base lacks any; of others that a torch
+        which nobody knows yet lacks, it warns."""
         fatal = [each for each in self._missing if not each.private.can_be_missed]
         if fatal and self._is_base:
             raise ImportError(
@@ -170,6 +178,7 @@ class Names:
                 f"{'; '.join(map(str, fatal))}. Everything stands on this ({self._feature}). "
                 f"Install a torch that Lockstitch supports ({RANGE}): pip install '{REQUIREMENT}'"
             )
+        tell_of_missing(torch.__version__, [(each, each.consequence) for each in self._missing])
         return tuple(self._taken)
 
 
