@@ -180,7 +180,7 @@ class Load:
                 "references used": references.used,
                 "contexts": len(self._worker.service(AutogradService).contexts),
                 "calls without an answer": self._worker.agent.outstanding,
-                "calls being served": len(self._worker.agent.served),
+                "calls being served": len(self._worker.agent.running_requests),
             }
             if not any(left.values()) or time.monotonic() > deadline:
                 return left

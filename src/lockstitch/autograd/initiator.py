@@ -141,7 +141,7 @@ class Initiator:
 
     def offer(self, task: Task) -> None:
         """Has a task of this pass done: by the thread that called `backward`, if that has itself
-        read what led to it, else by the crew."""
+        read what led to it, else by the thread pool."""
         if self._reader == threading.get_ident():
             self._tasks.append(task)
             self._rouse()

@@ -1,9 +1,9 @@
 """How threads of the initiator wait during a backward pass, and what they read meanwhile.
 
-Workers to which the initiator has sent gradients answer on the way back (`runtime.way_back`), where
-its waiting thread reads for itself: so a pass over two workers, whatever number of hops it has,
-wakes nobody up. Where several workers answer, no single thread could read them all; then the crew
-reads, as it does everything else.
+Workers to which the initiator has sent gradients push their answers (`runtime.reply_side_push`) to
+where its waiting thread reads for itself: so a pass over two workers, whatever number of hops it
+has, wakes nobody up. Where several workers answer, no single thread could read them all; then the
+thread pool reads, as it does everything else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lockstitch.runtime.pending import Pending
 if TYPE_CHECKING:
     from lockstitch.autograd.post import Post
     from lockstitch.ids import WorkerId
-    from lockstitch.runtime.way_back import WayBack
+    from lockstitch.runtime.reply_side_push import PushListener
 
 _LINGER_SECONDS: Final = 10.0
 
@@ -37,8 +37,8 @@ class Listening:
     def __init__(self, post: Post) -> None:
         self._post = post
         self._lock = threading.Lock()
-        self._ways: dict[WorkerId, WayBack | None] = {}
-        self._heard: list[WayBack] = []
+        self._ways: dict[WorkerId, PushListener | None] = {}
+        self._heard: list[PushListener] = []
         self._ended = False
 
     def begin(self, worker: WorkerId) -> bool:
@@ -66,7 +66,7 @@ class Listening:
                 if sleeper.error is not None:
                     raise sleeper.error
                 return True
-            way.glance(sleeper)
+            way.spin_wait(sleeper)
         for way in tuple(ways):
             way.attend()
         with self._post.blocked(), sleeper.sleeping() as lock:

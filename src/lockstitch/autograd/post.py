@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lockstitch.errors import ConnectionLostError, PeerDiedError
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.interceptor import Interceptor
-    from lockstitch.runtime.way_back import WayBack
+    from lockstitch.runtime.reply_side_push import PushListener
     from lockstitch.trust.registry import Registry
 
 M = TypeVar("M", bound=Message)
@@ -32,7 +32,7 @@ class Post(Protocol):
 
     def send(self, to: WorkerId, message: Message) -> None: ...
 
-    def listen(self, to: WorkerId) -> WayBack | None: ...
+    def listen(self, to: WorkerId) -> PushListener | None: ...
 
     def send_back(self, to: WorkerId, message: Message) -> None: ...
 

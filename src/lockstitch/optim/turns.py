@@ -13,7 +13,7 @@ class Turns:
     """A lock over all parameters that live on one worker, as a context manager.
 
     One for all of them: optimizers of different trainers usually update the very same parameters. A
-    thread that waits for its turn is replaced by another one of the worker's crew meanwhile.
+    thread that waits for its turn is replaced by another one of the worker's pool meanwhile.
     """
 
     def __init__(self, worker: Worker) -> None:

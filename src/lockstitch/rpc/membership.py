@@ -51,7 +51,7 @@ class Membership:
 
     def close(self) -> None:
         """Ends all waiting, and the callbacks."""
-        self._announcer.close(self.worker.agent.patience(CALLBACK_SECONDS))
+        self._announcer.close(self.worker.agent.remaining_seconds(CALLBACK_SECONDS))
         self._wake()
 
     @property
@@ -125,7 +125,7 @@ def try_store(worker: Worker, leave: Callable[[], object]) -> None:
 
     leaving = threading.Thread(target=run, name="leaving-the-store", daemon=True)
     leaving.start()
-    leaving.join(worker.agent.patience(_STORE_SECONDS))
+    leaving.join(worker.agent.remaining_seconds(_STORE_SECONDS))
 
 
 class StaticMembership(Membership):

@@ -91,7 +91,7 @@ def _wait(futures: list[Future[Any]], countdown: _Countdown) -> None:
             None,
         )
         with contextlib.suppress(PeerDiedError):  # told by the futures, too
-            channel.listen(countdown.sleeper)
+            channel.wait_shared(countdown.sleeper)
     else:
         for future in futures:
             if isinstance(future, OurFuture):

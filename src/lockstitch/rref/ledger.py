@@ -112,7 +112,7 @@ class Ledger:
         self._act(self._decide_user(event))
 
     def tell_user_soon(self, event: UserEvent) -> None:
-        """`tell_user` for threads that must not block: what is to be done is done by the crew."""
+        """`tell_user` for threads that must not block: the thread pool does what is to be done."""
         self._act_soon(self._decide_user(event))
 
     def claim(self, event: Called | Asked) -> OwnedValue | None:

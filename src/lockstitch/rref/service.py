@@ -277,7 +277,7 @@ class ReferenceService(Home[RRef[Any]]):
     def close(self) -> None:
         """Ends the thread; what is dropped from now on nobody need be told."""
         self._ledger.close()
-        self._keeper.close(self._agent.patience(_PATIENCE_SECONDS))
+        self._keeper.close(self._agent.remaining_seconds(_PATIENCE_SECONDS))
 
     # ------------------------------------------------------------ looking inside
 

@@ -56,7 +56,7 @@ class ValueServer:
         elif value.is_done:
             _reply(invocation, value)
         else:
-            self._agent.served.begin(invocation)
+            self._agent.running_requests.begin(invocation)
             invocation.park()
             value.when_done(lambda: self._agent.spawn(partial(_reply, invocation, value)))
 

@@ -1,40 +1,40 @@
 """One worker and its calls.
 
-worker.py         Worker: one participant and the services plugged into it; current_worker()
-ending.py         what happens to threads that still run when the interpreter ends
-agent.py          Agent: what goes out, what comes in, who the peers are; what everything plugs into
-core.py           what these share: options, clock, threads, memory
-outgoing.py       calls of ours, and what becomes of their answers
-packing.py        how values are packed and unpacked
-serving.py        who serves which kind of message
-served.py         the requests that are being served
-statistics.py     the agent in numbers, at a moment
-peers.py          who the peers are, reaching and losing them
-greeting.py       the first words to a peer, before any message
-channel.py        our requests to a peer that wait for their answers
-stream_channel.py the connection that we call a peer on, and who reads it
-sending.py        frames on their way to that connection, also where the peer is slow
-breakages.py      connections that break: is the peer gone, or only the connection?
-liveness.py       heartbeats: which peers have fallen silent
-way_back.py       hearing from a worker on the connection on which we call it
-loopback.py       calls to oneself
-newcomers.py      who has connected and not yet proved who it is
-incoming.py       the connection that a peer calls us on: requests in, replies out
-crew.py           the threads: one leads (reads), the others run user functions
-threads.py        those threads, started and used again
-monitor.py        the crew's thread that looks now and then whether another needs help
-invocation.py     one request being served
-inherited.py      timeouts that nested calls inherit
-pressure.py       how much may be on its way to one peer
-numbering.py      which requests have come already, and which are wanted no more
-functions.py      how functions are named on the wire
-operators.py      what torch says of arguments that an operator does not take
-pending.py        calls that wait for their answer; Future
-callbacks.py      what callbacks of a Future raise
-timer.py          deadlines and delayed work
-switching.py      how long a thread keeps the interpreter while others wait
-freed_memory.py   memory that torch frees stays for what it makes next
-waits.py          what this worker waits for
-remote_errors.py  exceptions on their way back to the caller
-interceptor.py    the seam for distributed autograd
+worker.py             Worker: one participant and the services plugged into it; current_worker()
+ending.py             what happens to threads that still run when the interpreter ends
+agent.py              Agent: what goes out, what comes in, who the peers are; all else plugs in
+core.py               what these share: options, clock, threads, memory
+outgoing.py           calls of ours, and what becomes of their answers
+packing.py            how values are packed and unpacked
+serving.py            who serves which kind of message
+running_requests.py   the requests of others that are being served
+statistics.py         the agent in numbers, at a moment
+peers.py              who the peers are, reaching and losing them
+greeting.py           the first words to a peer, before any message
+channel.py            our requests to a peer that wait for their answers
+stream_channel.py     the connection that we call a peer on, and who reads it
+sending.py            frames on their way to that connection, also where the peer is slow
+breakages.py          connections that break: is the peer gone, or only the connection?
+liveness.py           heartbeats: which peers have fallen silent
+reply_side_push.py    messages that a peer pushes to us where its replies go
+loopback.py           calls to oneself
+pending_handshakes.py who has connected and not yet proved who it is
+incoming.py           the connection that a peer calls us on: requests in, replies out
+thread_pool.py        the threads: one reads, the others run user functions
+threads.py            those threads, started and used again
+monitor.py            the pool's thread that looks now and then whether another needs help
+invocation.py         one request being served
+inherited.py          timeouts that nested calls inherit
+flow_control.py       how much may be on its way to one peer
+duplicate_filter.py   which requests have come already, and which are wanted no more
+functions.py          how functions are named on the wire
+operators.py          what torch says of arguments that an operator does not take
+pending.py            calls that wait for their answer; Future
+callbacks.py          what callbacks of a Future raise
+timer.py              deadlines and delayed work
+switching.py          how long a thread keeps the interpreter while others wait
+freed_memory.py       memory that torch frees stays for what it makes next
+waits.py              what this worker waits for
+remote_errors.py      exceptions on their way back to the caller
+interceptor.py        the seam for distributed autograd
 """

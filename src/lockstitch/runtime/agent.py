@@ -23,10 +23,10 @@ from lockstitch.errors import ConnectionLostError, PeerDiedError
 from lockstitch.runtime.core import AgentOptions, Core, SendFilter
 from lockstitch.runtime.incoming import Acceptor, IncomingConnection, RequestsFromSelf
 from lockstitch.runtime.loopback import Loopback
-from lockstitch.runtime.newcomers import Newcomers
 from lockstitch.runtime.outgoing import Outgoing
 from lockstitch.runtime.packing import Values
 from lockstitch.runtime.peers import Peers
+from lockstitch.runtime.pending_handshakes import PendingHandshakes
 from lockstitch.runtime.serving import Serving
 from lockstitch.runtime.statistics import AgentStatistics
 from lockstitch.runtime.stream_channel import StreamChannel
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.peers import Directory
-    from lockstitch.runtime.way_back import WayBack
+    from lockstitch.runtime.reply_side_push import PushListener
     from lockstitch.transport.base import Connection, Listener, Transport
     from lockstitch.wire.decoding import FrameDecoder
     from lockstitch.wire.encodings import PicklingRegistry
@@ -72,15 +72,15 @@ class Agent:
         pickling.allowed = options.registry
         self.core = core = Core(info, clock, options, transport.poller(), enter, self._sweep)
         self.info, self.id, self.clock, self.options = info, info.worker, clock, options
-        self.crew, self.timer, self.buffers = core.crew, core.timer, core.buffers
+        self.thread_pool, self.timer, self.buffers = core.thread_pool, core.timer, core.buffers
         self.allowed = core.allowed
-        self.values = Values(core.crew, pickling)
+        self.values = Values(core.thread_pool, pickling)
         self.peers = Peers(core, directory, self._open_channel)
         self.serving = Serving(core, self.values, self.peers.is_lost)
-        self.served = self.serving.served
+        self.running_requests = self.serving.running
         self.liveness = self.peers.liveness
         self.outgoing = Outgoing(core, self.values, self.peers, self.serving.handle)
-        self.newcomers = Newcomers(core, self.peers.judge, self._let_in)
+        self.pending_handshakes = PendingHandshakes(core, self.peers.judge, self._let_in)
         self._on_close: list[Callable[[], None]] = []
         self._acceptors: list[Acceptor] = []
         self.add_concern(self._waited_for)
@@ -88,8 +88,8 @@ class Agent:
         self.handle(Leave, self.peers.note_leave)
         self.handle(Heartbeat, self.liveness.note_heartbeat)
         self.handle(Alive, self.liveness.note_alive)
-        self.peers.on_caller_gone(self.served.drop)
-        self.on_peer_lost(lambda peer, _error: self.served.drop(peer))
+        self.peers.on_caller_gone(self.running_requests.drop)
+        self.on_peer_lost(lambda peer, _error: self.running_requests.drop(peer))
         loopback = Loopback(core, self.outgoing, self._receive_from_self)
         self._from_self = RequestsFromSelf(self.serving, info, loopback.send)
         self.peers.add(self.id, loopback)
@@ -97,7 +97,7 @@ class Agent:
     def __repr__(self) -> str:
         return (
             f"<Agent {self.info.name!r} · {len(self.peers.channels()) - 1} peers · "
-            f"{self.outstanding} calls pending · {len(self.served)} served>"
+            f"{self.outstanding} calls pending · {len(self.running_requests)} served>"
         )
 
     @property
@@ -108,7 +108,9 @@ class Agent:
     @property
     def activity(self) -> int:
         """How many requests were sent and served so far; it only grows."""
-        return self.served.finished + sum(each.requested for each in self.peers.channels())
+        return self.running_requests.finished + sum(
+            each.requested for each in self.peers.channels()
+        )
 
     @property
     def is_closed(self) -> bool:
@@ -134,8 +136,8 @@ class Agent:
         self.outgoing.default_timeout = seconds
 
     def is_at_rest(self) -> bool:
-        """Whether no request is unanswered or being served, and no thread of the crew is busy."""
-        return not self.outstanding and not self.served and self.crew.is_resting
+        """Whether no request is unanswered or being served, and no thread of the pool is busy."""
+        return not self.outstanding and not self.running_requests and self.thread_pool.is_resting
 
     def _waited_for(self) -> set[WorkerId]:
         """Peers that owe answers or have something to take in, and those that wait for an answer,
@@ -145,7 +147,7 @@ class Agent:
             for each in self.peers.channels()
             if each.outstanding or each.listeners or each.is_behind
         ]
-        callers = {each.caller for each in self.served.list()}
+        callers = {each.caller for each in self.running_requests.list()}
         return callers.union(each.peer.worker for each in channels)
 
     # ------------------------------------------------------------ how its parts meet
@@ -167,7 +169,7 @@ class Agent:
     def _receive_from_self(self, message: Message) -> None:
         invocation = self._from_self.invocation(message)
         if invocation is not None:
-            self.crew.submit(invocation.serve)
+            self.thread_pool.submit(invocation.serve)
         else:
             self.serving.handlers[type(message)](self.id, message)
 
@@ -178,18 +180,18 @@ class Agent:
     def _note_cancel(self, sender: WorkerId, message: Cancel) -> None:
         caller = self.peers.caller(sender)
         if caller is not None:
-            caller.arrivals.give_up(message.request)
-            self.served.cancel(sender, message.request)
+            caller.duplicates.give_up(message.request)
+            self.running_requests.cancel(sender, message.request)
 
     # ------------------------------------------------------------ peers
 
     def accept_at(self, listener: Listener) -> None:
         """Lets callers in at `listener`; call it before the listener's address is published."""
-        self._acceptors.append(Acceptor(self.core, listener, self.newcomers))
+        self._acceptors.append(Acceptor(self.core, listener, self.pending_handshakes))
 
     def start(self) -> None:
         """Begins to serve."""
-        self.crew.start()
+        self.thread_pool.start()
 
     def resolve(self, to: str | int | WorkerInfo) -> WorkerInfo:
         """See `Peers.resolve`."""
@@ -204,7 +206,7 @@ class Agent:
         return self.peers.members()
 
     def on_peer_lost(self, callback: Callable[[WorkerId, PeerDiedError], None]) -> None:
-        """Calls `callback(worker, error)`, on a thread of the crew, when a peer is lost."""
+        """Calls `callback(worker, error)`, on a thread of the pool, when a peer is lost."""
         self.peers.on_lost(callback)
 
     def is_lost(self, worker: WorkerId) -> bool:
@@ -231,12 +233,12 @@ class Agent:
         self.serving.servers[cls] = server
 
     def spawn(self, task: Callable[[], None]) -> None:
-        """Runs `task` on a thread of the crew, never behind user functions."""
-        self.crew.spawn(task)
+        """Runs `task` on a thread of the pool, never behind user functions."""
+        self.thread_pool.spawn(task)
 
     def blocked(self) -> AbstractContextManager[None]:
         """A context manager around waits: others may read and run meanwhile."""
-        return self.crew.blocked()
+        return self.thread_pool.blocked()
 
     def call_later(self, seconds: float, task: Callable[[], None]) -> None:
         """Runs a short `task` on the timer's thread after `seconds` of the worker's clock."""
@@ -258,14 +260,14 @@ class Agent:
         """A picture of the moment."""
         return AgentStatistics(
             outstanding=self.outstanding,
-            served=len(self.served),
-            finished=self.served.finished,
-            threads=self.crew.threads,
-            backlog=self.crew.backlog,
+            served=len(self.running_requests),
+            finished=self.running_requests.finished,
+            threads=self.thread_pool.threads,
+            backlog=self.thread_pool.backlog,
             refused=self.peers.refused,
-            repeated=self.served.repeated,
+            repeated=self.running_requests.repeated,
             failures=tuple(self.core.failures),
-            strangers=self.newcomers.refused(),
+            strangers=self.pending_handshakes.refused(),
         )
 
     # ------------------------------------------------------------ messages
@@ -275,7 +277,7 @@ class Agent:
         self.peers.channel(to).post(message)
 
     def send_back(self, to: WorkerId, message: Message) -> None:
-        """`send`, to a worker that listens (`runtime.way_back`)."""
+        """`send`, to a worker that listens (`runtime.reply_side_push`)."""
         caller = self.peers.caller(to)
         if caller is None:
             self.send(to, message)
@@ -290,17 +292,17 @@ class Agent:
         except ConnectionError as error:
             raise ConnectionLostError(caller.peer.name, str(error)) from error
 
-    def listen(self, to: WorkerId) -> WayBack | None:
+    def listen(self, to: WorkerId) -> PushListener | None:
         """Begins to listen to a worker on the connection on which we call it, None where that is
         not possible. Raises `PeerDiedError`."""
         channel: Channel = self.peers.channel(to)
-        return channel.way_back()
+        return channel.listen_for_pushes()
 
     # ------------------------------------------------------------ the end
 
-    def patience(self, most_seconds: float) -> float:
-        """See `Core.patience`."""
-        return self.core.patience(most_seconds)
+    def remaining_seconds(self, most_seconds: float) -> float:
+        """See `Core.remaining_seconds`."""
+        return self.core.remaining_seconds(most_seconds)
 
     def close(self, timeout_seconds: float = 5.0, within_seconds: float = math.inf) -> list[str]:
         """Leaves: tells the peers, ends what waits, closes connections and threads. Threads have
@@ -313,11 +315,11 @@ class Agent:
         self.core.end_within(within_seconds)
         for callback in self._on_close:
             callback()
-        self.peers.leave(self.patience(_STUCK_SECONDS))
+        self.peers.leave(self.remaining_seconds(_STUCK_SECONDS))
         self.core.is_closed = True
         for acceptor in self._acceptors:
             acceptor.close()
-        self.newcomers.close()
-        self.crew.drop_backlog()
+        self.pending_handshakes.close()
+        self.thread_pool.drop_backlog()
         self.peers.close()
         return self.core.close(_TIMER_SECONDS, timeout_seconds)

@@ -48,7 +48,7 @@ class Breakages:
         self._on_broken: list[Callable[[WorkerId, ConnectionLostError], None]] = []
 
     def on_broken(self, callback: Callable[[WorkerId, ConnectionLostError], None]) -> None:
-        """Calls `callback(worker, error)`, on a thread of the crew, when a connection to or from a
+        """Calls `callback(worker, error)`, on a thread of the pool, when a connection to or from a
         peer has ended that lives."""
         self._on_broken.append(callback)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from lockstitch.errors import LockstitchError, RpcTimeoutError, copy_of
 from lockstitch.interrupts import if_free
+from lockstitch.runtime.flow_control import FlowControl
 from lockstitch.runtime.functions import OutgoingFunctions
-from lockstitch.runtime.pressure import Pressure
 from lockstitch.transport.base import SendTimeoutError
 from lockstitch.wire.messages import Alive, Cancel, Failure, Reply
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.runtime.core import Core
     from lockstitch.runtime.pending import Pending
-    from lockstitch.runtime.way_back import WayBack
-    from lockstitch.transport.base import Patience
+    from lockstitch.runtime.reply_side_push import PushListener
+    from lockstitch.transport.base import RemainingTime
     from lockstitch.wire.messages import Heartbeat, Message, Payload
 
 _LOOK_SECONDS = 0.1
@@ -76,7 +76,7 @@ class Channel:
         self._answers = answers
         self.functions = OutgoingFunctions(options.interned_functions)
         self.requested = 0
-        self.pressure = Pressure(options.bytes_in_flight)
+        self.flow_control = FlowControl(options.bytes_in_flight)
         self.error: RpcError | None = None
         """Why nothing can be sent or answered here any more."""
         self.device_map = core.device_map(peer)
@@ -94,7 +94,7 @@ class Channel:
         self._at_once = False
         """Somebody wants answers to be read as soon as they come."""
         self.listeners: int = 0
-        """How many wait for what comes on the way back."""
+        """How many wait for messages that the peer pushes."""
         self._is_asking = False
         """A heartbeat is unanswered."""
 
@@ -107,16 +107,16 @@ class Channel:
         """The requests without an answer."""
         return list(self._pending.values())
 
-    def transmit(self, message: Message, patience: Patience | None = None) -> None:
-        """Sends a message. Raises `PeerDiedError`, and `SendTimeoutError` when `patience` ends:
-        then the message will leave later."""
+    def transmit(self, message: Message, remaining_time: RemainingTime | None = None) -> None:
+        """Sends a message. Raises `PeerDiedError`, and `SendTimeoutError` when its `remaining_time`
+        is over: then the message will leave later."""
         raise NotImplementedError
 
-    def post(self, message: Message, patience: Patience | None = None) -> None:
+    def post(self, message: Message, remaining_time: RemainingTime | None = None) -> None:
         """Sends a message, unless the agent's `send_filter` does otherwise with it."""
         send_filter = self.core.send_filter
         if send_filter is None:
-            self.transmit(message, patience)
+            self.transmit(message, remaining_time)
         else:
             send_filter(self.peer.worker, message, self.transmit)
 
@@ -131,11 +131,11 @@ class Channel:
         try:
             if self.error is not None:
                 raise copy_of(self.error)  # what is raised keeps the frames that it passes
-            patience = None
+            remaining_time = None
             if deadline is not None or pending.future is not None:
-                patience = partial(self._seconds_to_send, pending)
+                remaining_time = partial(self._seconds_to_send, pending)
             send = self.transmit if self.core.send_filter is None else self.post
-            send(build(number, pending.travels), patience)
+            send(build(number, pending.travels), remaining_time)
         except SendTimeoutError as error:  # it will leave later, and may be answered
             if pending.future is None:
                 self._give_up(number, pending)
@@ -183,7 +183,7 @@ class Channel:
     def is_full(self) -> bool:
         """Whether so many calls are unanswered that whoever adds to them should wait. Not so for a
         thread that serves others: what they wait for may be what would have to be answered."""
-        return len(self._pending) >= self._most and not self.core.crew.is_member()
+        return len(self._pending) >= self._most and not self.core.thread_pool.owns_current_thread()
 
     def wait_for_fewer(self, pending: Pending) -> None:
         """Waits while too many calls are unanswered. Raises as `wait_for_turn` does."""
@@ -197,7 +197,7 @@ class Channel:
         """Waits while the peer is behind, before a request is made for it; where nobody waits for
         the answer now, not for one that stands still. Raises `RpcTimeoutError`, or why the channel
         has ended."""
-        with self.core.crew.blocked():
+        with self.core.thread_pool.blocked():
             while self.is_behind and not (pending.future is not None and self._may_add()):
                 self._look(pending, _STANDS_STILL)
                 self._wait_until_clear(_LOOK_SECONDS)
@@ -216,27 +216,27 @@ class Channel:
             self.attend()
             self._look(pending, _NO_ANSWER)
 
-        if self.pressure.fits(pending.nbytes):
-            self.pressure.add(pending.nbytes, look)
+        if self.flow_control.fits(pending.nbytes):
+            self.flow_control.add(pending.nbytes, look)
             return
         nbytes, pending.nbytes = pending.nbytes, 0
         self.attend()
-        with self.core.crew.blocked():
-            self.pressure.add(nbytes, look)
+        with self.core.thread_pool.blocked():
+            self.flow_control.add(nbytes, look)
         pending.nbytes = nbytes
 
     def _take_out(self, number: int) -> Pending | None:
         """A request waits for its answer no more."""
         pending = self._pending.pop(number, None)
         if pending is not None and pending.nbytes:
-            self.pressure.remove(pending.nbytes)
+            self.flow_control.remove(pending.nbytes)
         return pending
 
     def wait(self, pending: Pending) -> None:
         """Blocks until `pending` is done."""
         with pending.sleeping() as lock:
             if not pending.done:
-                with self.core.crew.blocked():
+                with self.core.thread_pool.blocked():
                     lock.acquire()
 
     def ask(self, message: Heartbeat) -> None:
@@ -253,8 +253,8 @@ class Channel:
     def attend(self) -> None:
         """Sees to it that answers are read as soon as they come."""
 
-    def way_back(self) -> WayBack | None:
-        """Begins to listen on this channel (`runtime.way_back`); None where that cannot be."""
+    def listen_for_pushes(self) -> PushListener | None:
+        """Begins to listen here (`runtime.reply_side_push`); None where that cannot be."""
         return None
 
     def abandon(self, number: int) -> None:
@@ -290,7 +290,7 @@ class Channel:
         pending.delivered = True
         self._last_delivered = number
         if self._pending.pop(number, None) is not None and pending.nbytes:
-            self.pressure.remove(pending.nbytes)
+            self.flow_control.remove(pending.nbytes)
         if not self._pending and not self.listeners:
             self._at_once = False
 

@@ -12,7 +12,7 @@ from lockstitch.devices.maps import DeviceMap
 from lockstitch.errors import print_error
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.memory.pools import WarmBuffers, default_capacity
-from lockstitch.runtime.crew import Crew
+from lockstitch.runtime.thread_pool import ThreadPool
 from lockstitch.runtime.timer import Deadlines, Timer
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
@@ -70,7 +70,7 @@ class AgentOptions:
 
 
 class Core:
-    """See the module. `enter` runs first on every thread of the crew; `sweep` ends the requests
+    """See the module. `enter` runs first on every thread of the pool; `sweep` ends the requests
     whose time is over, see `Deadlines`."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Core:
         """Whether this worker has left."""
         self.timer = Timer(clock, info.name, self.report)
         self.deadlines = Deadlines(self.timer, clock, sweep)
-        self.crew = Crew(info.name, options.num_threads, poller, enter, self.report)
+        self.thread_pool = ThreadPool(info.name, options.num_threads, poller, enter, self.report)
         capacity = options.buffer_pool_bytes
         self.buffers = WarmBuffers(default_capacity() if capacity is None else capacity)
         self.buffers.trim_by(self.call_later)
@@ -104,12 +104,12 @@ class Core:
         self._ends_at = math.inf
 
     def spawn(self, task: Callable[[], None]) -> None:
-        """Runs `task` on a thread of the crew, never behind user functions."""
-        self.crew.spawn(task)
+        """Runs `task` on a thread of the pool, never behind user functions."""
+        self.thread_pool.spawn(task)
 
     def blocked(self) -> AbstractContextManager[None]:
         """A context manager around waits: others may read and run meanwhile."""
-        return self.crew.blocked()
+        return self.thread_pool.blocked()
 
     def call_later(self, seconds: float, task: Callable[[], None]) -> None:
         """Runs a short `task` on the timer's thread after `seconds` of the worker's clock."""
@@ -152,14 +152,16 @@ class Core:
         """All that is left to be done has so many seconds."""
         self._ends_at = time.monotonic() + seconds
 
-    def patience(self, most_seconds: float) -> float:
+    def remaining_seconds(self, most_seconds: float) -> float:
         """How long a step of the end may wait: so long, or half of what is left for all of them."""
         return max(_LEAST_SECONDS, min(most_seconds, (self._ends_at - time.monotonic()) / 2))
 
-    def close(self, timer_seconds: float, crew_seconds: float) -> list[str]:
+    def close(self, timer_seconds: float, pool_seconds: float) -> list[str]:
         """Ends all threads. Returns the names of those that still run user code when the time is
-        over; 0 seconds for the crew: it is not waited for."""
-        self.timer.close(self.patience(timer_seconds))
-        remaining = self.crew.close(self.patience(crew_seconds) if crew_seconds else 0)
+        over; 0 seconds for the pool: it is not waited for."""
+        self.timer.close(self.remaining_seconds(timer_seconds))
+        remaining = self.thread_pool.close(
+            self.remaining_seconds(pool_seconds) if pool_seconds else 0
+        )
         self._poller.close()
         return remaining

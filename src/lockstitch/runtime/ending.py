@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
-_PATIENCE_SECONDS: Final = 2.0
+_TIMEOUT_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.005
 _STILL_LOOKS: Final = 8
 _LOOKS_BETWEEN: Final = 5
@@ -49,7 +49,7 @@ class _Action(ctypes.Structure):
 
 
 def end_threads(
-    threads: Iterable[threading.Thread], patience_seconds: float = _PATIENCE_SECONDS
+    threads: Iterable[threading.Thread], timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> list[threading.Thread]:
     """Ends threads, whatever they run, except those that sleep, which it returns: when all have
     ended or are asleep, or when the time is over. Time in which this process itself was stopped
@@ -57,7 +57,7 @@ def end_threads(
     asked = [each for each in threads if each is not threading.current_thread()]
     left = {each: _Sleep() for each in asked}
     looks = 0
-    while left and looks * _LOOK_SECONDS < patience_seconds:
+    while left and looks * _LOOK_SECONDS < timeout_seconds:
         looks += 1
         if looks % _LOOKS_BETWEEN == 0:  # not at once: most are about to end by themselves
             for thread in left:

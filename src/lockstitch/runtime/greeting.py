@@ -1,7 +1,7 @@
 """The caller's first words on a fresh connection: who both are, and whether it will be served.
 
 The greetings are in `link.greetings`, their order in `link.handshake`; the side of the
-called one is `runtime.newcomers`.
+called one is `runtime.pending_handshakes`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def why_unfit(hello: Hello) -> str:
     return why_other_version(hello, python=_PYTHON, torch=_TORCH)
 
 
-def patience_seconds(core: Core) -> float:
+def longest_silence_seconds(core: Core) -> float:
     """How long a peer may take to let this worker connect, and to show signs of life after that."""
     return min(core.options.heartbeat_timeout or _CONNECT_SECONDS, _CONNECT_SECONDS)
 
@@ -76,7 +76,7 @@ def patience_seconds(core: Core) -> float:
 def _await_answer(core: Core, connection: Connection, view: memoryview) -> int:
     """Receives something and returns how much. Raises `BlockingIOError` when the peer shows no sign
     of life for as long as `Liveness` grants, or does not answer in half a minute."""
-    bound = patience_seconds(core)
+    bound = longest_silence_seconds(core)
     counts: list[int] = []
     signs, silent = connection.signs_of_life(), 0
     for _ in range(int(5 * _CONNECT_SECONDS / bound)):

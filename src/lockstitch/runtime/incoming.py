@@ -1,10 +1,10 @@
 """The connection on which a peer calls us: its requests and control messages come in, our replies
-go out. Only the crew's leader reads it.
+go out. Only the pool's reader reads it.
 
-Who runs what: a control message is handled by the leader. A call of a function that has always
-been quick (`KnownFunction`) is run by the leader too, under the lead, and so is one that has always
+Who runs what: a control message is handled by the reader. A call of a function that has always
+been quick (`KnownFunction`) is run by the reader too, and so is one that has always
 been short where nothing else is to be read; any other is run by the same thread after it has passed
-the lead on. See `runtime.crew`.
+the reading right on. See `runtime.thread_pool`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from lockstitch.errors import RemoteProtocolError
+from lockstitch.runtime.duplicate_filter import DuplicateFilter
 from lockstitch.runtime.functions import BY_VALUE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
-from lockstitch.runtime.numbering import Arrivals
 from lockstitch.transport.spin import Spinner
 from lockstitch.wire.encoding import encode
 from lockstitch.wire.messages import Call, RemoteCall
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
     from lockstitch.link.handshake import SessionKeys
     from lockstitch.runtime.core import Core
-    from lockstitch.runtime.newcomers import Newcomers
+    from lockstitch.runtime.pending_handshakes import PendingHandshakes
     from lockstitch.runtime.serving import Serving
     from lockstitch.transport.base import Connection, Listener
     from lockstitch.wire.messages import Message
@@ -48,7 +48,7 @@ class Requests:
         self.peer = peer
         self._functions: dict[int, KnownFunction] = {}
         self._kinds: dict[type[Message], KnownFunction] = {}
-        self.arrivals = Arrivals()
+        self.duplicates = DuplicateFilter()
 
     def reply(self, message: Message) -> None:
         """Sends the answer to a request. Raises `ConnectionError` when the peer is gone."""
@@ -107,14 +107,14 @@ class Callers(Protocol):
 
 
 class IncomingConnection(Requests):
-    """Requests over a connection; a source of the crew.
+    """Requests over a connection; a source of the pool.
 
-    While further requests lie there already, small answers of the leader are held, to leave with
-    the next one in one system call; none is held when the leader waits, goes, or runs what is slow,
+    While further requests lie there already, small answers of the reader are held, to leave with
+    the next one in one system call; none is held when the reader waits, goes, or runs what is slow,
     and none where each frame has a seal of its own.
 
     A peer that takes in no answers is heard no further while threads queue up to answer it. So it
-    holds up nobody but itself: the leader goes on, and who waits here does not count as running.
+    holds up nobody but itself: the reader goes on, and who waits here does not count as running.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class IncomingConnection(Requests):
         self._decoder = core.decoder(connection, keys)
         self._lend = connection.lend
         self._is_sealed = self._decoder.is_sealed
-        self._spinner = Spinner(core.crew.is_wanted_elsewhere, looks_on=True)
+        self._spinner = Spinner(core.thread_pool.is_wanted_elsewhere, looks_on=True)
         self._send_lock = threading.Lock()
         self._queue_lock = threading.Lock()
         self._queueing = 0
@@ -146,11 +146,11 @@ class IncomingConnection(Requests):
         return f"<IncomingConnection from {self.peer.name!r}>"
 
     def begin(self, welcome: bytes) -> None:
-        """Lets the caller in, and the crew listen to it. Others may hear of the caller before it
+        """Lets the caller in, and the pool listen to it. Others may hear of the caller before it
         has heard the welcome: they wait until then before they speak to it."""
         try:
             with self._send_lock:
-                self._core.crew.watch(self.connection, self)
+                self._core.thread_pool.watch(self.connection, self)
                 self._callers.note_incoming(self)
                 self.connection.send([welcome])
                 if self._is_sealed and self._keys is not None:
@@ -158,13 +158,13 @@ class IncomingConnection(Requests):
         except ConnectionError as error:
             self._lost(error)
         else:
-            self._core.crew.arm(self.connection)
+            self._core.thread_pool.arm(self.connection)
 
     def reply(self, message: Message) -> None:
         buffers = encode(message, self._core.limits, self._lend, self._is_sealed)
         if self._holder is not None and self._holder == threading.get_ident() and len(buffers) == 1:
             self._held.append(buffers[0])
-            # In this order: whoever takes the lead ends the holding first, and then looks.
+            # In this order: whoever takes the reading right ends the holding first, and then looks.
             if self._holder != threading.get_ident():
                 self._send_held()
             return
@@ -192,7 +192,7 @@ class IncomingConnection(Requests):
         with self._queue_lock:
             self._queueing += 1
         try:
-            with self._core.crew.blocked(), self._send_lock:
+            with self._core.thread_pool.blocked(), self._send_lock:
                 self._send_now(buffers)
         finally:
             with self._queue_lock:
@@ -201,7 +201,7 @@ class IncomingConnection(Requests):
                 if opens:
                     self._is_shut = False
             if opens:
-                self._core.crew.resume(self)
+                self._core.thread_pool.resume(self)
 
     def _shuts(self) -> bool:
         """Whether nothing more is read until those who queue up are through."""
@@ -215,11 +215,11 @@ class IncomingConnection(Requests):
         except ConnectionError as error:
             self._core.note("reply.undeliverable", f"{self!r}: {error}")
 
-    def say_at_last(self, message: Message, patience_seconds: float) -> None:
+    def say_at_last(self, message: Message, timeout_seconds: float) -> None:
         """See `StreamChannel.say_at_last`."""
-        if self._send_lock.acquire(timeout=patience_seconds):
+        if self._send_lock.acquire(timeout=timeout_seconds):
             try:
-                if self.connection.has_room(patience_seconds):
+                if self.connection.has_room(timeout_seconds):
                     held, self._held = self._held, []
                     last = encode(message, self._core.limits, None, self._is_sealed)
                     self.connection.send([*held, *last])
@@ -231,7 +231,7 @@ class IncomingConnection(Requests):
         return (*self._decoder.position, *self.connection.signs_of_life())
 
     def serve(self) -> None:
-        """Handles what has arrived, in order, until the lead is passed on or nothing is left."""
+        """Handles what has arrived, in order, until all is done or the reading right is lost."""
         messages = self._decoder.messages
         self._spinner.note_arrival()
         try:
@@ -245,7 +245,7 @@ class IncomingConnection(Requests):
                     if not self._dispatch(message):
                         return
                 # A peer that does not read its answers must not keep this worker from reading.
-                if self._held and not self._core.crew.run_under_lead(self, self._send_held):
+                if self._held and not self._core.thread_pool.run_as_reader(self, self._send_held):
                     return
                 if self._queueing >= _MOST_QUEUEING and self._shuts():
                     return
@@ -255,14 +255,14 @@ class IncomingConnection(Requests):
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing can be read after it
             self._lost(error)
             return
-        self._core.crew.arm(self.connection)
+        self._core.thread_pool.arm(self.connection)
 
     def leave(self) -> Callable[[], None] | None:
         self._holder = None
         if self._decoder.messages:
-            self._core.crew.revisit(self)
+            self._core.thread_pool.revisit(self)
         else:
-            self._core.crew.arm(self.connection)
+            self._core.thread_pool.arm(self.connection)
         return self._send_held if self._held else None
 
     def _receive(self) -> None:
@@ -277,29 +277,29 @@ class IncomingConnection(Requests):
         decoder.absorb()
 
     def _dispatch(self, message: Message) -> bool:
-        """Has one message handled; True while this thread leads."""
-        crew = self._core.crew
+        """Has one message handled; True while this thread is the reader."""
+        pool = self._core.thread_pool
         invocation = self.invocation(message)
         if invocation is not None:
-            arrivals, number = self.arrivals, message.request  # type: ignore[attr-defined]
-            if number == arrivals.next:
-                arrivals.next = number + 1
-            elif not arrivals.is_new(number):
-                self.serving.served.note_repeated(invocation)
+            duplicates, number = self.duplicates, message.request  # type: ignore[attr-defined]
+            if number == duplicates.next:
+                duplicates.next = number + 1
+            elif not duplicates.is_new(number):
+                self.serving.running.note_repeated(invocation)
                 return True
             known = invocation.known
             if known.is_quick or (known.is_short and self._is_all_there_is()):
-                return crew.run_quick(self, invocation.serve)
-            return crew.run_apart(self, invocation.serve)
+                return pool.run_quick(self, invocation.serve)
+            return pool.run_apart(self, invocation.serve)
         handler = self.serving.handlers.get(type(message))
         if handler is None:
             raise RemoteProtocolError(f"a {type(message).__name__} came where requests belong")
         sender = self.peer.worker
-        return crew.handle_under_lead(self, lambda: handler(sender, message))
+        return pool.handle_as_reader(self, lambda: handler(sender, message))
 
     def _is_all_there_is(self) -> bool:
-        """Whether nobody else would have to wait while the leader runs a function."""
-        return not self._decoder.messages and not self._core.crew.has_more()
+        """Whether nobody else would have to wait while the reader runs a function."""
+        return not self._decoder.messages and not self._core.thread_pool.has_more()
 
     def _lost(self, cause: BaseException) -> None:
         self.close()
@@ -307,40 +307,42 @@ class IncomingConnection(Requests):
 
     def close(self) -> None:
         """Ends it; harmless when repeated."""
-        self._core.crew.forget(self.connection)
+        self._core.thread_pool.forget(self.connection)
         self.connection.close()
 
 
 class Acceptor:
-    """Lets callers in; a source of the crew."""
+    """Lets callers in; a source of the pool."""
 
-    def __init__(self, core: Core, listener: Listener, newcomers: Newcomers) -> None:
+    def __init__(
+        self, core: Core, listener: Listener, pending_handshakes: PendingHandshakes
+    ) -> None:
         self._core = core
         self._listener = listener
-        self._newcomers = newcomers
-        core.crew.watch(listener, self)
-        core.crew.arm(listener)
+        self._pending_handshakes = pending_handshakes
+        core.thread_pool.watch(listener, self)
+        core.thread_pool.arm(listener)
 
     def serve(self) -> None:
         """Accepts all who wait. Where this process can open no more files, they wait on, and who
         has not proved anything for longest makes room."""
         try:
             while (connection := self._listener.accept()) is not None:
-                self._newcomers.admit(connection)
+                self._pending_handshakes.admit(connection)
         except OSError as error:
             self._core.note("accept.failed", str(error))
-            self._newcomers.make_room()
+            self._pending_handshakes.make_room()
             self._core.call_later(_PAUSE_SECONDS, self._listen)
         else:
             self._listen()
 
     def _listen(self) -> None:
-        self._core.crew.arm(self._listener)
+        self._core.thread_pool.arm(self._listener)
 
     def leave(self) -> None:
-        """The leader never leaves in the middle of `serve`."""
+        """The reader never leaves in the middle of `serve`."""
 
     def close(self) -> None:
         """Lets nobody in any more."""
-        self._core.crew.forget(self._listener)
+        self._core.thread_pool.forget(self._listener)
         self._listener.close()

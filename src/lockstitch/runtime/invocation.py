@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.runtime.duplicate_filter import DuplicateFilter
     from lockstitch.runtime.functions import KnownFunction
-    from lockstitch.runtime.numbering import Arrivals
     from lockstitch.runtime.serving import Serving
     from lockstitch.wire.messages import Message, Stitch
 
@@ -47,7 +47,7 @@ class Asker(Protocol):
     """Where a request has come from, and its answer goes to."""
 
     peer: WorkerInfo
-    arrivals: Arrivals
+    duplicates: DuplicateFilter
 
     def reply(self, message: Message) -> None:
         """Sends the answer. Raises `ConnectionError` when the peer is gone."""
@@ -126,13 +126,13 @@ class Invocation:
         if type(self.message) is RemoteCall:
             return False
         number: int = self.message.request  # type: ignore[attr-defined]
-        is_given_up = self._requests.arrivals.is_given_up(number)
+        is_given_up = self._requests.duplicates.is_given_up(number)
         return is_given_up or self._core.clock.now() >= expires
 
     def run(self, then: Callable[[Any, BaseException | None], None]) -> None:
         """Runs the user's function and then `then(value, error)`, sooner or later, on some thread
-        of the crew, within `scope`."""
-        self._serving.served.begin(self)
+        of the pool, within `scope`."""
+        self._serving.running.begin(self)
         body: Payload = self.message.body  # type: ignore[attr-defined]
         session = UnpickleSession(self.caller) if body.encoding in CARRY_OWN else None
         try:
@@ -173,7 +173,7 @@ class Invocation:
         """From here on the request holds no thread, and may be dropped when its caller is lost."""
         self.is_parked = True
         if self._serving.is_lost(self.caller):  # it was just before
-            self._serving.served.drop(self.caller)
+            self._serving.running.drop(self.caller)
 
     def _park(self, unconfirmed: list[Any], resume: Callable[[], None]) -> None:
         self.park()
@@ -186,7 +186,7 @@ class Invocation:
                 remaining -= 1
                 last = remaining == 0
             if last:
-                self._core.crew.submit(resume)
+                self._core.thread_pool.submit(resume)
 
         for each in unconfirmed:
             each.when_confirmed(confirmed)
@@ -250,7 +250,7 @@ class Invocation:
             wait_for(begun)
             self.conclude(then, value, error)
 
-        self._core.crew.spawn(conclude)
+        self._core.thread_pool.spawn(conclude)
 
     def conclude(
         self,
@@ -266,7 +266,7 @@ class Invocation:
                 with self.scope():
                     then(value, error)
         finally:
-            self._serving.served.end(self)
+            self._serving.running.end(self)
 
     def scope(self) -> AbstractContextManager[None]:
         """The caller's autograd context, and what remains of the timeout that its user gave."""

@@ -138,7 +138,7 @@ class Liveness:
             watch.asking = False
 
     def when_heard(self, channel: Channel, callback: Callable[[], None]) -> None:
-        """Asks a peer whether it lives, and runs `callback` on a thread of the crew when it has
+        """Asks a peer whether it lives, and runs `callback` on a thread of the pool when it has
         answered: never, where it is lost, the channel has broken, or this is called again."""
         number = next(self._numbers)
         self._hopes[channel.peer.worker] = number, callback

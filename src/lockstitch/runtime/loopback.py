@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstitch.devices.maps import DeviceMap
     from lockstitch.runtime.channel import Answers
     from lockstitch.runtime.core import Core
-    from lockstitch.transport.base import Patience
+    from lockstitch.transport.base import RemainingTime
     from lockstitch.wire.messages import Message
 
 
@@ -31,9 +31,9 @@ class Loopback(Channel):
         self._decoder = FrameDecoder(core.limits)
         self._receive = receive
 
-    def transmit(self, message: Message, patience: Patience | None = None) -> None:
+    def transmit(self, message: Message, remaining_time: RemainingTime | None = None) -> None:
         """A request of ours, or a control message, arrives where it came from, at once."""
-        del patience
+        del remaining_time
         device_map = self.device_map if type(message) in CALLS else None
         self._receive(self._copy(message, device_map))
 

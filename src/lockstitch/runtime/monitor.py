@@ -1,4 +1,4 @@
-"""The thread of a crew that looks now and then whether one of the others needs help.
+"""The thread of a pool that looks now and then whether one of the others needs help.
 
 To be woken by a timer costs far more than the look. Where a caller and a callee keep all CPUs busy,
 one of the two must give way, and afterwards they may find themselves on one CPU for a while. So the

@@ -237,7 +237,7 @@ class Outgoing:
             pending.kept = kept
         if body.items:
             nbytes = sum(map(_nbytes, body.items))
-            if nbytes > channel.pressure.least:
+            if nbytes > channel.flow_control.least:
                 pending.nbytes = nbytes
         interceptor, stitch = self._values.interceptor, None
         if interceptor is not None and interceptor.is_active():
@@ -325,7 +325,7 @@ class Outgoing:
         self, pending: Pending, answer: Message, peer: WorkerId, *, is_waiting: bool = False
     ) -> None:
         """Completes a future: at once where that is cheap, or where this very thread waits for it;
-        else on the crew."""
+        else on the thread pool."""
         future = pending.future
         assert future is not None
         is_cheap = (
@@ -336,7 +336,7 @@ class Outgoing:
         if (is_cheap or is_waiting) and not future.has_callbacks:
             self._settle(pending, answer, peer)
         else:
-            self._core.crew.spawn(lambda: self._settle(pending, answer, peer))
+            self._core.thread_pool.spawn(lambda: self._settle(pending, answer, peer))
 
     def _settle(self, pending: Pending, answer: Message, peer: WorkerId) -> None:
         future = pending.future
@@ -366,7 +366,7 @@ class Outgoing:
             pending.finish(None, error)
 
         if future.has_callbacks and not self._core.is_closed:
-            self._core.crew.spawn(fail)
+            self._core.thread_pool.spawn(fail)
         else:
             fail()
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from lockstitch.ids import WorkerId
-    from lockstitch.runtime.crew import Crew
     from lockstitch.runtime.interceptor import Interceptor
+    from lockstitch.runtime.thread_pool import ThreadPool
     from lockstitch.wire.encodings import PicklingRegistry
     from lockstitch.wire.messages import Stitch
 
@@ -34,10 +34,11 @@ _ADVICE: Final = (
 
 
 class Values:
-    """See the module. What a payload carries that nobody will read is given back on the crew."""
+    """See the module. What a payload carries that nobody will read is given back on a thread of
+    the pool."""
 
-    def __init__(self, crew: Crew, pickling: PicklingRegistry) -> None:
-        self._crew = crew
+    def __init__(self, pool: ThreadPool, pickling: PicklingRegistry) -> None:
+        self._pool = pool
         self.pickling = pickling
         self.interceptor: Interceptor | None = None
         """Sees each message with values, to stitch tensors onto the graph."""
@@ -53,7 +54,7 @@ class Values:
     def discard(self, payload: Payload, sender: WorkerId) -> None:
         """Nobody will read this payload: gives back what it carries."""
         if payload.encoding in CARRY_OWN:
-            self._crew.spawn(lambda: discard(payload, self.pickling, UnpickleSession(sender)))
+            self._pool.spawn(lambda: discard(payload, self.pickling, UnpickleSession(sender)))
 
     def pack_for(self, value: object, to: WorkerId) -> tuple[Payload, Stitch | None]:
         """Packs a value for `to`, stitched where this thread is inside an autograd context."""

@@ -26,7 +26,7 @@ from lockstitch.errors import (
 from lockstitch.ids import WorkerId, WorkerInfo, names_like
 from lockstitch.runtime.breakages import Breakages
 from lockstitch.runtime.channel import timeout_of
-from lockstitch.runtime.greeting import GIVEN_UP, greet, patience_seconds, why_unfit
+from lockstitch.runtime.greeting import GIVEN_UP, greet, longest_silence_seconds, why_unfit
 from lockstitch.runtime.liveness import Liveness
 from lockstitch.runtime.stream_channel import StreamChannel
 from lockstitch.wire.messages import Leave
@@ -176,7 +176,7 @@ class Peers:
         return channel
 
     def _await_contact(self, to: WorkerId, pending: Pending, deadline: float) -> None:
-        """Has a thread of the crew connect, one for all who want to, and waits for it: at least as
+        """Has a thread of the pool connect, one for all who want to, and waits for it: at least as
         long as that may take where all is well, so that a request leaves however short its time."""
         deadline = max(deadline, self._core.clock.now() + _CONTACT_SECONDS)
         mine = _Contact()
@@ -224,7 +224,7 @@ class Peers:
     def _open(self, peer: WorkerInfo) -> tuple[Connection, FrameDecoder]:
         """A connection on which both sides know each other. One that breaks meanwhile is made anew:
         whoever has ended does not let anybody connect."""
-        bound = patience_seconds(self._core)
+        bound = longest_silence_seconds(self._core)
         for again in range(_GREETINGS, 0, -1):
             connection = self._directory.connect(peer, bound)
             self._greeting[connection] = peer
@@ -357,24 +357,24 @@ class Peers:
         return worker in self._lost
 
     def on_lost(self, callback: Callable[[WorkerId, PeerDiedError], None]) -> None:
-        """Calls `callback(worker, error)`, on a thread of the crew, when a peer is lost."""
+        """Calls `callback(worker, error)`, on a thread of the pool, when a peer is lost."""
         self._on_lost.append(callback)
 
     def on_caller_gone(self, callback: Callable[[WorkerId], None]) -> None:
         """Calls `callback(worker)` when the connection on which a peer calls us has ended."""
         self._on_caller_gone.append(callback)
 
-    def leave(self, patience_seconds: float) -> None:
+    def leave(self, timeout_seconds: float) -> None:
         """Tells all who are connected that this worker goes: on each connection, since whichever
         ends first at the other side should not pass for a death. Those who take in nothing are
         waited for so long, all together."""
         goodbye = Leave(self._core.id)
         ends: list[StreamChannel | IncomingConnection] = list(self._callers.values())
         ends += [each for each in self.channels() if isinstance(each, StreamChannel)]
-        end_of_patience = time.monotonic() + patience_seconds
+        end_of_waiting = time.monotonic() + timeout_seconds
         for end in ends:
             with contextlib.suppress(ConnectionError, LockstitchError):  # it has left before
-                end.say_at_last(goodbye, max(0.0, end_of_patience - time.monotonic()) / 2)
+                end.say_at_last(goodbye, max(0.0, end_of_waiting - time.monotonic()) / 2)
         self._closed = True
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class Pending:
     estimate: DurationEstimate | None = None
     """How long such requests usually wait for their answer."""
     nbytes = 0
-    """The size of the tensors that the request holds, as long as it counts (`runtime.pressure`)."""
+    """The size of the tensors that the request holds, as long as it counts for flow control."""
     stillness: Stillness | None = None
     """While its request cannot leave: for how long the peer has taken in nothing."""
     kept: list[object] | None = None
@@ -155,7 +155,7 @@ class Future(torch.futures.Future[T]):
     whose `wait` ends at Ctrl-C.
 
     It is completed by whoever reads the answer: the thread that waits for it, or else one of the
-    crew, at once if somebody wants to be called back. An exception keeps its type.
+    pool, at once if somebody wants to be called back. An exception keeps its type.
     """
 
     _channel: Answering | None = None

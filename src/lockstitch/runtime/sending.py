@@ -1,8 +1,8 @@
 """The sending end of a connection on which many threads send: frame after frame, each whole.
 
-A sender may wait as long as its `Patience` lasts. Then it goes, and leaves its frame behind: all of
+A sender waits no longer than its `RemainingTime`. Then it goes, and leaves its frame behind: all of
 it, or what the connection keeps of it. What was left behind leaves before anything that is sent
-later, by a thread of the crew or by the next who sends. So no frame is torn, and none is lost: what
+later, by a thread of the pool or by the next who sends. So no frame is torn, and none is lost: what
 the making of it has begun (references on their way, numbers of functions) comes to an end.
 
 Hence whoever is about to make a request and will wait for its answer looks first whether something
@@ -25,7 +25,7 @@ from lockstitch.transport.base import SendTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lockstitch.transport.base import Buffer, Connection, Patience
+    from lockstitch.transport.base import Buffer, Connection, RemainingTime
 
 _LOOK_SECONDS = 0.1
 STILL_SECONDS: Final = 0.1
@@ -76,29 +76,29 @@ class Sending:
         self.is_behind = False
         """Whether something was left behind, and has not left yet."""
 
-    def send(self, buffers: Sequence[Buffer], patience: Patience | None = None) -> None:
-        """Sends a frame. Raises `ConnectionError`, and `SendTimeoutError` when `patience` ends:
-        then the frame will leave later."""
-        if patience is None:
+    def send(self, buffers: Sequence[Buffer], remaining_time: RemainingTime | None = None) -> None:
+        """Sends a frame. Raises `ConnectionError`, and `SendTimeoutError` when its
+        `remaining_time` is over: then the frame will leave later."""
+        if remaining_time is None:
             with self._lock:
                 if self._left_behind:
                     self._send_left_behind(None)
                 self._connection.send(buffers)
             return
-        has_sent = if_free(self._lock, self._send_or_leave, buffers, patience)
+        has_sent = if_free(self._lock, self._send_or_leave, buffers, remaining_time)
         while not has_sent:
-            seconds = min(_LOOK_SECONDS, patience())
+            seconds = min(_LOOK_SECONDS, remaining_time())
             if seconds <= 0:
                 self._leave_behind(b"".join(buffers))
                 raise SendTimeoutError(self._connection.peer)
-            has_sent = when_free(self._lock, seconds, self._send_or_leave, buffers, patience)
+            has_sent = when_free(self._lock, seconds, self._send_or_leave, buffers, remaining_time)
 
-    def _send_or_leave(self, buffers: Sequence[Buffer], patience: Patience) -> None:
+    def _send_or_leave(self, buffers: Sequence[Buffer], remaining_time: RemainingTime) -> None:
         """It is this thread's turn."""
         try:
             if self._left_behind:
-                self._send_left_behind(patience)
-            self._connection.send(buffers, patience=patience)
+                self._send_left_behind(remaining_time)
+            self._connection.send(buffers, remaining_time=remaining_time)
         except SendTimeoutError as error:
             self._leave_behind(None if error.is_begun else b"".join(buffers))
             raise
@@ -121,20 +121,20 @@ class Sending:
         """Returns when nothing is left behind, and after that time in any case."""
         self._clear.wait(seconds)
 
-    def say_at_last(self, buffers: Sequence[Buffer], patience_seconds: float) -> None:
+    def say_at_last(self, buffers: Sequence[Buffer], timeout_seconds: float) -> None:
         """Sends a frame, or does not where the peer takes in nothing any more."""
-        if self._lock.acquire(timeout=patience_seconds):
+        if self._lock.acquire(timeout=timeout_seconds):
             try:
-                if not self.is_behind and self._connection.has_room(patience_seconds):
+                if not self.is_behind and self._connection.has_room(timeout_seconds):
                     self._connection.send(buffers)
             finally:
                 self._lock.release()
 
-    def _send_left_behind(self, patience: Patience | None) -> None:
+    def _send_left_behind(self, remaining_time: RemainingTime | None) -> None:
         while self._left_behind:
             frame = self._left_behind.popleft()
             try:
-                self._connection.send([frame], patience=patience)
+                self._connection.send([frame], remaining_time=remaining_time)
             except SendTimeoutError as error:
                 if error.is_begun:
                     self._removed_bytes += len(frame)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.runtime.served import Served
+from lockstitch.runtime.running_requests import RunningRequests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ class Serving:
         self.is_lost = is_lost
         self.handlers: dict[type[Message], Callable[[WorkerId, Any], None]] = {}
         self.servers: dict[type[Message], Callable[[Any], None]] = {}
-        self.served: Served[Any] = Served(values.discard)
+        self.running: RunningRequests[Any] = RunningRequests(values.discard)
 
     def handle(self, sender: WorkerId, message: Message) -> None:
         """A message that is no answer has come where answers belong."""

@@ -1,11 +1,11 @@
 """The connection on which we call a peer: our requests go out, its replies come in, and, while we
-listen for it, what it sends us on the way back (`runtime.way_back`); in the end its goodbye.
+listen for it, what it pushes (`runtime.reply_side_push`); in the end its goodbye.
 
 So the thread that waits for a reply may read the connection itself, and gets its own answer without
 anybody being woken. `_reading` is the right to read. Who finds it taken sleeps as a follower; who
-gives it back wakes one follower, or, where only futures wait, sees to it that the crew's leader
+gives it back wakes one follower, or, where only futures wait, sees to it that the pool's reader
 will read: at once if somebody is to be called back, else a moment later. *Follower: publish
-yourself, then try the lock. Leader: release, then look for followers.*
+yourself, then try the lock. Reader: release, then look for followers.*
 A thread that waits here never runs anybody's function.
 """
 
@@ -23,8 +23,8 @@ from lockstitch.interrupts import if_free
 from lockstitch.memory.waiting import DurationEstimate
 from lockstitch.runtime.channel import Channel
 from lockstitch.runtime.pending import Pending
+from lockstitch.runtime.reply_side_push import PushListener
 from lockstitch.runtime.sending import STILL_SECONDS, Sending
-from lockstitch.runtime.way_back import WayBack
 from lockstitch.transport.spin import Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.waker import Waker
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.channel import Answers
     from lockstitch.runtime.core import Core
-    from lockstitch.transport.base import Connection, Patience
+    from lockstitch.transport.base import Connection, RemainingTime
     from lockstitch.wire.decoding import FrameDecoder
     from lockstitch.wire.messages import Heartbeat, Message
 
@@ -46,7 +46,7 @@ _READ_SECONDS = 1.0
 _LAST_ANSWERS_SECONDS = 0.5
 # For so many looks of the monitor a caller may go on sending requests before the answers are read
 # by somebody else.
-_MOST_PATIENCE = 5
+_MOST_DEFERRALS = 5
 
 
 class Judge(Protocol):
@@ -85,25 +85,25 @@ class StreamChannel(Channel):
         self._arming = threading.Lock()
         self._armed = False
         self._expected = False
-        self._patience = 0
+        self._deferrals_left = 0
         self._requested_before = 0
         self._closed = False
         self._spinner = Spinner(self._is_wanted_elsewhere)
         self._listening = DurationEstimate()
         self._waker: Waker | None = None
-        core.crew.watch(connection, self)
-        core.crew.watch_end(connection)
+        core.thread_pool.watch(connection, self)
+        core.thread_pool.watch_end(connection)
 
     def __repr__(self) -> str:
         return f"<StreamChannel to {self.peer.name!r} · {self.outstanding} outstanding>"
 
-    def transmit(self, message: Message, patience: Patience | None = None) -> None:
+    def transmit(self, message: Message, remaining_time: RemainingTime | None = None) -> None:
         device_map = self.device_map
         if device_map is not None and type(message) not in CALLS:
             device_map = None
         buffers = encode(message, self.core.limits, self._lend, self._is_sealed, device_map)
         try:
-            self._sending.send(buffers, patience)
+            self._sending.send(buffers, remaining_time)
         except ConnectionError as error:
             self._lost(error)
             raise self._judge.verdict(self) from error
@@ -116,10 +116,10 @@ class StreamChannel(Channel):
     def signs_of_life(self) -> tuple[object, ...]:
         return (*self.decoder.position, self._last_delivered, *self.connection.signs_of_life())
 
-    def say_at_last(self, message: Message, patience_seconds: float) -> None:
+    def say_at_last(self, message: Message, timeout_seconds: float) -> None:
         """Sends a message, or does not where the peer takes in nothing any more."""
         last = encode(message, self.core.limits, None, self._is_sealed)
-        self._sending.say_at_last(last, patience_seconds)
+        self._sending.say_at_last(last, timeout_seconds)
 
     @property
     def is_behind(self) -> bool:
@@ -141,9 +141,9 @@ class StreamChannel(Channel):
         self._sending.wait_until_clear(seconds)
 
     def wait(self, pending: Pending) -> None:
-        crew = self.core.crew
-        if IMPORTS.under_way or crew.is_member():
-            with crew.blocked():
+        pool = self.core.thread_pool
+        if IMPORTS.under_way or pool.owns_current_thread():
+            with pool.blocked():
                 self._wait(pending)
         else:
             self._wait(pending)
@@ -165,14 +165,18 @@ class StreamChannel(Channel):
                     self._call_successor()
                     raise
 
-    def way_back(self) -> WayBack:
-        way_back = WayBack(self)
+    def listen_for_pushes(self) -> PushListener:
+        self.listeners += 1
         self.expect_answers()
-        return way_back
+        return PushListener(self)
 
-    def listen(self, sleeper: Pending) -> None:
+    def stop_listening(self) -> None:
+        """One listener less expects anything."""
+        self.listeners -= 1
+
+    def wait_shared(self, sleeper: Pending) -> None:
         """Reads until `sleeper`, which is shared, is finished by what comes or by another thread;
-        see `WayBack.wait`."""
+        see `PushListener.wait`."""
         number = next(self._numbers)  # nobody will answer it; the peer's end finishes it
         if sleeper.estimate is None:
             sleeper.estimate = self._listening
@@ -188,8 +192,8 @@ class StreamChannel(Channel):
         finally:
             self._pending.pop(number, None)
 
-    def glance(self, sleeper: Pending) -> None:
-        """See `WayBack.glance`."""
+    def spin_shared(self, sleeper: Pending) -> None:
+        """See `PushListener.spin_wait`."""
         if not self._reading.acquire(blocking=False):
             return
         try:
@@ -205,7 +209,7 @@ class StreamChannel(Channel):
 
     def _is_wanted_elsewhere(self) -> bool:
         """Whether other threads of this process have something to do before more comes here."""
-        return len(self._followers) > 0 or self.core.crew.has_more()
+        return len(self._followers) > 0 or self.core.thread_pool.has_more()
 
     def _spin(self, estimate: DurationEstimate | None) -> bool:
         decoder = self.decoder
@@ -237,19 +241,19 @@ class StreamChannel(Channel):
             return
         # The poller does not know of either.
         if self._is_left_over() or self.connection.has_left_over():
-            self.core.crew.resume(self)
+            self.core.thread_pool.resume(self)
         self.expect_answers()
 
     def expect_answers(self) -> None:
-        # A caller who sends many requests and then waits reads all answers itself. Were the leader
-        # to read them meanwhile, the two would fight for the GIL.
+        # A caller who sends many requests and then waits reads all answers itself. Were the pool's
+        # reader to read them meanwhile, the two would fight for the GIL.
         if self._at_once:
             self._arm()
         elif not self._armed and not self._expected and self._expects_something():
             self._expected = True
-            self._patience = _MOST_PATIENCE
+            self._deferrals_left = _MOST_DEFERRALS
             self._requested_before = self.requested
-            self.core.crew.look_after(self._look_after)
+            self.core.thread_pool.look_after(self._look_after)
 
     def attend(self) -> None:
         self._at_once = True
@@ -259,36 +263,36 @@ class StreamChannel(Channel):
         return bool(self._pending or self._given_up or self.listeners or self._is_asking)
 
     def _look_after(self) -> bool:
-        """The crew's monitor asks, now and then; True: it need not ask again."""
+        """The pool's monitor asks, now and then; True: it need not ask again."""
         self._expected = False  # first, for whoever sends a request just now
         if self._armed or self._reading.locked() or not self._expects_something():
             return True
-        if self._requested_before != self.requested and self._patience:
+        if self._requested_before != self.requested and self._deferrals_left:
             self._requested_before = self.requested
-            self._patience -= 1
+            self._deferrals_left -= 1
             self._expected = True
             return False
         self._arm()
-        self.core.crew.hasten()
+        self.core.thread_pool.hasten()
         return True
 
     def _arm(self) -> None:
-        """Lets the crew's leader read, where nobody else does."""
+        """Lets the pool's reader read, where nobody else does."""
         if not self._armed and not self._reading.locked() and self._expects_something():
             with self._arming:
-                # In this order: the leader may begin to serve before `arm` has returned.
+                # In this order: the reader may begin to serve before `arm` has returned.
                 self._armed = True
                 try:
-                    self.core.crew.arm(self.connection)
+                    self.core.thread_pool.arm(self.connection)
                 except BaseException:  # an interrupt: then it is to be armed again
                     self._armed = False
                     raise
 
     def _watch_end(self) -> None:
-        """Has the crew's leader notice that the peer dies, also while nobody waits for it."""
+        """Has the pool's reader notice that the peer dies, also while nobody waits for it."""
         with self._arming:
             if not self._armed:
-                self.core.crew.watch_end(self.connection)
+                self.core.thread_pool.watch_end(self.connection)
 
     def _read_until(self, pending: Pending) -> None:
         if pending.done or pending.delivered:
@@ -300,7 +304,7 @@ class StreamChannel(Channel):
         if pending.is_shared and isinstance(self.connection, StreamConnection):
             self._read_wakefully(pending, self.connection)
             return
-        callers = self.core.crew.callers
+        callers = self.core.thread_pool.callers
         while not pending.done:
             seconds = _READ_SECONDS
             if pending.deadline is not None:
@@ -383,10 +387,10 @@ class StreamChannel(Channel):
         if self.error is not None:
             self.fail_all(self.error)
 
-    # ------------------------------------------------------------ as a source of the crew
+    # ------------------------------------------------------------ as a source of the pool
 
     def serve(self) -> None:
-        """The crew's leader reads the answers of futures, or finds that the peer is gone."""
+        """The pool's reader reads the answers of futures, or finds that the peer is gone."""
         self._armed = False
         if self._reading.acquire(blocking=False):
             try:
@@ -404,7 +408,7 @@ class StreamChannel(Channel):
             self._watch_end()
 
     def leave(self) -> None:
-        """The leader never leaves in the middle of `serve`."""
+        """The reader never leaves in the middle of `serve`."""
 
     def end(self, error: PeerDiedError, *, at_once: bool = False) -> None:
         # It may have answered just before: whoever reads finds that first, and then the end of the
@@ -422,7 +426,7 @@ class StreamChannel(Channel):
 
     def close(self) -> None:
         self._closed = True
-        self.core.crew.forget(self.connection)
+        self.core.thread_pool.forget(self.connection)
         self.connection.close()
         if self._waker is not None:
             self._waker.close()

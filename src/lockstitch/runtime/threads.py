@@ -1,4 +1,4 @@
-"""The threads that a crew is made of: as many as there are tasks at once, idle ones used again."""
+"""The threads of a thread pool: as many as there are tasks at once; idle ones are used again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 _IDLE_SECONDS = 10.0
 
 
-class _Place:
-    """Where one idle thread sleeps until it is given a task."""
+class _Handoff:
+    """Hands tasks to one thread, which sleeps here until it gets the next."""
 
     __slots__ = ("lock", "task")
 
@@ -31,7 +31,7 @@ class Threads:
         self._enter = enter
         self._lock = threading.Lock()
         self._living: set[threading.Thread] = set()
-        self._idle: list[_Place] = []
+        self._idle: list[_Handoff] = []
         self._started = 0
         self._closed = False
 
@@ -56,26 +56,29 @@ class Threads:
                 self._start(task)
                 return
             # Without a call in between, so that no interrupt can lose the task or the thread.
-            place = idle[-1]
+            handoff = idle[-1]
             del idle[-1]
-            place.task = task
-            place.lock.release()
+            handoff.task = task
+            handoff.lock.release()
 
     def close(self) -> None:
         """Idle threads end now, the others after their task."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for place in idle:
-            place.lock.release()
+        for handoff in idle:
+            handoff.lock.release()
 
     def _start(self, task: Callable[[], None]) -> None:
         """Under the lock, so that `close` meets no thread that has not started yet."""
-        place = _Place()
-        place.task = task
+        handoff = _Handoff()
+        handoff.task = task
         self._started += 1
         thread = threading.Thread(
-            target=self._work, args=(place,), name=f"{self._name}-{self._started}", daemon=True
+            target=self._work,
+            args=(handoff,),
+            name=f"{self._name}-{self._started}",
+            daemon=True,
         )
         try:
             self._living.add(thread)
@@ -85,24 +88,24 @@ class Threads:
                 self._living.discard(thread)
             raise
 
-    def _work(self, place: _Place) -> None:
+    def _work(self, handoff: _Handoff) -> None:
         self._enter()
-        while place.task is not None:
-            task, place.task = place.task, None
+        while handoff.task is not None:
+            task, handoff.task = handoff.task, None
             task()
             del task  # an idle thread keeps nothing alive of what it ran
             with self._lock:
                 if self._closed:
                     break
-                self._idle.append(place)
-            self._await_task(place)
+                self._idle.append(handoff)
+            self._await_task(handoff)
         with self._lock:
             self._living.discard(threading.current_thread())
 
-    def _await_task(self, place: _Place) -> None:
-        if not place.lock.acquire(timeout=_IDLE_SECONDS):
+    def _await_task(self, handoff: _Handoff) -> None:
+        if not handoff.lock.acquire(timeout=_IDLE_SECONDS):
             with self._lock:
-                if place in self._idle:
-                    self._idle.remove(place)
+                if handoff in self._idle:
+                    self._idle.remove(handoff)
                     return  # nobody needs this thread
-            place.lock.acquire()
+            handoff.lock.acquire()

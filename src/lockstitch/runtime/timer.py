@@ -82,7 +82,7 @@ class Timer:
         except Exception as error:  # noqa: BLE001 - reported; the thread must live on
             self._report(error)
 
-    def close(self, patience_seconds: float | None = None) -> None:
+    def close(self, timeout_seconds: float | None = None) -> None:
         """Ends the thread; tasks not yet due are dropped. One that runs is waited for, so long at
         most (None: until it ends)."""
         with self._lock:
@@ -91,7 +91,7 @@ class Timer:
             thread = self._thread
         self._changed.set()
         if thread is not None and thread is not threading.current_thread():
-            thread.join(patience_seconds)
+            thread.join(timeout_seconds)
 
     def living(self) -> list[threading.Thread]:
         """Its thread, if that has not ended and is not the current one."""

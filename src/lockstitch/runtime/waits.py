@@ -53,7 +53,7 @@ def look(worker: Worker) -> WorkerWaits:
     frames = sys._current_frames()
     serving = tuple(
         (each.caller_name, each.what, round(now - each.since, 3), _where(each, frames))
-        for each in agent.served.list()
+        for each in agent.running_requests.list()
     )
     others = tuple(
         line

@@ -154,7 +154,7 @@ class Worker:
             _active.reset(token)
 
     def adopt_thread(self) -> None:
-        """Makes this the current worker of the calling thread, for good: it is one of our crew."""
+        """Makes this the current worker of the calling thread, for good: it is one of our pool."""
         _active.set(self)
 
     def start(self) -> None:
@@ -164,7 +164,7 @@ class Worker:
     def close(self, timeout_seconds: float = 5.0, within_seconds: float = math.inf) -> list[str]:
         """Leaves; harmless when repeated. See `Agent.close`."""
         remaining = self.agent.close(timeout_seconds, within_seconds)
-        PROCESS.note_left_running([*self.agent.crew.living(), *self.agent.timer.living()])
+        PROCESS.note_left_running([*self.agent.thread_pool.living(), *self.agent.timer.living()])
         _alive.discard(self)
         if PROCESS.worker is self:
             PROCESS.worker = None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lockstitch.clock import Clock
-    from lockstitch.transport.base import Patience
+    from lockstitch.transport.base import RemainingTime
     from lockstitch.transport.memory import FrameScript
     from lockstitch.transport.memory_streams import MemoryConnection, Pipe
 
@@ -156,12 +156,17 @@ class CountingNetwork(MemoryNetwork):
         self._counter = FrameCounter()
 
     def carry(
-        self, sender: str, receiver: str, frame: bytes, pipe: Pipe, patience: Patience | None = None
+        self,
+        sender: str,
+        receiver: str,
+        frame: bytes,
+        pipe: Pipe,
+        remaining_time: RemainingTime | None = None,
     ) -> None:
         """See `MemoryNetwork.carry`."""
         counted = _Frame(frame)
         counted.depth = self._counter.note_sent(sender, kind_of(frame), len(frame))
-        super().carry(sender, receiver, counted, pipe, patience)
+        super().carry(sender, receiver, counted, pipe, remaining_time)
 
     def note_taken(self, receiver: str, frame: bytes) -> None:
         """See `MemoryNetwork.note_taken`."""

@@ -47,12 +47,12 @@ class Lease(Protocol):
     give_back: Callable[[], object]
 
 
-Patience = Callable[[], float]
+RemainingTime = Callable[[], float]
 """For how many more seconds a sender waits for room; at 0 it has none left."""
 
 
 class SendTimeoutError(TimeoutError):
-    """A sender's patience has ended. `is_begun`: a part of its message had left already."""
+    """The time of a sender is over. `is_begun`: a part of its message had left already."""
 
     def __init__(self, peer: str, *, is_begun: bool = False) -> None:
         super().__init__(f"{peer} has taken in nothing for as long as the sender waits")
@@ -86,12 +86,14 @@ class Connection(Pollable, Protocol):
         first."""
         ...
 
-    def send(self, buffers: Sequence[Buffer], *, patience: Patience | None = None) -> None:
+    def send(
+        self, buffers: Sequence[Buffer], *, remaining_time: RemainingTime | None = None
+    ) -> None:
         """Sends all of `buffers`, blocking while the peer is slow.
 
-        Raises `ConnectionError` when the peer is gone, `SendTimeoutError` when `patience` ends
-        (None: never). If a part had left by then, the connection keeps a copy of the rest, which
-        leaves before anything else: with the next `send`, which may be one of nothing.
+        Raises `ConnectionError` when the peer is gone, `SendTimeoutError` when its `remaining_time`
+        is over (None: never). If a part had left by then, the connection keeps a copy of the rest,
+        which leaves before anything else: with the next `send`, which may be one of nothing.
 
         An interrupt (Ctrl-C) arriving meanwhile is raised only when the stream is whole: either
         everything went out, or nothing of it (the interrupt might as well have come before the

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.clock import Clock
-    from lockstitch.transport.base import Patience
+    from lockstitch.transport.base import RemainingTime
 
 # The frame header begins with the length of the inline part (4 bytes), then the kind.
 _KIND_OFFSET = 4
@@ -134,7 +134,12 @@ class MemoryNetwork:
             return frozenset((one, other)) in self._partitions
 
     def carry(
-        self, sender: str, receiver: str, frame: bytes, pipe: Pipe, patience: Patience | None = None
+        self,
+        sender: str,
+        receiver: str,
+        frame: bytes,
+        pipe: Pipe,
+        remaining_time: RemainingTime | None = None,
     ) -> None:
         """Brings a frame to its receiver, or whatever the script wants."""
         if self.is_cut(sender, receiver):
@@ -148,7 +153,7 @@ class MemoryNetwork:
             elif isinstance(action, Break):
                 self._break(sender, receiver, pipe, action)
             else:
-                pipe.put(frame, action.after_seconds, action.behind, patience)
+                pipe.put(frame, action.after_seconds, action.behind, remaining_time)
 
     def _break(self, sender: str, receiver: str, pipe: Pipe, which: Break) -> None:
         with self._lock:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         Connection,
         Lease,
         Loan,
-        Patience,
         Pollable,
+        RemainingTime,
         Seal,
     )
 
@@ -62,15 +62,15 @@ class Pipe:
         frame: bytes,
         after_seconds: float = 0.0,
         behind: int = 0,
-        patience: Patience | None = None,
+        remaining_time: RemainingTime | None = None,
     ) -> None:
         """Sends a frame; it arrives after that time, or behind that many later frames.
 
         Blocks while too much lies unread. Raises `BrokenPipeError` when the pipe has ended,
-        `SendTimeoutError` when `patience` has.
+        `SendTimeoutError` when `remaining_time` is over.
         """
         while not self._try_put(frame, after_seconds, behind):
-            seconds = None if patience is None else min(_LOOK_SECONDS, patience())
+            seconds = None if remaining_time is None else min(_LOOK_SECONDS, remaining_time())
             if seconds is not None and seconds <= 0:
                 raise SendTimeoutError("the other end")
             self._clock.wait(self._room, seconds)
@@ -203,7 +203,7 @@ class MemoryConnection:
         clock: Clock,
         peer: str,
         pipes: tuple[Pipe, Pipe],
-        carry: Callable[[bytes, Pipe, Patience | None], None],
+        carry: Callable[[bytes, Pipe, RemainingTime | None], None],
     ) -> None:
         self._clock = clock
         self.peer = peer
@@ -215,11 +215,13 @@ class MemoryConnection:
     def __repr__(self) -> str:
         return f"<MemoryConnection to {self.peer!r}>"
 
-    def send(self, buffers: Sequence[Buffer], *, patience: Patience | None = None) -> None:
+    def send(
+        self, buffers: Sequence[Buffer], *, remaining_time: RemainingTime | None = None
+    ) -> None:
         """Sends `buffers` as one frame; `ConnectionError` when either end is closed,
-        `SendTimeoutError` when `patience` ends: then nothing of it has left."""
+        `SendTimeoutError` when `remaining_time` is over: then nothing of it has left."""
         if buffers:
-            self._carry(b"".join(buffers), self._outgoing, patience)
+            self._carry(b"".join(buffers), self._outgoing, remaining_time)
 
     def receive_into(
         self, view: memoryview, counts: list[int], timeout_seconds: float | None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
-    from lockstitch.transport.base import Buffer, Patience
+    from lockstitch.transport.base import Buffer, RemainingTime
     from lockstitch.transport.waker import Waker
 
 # How many bytes have been sent, where an interrupt has kept that from being known: then nothing is
@@ -59,7 +59,7 @@ class RingStream(StreamConnection):
         buffers: Sequence[Buffer],
         sent: list[int] | None = None,
         *,
-        patience: Patience | None = None,
+        remaining_time: RemainingTime | None = None,
     ) -> None:
         """Sends all of `buffers`; see `Connection.send`."""
         writer = self._writer
@@ -80,7 +80,7 @@ class RingStream(StreamConnection):
         if sent is None:
             sent = []
         try:
-            StreamConnection.send(self, buffers, sent, patience=patience)
+            StreamConnection.send(self, buffers, sent, remaining_time=remaining_time)
         except BaseException as error:
             if position != _UNKNOWN:
                 is_kept = isinstance(error, SendTimeoutError) and error.is_begun

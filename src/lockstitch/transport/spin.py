@@ -51,7 +51,7 @@ _LONGEST_PAUSE_SECONDS = 64e-3
 # Who looks into a ring looks at the stream beside it, and lets others have the GIL, only so often.
 _WATCH_SECONDS = 40e-6
 # After so long without an answer: is something else to be read?
-_GLANCE_SECONDS = 10e-6
+_CHECK_SECONDS = 10e-6
 # Who has sent something so lately is taken to be awake still, and gets so long to answer before the
 # CPU is offered to it.
 _AWAKE_SECONDS = 200e-6
@@ -194,7 +194,7 @@ class Spinner:
         receive_into, now, yield_cpu = connection.receive_into, self._now, self._yield_cpu
         ring = connection.ring if self._is_alone() else None
         before = self._waits_since
-        glance_at = before + _GLANCE_SECONDS
+        check_at = before + _CHECK_SECONDS
         keeps = _TURN.shares_until < before < self._awake_until
         yield_at = before
         has_yielded = False
@@ -224,11 +224,11 @@ class Spinner:
                     return self._look_once_more(connection, view, counts)
             if after > deadline:
                 return False
-            if after > glance_at:
+            if after > check_at:
                 if self._is_wanted():
                     _TURN.shares_until = after + _SHARING_SECONDS
                     return False
-                glance_at = after + _GLANCE_SECONDS
+                check_at = after + _CHECK_SECONDS
             before = after if yields else self._watch(ring, after)
 
     def _is_alone(self) -> bool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.memory.ring import RingReader
-    from lockstitch.transport.base import Buffer, Lease, Loan, Patience, Seal
+    from lockstitch.transport.base import Buffer, Lease, Loan, RemainingTime, Seal
     from lockstitch.transport.waker import Waker
 
 _SEND_SECONDS = 1.0
@@ -116,7 +116,7 @@ class StreamConnection(SocketEnd):
         self.progress = 0
         """See `Connection.progress`."""
         self._left_over: tuple[bytes, list[int]] | None = None
-        """The rest of a message whose sender had no patience left, and what of it has left."""
+        """The rest of a message whose sender had no time left, and what of it has left."""
         self._receiving = False
         self._sending = False
         self._timeout_in_force: float | None = None
@@ -176,7 +176,7 @@ class StreamConnection(SocketEnd):
         buffers: Sequence[Buffer],
         sent: list[int] | None = None,
         *,
-        patience: Patience | None = None,
+        remaining_time: RemainingTime | None = None,
     ) -> None:
         """Sends all of `buffers`; see `Connection.send`. Appends to `sent` how many bytes have left
         in each call of the system, none of which waits: what waits is `_await_room`.
@@ -189,7 +189,7 @@ class StreamConnection(SocketEnd):
             sent = []
         try:
             if self._closed or self._left_over is not None:
-                self._send_left_over(patience)
+                self._send_left_over(remaining_time)
             try:
                 if len(buffers) == 1:
                     sent.extend(map(self._send, buffers, AT_ONCE))
@@ -200,7 +200,7 @@ class StreamConnection(SocketEnd):
             except BlockingIOError:  # there is no room
                 sent.append(0)
             if sum(sent) != sum(map(size_of, buffers)):
-                self._send_rest_or_keep(buffers, sent, patience)
+                self._send_rest_or_keep(buffers, sent, remaining_time)
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None:
                 self._end_sending()
@@ -214,10 +214,13 @@ class StreamConnection(SocketEnd):
                 self._leave()
 
     def _send_rest(
-        self, buffers: Sequence[Buffer], sent: list[int], patience: Patience | None = None
+        self,
+        buffers: Sequence[Buffer],
+        sent: list[int],
+        remaining_time: RemainingTime | None = None,
     ) -> None:
         while rest := _unsent(buffers, sum(sent)):
-            self._await_room(patience)
+            self._await_room(remaining_time)
             if self._closed:
                 raise BrokenPipeError(f"the connection to {self.peer} is closed")
             with contextlib.suppress(BlockingIOError):
@@ -225,29 +228,29 @@ class StreamConnection(SocketEnd):
                 self.progress += 1
 
     def _send_rest_or_keep(
-        self, buffers: Sequence[Buffer], sent: list[int], patience: Patience | None
+        self, buffers: Sequence[Buffer], sent: list[int], remaining_time: RemainingTime | None
     ) -> None:
         try:
-            self._send_rest(buffers, sent, patience)
+            self._send_rest(buffers, sent, remaining_time)
         except SendTimeoutError as error:
             if sum(sent):
                 error.is_begun = True
                 self._left_over = b"".join(_unsent(buffers, sum(sent))), []
             raise
 
-    def _send_left_over(self, patience: Patience | None) -> None:
+    def _send_left_over(self, remaining_time: RemainingTime | None) -> None:
         if self._closed:
             raise BrokenPipeError(f"the connection to {self.peer} is closed")
         if self._left_over is not None:
             rest, sent = self._left_over  # whatever interrupts this, it is known what has left
-            self._send_rest([rest], sent, patience)
+            self._send_rest([rest], sent, remaining_time)
             self._left_over = None
 
-    def _await_room(self, patience: Patience | None) -> None:
+    def _await_room(self, remaining_time: RemainingTime | None) -> None:
         """Waits until something can be sent, or the stream has ended, or for a second."""
         seconds = _SEND_SECONDS
-        if patience is not None:
-            seconds = min(seconds, patience())
+        if remaining_time is not None:
+            seconds = min(seconds, remaining_time())
             if seconds <= 0:
                 raise SendTimeoutError(self.peer)
         poll = select.poll()
@@ -281,7 +284,7 @@ class StreamConnection(SocketEnd):
         buffers: Sequence[Buffer],
         sent: list[int] | None = None,
         *,
-        patience: Patience | None = None,
+        remaining_time: RemainingTime | None = None,
     ) -> None:
         # An interrupt may have come before the last message had left, or after it: what has left is
         # counted where it leaves, and kept in one place.
@@ -291,7 +294,7 @@ class StreamConnection(SocketEnd):
         self._sealed = (place, sent)
         sealed = self._seal(place, buffers) if buffers else buffers
         try:
-            StreamConnection.send(self, sealed, sent, patience=patience)
+            StreamConnection.send(self, sealed, sent, remaining_time=remaining_time)
         except SendTimeoutError as error:
             if error.is_begun:  # the rest will be the next to leave
                 self._sealed = (place + sum(map(size_of, sealed)), [])

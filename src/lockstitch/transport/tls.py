@@ -29,7 +29,7 @@ from lockstitch.transport.tcp import TcpTransport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.transport.base import Buffer, Patience
+    from lockstitch.transport.base import Buffer, RemainingTime
     from lockstitch.transport.waker import Waker
     from lockstitch.trust.tls import TlsContexts
 
@@ -150,19 +150,19 @@ class TlsConnection(StreamConnection):
         buffers: Sequence[Buffer],
         sent: list[int] | None = None,
         *,
-        patience: Patience | None = None,
+        remaining_time: RemainingTime | None = None,
     ) -> None:
         """Sends all of `buffers`; see `Connection.send`. An interrupt in the middle closes the
         connection: what has been sealed can be sent in one order only."""
         del sent
         is_begun = False
         try:
-            self._send_unsealed(patience)
+            self._send_unsealed(remaining_time)
             is_begun = True
             is_small = sum(map(size_of, buffers)) <= _CHUNK
             parts = [b"".join(buffers)] if is_small else buffers
             self._unsealed = [memoryview(part).cast("B") for part in parts]
-            self._send_unsealed(patience)
+            self._send_unsealed(remaining_time)
         except SendTimeoutError as error:
             error.is_begun = is_begun
             if is_begun:  # from now on these bytes are nobody's but ours
@@ -174,8 +174,8 @@ class TlsConnection(StreamConnection):
                 raise ConnectionError(f"TLS with {self.peer} failed: {error}") from error
             raise
 
-    def _send_unsealed(self, patience: Patience | None) -> None:
-        super().send([], patience=patience)
+    def _send_unsealed(self, remaining_time: RemainingTime | None) -> None:
+        super().send([], remaining_time=remaining_time)
         while self._unsealed:
             part = self._unsealed[0]
             if not part:
@@ -186,7 +186,7 @@ class TlsConnection(StreamConnection):
                 sealed = self._leaving.read()
             self._unsealed[0] = part[_CHUNK:]
             try:
-                super().send([sealed], patience=patience)
+                super().send([sealed], remaining_time=remaining_time)
             except SendTimeoutError as error:
                 if not error.is_begun:
                     self._left_over = sealed, []

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from lockstitch.memory.handover import Handover, Note
     from lockstitch.memory.segments import SegmentPool
-    from lockstitch.transport.base import Buffer, Lease, Loan, Patience
+    from lockstitch.transport.base import Buffer, Lease, Loan, RemainingTime
 
 _SCHEME = "unix:"
 _BACKLOG = 1024
@@ -93,7 +93,7 @@ class UnixConnection(RingStream):
         buffers: Sequence[Buffer],
         sent: list[int] | None = None,
         *,
-        patience: Patience | None = None,
+        remaining_time: RemainingTime | None = None,
     ) -> None:
         """Takes the place of `send` until the first byte has left. Interrupted, the connection is
         of no use; it has not been used yet, either."""
@@ -107,7 +107,7 @@ class UnixConnection(RingStream):
                 raise as_connection_error(error, self.peer) from error
             raise
         del self.send
-        self.send(buffers, sent, patience=patience)
+        self.send(buffers, sent, remaining_time=remaining_time)
 
     def await_beginning(self) -> None:
         """This end was called: the first byte tells whether the caller shares memory."""

@@ -143,7 +143,7 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("reader", ["waiter", "crew"])
+@pytest.mark.parametrize("reader", ["waiter", "pool"])
 @pytest.mark.parametrize("to", ["worker1", "worker0"])
 @pytest.mark.parametrize("taken", MODES)
 @pytest.mark.parametrize("called", MODES)
@@ -155,7 +155,7 @@ def test_the_mode_in_which_a_call_is_made_says_whether_its_future_has_a_graph(
         with MODES[called]():
             future = rpc.rpc_async(to, torch.mul, args=(leaf, 2))
         with MODES[taken]():
-            if reader == "crew":
+            if reader == "pool":
                 there = threading.Event()
                 future.add_done_callback(lambda _: there.set())
                 assert there.wait(60)

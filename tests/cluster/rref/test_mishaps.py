@@ -170,7 +170,7 @@ def test_a_fetch_that_waits_ends_when_the_owner_dies():
         Gate.close()
         rref = remote(cluster[1], wait_at_gate, 1)
         future = cluster[0].agent.outgoing.call_async(cluster[0].id, value_of, (rref,))
-        assert eventually(lambda: len(cluster[1].agent.served) == 2)
+        assert eventually(lambda: len(cluster[1].agent.running_requests) == 2)
         cluster.kill("worker1")
         with pytest.raises(OwnerDiedError, match="worker1"):
             future.wait()

@@ -59,12 +59,12 @@ def test_a_fetch_that_waits_for_its_value_holds_no_thread(cluster):
     Gate.close()
     rref = remote(cluster[1], wait_at_gate, 7)
     owner = cluster[1].agent
-    running = owner.crew.running
+    running = owner.thread_pool.running
     fetches = [
         cluster[0].agent.outgoing.call_async(cluster[2].id, value_of, (rref,)) for _ in range(20)
     ]
-    assert eventually(lambda: len(owner.served) == 21)
-    assert owner.crew.running <= running + 1
+    assert eventually(lambda: len(owner.running_requests) == 21)
+    assert owner.thread_pool.running <= running + 1
     Gate.open()
     assert [fetch.wait() for fetch in fetches] == [7] * 20
 

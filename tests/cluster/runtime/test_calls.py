@@ -43,7 +43,7 @@ SOMEBODY = ["worker1", "worker0"]  # another, and oneself
 
 
 @pytest.mark.parametrize("to", SOMEBODY)
-def test_function_runs_at_the_worker_on_a_thread_of_its_crew(
+def test_function_runs_at_the_worker_on_a_thread_of_its_pool(
     cluster: LocalCluster, to: str
 ) -> None:
     name, thread = call(cluster[0], to, here)
@@ -206,7 +206,7 @@ def test_no_more_than_num_threads_functions_run_at_once() -> None:
     with LocalCluster(2, options=AgentOptions(num_threads=3)) as cluster:
         futures = [call_async(cluster[0], 1, wait_at_gate, n) for n in range(10)]
         Gate.await_entries(3)
-        wait_until(lambda: cluster[1].agent.crew.backlog == 7)
+        wait_until(lambda: cluster[1].agent.thread_pool.backlog == 7)
         assert Gate.count == 3
         Gate.opened.set()
         assert [future.wait() for future in futures] == list(range(10))

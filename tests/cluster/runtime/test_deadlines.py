@@ -93,7 +93,7 @@ def test_late_reply_is_ignored_and_later_calls_work(clock: ManualClock) -> None:
     faults = Faults().delay(Reply, by=10)
     with LocalCluster(2, clock=clock, faults=faults) as cluster:
         late = call_async(cluster[0], 1, add, 1, timeout=5)
-        wait_until(lambda: cluster[1].agent.served.finished == 1)
+        wait_until(lambda: cluster[1].agent.running_requests.finished == 1)
         clock.wait_until_waiting()
         clock.advance(5)
         with pytest.raises(RpcTimeoutError):
@@ -140,7 +140,7 @@ def test_queued_calls_of_a_caller_that_gave_up_are_dropped(clock: ManualClock) -
         Gate.await_entries()
         queued = call_async(cluster[0], 1, wait_at_gate, timeout=5)
         patient = call_async(cluster[0], 1, add, 1, timeout=0)
-        wait_until(lambda: cluster[1].agent.crew.backlog == 2)
+        wait_until(lambda: cluster[1].agent.thread_pool.backlog == 2)
         clock.wait_until_waiting()
         clock.advance(5)
         wait_until(queued.done)

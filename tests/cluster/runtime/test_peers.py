@@ -114,7 +114,9 @@ def test_two_clusters_at_once_do_not_mix() -> None:
 def test_caller_that_does_not_fit_is_refused_with_the_reason(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster[1].agent.newcomers, "judge", lambda _: "it runs Python 2.7.18")
+    monkeypatch.setattr(
+        cluster[1].agent.pending_handshakes, "judge", lambda _: "it runs Python 2.7.18"
+    )
     with pytest.raises(
         RpcError, match=r"'worker1' refused the connection: it runs Python 2\.7\.18"
     ):

@@ -15,7 +15,7 @@ ONE, OTHER, DEAF = WorkerId(1, 0), WorkerId(2, 0), WorkerId(3, 0)
 
 
 class Way:
-    """A way back that notes what is done with it; `waiting` is what happens in `wait`."""
+    """A listener that notes what is done with it; `waiting` is what happens in `wait`."""
 
     def __init__(self):
         self.done = []
@@ -25,8 +25,8 @@ class Way:
         self.done.append("wait")
         self.waiting(sleeper)
 
-    def glance(self, _sleeper):
-        self.done.append("glance")
+    def spin_wait(self, _sleeper):
+        self.done.append("spin_wait")
 
     def attend(self):
         self.done.append("attend")
@@ -73,14 +73,14 @@ def test_with_one_worker_the_thread_reads(post):
     assert post.ways[ONE].done == ["wait"]
 
 
-def test_with_a_time_limit_it_reads_briefly_and_lets_the_crew_go_on(post):
+def test_with_a_time_limit_it_reads_briefly_and_lets_the_pool_go_on(post):
     listening = Listening(post)
     listening.begin(ONE)
     assert not listening.sleep(Sleeper(), 0.001)
-    assert post.ways[ONE].done == ["glance", "attend"]
+    assert post.ways[ONE].done == ["spin_wait", "attend"]
 
 
-def test_with_several_workers_the_crew_reads_and_wakes_it(post):
+def test_with_several_workers_the_pool_reads_and_wakes_it(post):
     listening = Listening(post)
     listening.begin(ONE)
     listening.begin(OTHER)

@@ -32,7 +32,7 @@ class FakePeers:
         return worker in self.lost
 
 
-class FakeServed(set[Any]):
+class FakeRunningRequests(set[Any]):
     begin = set.add
     end = set.discard
 
@@ -45,7 +45,7 @@ class FakeAgent:
         self.id = info.worker
         self.clock = ManualClock()
         self.peers = FakePeers()
-        self.served = FakeServed()
+        self.running_requests = FakeRunningRequests()
         self.sent: list[tuple[WorkerId, Any]] = []
         self.requests: list[tuple[WorkerId, Any, Future[Any]]] = []
         self.notes: list[str] = []
@@ -80,7 +80,7 @@ class FakeAgent:
     def on_peer_lost(self, callback) -> None:
         self.lose = callback
 
-    def patience(self, most_seconds: float) -> float:
+    def remaining_seconds(self, most_seconds: float) -> float:
         return most_seconds
 
     def on_close(self, callback) -> None:
@@ -171,7 +171,7 @@ class FakeInvocation:
 
     def conclude(self, then, value: object, error: BaseException | None) -> None:
         then(value, error)
-        self.agent.served.end(self)
+        self.agent.running_requests.end(self)
 
     def answer(self, value: object, error: BaseException | None) -> None:
         self.answers.append(value if error is None else error)

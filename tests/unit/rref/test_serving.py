@@ -36,11 +36,11 @@ def test_the_caller_of_remote_hears_only_that_it_is_done(worker):
 def test_a_fetch_is_parked_until_the_value_is_there(worker):
     making, waiting = call(worker), fetch(worker)
     assert waiting.answers == []
-    assert worker.agent.served == {waiting}
+    assert worker.agent.running_requests == {waiting}
     assert waiting.is_parked
     making.then(7, None)
     assert waiting.answers == [7]
-    assert worker.agent.served == set()
+    assert worker.agent.running_requests == set()
 
 
 def test_a_fetch_may_come_before_its_call(worker):

@@ -36,7 +36,7 @@ def test_other_requests_are_served_by_their_server_and_answered() -> None:
     with Stage() as stage:
 
         def serve(invocation: Invocation) -> None:
-            assert stage.agent.crew.is_member()
+            assert stage.agent.thread_pool.owns_current_thread()
             message: Any = invocation.message
             if message.serial:
                 invocation.reply([message.serial])
@@ -56,13 +56,15 @@ def test_other_requests_are_served_by_their_server_and_answered() -> None:
         assert stage.agent.outgoing.request(ME, build, 5).wait() == [9]
 
 
-def test_spawned_tasks_run_on_the_crew_and_failing_ones_are_reported(
+def test_spawned_tasks_run_on_the_pool_and_failing_ones_are_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Stage() as stage:
         ran = threading.Event()
         stage.agent.spawn(lambda: 1 / 0)
-        stage.agent.spawn(lambda: ran.set() if stage.agent.crew.is_member() else None)
+        stage.agent.spawn(
+            lambda: ran.set() if stage.agent.thread_pool.owns_current_thread() else None
+        )
         assert ran.wait(10)
         wait_until(lambda: stage.agent.core.failures)
         assert "ZeroDivisionError" in stage.agent.statistics().failures[0]
@@ -147,16 +149,18 @@ def test_close_runs_what_was_asked_for_while_connections_still_stand() -> None:
 
 
 def test_each_step_of_closing_may_take_half_of_what_is_left() -> None:
-    patience = []
+    remaining = []
     with Stage() as stage:
         agent = stage.agent
-        assert agent.patience(7.0) == 7.0
-        agent.on_close(lambda: patience.extend([agent.patience(700.0), agent.patience(7.0)]))
+        assert agent.remaining_seconds(7.0) == 7.0
+        agent.on_close(
+            lambda: remaining.extend([agent.remaining_seconds(700.0), agent.remaining_seconds(7.0)])
+        )
         stage.worker.close(within_seconds=100.0)
         agent.core._ends_at = 0.0  # long ago
-        assert 0 < agent.patience(7.0) < 0.1
-    assert patience[0] <= 50.0
-    assert patience[1] == 7.0
+        assert 0 < agent.remaining_seconds(7.0) < 0.1
+    assert remaining[0] <= 50.0
+    assert remaining[1] == 7.0
 
 
 def test_close_returns_in_time_and_names_what_still_runs() -> None:

@@ -71,11 +71,13 @@ def test_future_that_somebody_waits_for_is_completed_without_delay(value: object
             waiter.result()
 
 
-def test_callbacks_run_on_a_thread_of_the_crew() -> None:
+def test_callbacks_run_on_a_thread_of_the_pool() -> None:
     with Stage() as stage:
         future = stage.call_async()
         where: list[bool] = []
-        chained = future.then(lambda done: (where.append(stage.agent.crew.is_member()), done)[0])
+        chained = future.then(
+            lambda done: (where.append(stage.agent.thread_pool.owns_current_thread()), done)[0]
+        )
         waiter = Background(stage.call)
         calls = {
             call.request: call for call in (stage.peer.receive_call(), stage.peer.receive_call())

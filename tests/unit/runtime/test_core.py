@@ -47,7 +47,7 @@ def test_an_error_that_nobody_waits_for_is_printed_until_the_end(core, capsys):
 
 
 def test_a_step_of_the_end_waits_for_half_of_what_is_left_at_most(core):
-    assert core.patience(7.0) == 7.0
+    assert core.remaining_seconds(7.0) == 7.0
     core.end_within(10.0)
-    assert core.patience(1.0) == 1.0
-    assert 0 < core.patience(700.0) <= 5.0
+    assert core.remaining_seconds(1.0) == 1.0
+    assert 0 < core.remaining_seconds(700.0) <= 5.0

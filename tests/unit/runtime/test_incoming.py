@@ -65,7 +65,7 @@ def test_quick_function_runs_on_the_reading_thread_until_it_is_slow_once() -> No
         known = next(iter(stage.agent.peers._incoming))._functions[1]
         known.streak = QUICK_STREAK
         caller.send(caller.call("", True, function=1), caller.call("builtins:abs", -1))
-        assert caller.answer() == 1  # it lost the lead
+        assert caller.answer() == 1  # it lost the reading right
         gate.set()
         assert caller.answer() is True
         wait_until(lambda: known.streak == 0)
@@ -146,7 +146,7 @@ def test_failing_handler_is_reported_and_the_next_message_handled() -> None:
     with Stage() as stage:
         reports: list[BaseException] = []
         stage.agent.core.report = reports.append  # type: ignore[method-assign]
-        stage.agent.crew._report = reports.append
+        stage.agent.thread_pool._report = reports.append
         stage.agent.handle(ChildNoted, lambda sender, message: 1 / 0)
         caller = stage.caller()
         caller.send(ChildNoted((1, 0, 0)), caller.call("builtins:abs", -1))  # type: ignore[arg-type]

@@ -75,20 +75,20 @@ def test_call_with_unconfirmed_references_holds_no_thread_until_all_are_confirme
 ) -> None:
     caller = send(stage, f"{HERE}:value_of", Reference("a"))
     wait_until(lambda: "a" in Reference.all)
-    wait_until(lambda: stage.agent.crew.is_resting)
-    assert len(stage.agent.served) == 1
-    assert stage.agent.crew.running == 0
+    wait_until(lambda: stage.agent.thread_pool.is_resting)
+    assert len(stage.agent.running_requests) == 1
+    assert stage.agent.thread_pool.running == 0
     Reference.all["a"].confirm()
     assert caller.answer() == "value of a"
-    wait_until(lambda: not stage.agent.served)
-    assert stage.agent.served.finished == 1
+    wait_until(lambda: not stage.agent.running_requests)
+    assert stage.agent.running_requests.finished == 1
 
 
 def test_all_references_must_be_confirmed(stage: Stage) -> None:
     caller = send(stage, "builtins:len", [Reference("a"), Reference("b")])
     wait_until(lambda: len(Reference.all) == 2)
     Reference.all["a"].confirm()
-    assert len(stage.agent.served) == 1
+    assert len(stage.agent.running_requests) == 1
     Reference.all["b"].confirm()
     assert caller.answer() == 2
 
@@ -96,7 +96,7 @@ def test_all_references_must_be_confirmed(stage: Stage) -> None:
 def test_unknown_function_fails_the_call(stage: Stage) -> None:
     error = send(stage, "no.such:function").answer()
     assert isinstance(error, SerializationError)
-    wait_until(lambda: not stage.agent.served)
+    wait_until(lambda: not stage.agent.running_requests)
 
 
 def test_expired_request_is_not_run(stage: Stage) -> None:
@@ -161,7 +161,7 @@ def test_function_runs_in_the_context_and_time_of_its_caller(stage: Stage) -> No
 def test_texts_name_function_and_caller(stage: Stage) -> None:
     send(stage, f"{HERE}:value_of", Reference("a"))
     wait_until(lambda: Reference.all)
-    (invocation,) = stage.agent.served.list()
+    (invocation,) = stage.agent.running_requests.list()
     assert repr(invocation) == f"<Invocation of {HERE}:value_of for 'peer1'>"
     Reference.all["a"].confirm()
 
@@ -180,12 +180,12 @@ def test_what_is_parked_for_a_caller_is_dropped_with_it(stage: Stage, qualified:
     arguments = (Reference("a"),) if "value_of" in qualified else ()
     survivor.send(survivor.call(qualified, *arguments))
     caller = send(stage, qualified, *arguments)
-    wait_until(lambda: len(stage.agent.served) == 2)
-    wait_until(lambda: all(each.is_parked for each in stage.agent.served.list()))
+    wait_until(lambda: len(stage.agent.running_requests) == 2)
+    wait_until(lambda: all(each.is_parked for each in stage.agent.running_requests.list()))
     caller.close()
-    wait_until(lambda: len(stage.agent.served) == 1)
-    assert [each.caller_name for each in stage.agent.served.list()] == ["peer2"]
-    assert stage.agent.served.finished == 1
+    wait_until(lambda: len(stage.agent.running_requests) == 1)
+    assert [each.caller_name for each in stage.agent.running_requests.list()] == ["peer2"]
+    assert stage.agent.running_requests.finished == 1
 
 
 def pause(reference: Reference) -> torch.futures.Future[int]:
@@ -205,9 +205,9 @@ def test_what_is_parked_after_the_loss_of_its_caller_is_dropped_too(stage: Stage
     wait_until(lambda: "entered" in Reference.all)
     caller.close()
     wait_until(lambda: stage.agent.is_lost((1, 0)))  # type: ignore[arg-type]
-    assert len(stage.agent.served) == 1
+    assert len(stage.agent.running_requests) == 1
     GATE.set()
-    wait_until(lambda: not stage.agent.served)
+    wait_until(lambda: not stage.agent.running_requests)
 
 
 def test_answer_for_a_caller_that_is_gone_is_noted(stage: Stage) -> None:

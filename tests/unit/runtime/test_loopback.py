@@ -22,7 +22,7 @@ def thread_name() -> str:
     return threading.current_thread().name
 
 
-def test_function_runs_on_a_thread_of_the_crew() -> None:
+def test_function_runs_on_a_thread_of_the_pool() -> None:
     with Stage() as stage:
         assert stage.agent.outgoing.call(ME, thread_name).startswith("worker-")
 
@@ -80,7 +80,7 @@ def test_call_to_oneself_times_out() -> None:
         gate = threading.Event()
         stage.worker.pickling.register(Key, lambda key, session: (), lambda session: gate)
         waiter = Background(lambda: stage.agent.outgoing.call(ME, wait_for, (Key(),), None, 5))
-        wait_until(lambda: stage.agent.crew.running == 1)
+        wait_until(lambda: stage.agent.thread_pool.running == 1)
         clock.wait_until_waiting()
         clock.advance(5)
         with pytest.raises(RpcTimeoutError):

@@ -72,7 +72,7 @@ def test_whoever_sends_next_sends_what_is_left_behind_first(line: Line) -> None:
     assert not line.sending.is_behind
 
 
-def test_nobody_waits_for_another_sender_beyond_its_own_patience(line: Line) -> None:
+def test_nobody_waits_for_another_sender_beyond_its_own_time(line: Line) -> None:
     patient = Background(line.sending.send, [bytes(BIG)])
     wait_until(line.sending._lock.locked)
     with pytest.raises(SendTimeoutError):

@@ -1,4 +1,4 @@
-"""Who reads a connection: the thread that waits, its followers, or the crew; interrupts too."""
+"""Who reads a connection: the thread that waits, its followers, or the pool; interrupts too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lockstitch.errors import ConnectionLostError, PeerDiedError, RpcTimeoutError
-from lockstitch.runtime import crew, sending, stream_channel
+from lockstitch.runtime import sending, stream_channel, thread_pool
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.clock import ManualClock
 from lockstitch.wire.encodings import PicklingRegistry
@@ -179,11 +179,11 @@ def test_an_asynchronous_call_waits_where_too_much_waits_already() -> None:
 
 
 def test_waiting_for_a_future_of_the_reader_does_not_wait_for_the_next_message() -> None:
-    """The waiter itself reads the pickled answer; the crew decodes it; nothing else ever comes."""
+    """The waiter itself reads the pickled answer; the pool decodes it; nothing else ever comes."""
     with Stage() as stage:
         future = stage.call_async()
         call = stage.peer.receive_call()
-        stage.agent.crew.forget(_channel(stage).connection)  # the crew will not read
+        stage.agent.thread_pool.forget(_channel(stage).connection)  # the thread pool will not read
         waiter = Background(future.wait)
         wait_until(_channel(stage)._reading.locked)
         _channel(stage).connection.receive_into = _no_second_time(_channel(stage).connection)  # type: ignore[method-assign]
@@ -292,7 +292,7 @@ def test_interrupted_reader_loses_nobodys_answer(mine_is_last: bool) -> None:
         with Stage() as stage:
             futures = [stage.call_async(index) for index in range(3)]
             calls = [stage.peer.receive_call() for _ in futures]
-            stage.agent.crew.forget(_channel(stage).connection)  # nobody else reads
+            stage.agent.thread_pool.forget(_channel(stage).connection)  # nobody else reads
             for call, value in zip(calls, values, strict=True):
                 stage.peer.reply(call, value)
             mine = futures[2 if mine_is_last else 0]
@@ -351,23 +351,23 @@ def _no_second_time(connection):  # type: ignore[no-untyped-def]
     return receive_into
 
 
-def test_a_leader_that_serves_before_arming_has_returned_arms_again(
+def test_a_reader_that_serves_before_arming_has_returned_arms_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Stage() as stage:
         future = stage.call_async(1)
         call = stage.peer.receive_call()
-        channel, arm = _channel(stage), stage.agent.crew.arm
+        channel, arm = _channel(stage), stage.agent.thread_pool.arm
         armed: list[object] = []
 
         def arm_and_be_served(connection: object) -> None:
             armed.append(connection)
             if len(armed) == 1:
-                channel._armed = False  # the first thing that `serve` does, in the leader's thread
+                channel._armed = False  # the first thing that `serve` does, in the reader's thread
             else:
                 arm(channel.connection)
 
-        monkeypatch.setattr(stage.agent.crew, "arm", arm_and_be_served)
+        monkeypatch.setattr(stage.agent.thread_pool, "arm", arm_and_be_served)
         channel.attend()
         channel.expect_answers()  # the last: it has read all that was there
         assert len(armed) == 2
@@ -375,7 +375,7 @@ def test_a_leader_that_serves_before_arming_has_returned_arms_again(
         wait_until(future.done)
 
 
-def test_what_a_reader_of_the_crew_leaves_is_taken_while_its_task_goes_on() -> None:
+def test_what_a_reader_of_the_pool_leaves_is_taken_while_its_task_goes_on() -> None:
     with Stage() as stage:
         future = stage.call_async(1)
         call = stage.peer.receive_call()
@@ -383,10 +383,10 @@ def test_what_a_reader_of_the_crew_leaves_is_taken_while_its_task_goes_on() -> N
         decoder, over = channel.decoder, threading.Event()
 
         def handle_and_go_on() -> None:
-            crew._member.after = []  # as the handler of a message whose tasks it runs afterwards
+            thread_pool._thread.after = []  # as the handler of a message that spawns tasks
             channel._call_successor()
             over.wait()
-            crew._member.after = None
+            thread_pool._thread.after = None
 
         with channel._reading:
             stage.peer.reply(call, "one")

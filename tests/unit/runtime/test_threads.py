@@ -21,7 +21,7 @@ SECONDS = 10.0
 
 @pytest.fixture
 def threads() -> Iterator[Threads]:
-    made = Threads("crew", lambda: None)
+    made = Threads("pool", lambda: None)
     yield made
     made.close()
 
@@ -56,14 +56,14 @@ def test_tasks_at_once_have_a_thread_each(threads: Threads) -> None:
     for task in tasks:
         threads.assign(task)
     assert all(task.begun.wait(SECONDS) for task in tasks)
-    assert {task.name for task in tasks} == {"crew-1", "crew-2", "crew-3"}
+    assert {task.name for task in tasks} == {"pool-1", "pool-2", "pool-3"}
     assert len(threads) == threads.busy == 3
     for task in tasks:
         task.may_end.set()
 
 
 def test_an_idle_thread_is_used_again(threads: Threads) -> None:
-    assert [run(threads), run(threads)] == ["crew-1", "crew-1"]
+    assert [run(threads), run(threads)] == ["pool-1", "pool-1"]
     assert len(threads) == 1
 
 
@@ -81,10 +81,10 @@ def test_an_idle_thread_keeps_nothing_alive_of_what_it_ran(threads: Threads) -> 
 
 def test_each_thread_enters_first() -> None:
     entered: list[str] = []
-    threads = Threads("crew", lambda: entered.append(threading.current_thread().name))
+    threads = Threads("pool", lambda: entered.append(threading.current_thread().name))
     run(threads)
     run(threads)
-    assert entered == ["crew-1"]
+    assert entered == ["pool-1"]
     threads.close()
 
 
@@ -112,12 +112,12 @@ def test_who_is_idle_for_long_ends(monkeypatch: pytest.MonkeyPatch, threads: Thr
     task.may_end.set()
     thread.join(SECONDS)
     assert not thread.is_alive()
-    assert run(threads) == "crew-2"
+    assert run(threads) == "pool-2"
 
 
 def test_no_interrupt_of_who_assigns_loses_a_thread_or_leaves_one_busy() -> None:
     def attempt(number: int) -> Interrupter:
-        threads = Threads("crew", lambda: None)
+        threads = Threads("pool", lambda: None)
         for _ in range(2):  # one that is to be started, one that is idle
             with interrupted(number, "lockstitch.runtime.threads") as strike:
                 threads.assign(lambda: None)

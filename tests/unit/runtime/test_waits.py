@@ -46,7 +46,7 @@ def test_a_thread_that_listens_passes_for_no_call() -> None:
         channel = stage.agent.peers.channel(WorkerId(1, 0))
         sleeper = Pending(None, None, None)
         sleeper.is_shared = True
-        listening = Background(channel.listen, sleeper)
+        listening = Background(channel.wait_shared, sleeper)
         wait_until(lambda: channel.outstanding == 2)
         assert [what for _to, what, _seconds in look(stage.worker).calls] == ["builtins:abs"]
         sleeper.finish(None, None)

@@ -105,13 +105,13 @@ def test_a_slow_reader_holds_its_writer_up(pipe):
     assert take(pipe) == b"more"
 
 
-def test_a_writer_gives_up_when_its_patience_ends(pipe, clock):
+def test_a_writer_gives_up_when_its_time_is_over(pipe, clock):
     pipe.put(bytes(100))
     errors = []
 
     def write() -> None:
         try:
-            pipe.put(b"never", patience=lambda: 5 - clock.now())
+            pipe.put(b"never", remaining_time=lambda: 5 - clock.now())
         except SendTimeoutError as error:
             errors.append(error.is_begun)
 

@@ -192,18 +192,18 @@ def test_closing_wakes_a_blocked_sender(pair):
     assert len(errors) == 1
 
 
-def no_patience() -> float:
+def no_time() -> float:
     return 0.0
 
 
-def test_a_sender_without_patience_leaves_the_rest_to_the_next(pair):
+def test_a_sender_without_time_leaves_the_rest_to_the_next(pair):
     near, far = pair
     message = bytes(range(256)) * (BIG // 256)
     with pytest.raises(SendTimeoutError) as raised:
-        near.send([b"header", message], patience=no_patience)
+        near.send([b"header", message], remaining_time=no_time)
     assert raised.value.is_begun
     with pytest.raises(SendTimeoutError) as raised:  # the rest has not left yet
-        near.send([b"never"], patience=no_patience)
+        near.send([b"never"], remaining_time=no_time)
     assert not raised.value.is_begun
     sender = threading.Thread(target=near.send, args=([b"next"],))
     sender.start()
@@ -215,7 +215,7 @@ def test_the_rest_is_a_copy_and_leaves_with_nothing(pair):
     near, far = pair
     message = bytearray(BIG)
     with pytest.raises(SendTimeoutError):
-        near.send([message], patience=no_patience)
+        near.send([message], remaining_time=no_time)
     message[:] = b"x" * BIG
     sender = threading.Thread(target=near.send, args=([],))
     sender.start()
@@ -226,7 +226,7 @@ def test_the_rest_is_a_copy_and_leaves_with_nothing(pair):
 def test_closing_ends_the_sender_of_a_rest(pair):
     near, _ = pair
     with pytest.raises(SendTimeoutError):
-        near.send([bytes(BIG)], patience=no_patience)
+        near.send([bytes(BIG)], remaining_time=no_time)
     near.close()
     with pytest.raises(ConnectionError):
         near.send([])

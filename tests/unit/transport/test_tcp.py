@@ -120,9 +120,9 @@ def test_seal_is_told_the_place_behind_a_rest_that_is_still_to_leave() -> None:
         near.seal(seal)
         message = bytes(8 << 20)  # more than a socket takes at once
         with pytest.raises(SendTimeoutError):
-            near.send([message], patience=lambda: 0.0)
+            near.send([message], remaining_time=lambda: 0.0)
         with pytest.raises(SendTimeoutError):
-            near.send([b"never"], patience=lambda: 0.0)
+            near.send([b"never"], remaining_time=lambda: 0.0)
         sender = threading.Thread(target=lambda: [near.send([]), near.send([b"next"])])
         sender.start()
         end = len(message) + 1

@@ -107,16 +107,16 @@ def test_poller_tells_of_what_has_left_the_socket_already(pair: Any) -> None:
     poller.close()
 
 
-def test_a_sender_without_patience_leaves_the_rest_to_the_next(pair: Any) -> None:
+def test_a_sender_without_time_leaves_the_rest_to_the_next(pair: Any) -> None:
     near, far = pair
     message = bytearray(range(256)) * (2 * BIG // 256)
     whole = b"header" + message
     with pytest.raises(SendTimeoutError) as raised:
-        near.send([b"header", message], patience=lambda: 0.0)
+        near.send([b"header", message], remaining_time=lambda: 0.0)
     assert raised.value.is_begun
     message[:] = bytes(2 * BIG)  # the rest is a copy
     with pytest.raises(SendTimeoutError) as raised:
-        near.send([b"never"], patience=lambda: 0.0)
+        near.send([b"never"], remaining_time=lambda: 0.0)
     assert not raised.value.is_begun
     sending = Aside(near.send, [b"next"])
     assert receive_all(far, len(whole) + 4) == whole + b"next"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from lockstitch.ids import GlobalId, WorkerId
-from lockstitch.runtime.served import Served
+from lockstitch.runtime.running_requests import RunningRequests
 from lockstitch.wire.messages import Call, Payload, RemoteCall
 
 CALLER, OTHER = WorkerId(1, 0), WorkerId(2, 0)
@@ -33,51 +33,51 @@ def discarded() -> list[object]:
 
 
 @pytest.fixture
-def served(discarded) -> Served:
-    return Served(lambda body, sender: discarded.append((body, sender)))
+def requests(discarded) -> RunningRequests:
+    return RunningRequests(lambda body, sender: discarded.append((body, sender)))
 
 
-def begin(served: Served, *requests: SimpleNamespace) -> list[Hashable]:
-    invocations = [Hashable(**vars(each)) for each in requests]
+def begin(requests: RunningRequests, *given: SimpleNamespace) -> list[Hashable]:
+    invocations = [Hashable(**vars(each)) for each in given]
     for each in invocations:
-        served.begin(each)  # type: ignore[arg-type]
+        requests.begin(each)  # type: ignore[arg-type]
     return invocations
 
 
-def test_a_request_ends_once(served) -> None:
-    (one,) = begin(served, request(is_parked=False))
-    assert len(served) == 1
-    served.end(one)
-    served.end(one)
-    assert (len(served), served.finished) == (0, 1)
+def test_a_request_ends_once(requests) -> None:
+    (one,) = begin(requests, request(is_parked=False))
+    assert len(requests) == 1
+    requests.end(one)
+    requests.end(one)
+    assert (len(requests), requests.finished) == (0, 1)
 
 
-def test_a_parked_request_whose_time_is_over_is_served_no_more(served) -> None:
+def test_a_parked_request_whose_time_is_over_is_served_no_more(requests) -> None:
     running, parked, other = begin(
-        served,
+        requests,
         request(number=1, is_parked=False),
         request(number=2, is_parked=True),
         request(OTHER, number=2, is_parked=True),
     )
-    served.cancel(CALLER, 1)
-    served.cancel(CALLER, 2)
-    assert set(served.list()) == {running, other}
-    assert parked not in served.list()
+    requests.cancel(CALLER, 1)
+    requests.cancel(CALLER, 2)
+    assert set(requests.list()) == {running, other}
+    assert parked not in requests.list()
 
 
-def test_of_a_caller_that_is_gone_only_what_makes_a_value_goes_on(served) -> None:
+def test_of_a_caller_that_is_gone_only_what_makes_a_value_goes_on(requests) -> None:
     _parked, making, others = begin(
-        served,
+        requests,
         request(number=1, is_parked=True),
         request(number=2, is_parked=True, makes=True),
         request(OTHER, number=1, is_parked=True),
     )
-    served.drop(CALLER)
-    assert set(served.list()) == {making, others}
+    requests.drop(CALLER)
+    assert set(requests.list()) == {making, others}
 
 
-def test_what_a_repeated_request_carries_is_given_back(served, discarded) -> None:
+def test_what_a_repeated_request_carries_is_given_back(requests, discarded) -> None:
     repeated = request(is_parked=False)
-    served.note_repeated(repeated)
-    assert served.repeated == 1
+    requests.note_repeated(repeated)
+    assert requests.repeated == 1
     assert discarded == [(BODY, CALLER)]

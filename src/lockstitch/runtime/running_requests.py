@@ -1,4 +1,4 @@
-"""The requests that are being served now."""
+"""The requests of other workers that are being served now."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Request(Protocol):
 R = TypeVar("R", bound=Request)
 
 
-class Served(Generic[R]):
+class RunningRequests(Generic[R]):
     """The requests being served now, parked ones too. `discard(payload, sender)` gives back what a
     payload carries that nobody will read."""
 

@@ -24,7 +24,7 @@ from lockstitch.wire.messages import ContextReleased
 from tests.unit.runtime.stage import Background, Stage, wait_until
 
 
-class Crew:
+class ThreadPool:
     """Notes what a channel asks of its worker's threads."""
 
     def __init__(self):
@@ -49,7 +49,7 @@ class Crew:
     def has_more(self):
         return False
 
-    def is_member(self):
+    def owns_current_thread(self):
         return False
 
     def blocked(self):
@@ -57,12 +57,12 @@ class Crew:
 
 
 class Line:
-    """A channel over a socket; `heard` is what came on the way back."""
+    """A channel over a socket; `heard` is what was pushed."""
 
     def __init__(self):
         near, far = socket.socketpair()
         self.heard = []
-        self.crew = Crew()
+        self.thread_pool = ThreadPool()
         self.sleeper = Pending(None, None, None)
         self.sleeper.is_shared = True
         self.lost = []
@@ -70,7 +70,7 @@ class Line:
             options=AgentOptions(interned_functions=16),
             limits=DEFAULT_LIMITS,
             clock=SYSTEM_CLOCK,
-            crew=self.crew,
+            thread_pool=self.thread_pool,
             spawn=None,
             device_map=lambda peer: None,
         )
@@ -109,17 +109,17 @@ def line():
 
 
 def test_who_listens_reads_for_itself(line):
-    way = line.channel.way_back()
+    way = line.channel.listen_for_pushes()
     waiting = Background(way.wait, line.sleeper)
     line.say(7)
     waiting.result()
     assert line.heard == [ContextReleased(7)]
-    assert line.crew.armed == 0
+    assert line.thread_pool.armed == 0
     way.close()
 
 
 def test_what_came_before_is_found(line):
-    way = line.channel.way_back()
+    way = line.channel.listen_for_pushes()
     line.say(7)
     way.wait(line.sleeper)
     assert line.heard == [ContextReleased(7)]
@@ -127,7 +127,7 @@ def test_what_came_before_is_found(line):
 
 
 def test_others_can_finish_it_while_it_reads(line):
-    way = line.channel.way_back()
+    way = line.channel.listen_for_pushes()
     waiting = Background(way.wait, line.sleeper)
     wait_until(line.channel._reading.locked)
     line.sleeper.finish(None, None)
@@ -138,7 +138,7 @@ def test_others_can_finish_it_while_it_reads(line):
 
 
 def test_the_peers_end_finishes_it_with_an_error(line):
-    way = line.channel.way_back()
+    way = line.channel.listen_for_pushes()
     waiting = Background(way.wait, line.sleeper)
     line.far.close()
     waiting.result()
@@ -149,32 +149,32 @@ def test_the_peers_end_finishes_it_with_an_error(line):
     way.close()
 
 
-def test_a_glance_reads_what_is_there_and_does_not_block(line):
-    way = line.channel.way_back()
-    way.glance(line.sleeper)
+def test_a_spin_wait_reads_what_is_there_and_does_not_block(line):
+    way = line.channel.listen_for_pushes()
+    way.spin_wait(line.sleeper)
     assert not line.sleeper.done
     line.say(7)
-    way.glance(line.sleeper)
+    way.spin_wait(line.sleeper)
     assert line.sleeper.done
     way.close()
 
 
-def test_while_nobody_waits_the_crew_reads_a_moment_later(line):
-    way = line.channel.way_back()
-    (check,) = line.crew.checks
-    assert line.crew.armed == 0
+def test_while_nobody_waits_the_pool_reads_a_moment_later(line):
+    way = line.channel.listen_for_pushes()
+    (check,) = line.thread_pool.checks
+    assert line.thread_pool.armed == 0
     assert check()
-    assert line.crew.armed == 1
+    assert line.thread_pool.armed == 1
     line.say(7)
     line.channel.serve()
     assert line.heard == [ContextReleased(7)]
     way.attend()
-    assert line.crew.armed == 2
+    assert line.thread_pool.armed == 2
     way.close()
 
 
 def test_it_is_closed_once(line):
-    one, other = line.channel.way_back(), line.channel.way_back()
+    one, other = line.channel.listen_for_pushes(), line.channel.listen_for_pushes()
     assert line.channel.listeners == 2
     one.close()
     one.close()
@@ -183,7 +183,7 @@ def test_it_is_closed_once(line):
     assert line.channel.listeners == 0
 
 
-def test_where_readers_cannot_be_woken_the_crew_reads_at_once():
+def test_where_readers_cannot_be_woken_the_pool_reads_at_once():
     with Stage() as stage:
         heard = []
         sleeper = Pending(None, None, None)

@@ -7,7 +7,7 @@ import torch
 
 from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.runtime.agent import AgentOptions
-from lockstitch.runtime.pressure import Pressure
+from lockstitch.runtime.flow_control import FlowControl
 from lockstitch.testing.clock import ManualClock
 from tests.unit.runtime.stage import Background, Stage, wait_until
 from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
@@ -16,13 +16,13 @@ LARGE = torch.zeros(1000)
 
 
 def test_the_largest_of_all_can_be_sent_alone() -> None:
-    pressure = Pressure(10)
-    pressure.add(100, int)
-    assert not pressure.fits(1)
-    pressure.remove(100)
-    pressure.add(6, int)
-    assert pressure.fits(4)
-    assert not pressure.fits(5)
+    flow_control = FlowControl(10)
+    flow_control.add(100, int)
+    assert not flow_control.fits(1)
+    flow_control.remove(100)
+    flow_control.add(6, int)
+    assert flow_control.fits(4)
+    assert not flow_control.fits(5)
 
 
 def test_a_request_waits_until_those_before_it_are_answered() -> None:
@@ -38,7 +38,7 @@ def test_a_request_waits_until_those_before_it_are_answered() -> None:
         for call in calls[1:]:
             stage.peer.reply(call, "done")
         assert [Background(each.wait).result() for each in (*futures, small)] == ["done"] * 3
-        assert stage.agent.peers.channels()[-1].pressure.bytes == 0
+        assert stage.agent.peers.channels()[-1].flow_control.bytes == 0
 
 
 def test_its_own_time_and_the_peers_end_put_an_end_to_the_wait() -> None:
@@ -48,7 +48,7 @@ def test_its_own_time_and_the_peers_end_put_an_end_to_the_wait() -> None:
         first = stage.peer.receive_call()
         late = Background(lambda: stage.call(LARGE, timeout=5))
         waiting = Background(stage.call, LARGE)
-        wait_until(lambda: stage.agent.peers.channels()[-1].pressure._waiting == 2)
+        wait_until(lambda: stage.agent.peers.channels()[-1].flow_control._waiting == 2)
         clock.advance(5)
         with pytest.raises(RpcTimeoutError):
             late.result()
@@ -98,12 +98,12 @@ def test_waiting_for_fewer_calls_ends_with_its_time_and_with_the_peer() -> None:
 
 def test_no_interrupt_keeps_all_others_out():
     def attempt(number: int) -> Interrupter:
-        pressure = Pressure(100)
-        with interrupted(number, "threading", "lockstitch.runtime.pressure") as strike:
-            pressure.fits(1)
-            pressure.add(1, lambda: None)
-            pressure.remove(1)
-        assert not pressure._lock.locked(), strike.where
+        flow_control = FlowControl(100)
+        with interrupted(number, "threading", "lockstitch.runtime.flow_control") as strike:
+            flow_control.fits(1)
+            flow_control.add(1, lambda: None)
+            flow_control.remove(1)
+        assert not flow_control._lock.locked(), strike.where
         return strike
 
     assert strike_everywhere(attempt) > 3

@@ -18,7 +18,7 @@ _LOOK_SECONDS = 0.1
 _MOST_REQUESTS = 1 << 16
 
 
-class Pressure:
+class FlowControl:
     """The bytes under way to one peer, `limit` at most."""
 
     def __init__(self, limit: int) -> None:

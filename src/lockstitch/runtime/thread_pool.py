@@ -1,11 +1,11 @@
-"""The threads of one worker: one *leads* and reads, the others *follow* and run user functions.
+"""The threads of one worker: one, the *reader*, reads what arrives; the others run user functions.
 
 There is no queue between reading and running. The thread that has read a call runs it itself, and
-passes the lead on first, so that somebody goes on reading (leader/followers). Waking a follower is
-as dear as a quick function, so a function known to be quick is run *under* the lead. The lead then
-lies open as a token that can be taken away by one atomic pop: by a monitor (`runtime.monitor`) when
-the function takes milliseconds after all, or by the running thread itself before it waits for
-something.
+passes the *reading right* on first, so that somebody goes on reading (the pattern is known as
+leader/followers). Waking another thread costs as much as a quick function, so a function known to
+be quick is run by the reader itself. The reading right then lies open as a token that can be taken
+away by one atomic pop: by a monitor (`runtime.monitor`) when the function takes milliseconds after
+all, or by the running thread itself before it waits for something.
 
 At most `limit` user functions run at once; further calls wait in a backlog. A thread that waits for
 another worker inside one of our own waits (`blocked`) does not count, so nested calls of any depth
@@ -31,34 +31,34 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """Something that the leader reads from, one leader at a time."""
+    """Something that the reader reads from."""
 
     def serve(self) -> None:
-        """Handles what can be read now, and stops when `Crew.run_…` says that the lead is gone.
-        Otherwise it has armed itself in the poller again, or is closed."""
+        """Handles what can be read now, and stops when `ThreadPool.run_…` says that this thread is
+        the reader no more. Otherwise it has armed itself in the poller again, or is closed."""
         ...
 
     def leave(self) -> Callable[[], None] | None:
-        """The leader goes: arm in the poller, or `Crew.revisit` if something is left to handle.
-        What may block is returned, and done when somebody else leads."""
+        """The reader goes: arm in the poller, or `ThreadPool.revisit` if something is left to
+        handle. What may block is returned, and done when somebody else reads."""
         ...
 
 
-class _Member(threading.local):
-    """What a thread knows of itself; `crew` is None on threads of others."""
+class _ThreadState(threading.local):
+    """What a thread knows of itself; `pool` is None on threads of others."""
 
-    crew: Crew | None = None
-    leads = False
+    pool: ThreadPool | None = None
+    is_reader = False
     counted = False
     token: list[tuple[Source, bool]] | None = None
     counts_if_lost = False
     after: list[Callable[[], None]] | None = None
 
 
-_member = _Member()
+_thread = _ThreadState()
 
 
-class Crew:
+class ThreadPool:
     """See the module. `enter` runs first on every thread (it sets the current worker)."""
 
     def __init__(
@@ -76,10 +76,10 @@ class Crew:
         self._report = report
         self._lock = threading.Lock()
         self._running = 0
-        self._threads = Threads(name, self._join_crew)
+        self._threads = Threads(name, self._join_pool)
         self._backlog: deque[Callable[[], None]] = deque()
         self._revisit: deque[Source] = deque()
-        # Source, and whether who runs under the lead counts as running from when it is taken.
+        # The source, and whether what the reader runs counts as running once the right is taken.
         self._token: list[tuple[Source, bool]] = []
         self._serial = self._seen = 0
         self._checks: deque[Callable[[], bool]] = deque()
@@ -92,10 +92,10 @@ class Crew:
 
     def start(self) -> None:
         """Begins to read."""
-        self._threads.assign(self._lead)
+        self._threads.assign(self._read)
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Runs a user's call on a thread of the crew, or puts it into the backlog."""
+        """Runs a user's call on a thread of the pool, or puts it into the backlog."""
         with self._lock:
             if self._running >= self._limit:
                 self._backlog.append(call)
@@ -104,10 +104,10 @@ class Crew:
         self._threads.assign(lambda: self._run_counted(call))
 
     def spawn(self, task: Callable[[], None]) -> None:
-        """Runs `task` now on a thread of the crew, whatever else runs. The leader, when it handles
+        """Runs `task` now on a thread of the pool, whatever else runs. The reader, when it handles
         a message, runs it itself directly afterwards."""
-        after = _member.after
-        if after is not None and _member.crew is self:
+        after = _thread.after
+        if after is not None and _thread.pool is self:
             after.append(task)
         else:
             self._threads.assign(lambda: self._guard(task))
@@ -117,7 +117,7 @@ class Crew:
         """Around a wait: others may read and run meanwhile, and import."""
         is_importing = IMPORTS.under_way and IMPORTS.suspend()
         try:
-            if _member.crew is self:
+            if _thread.pool is self:
                 with self._blocked():
                     yield
             else:
@@ -128,9 +128,9 @@ class Crew:
 
     @contextlib.contextmanager
     def _blocked(self) -> Iterator[None]:
-        self.yield_lead()
-        member = _member
-        counted, member.counted = member.counted, False  # a wait inside the wait changes nothing
+        self.yield_reading_right()
+        thread = _thread
+        counted, thread.counted = thread.counted, False  # a wait inside the wait changes nothing
         if counted:
             self._stop_counting()
         try:
@@ -139,17 +139,17 @@ class Crew:
             if counted:
                 with self._lock:
                     self._running += 1
-                member.counted = True
+                thread.counted = True
 
-    def yield_lead(self) -> None:
-        """Gives the lead away, if this thread runs a function under it."""
-        member = _member
-        token, member.token = member.token, None
-        if member.after:
-            self._assign_all(member.after)
+    def yield_reading_right(self) -> None:
+        """Gives the reading right away, if this thread has it and runs a function."""
+        thread = _thread
+        token, thread.token = thread.token, None
+        if thread.after:
+            self._assign_all(thread.after)
         if token is not None:
-            member.counted = member.counts_if_lost
-            self._take_lead(token)
+            thread.counted = thread.counts_if_lost
+            self._take_reading_right(token)
 
     def look_after(self, check: Callable[[], bool]) -> None:
         """Calls `check` now and then until it returns True; it must be short. That may be every 16
@@ -167,13 +167,13 @@ class Crew:
         return bool(self._revisit) or self._poller.has_ready()
 
     def is_wanted_elsewhere(self) -> bool:
-        """Whether the leader should not wait for more where it is: there is something to be read,
+        """Whether the reader should not wait for more where it is: there is something to be read,
         or a thread of this process wants to go on as soon as its answer comes."""
         return bool(self.callers or self._revisit) or self._poller.has_ready()
 
-    def is_member(self) -> bool:
-        """Whether the current thread belongs to this crew."""
-        return _member.crew is self
+    def owns_current_thread(self) -> bool:
+        """Whether the current thread belongs to this thread pool."""
+        return _thread.pool is self
 
     @property
     def running(self) -> int:
@@ -232,7 +232,7 @@ class Crew:
     # ------------------------------------------------------------ for sources
 
     def watch(self, pollable: Pollable, source: Source) -> None:
-        """From now on the leader serves `source` when `pollable` is armed and has something."""
+        """From now on the reader serves `source` when `pollable` is armed and has something."""
         self._sources[pollable] = source
         self._poller.add(pollable)
 
@@ -250,7 +250,7 @@ class Crew:
         self._sources.pop(pollable, None)
 
     def revisit(self, source: Source) -> None:
-        """The next leader serves `source` before it waits for anything."""
+        """The next reader serves `source` before it waits for anything."""
         self._revisit.append(source)
 
     def resume(self, source: Source) -> None:
@@ -258,62 +258,64 @@ class Crew:
         self._revisit.append(source)
         self._poller.wake()
 
-    def handle_under_lead(self, source: Source, handler: Callable[[], None]) -> bool:
+    def handle_as_reader(self, source: Source, handler: Callable[[], None]) -> bool:
         """Runs a handler of control messages, then the tasks that it spawned: the last of them in
-        this thread, since often it is the only one. True: this thread still leads."""
-        member = _member
+        this thread, since often it is the only one. True: this thread is still the reader."""
+        thread = _thread
         after: list[Callable[[], None]] = []
-        member.after = after
+        thread.after = after
         try:
-            leads = self.run_under_lead(source, handler)
+            is_reader = self.run_as_reader(source, handler)
             while after:
                 task = after.pop()
                 self._assign_all(after)
-                if leads:
-                    leads = self.run_under_lead(source, task)
+                if is_reader:
+                    is_reader = self.run_as_reader(source, task)
                 else:
                     self._guard(task)
         finally:
-            member.after = None
-        return leads
+            thread.after = None
+        return is_reader
 
     def run_quick(self, source: Source, call: Callable[[], None]) -> bool:
-        """Runs a user's call that is known to be quick under the lead. If it is not quick after
-        all, it counts as running from when the lead is taken; and while such calls make more run
-        than may, others take their turn with the slow ones. True: this thread still leads."""
+        """Runs a user's call that is known to be quick in the reading thread. If it is not quick
+        after all, it counts as running from when the reading right is taken; and while such calls
+        make more run than may, others take their turn with the slow ones. True: this thread is
+        still the reader."""
         if self._running > self._limit:
             return self.run_apart(source, call)
-        leads = self.run_under_lead(source, call, counts_if_lost=True)
-        if not leads:
-            _member.counted = False
+        is_reader = self.run_as_reader(source, call, counts_if_lost=True)
+        if not is_reader:
+            _thread.counted = False
             self._run_counted(self._stop_running())
-        return leads
+        return is_reader
 
-    def run_under_lead(
+    def run_as_reader(
         self, source: Source, task: Callable[[], None], *, counts_if_lost: bool = False
     ) -> bool:
-        """Runs `task` in the leading thread, the lead open to be taken. True: it still leads."""
-        member = _member
+        """Runs `task` in the reading thread; the reading right may be taken meanwhile. True: it was
+        not, and this thread is still the reader."""
+        thread = _thread
         token = [(source, counts_if_lost)]
         self._serial += 1
-        member.counts_if_lost = counts_if_lost
-        member.token = self._token = token
+        thread.counts_if_lost = counts_if_lost
+        thread.token = self._token = token
         if self._monitor.rests:
             self._monitor.rouse()
         try:
             task()
         except BaseException as error:  # noqa: BLE001 - a task that fails must not end the thread
             self._report(error)
-        member.token = None
+        thread.token = None
         try:
             token.pop()
         except IndexError:
-            member.leads = False
+            thread.is_reader = False
             return False
         return True
 
-    def _take_lead(self, token: list[tuple[Source, bool]]) -> None:
-        """Takes the lead from whoever runs under it, unless somebody else was quicker."""
+    def _take_reading_right(self, token: list[tuple[Source, bool]]) -> None:
+        """Takes the reading right from a reader that runs something, unless it is gone already."""
         try:
             source, counts_if_lost = token.pop()
         except IndexError:
@@ -329,23 +331,23 @@ class Crew:
             self._threads.assign(lambda task=task: self._guard(task))  # type: ignore[misc]
 
     def run_apart(self, source: Source, call: Callable[[], None]) -> bool:
-        """Runs a user's call in the leading thread after passing the lead on (False), or puts it
-        into the backlog when as many run as may (True: it still leads)."""
+        """Runs a user's call in the reading thread after passing the reading right on (False), or
+        puts it into the backlog when as many run as may (True: it is still the reader)."""
         with self._lock:
             if self._running >= self._limit:
                 self._backlog.append(call)
                 return True
             self._running += 1
-        _member.leads = False
+        _thread.is_reader = False
         self._pass_on(source)
         self._run_counted(call)
         return False
 
     # ------------------------------------------------------------ threads
 
-    def _join_crew(self) -> None:
+    def _join_pool(self) -> None:
         self._enter()
-        _member.crew = self
+        _thread.pool = self
 
     def _guard(self, task: Callable[[], None]) -> None:
         try:
@@ -358,9 +360,9 @@ class Crew:
     def _run_counted(self, call: Callable[[], None] | None) -> None:
         """Runs `call`, if any, and then what waits in the backlog; it is counted already."""
         while call is not None:
-            _member.counted = True
+            _thread.counted = True
             self._guard(call)
-            _member.counted = False
+            _thread.counted = False
             call = self._stop_running()
 
     def _stop_counting(self) -> None:
@@ -377,11 +379,11 @@ class Crew:
             self._running -= 1
             return None
 
-    # ------------------------------------------------------------ leading
+    # ------------------------------------------------------------ reading
 
-    def _lead(self) -> None:
-        poller, revisit, member = self._poller, self._revisit, _member
-        member.leads = True
+    def _read(self) -> None:
+        poller, revisit, thread = self._poller, self._revisit, _thread
+        thread.is_reader = True
         while not self._closed:
             while revisit:
                 source = revisit.popleft()
@@ -389,7 +391,7 @@ class Crew:
                     source.serve()
                 except Exception as error:  # noqa: BLE001 - one broken source must not end the reading
                     self._report(error)
-                if not member.leads:
+                if not thread.is_reader:
                     return
             for pollable in poller.wait(None):
                 ready = self._sources.get(pollable)
@@ -398,10 +400,10 @@ class Crew:
 
     def _pass_on(self, source: Source) -> None:
         last = source.leave()
-        self._threads.assign(self._lead)
+        self._threads.assign(self._read)
         if last is None:
             return
-        if self.is_member():
+        if self.owns_current_thread():
             last()
         else:  # the monitor must not wait for a slow peer
             self._threads.assign(lambda: self._guard(last))
@@ -409,7 +411,7 @@ class Crew:
     # ------------------------------------------------------------ the monitor
 
     def _look(self) -> Sight:
-        """Takes the lead from a thread that runs the same function under it as at the last look."""
+        """Takes the reading right from a thread that runs the same function as at the last look."""
         had_checks = len(self._checks) > 0
         if had_checks:
             self._look_after_all()
@@ -418,7 +420,7 @@ class Crew:
             self._seen = serial
             return Sight.RUNNING if self._token else Sight.ACTIVE
         if self._token:
-            self._take_lead(self._token)
+            self._take_reading_right(self._token)
             return Sight.NEEDED
         return Sight.ACTIVE if had_checks else Sight.QUIET
 

@@ -1,6 +1,6 @@
 """Who has connected to this worker and has not yet proved to be of this job (`link.door`).
 
-The crew's leader reads what they say, as it comes, and never waits for any of them.
+The pool's reader reads what they say, as it comes, and never waits for any of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     LetIn = Callable[[WorkerInfo, Connection, SessionKeys | None, bytes], None]
 
 
-class Newcomers:
+class PendingHandshakes:
     """Those of one agent. `judge(hello)` says why a caller of this job cannot be served, or
     nothing; `let_in(caller, connection, keys, welcome)` takes one that has proved itself."""
 
@@ -32,17 +32,20 @@ class Newcomers:
         self.core = core
         self.judge = judge
         self.let_in = let_in
-        self._door: Door[Newcomer] = Door(
-            core.clock, options.unproved_connections, options.handshake_seconds, Newcomer.close
+        self._door: Door[PendingHandshake] = Door(
+            core.clock,
+            options.unproved_connections,
+            options.handshake_seconds,
+            PendingHandshake.close,
         )
         self._lock = threading.Lock()
         self._looks = False
 
     def admit(self, connection: Connection) -> None:
         """Somebody has connected."""
-        newcomer = Newcomer(self, self._door, connection)
-        if self._door.admit(newcomer):
-            newcomer.begin()
+        pending = PendingHandshake(self, self._door, connection)
+        if self._door.admit(pending):
+            pending.begin()
             self._look_later()
 
     def make_room(self) -> None:
@@ -76,28 +79,33 @@ class Newcomers:
         self._look_later()
 
 
-class Newcomer:
-    """One of them; a source of the crew."""
+class PendingHandshake:
+    """One of them; a source of the pool."""
 
-    def __init__(self, newcomers: Newcomers, door: Door[Newcomer], connection: Connection) -> None:
-        core = newcomers.core
-        self._let_in = newcomers.let_in
+    def __init__(
+        self,
+        pending_handshakes: PendingHandshakes,
+        door: Door[PendingHandshake],
+        connection: Connection,
+    ) -> None:
+        core = pending_handshakes.core
+        self._let_in = pending_handshakes.let_in
         self._door = door
-        self._crew = core.crew
+        self._pool = core.thread_pool
         self._connection = connection
-        handshake = ListenerHandshake(core.info, core.options.secret, newcomers.judge)
+        handshake = ListenerHandshake(core.info, core.options.secret, pending_handshakes.judge)
         self._guest = Guest(connection, handshake)
 
     def begin(self) -> None:
-        """Lets the crew listen to it."""
-        self._crew.watch(self._connection, self)
-        self._crew.arm(self._connection)
+        """Lets the thread pool listen to it."""
+        self._pool.watch(self._connection, self)
+        self._pool.arm(self._connection)
 
     def serve(self) -> None:
         """Takes in what it has said so far."""
         refusal = self._guest.listen()
         if refusal is None:
-            self._crew.arm(self._connection)
+            self._pool.arm(self._connection)
         elif refusal:
             self._door.turn_away(self, refusal)
         elif self._door.let_in(self):
@@ -109,9 +117,9 @@ class Newcomer:
         self._let_in(handshake.caller, self._connection, handshake.keys, self._guest.welcome)
 
     def leave(self) -> None:
-        """The leader never leaves in the middle of `serve`."""
+        """The reader never leaves in the middle of `serve`."""
 
     def close(self) -> None:
         """It is turned away."""
-        self._crew.forget(self._connection)
+        self._pool.forget(self._connection)
         self._connection.close()

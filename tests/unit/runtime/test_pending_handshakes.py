@@ -58,7 +58,7 @@ def test_whoever_proves_itself_is_served(options: AgentOptions) -> None:
     with Stage(options=options) as stage:
         check_it_serves(stage)
         assert refused(stage) == {}
-        assert len(stage.agent.newcomers) == 0
+        assert len(stage.agent.pending_handshakes) == 0
 
 
 def test_stranger_is_challenged_and_learns_nothing() -> None:
@@ -124,9 +124,9 @@ def test_who_says_nothing_in_time_is_turned_away() -> None:
     with Stage(options=AgentOptions(secret=SECRET, handshake_seconds=10), clock=clock) as stage:
         silent, slow = connect(stage), connect(stage)
         slow.send([b"LKST"])
-        wait_until(lambda: len(stage.agent.newcomers) == 2)
+        wait_until(lambda: len(stage.agent.pending_handshakes) == 2)
         clock.advance(9.9)
-        assert len(stage.agent.newcomers) == 2
+        assert len(stage.agent.pending_handshakes) == 2
         clock.advance(0.2)
         assert is_closed(silent)
         assert is_closed(slow)
@@ -134,17 +134,17 @@ def test_who_says_nothing_in_time_is_turned_away() -> None:
         check_it_serves(stage)
 
 
-def test_a_newcomer_is_not_late_because_this_process_was_stopped() -> None:
+def test_a_pending_handshake_is_not_late_because_this_process_was_stopped() -> None:
     clock = ManualClock()
     with Stage(options=AgentOptions(secret=SECRET, handshake_seconds=10), clock=clock) as stage:
-        newcomer = connect(stage)
-        wait_until(lambda: len(stage.agent.newcomers) == 1)
+        pending = connect(stage)
+        wait_until(lambda: len(stage.agent.pending_handshakes) == 1)
         clock.wait_until_waiting()
         clock.advance(1000)
         clock.wait_until_waiting()
-        assert len(stage.agent.newcomers) == 1
+        assert len(stage.agent.pending_handshakes) == 1
         clock.advance(10.2)
-        assert is_closed(newcomer)
+        assert is_closed(pending)
         assert refused(stage) == {"too slow": 1}
 
 
@@ -154,12 +154,12 @@ def test_the_oldest_gives_way_where_too_many_wait() -> None:
         strangers = [connect(stage) for _ in range(7)]
         wait_until(lambda: refused(stage) == {"pushed out": 3})
         assert all(map(is_closed, strangers[:3]))
-        assert len(stage.agent.newcomers) == 4
+        assert len(stage.agent.pending_handshakes) == 4
         check_it_serves(stage)
 
 
 def test_those_who_wait_are_let_go_when_the_worker_ends() -> None:
     with Stage(options=PROVING) as stage:
         stranger = connect(stage)
-        wait_until(lambda: len(stage.agent.newcomers) == 1)
+        wait_until(lambda: len(stage.agent.pending_handshakes) == 1)
     assert is_closed(stranger)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockstitch.clock import SYSTEM_CLOCK
-from lockstitch.runtime.crew import Crew
+from lockstitch.runtime.thread_pool import ThreadPool
 from lockstitch.transport.memory_streams import MemoryPoller
 from tests.unit.runtime.stage import PATIENCE_SECONDS, Background, wait_until
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LIMIT = 2
-QUICK, APART, CONTROL = "run_quick", "run_apart", "handle_under_lead"
+QUICK, APART, CONTROL = "run_quick", "run_apart", "handle_as_reader"
 
 
 class Inbox:
     """A source whose messages are functions, and how they are to be run."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, pool: ThreadPool) -> None:
+        self._pool = pool
         self._messages: deque[tuple[str, Callable[[], None]]] = deque()
         self._watchers: set[threading.Event] = set()
-        crew.watch(self, self)
-        crew.arm(self)
+        pool.watch(self, self)
+        pool.arm(self)
 
     def put(self, how: str, function: Callable[[], None]) -> None:
         self._messages.append((how, function))
@@ -49,24 +49,24 @@ class Inbox:
 
     def close(self) -> None: ...
 
-    # As a source of the crew:
+    # As a source of the pool:
 
     def serve(self) -> None:
         while self._messages:
             how, function = self._messages.popleft()
-            if not getattr(self._crew, how)(self, function):
+            if not getattr(self._pool, how)(self, function):
                 return
-        self._crew.arm(self)
+        self._pool.arm(self)
 
     def leave(self) -> None:
         if self._messages:
-            self._crew.revisit(self)
+            self._pool.revisit(self)
         else:
-            self._crew.arm(self)
+            self._pool.arm(self)
 
 
 class Gate:
-    """A place where functions of a test wait, without the crew knowing of it."""
+    """A place where functions of a test wait, without the thread pool knowing of it."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -93,10 +93,10 @@ class Scene:
         self.errors: list[BaseException] = []
         self.entered: list[str] = []
         self.poller = MemoryPoller(SYSTEM_CLOCK)
-        self.crew = Crew("crew", LIMIT, self.poller, self._enter, self.errors.append)
-        self.inbox = Inbox(self.crew)
+        self.thread_pool = ThreadPool("pool", LIMIT, self.poller, self._enter, self.errors.append)
+        self.inbox = Inbox(self.thread_pool)
         self.gate = Gate()
-        self.crew.start()
+        self.thread_pool.start()
 
     def _enter(self) -> None:
         self.entered.append(threading.current_thread().name)
@@ -105,10 +105,10 @@ class Scene:
         self.inbox.put(how, function)
 
     def runs(self, how: str = APART) -> None:
-        """Returns when the crew has read and run one more message."""
+        """Returns when the thread pool has read and run one more message."""
         done = threading.Event()
         self.put(how, done.set)
-        assert done.wait(PATIENCE_SECONDS), "the crew reads no more"
+        assert done.wait(PATIENCE_SECONDS), "the thread pool reads no more"
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def scene() -> Iterator[Scene]:
     scene = Scene()
     yield scene
     scene.gate.open()
-    assert scene.crew.close(5) == []
+    assert scene.thread_pool.close(5) == []
     scene.poller.close()
     assert scene.errors == []
 
@@ -142,7 +142,7 @@ def test_messages_run_in_order_of_their_arrival(
 def test_quick_functions_need_one_thread(scene: Scene) -> None:
     for _ in range(50):
         scene.runs(QUICK)
-    assert scene.crew.threads == 1
+    assert scene.thread_pool.threads == 1
 
 
 def test_reading_goes_on_while_a_function_runs_apart(scene: Scene) -> None:
@@ -169,7 +169,7 @@ def test_handler_that_blocks_loses_the_lead(scene: Scene) -> None:
 
 def test_monitor_rests_and_is_roused_again(scene: Scene) -> None:
     scene.runs(QUICK)
-    wait_until(lambda: scene.crew._monitor.rests)
+    wait_until(lambda: scene.thread_pool._monitor.rests)
     scene.put(QUICK, scene.gate)
     scene.runs(QUICK)
 
@@ -177,11 +177,11 @@ def test_monitor_rests_and_is_roused_again(scene: Scene) -> None:
 def test_thread_that_lost_the_lead_serves_on_as_a_member(scene: Scene) -> None:
     scene.put(QUICK, scene.gate)
     scene.runs(QUICK)
-    threads = scene.crew.threads
+    threads = scene.thread_pool.threads
     scene.gate.open()
     for _ in range(20):
         scene.runs()
-    assert scene.crew.threads <= threads + 1
+    assert scene.thread_pool.threads <= threads + 1
 
 
 def test_failing_functions_do_not_end_the_reading(scene: Scene) -> None:
@@ -192,7 +192,7 @@ def test_failing_functions_do_not_end_the_reading(scene: Scene) -> None:
     assert sorted(type(error).__name__ for error in scene.errors) == sorted(
         3 * ["ValueError", "SystemExit", "KeyboardInterrupt"]
     )
-    assert scene.crew.running == 0
+    assert scene.thread_pool.running == 0
     scene.errors.clear()
 
 
@@ -208,7 +208,7 @@ def test_failing_source_does_not_end_the_reading(scene: Scene) -> None:
         def serve(self) -> None:
             raise ValueError("broken source")
 
-    Broken(scene.crew).put(QUICK, lambda: None)
+    Broken(scene.thread_pool).put(QUICK, lambda: None)
     wait_until(lambda: scene.errors)
     scene.runs()
     assert [str(error) for error in scene.errors] == ["broken source"]
@@ -221,22 +221,22 @@ def test_failing_source_does_not_end_the_reading(scene: Scene) -> None:
 def test_at_most_the_limit_run_at_once_and_the_rest_waits(scene: Scene) -> None:
     for _ in range(10):
         scene.put(APART, scene.gate)
-    wait_until(lambda: scene.crew.backlog == 8)
-    assert scene.crew.running == LIMIT
+    wait_until(lambda: scene.thread_pool.backlog == 8)
+    assert scene.thread_pool.running == LIMIT
     scene.gate.open()
     wait_until(lambda: len(scene.gate.threads) == 10 and scene.gate.inside == 0)
     assert scene.gate.most == LIMIT
-    wait_until(lambda: scene.crew.running == 0)
-    assert scene.crew.backlog == 0
+    wait_until(lambda: scene.thread_pool.running == 0)
+    assert scene.thread_pool.backlog == 0
 
 
 def test_submitted_calls_count_like_read_ones(scene: Scene) -> None:
     for _ in range(5):
-        scene.crew.submit(scene.gate)
+        scene.thread_pool.submit(scene.gate)
     wait_until(lambda: scene.gate.inside == LIMIT)
-    assert scene.crew.backlog == 3
+    assert scene.thread_pool.backlog == 3
     scene.gate.open()
-    wait_until(lambda: len(scene.gate.threads) == 5 and scene.crew.running == 0)
+    wait_until(lambda: len(scene.gate.threads) == 5 and scene.thread_pool.running == 0)
     assert scene.gate.most == LIMIT
 
 
@@ -244,21 +244,21 @@ def test_quick_functions_that_block_after_all_respect_the_limit_too(scene: Scene
     for _ in range(20):
         scene.put(QUICK, scene.gate)
     scene.runs(CONTROL)
-    wait_until(lambda: scene.crew.backlog >= 20 - LIMIT - 1)
+    wait_until(lambda: scene.thread_pool.backlog >= 20 - LIMIT - 1)
     assert scene.gate.most <= LIMIT + 1
     scene.gate.open()
     wait_until(lambda: len(scene.gate.threads) == 20)
     assert scene.gate.most <= LIMIT + 1
-    wait_until(lambda: scene.crew.running == 0)
+    wait_until(lambda: scene.thread_pool.running == 0)
 
 
 def test_control_messages_and_tasks_do_not_wait_behind_user_functions(scene: Scene) -> None:
     for _ in range(5):
         scene.put(APART, scene.gate)
-    wait_until(lambda: scene.crew.backlog == 3)
+    wait_until(lambda: scene.thread_pool.backlog == 3)
     scene.runs(CONTROL)
     done = threading.Event()
-    scene.crew.spawn(done.set)
+    scene.thread_pool.spawn(done.set)
     assert done.wait(PATIENCE_SECONDS)
 
 
@@ -266,9 +266,9 @@ def test_task_spawned_by_a_handler_runs_although_the_handler_goes_on(scene: Scen
     first, second = threading.Event(), threading.Event()
 
     def handler() -> None:
-        scene.crew.spawn(first.set)
-        scene.crew.spawn(second.set)
-        with scene.crew.blocked():
+        scene.thread_pool.spawn(first.set)
+        scene.thread_pool.spawn(second.set)
+        with scene.thread_pool.blocked():
             assert first.wait(PATIENCE_SECONDS)
 
     scene.put(CONTROL, handler)
@@ -280,7 +280,7 @@ def test_tasks_spawned_by_a_handler_all_run(scene: Scene) -> None:
 
     def handler() -> None:
         for _ in range(3):
-            scene.crew.spawn(lambda: (gate(), ran.release()))
+            scene.thread_pool.spawn(lambda: (gate(), ran.release()))
 
     scene.put(CONTROL, handler)
     wait_until(lambda: gate.inside == 3)
@@ -296,13 +296,13 @@ def test_thread_that_waits_does_not_count(scene: Scene) -> None:
     gate = scene.gate
 
     def waits() -> None:
-        with scene.crew.blocked():
+        with scene.thread_pool.blocked():
             gate()
 
     for _ in range(10):
         scene.put(APART, waits)
     wait_until(lambda: gate.inside == 10)
-    assert scene.crew.running == 0
+    assert scene.thread_pool.running == 0
     scene.runs()
 
 
@@ -310,31 +310,31 @@ def test_thread_that_waits_inside_a_wait_counts_once(scene: Scene) -> None:
     inner, outer = Gate(), Gate()
 
     def waits() -> None:
-        with scene.crew.blocked():
-            with scene.crew.blocked():
+        with scene.thread_pool.blocked():
+            with scene.thread_pool.blocked():
                 inner()
             outer()
 
     scene.put(APART, waits)
     wait_until(lambda: inner.inside == 1)
-    assert scene.crew.running == 0
+    assert scene.thread_pool.running == 0
     inner.open()
     wait_until(lambda: outer.inside == 1)
-    assert scene.crew.running == 0
+    assert scene.thread_pool.running == 0
     for _ in range(5):
         scene.put(APART, scene.gate)
     wait_until(lambda: scene.gate.inside == LIMIT)
-    assert scene.crew.running == LIMIT
+    assert scene.thread_pool.running == LIMIT
     outer.open()
     scene.gate.open()
-    wait_until(lambda: len(scene.gate.threads) == 5 and scene.crew.running == 0)
+    wait_until(lambda: len(scene.gate.threads) == 5 and scene.thread_pool.running == 0)
 
 
 def test_wait_under_the_lead_passes_it_on_at_once(scene: Scene) -> None:
     gate = scene.gate
 
     def waits() -> None:
-        with scene.crew.blocked():
+        with scene.thread_pool.blocked():
             gate()
 
     for _ in range(10):
@@ -342,7 +342,7 @@ def test_wait_under_the_lead_passes_it_on_at_once(scene: Scene) -> None:
     wait_until(lambda: gate.inside == 10)
     scene.runs(QUICK)
     gate.open()
-    wait_until(lambda: gate.inside == 0 and scene.crew.running == 0)
+    wait_until(lambda: gate.inside == 0 and scene.thread_pool.running == 0)
 
 
 def test_waits_nested_to_any_depth_do_not_starve(scene: Scene) -> None:
@@ -350,7 +350,7 @@ def test_waits_nested_to_any_depth_do_not_starve(scene: Scene) -> None:
         if depth:
             inner = threading.Event()
             scene.put(APART, lambda: call(depth - 1, inner))
-            with scene.crew.blocked():
+            with scene.thread_pool.blocked():
                 assert inner.wait(PATIENCE_SECONDS)
         done.set()
 
@@ -358,16 +358,16 @@ def test_waits_nested_to_any_depth_do_not_starve(scene: Scene) -> None:
     for end in ends:
         scene.put(APART, lambda end=end: call(40, end))  # type: ignore[misc]
     assert all(end.wait(PATIENCE_SECONDS) for end in ends)
-    wait_until(lambda: scene.crew.running == 0)
+    wait_until(lambda: scene.thread_pool.running == 0)
 
 
 def test_waits_of_other_threads_are_none_of_its_business(scene: Scene) -> None:
     def wait_elsewhere() -> bool:
-        with scene.crew.blocked():
-            return scene.crew.is_member()
+        with scene.thread_pool.blocked():
+            return scene.thread_pool.owns_current_thread()
 
     assert Background(wait_elsewhere).result() is False
-    assert scene.crew.running == 0
+    assert scene.thread_pool.running == 0
 
 
 # ---------------------------------------------------------------- threads
@@ -376,7 +376,7 @@ def test_waits_of_other_threads_are_none_of_its_business(scene: Scene) -> None:
 def test_every_thread_enters_first(scene: Scene) -> None:
     for _ in range(4):
         scene.put(APART, scene.gate)
-    scene.crew.spawn(scene.gate)
+    scene.thread_pool.spawn(scene.gate)
     wait_until(lambda: scene.gate.inside == LIMIT + 1)
     assert set(scene.gate.threads) <= set(scene.entered)
 
@@ -384,9 +384,9 @@ def test_every_thread_enters_first(scene: Scene) -> None:
 def test_rest_is_seen_when_nothing_is_left_to_do(scene: Scene) -> None:
     scene.put(APART, scene.gate)
     wait_until(lambda: scene.gate.inside == 1)
-    assert not scene.crew.is_resting
+    assert not scene.thread_pool.is_resting
     scene.gate.open()
-    wait_until(lambda: scene.crew.is_resting)
+    wait_until(lambda: scene.thread_pool.is_resting)
 
 
 def test_close_ends_idle_and_reading_threads_and_names_those_that_still_run() -> None:
@@ -395,20 +395,20 @@ def test_close_ends_idle_and_reading_threads_and_names_those_that_still_run() ->
         scene.put(APART, scene.gate)
     scene.put(CONTROL, scene.gate)
     wait_until(lambda: scene.gate.inside == LIMIT + 1)
-    remaining = scene.crew.close(0.05)
+    remaining = scene.thread_pool.close(0.05)
     assert sorted(remaining) == sorted(scene.gate.threads)
     scene.gate.open()
-    assert scene.crew.close(5) == []
-    wait_until(lambda: scene.crew.threads == 0)
+    assert scene.thread_pool.close(5) == []
+    wait_until(lambda: scene.thread_pool.threads == 0)
     assert len(scene.gate.threads) == LIMIT + 1  # the backlog was dropped
 
 
-def test_crew_can_be_closed_by_one_of_its_own_threads() -> None:
+def test_pool_can_be_closed_by_one_of_its_own_threads() -> None:
     scene = Scene()
     closed: list[list[str]] = []
-    scene.put(APART, lambda: closed.append(scene.crew.close(1)))
+    scene.put(APART, lambda: closed.append(scene.thread_pool.close(1)))
     wait_until(lambda: closed)
-    wait_until(lambda: scene.crew.threads == 0)
+    wait_until(lambda: scene.thread_pool.threads == 0)
 
 
 def test_threads_beyond_need_go_after_a_while(
@@ -416,8 +416,8 @@ def test_threads_beyond_need_go_after_a_while(
 ) -> None:
     monkeypatch.setattr("lockstitch.runtime.threads._IDLE_SECONDS", 0.01)
     for _ in range(8):
-        scene.crew.spawn(scene.gate)
+        scene.thread_pool.spawn(scene.gate)
     wait_until(lambda: scene.gate.inside == 8)
     scene.gate.open()
-    wait_until(lambda: scene.crew.threads == 1)
+    wait_until(lambda: scene.thread_pool.threads == 1)
     scene.runs()

@@ -13,8 +13,8 @@ _MOST_MISSING = 4096
 _LONGEST_LEAP = 1 << 20
 
 
-class Arrivals:
-    """The numbers that have come over one connection."""
+class DuplicateFilter:
+    """Remembers which numbers have come over one connection."""
 
     def __init__(self) -> None:
         self.next = 1
