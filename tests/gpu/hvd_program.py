@@ -332,12 +332,12 @@ def state_of_an_elastic_job_goes_to_all(device: torch.device) -> None:
     assert all(each["exp_avg"].device == device for each in optimizer.state.values())
 
 
-def road() -> str:
+def route() -> str:
     """By which tensors of the device have gone."""
-    ways = current_session()._devices._ways
-    if not ways:
+    routes = current_session()._devices._routes
+    if not routes:
         return "device"
-    return "host" if ways[0].backend is None else ways[0].backend.name
+    return "host" if routes[0].backend is None else routes[0].backend.name
 
 
 def main(device_name: str, folder: str, *names: str) -> None:
@@ -355,7 +355,7 @@ def main(device_name: str, folder: str, *names: str) -> None:
             outcomes[name] = traceback.format_exc(limit=-8)
         else:
             outcomes[name] = "ok"
-    outcomes["road"] = road()
+    outcomes["route"] = route()
     Path(folder, f"{hvd.rank()}.json").write_text(json.dumps(outcomes))
     hvd.shutdown()
 

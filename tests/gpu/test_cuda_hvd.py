@@ -40,16 +40,16 @@ def run(folder, size, operations, *names):
     return [json.loads(file.read_text()) for file in files]
 
 
-ROADS = {(1, ""): "device", (1, "NCCL"): "nccl", (2, ""): "host"}
+ROUTES = {(1, ""): "device", (1, "NCCL"): "nccl", (2, ""): "host"}
 
 
-@pytest.fixture(scope="module", params=ROADS, ids=str)
+@pytest.fixture(scope="module", params=ROUTES, ids=str)
 def outcomes(request, tmp_path_factory):
     size, operations = request.param
     if operations == "NCCL" and not torch.distributed.is_nccl_available():
         pytest.skip("needs a torch with NCCL")
     told = run(tmp_path_factory.mktemp("outcomes"), size, operations)
-    assert [each.get("road") for each in told] == [ROADS[request.param]] * size, told
+    assert [each.get("route") for each in told] == [ROUTES[request.param]] * size, told
     return told
 
 

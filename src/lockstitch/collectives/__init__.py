@@ -1,13 +1,13 @@
 """Operations over all ranks: allreduce, allgather, broadcast and their kin, negotiated by name.
 
-A session's road: `session` → negotiation → a backend.
+A session's route: `session` → negotiation → a backend.
 
 - `session`: one rank's part: submits, waits; `opening` makes one
 - `operations`: what it can be asked for, one method for each
 - `requests`: what a rank asks for, and what the others must know of it
 - `checks`: what is wrong with a request whatever others do
-- `forms`: what stays the same each time a name is submitted
-- `handles`, `outstanding`: operations under way on this rank
+- `request_cache`: what stays the same each time a name is submitted
+- `handles`, `pending_operations`: operations under way on this rank
 - `process_sets`, `topology`: who takes part, and where everybody stands
 - `events`: what a session tells those who look on
 - `negotiation`: who is ready for what, as a table; no I/O
@@ -16,7 +16,7 @@ A session's road: `session` → negotiation → a backend.
 - `fusion`: how tensors are put together and cut apart; no I/O
 - `options`: what can be chosen
 - `mappings`: memory that other processes may see or write, too
-- `devices`: which way tensors of a device go, as `placement` decides; `doors`: to NCCL
+- `devices`: which route tensors of a device take, as `placement` decides; `doors`: to NCCL
 - `staging`, `host_memory`: how tensors of a device pass through host memory
 - `backend`: the seam below the session, implemented by
   - `shared_memory`: the ranks of one host, through memory that all of them map

@@ -1,4 +1,4 @@
-"""The ways of tensors that are not in host memory, one for each process set.
+"""The routes of tensors that are not in host memory, one for each process set.
 
 With the first of them the ranks of a set tell each other where their tensors are (`placement`), by
 an allgather in host memory. From then on such tensors go by NCCL, through a c10d backend of the
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives.c10d.backend import C10dBackend
     from lockstitch.collectives.handles import Handle
-    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSet
     from lockstitch.collectives.staging import Staging
 
@@ -53,8 +53,8 @@ class Doors(Protocol):
         ...
 
 
-class House(Protocol):
-    """What a way needs of its session."""
+class SessionServices(Protocol):
+    """What a route needs of its session."""
 
     def tell_all(self, content: bytes, process_set: ProcessSet) -> Handle[torch.Tensor]:
         """Begins to tell the other ranks of a set some bytes, and to hear theirs."""
@@ -69,13 +69,17 @@ class Devices:
     """Of one session. Without `doors` everything goes through host memory."""
 
     def __init__(
-        self, house: House, doors: Doors | None, staging: Staging, outstanding: Outstanding
+        self,
+        services: SessionServices,
+        doors: Doors | None,
+        staging: Staging,
+        pending: PendingOperations,
     ) -> None:
-        self._house = house
+        self._services = services
         self._doors = doors
         self._staging = staging
-        self._outstanding = outstanding
-        self._ways: dict[int, _Way] = {}
+        self._pending = pending
+        self._routes: dict[int, _DeviceRoute] = {}
         self._lock = threading.Lock()
 
     def submit(self, handle: Handle[Any], process_set: ProcessSet) -> None:
@@ -83,83 +87,83 @@ class Devices:
         if self._doors is None:
             self.submit_through_host(handle)
         else:
-            self._way(process_set, self._doors).submit(handle)
+            self._route(process_set, self._doors).submit(handle)
 
     def submit_through_host(self, handle: Handle[Any]) -> None:
         """The same, with copies in host memory."""
         try:
             self._staging.submit(handle)
         except BaseException as error:
-            self._outstanding.fail(handle, error)
+            self._pending.fail(handle, error)
             raise
 
     def is_wanted(self) -> bool:
         """Whether others wait on a device for what this rank has not submitted."""
-        return any(way.backend.is_wanted() for way in self._all() if way.backend is not None)
+        return any(route.backend.is_wanted() for route in self._all() if route.backend is not None)
 
     def before_join(self, everybody: ProcessSet) -> None:
         """This rank is about to join: the devices of the others are told. What was submitted is on
         its way when it returns."""
         if self._doors is not None:
-            way = self._ways.get(GLOBAL_SET)
-            if way is None and is_gpu_context_open():
-                way = self._way(everybody, self._doors)
-            if way is not None:
-                way.join()
+            route = self._routes.get(GLOBAL_SET)
+            if route is None and is_gpu_context_open():
+                route = self._route(everybody, self._doors)
+            if route is not None:
+                route.join()
         self._staging.drive_unattended()
 
     def after_join(self) -> None:
         """All have joined."""
-        way = self._ways.get(GLOBAL_SET)
-        if way is not None:
-            way.begin_anew()
+        route = self._routes.get(GLOBAL_SET)
+        if route is not None:
+            route.begin_anew()
 
     def close_set(self, set_id: int) -> None:
         """A process set is no longer used."""
-        way = self._ways.pop(set_id, None)
-        if way is not None:
-            way.close()
+        route = self._routes.pop(set_id, None)
+        if route is not None:
+            route.close()
 
     def close(self) -> None:
         """Ends all; the session is over already."""
-        for way in self._all():
-            way.close()
+        for route in self._all():
+            route.close()
 
-    def _all(self) -> list[_Way]:
+    def _all(self) -> list[_DeviceRoute]:
         with self._lock:
-            return list(self._ways.values())
+            return list(self._routes.values())
 
-    def _way(self, process_set: ProcessSet, doors: Doors) -> _Way:
-        way = self._ways.get(process_set.id)
-        if way is None:
+    def _route(self, process_set: ProcessSet, doors: Doors) -> _DeviceRoute:
+        route = self._routes.get(process_set.id)
+        if route is None:
             with self._lock:
-                way = self._ways.get(process_set.id)
-                if way is None:
-                    made = _Way(process_set, self._house, doors, self, self._outstanding)
-                    way = self._ways[process_set.id] = made
-        return way
+                route = self._routes.get(process_set.id)
+                if route is None:
+                    made = _DeviceRoute(process_set, self._services, doors, self, self._pending)
+                    route = self._routes[process_set.id] = made
+        return route
 
 
 _JOIN = None
 """Stands among what waits where this rank has joined."""
 
 
-class _Way:
-    """Of one process set. It is itself where operations wait until the way is known."""
+class _DeviceRoute:
+    """Of one process set. It is itself where operations wait until the route is known."""
 
     def __init__(
         self,
         process_set: ProcessSet,
-        house: House,
+        services: SessionServices,
         doors: Doors,
         devices: Devices,
-        outstanding: Outstanding,
+        pending: PendingOperations,
     ) -> None:
         self._process_set = process_set
-        self._house = house
+        self._services = services
         self._doors = doors
         self._devices = devices
-        self._outstanding = outstanding
+        self._pending = pending
         self._lock = threading.Lock()
         self._waiting: list[tuple[Handle[Any], Streams] | None] = []
         self._thread: threading.Thread | None = None
@@ -175,7 +179,7 @@ class _Way:
         with self._lock:
             is_known = self._is_known
             if not is_known:
-                handle.road = self
+                handle.route = self
                 tensors = (*handle.request.tensors, *(handle.request.outputs or ()))
                 self._waiting.append((handle, Streams.of(tensors)))
                 if self._thread is None:
@@ -206,10 +210,10 @@ class _Way:
 
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
         """Until the handle is done or on its way."""
-        while not handle.is_done and handle.road is self:
+        while not handle.is_done and handle.route is self:
             handle.wait(_LOOK_SECONDS)
             handle.rearm()
-            self._outstanding.look_for_stalls(lambda _: (), self)
+            self._pending.look_for_stalls(lambda _: (), self)
             if gives_up is not None and gives_up():
                 return
 
@@ -228,9 +232,9 @@ class _Way:
     def _ask(self, device: torch.device | None) -> None:
         """Tells the others where this rank's tensors are; holds the lock."""
         if self._is_closed:
-            self._outstanding.check()
+            self._pending.check()
         mine = self._doors.place(self._process_set, device)
-        asked = self._house.tell_all(mine.encode(), self._process_set)
+        asked = self._services.tell_all(mine.encode(), self._process_set)
         self._thread = threading.Thread(
             target=self._settle, args=(asked, device), name="where tensors are", daemon=True
         )
@@ -264,9 +268,9 @@ class _Way:
     def _heard(self, asked: Handle[torch.Tensor]) -> list[Placement] | None:
         """What all ranks have told; None where one has joined and will not."""
         try:
-            return [Placement.decode(each) for each in self._house.hear_all(asked)]
+            return [Placement.decode(each) for each in self._services.hear_all(asked)]
         except CollectiveError:
-            if self._outstanding.is_broken or self._process_set.id != GLOBAL_SET:
+            if self._pending.is_broken or self._process_set.id != GLOBAL_SET:
                 raise
             return None
 
@@ -285,17 +289,17 @@ class _Way:
             try:
                 self._send(handle, backend, error)
             except BaseException as raised:  # noqa: BLE001 - whoever waits gets it
-                self._outstanding.fail(handle, raised)
+                self._pending.fail(handle, raised)
         handle.nudge()
 
     def _send(
         self, handle: Handle[Any], backend: C10dBackend | None, error: BaseException | None
     ) -> None:
         if error is not None:
-            handle.road = None
-            self._outstanding.fail(handle, error)
+            handle.route = None
+            self._pending.fail(handle, error)
         elif backend is not None:
-            handle.road = backend
+            handle.route = backend
             backend.submit(handle)
         else:
             self._devices.submit_through_host(handle)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives.c10d.messages import Message
     from lockstitch.collectives.options import SessionOptions
-    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
     from lockstitch.collectives.topology import Topology
     from lockstitch.transport import Listener
@@ -45,7 +45,7 @@ class NcclDoors:
         options: SessionOptions,
         secret: Secret | None,
         sets: ProcessSets,
-        outstanding: Outstanding,
+        pending: PendingOperations,
     ) -> None:
         self._topology = topology
         self._rank = topology.rank
@@ -54,7 +54,7 @@ class NcclDoors:
         self._options = options
         self._secret = secret
         self._sets = sets
-        self._outstanding = outstanding
+        self._pending = pending
         self._open: dict[int, tuple[TcpTransport, Listener]] = {}
         self._lock = threading.Lock()
 
@@ -84,9 +84,7 @@ class NcclDoors:
                 hub = Hub(self._topology.size, self._options.fusion_bytes)
                 others = process_set.ranks[1:]
                 return Centre(hub, transport, listener, hear, terms, expected=others)
-            line = call_hub(
-                TcpTransport(LOOPBACK), first.door, rank, terms, self._outstanding.check
-            )
+            line = call_hub(TcpTransport(LOOPBACK), first.door, rank, terms, self._pending.check)
             return Spoke(rank, line, hear, centre)
 
         store = PrefixStore(f"devices of {process_set.id}", self._store)
@@ -94,7 +92,7 @@ class NcclDoors:
         return C10dBackend(
             plane,
             self._sets,
-            self._outstanding,
+            self._pending,
             connect,
             "nccl",
             only_for=process_set,

@@ -10,13 +10,13 @@ from lockstitch.errors import copy_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.collectives.forms import Form
+    from lockstitch.collectives.request_cache import CachedRequest
     from lockstitch.collectives.requests import Request
 
 T = TypeVar("T")
 
 
-class Landing(Protocol):
+class CopyBack(Protocol):
     """What is still to be done with a result, in the thread of whoever asks for it: on a device
     each thread has a stream of its own."""
 
@@ -29,11 +29,11 @@ class Landing(Protocol):
         ...
 
 
-class Road(Protocol):
+class Route(Protocol):
     """Where an operation is under way."""
 
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
-        """See `Backend.wait`. May return earlier, when the operation has another road."""
+        """See `Backend.wait`. May return earlier, when the operation has another route."""
         ...
 
 
@@ -44,28 +44,28 @@ class Handle(Generic[T]):
         "_error",
         "_signal",
         "_value",
-        "form",
+        "cached",
+        "copy_back",
         "is_done",
         "key",
-        "landing",
         "request",
-        "road",
+        "route",
         "rows",
         "submitted_at",
     )
 
-    def __init__(self, request: Request, form: Form, submitted_at: float = 0.0) -> None:
+    def __init__(self, request: Request, cached: CachedRequest, submitted_at: float = 0.0) -> None:
         self.request = request
         self.key = (request.process_set, request.name)
-        self.form = form
+        self.cached = cached
         self.submitted_at = submitted_at
         self.rows: tuple[tuple[int, ...], ...] = ()
         """Of an allgather: for each tensor, how many rows came from each rank of the set."""
         self.is_done = False
         """Whether there is a result or an error."""
-        self.landing: Landing | None = None
+        self.copy_back: CopyBack | None = None
         """For tensors of a device."""
-        self.road: Road | None = None
+        self.route: Route | None = None
         """By which it goes, if not by the session's backend."""
         self._value: object = None
         self._error: BaseException | None = None
@@ -88,8 +88,8 @@ class Handle(Generic[T]):
             raise RuntimeError(f"{self.name!r} is not done: wait for it first")
         if self._error is not None:
             raise copy_of(self._error)
-        landing = self.landing
-        return cast("T", self._value if landing is None else landing(self._value))
+        copy_back = self.copy_back
+        return cast("T", self._value if copy_back is None else copy_back(self._value))
 
     # ------------------------------------------------------------ for backends
 
@@ -102,8 +102,8 @@ class Handle(Generic[T]):
         """The operation has failed; harmless when it is done already."""
         if not self.is_done:
             self._error = error
-            if self.landing is not None:
-                self.landing.abandon()
+            if self.copy_back is not None:
+                self.copy_back.abandon()
             self._finish()
 
     def _finish(self) -> None:

@@ -111,7 +111,7 @@ def _is_shared(tensor: torch.Tensor) -> bool:
 
 
 class Detour:
-    """An operation on copies, of which it is the landing."""
+    """An operation on copies, of which it is the copy-back."""
 
     def __init__(self, request: Request, rank: int) -> None:
         self._request = request

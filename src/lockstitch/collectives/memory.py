@@ -29,7 +29,7 @@ from lockstitch.collectives.negotiation import (
     Submitted,
 )
 from lockstitch.collectives.outcomes import error_of, value_of
-from lockstitch.collectives.outstanding import Outstanding
+from lockstitch.collectives.pending_operations import PendingOperations
 from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
 from lockstitch.collectives.requests import GLOBAL_SET, Kind
 from lockstitch.collectives.session import Session
@@ -65,23 +65,23 @@ class LocalSessions:
         clock: Clock = SYSTEM_CLOCK,
         stall_warning_seconds: float = 60.0,
         stall_failure_seconds: float = 0.0,
-        doors: Callable[[Topology, ProcessSets, Outstanding], Doors] | None = None,
+        doors: Callable[[Topology, ProcessSets, PendingOperations], Doors] | None = None,
     ) -> None:
         self._meeting = _Meeting(size)
         self._sessions: list[Session] = []
         for rank in range(size):
-            outstanding = Outstanding(
+            pending = PendingOperations(
                 rank,
                 clock,
                 stall_warning_seconds=stall_warning_seconds,
                 stall_failure_seconds=stall_failure_seconds,
             )
-            self._meeting.outstanding.append(outstanding)
+            self._meeting.pending.append(pending)
             topology = Topology.of(rank, hosts or ["host"] * size)
             backend = MemoryBackend(rank, self._meeting, takes_devices=size == 1 and not doors)
             sets = ProcessSets(size)
-            way_out = doors and doors(topology, sets, outstanding)
-            self._sessions.append(Session(topology, backend, outstanding, sets, way_out))
+            way_out = doors and doors(topology, sets, pending)
+            self._sessions.append(Session(topology, backend, pending, sets, way_out))
 
     def __enter__(self) -> LocalSessions:
         return self
@@ -169,7 +169,7 @@ class MemoryBackend:
             self._meeting.submit(self._rank, handle)
             return
         with streams.current():
-            handle.landing = Arrival(streams)
+            handle.copy_back = Arrival(streams)
             self._meeting.submit(self._rank, handle)
 
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
@@ -209,7 +209,7 @@ class _Meeting:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.outstanding: list[Outstanding] = []
+        self.pending: list[PendingOperations] = []
         self._lock = threading.RLock()
         everybody = ProcessSet(GLOBAL_SET, tuple(range(size)))
         self._sets = {GLOBAL_SET: everybody}
@@ -232,7 +232,7 @@ class _Meeting:
             self._joining[rank] = handle
             event = Joined(rank, time.monotonic_ns())
         else:
-            event = Submitted(rank, handle.form.description, handle)
+            event = Submitted(rank, handle.cached.description, handle)
         with self._lock:
             for instruction in self._tables[request.process_set].handle(event):
                 self._follow(request.process_set, instruction)
@@ -251,12 +251,12 @@ class _Meeting:
         error = RankLostError(f"rank {rank} died: it was killed")
         with self._lock:
             self._gone.add(rank)
-            for outstanding in self.outstanding:
-                outstanding.break_off(error)
+            for pending in self.pending:
+                pending.break_off(error)
 
     def look_for_stalls(self, rank: int) -> None:
         with self._lock:
-            self.outstanding[rank].look_for_stalls(lambda handle: self.missing(rank, handle))
+            self.pending[rank].look_for_stalls(lambda handle: self.missing(rank, handle))
 
     def missing(self, rank: int, handle: Handle[Any]) -> tuple[int, ...]:
         with self._lock:
@@ -286,20 +286,20 @@ class _Meeting:
         if isinstance(instruction, AllJoined):
             for rank, handle in list(self._joining.items()):
                 del self._joining[rank]
-                self.outstanding[rank].complete(handle, instruction.last)
+                self.pending[rank].complete(handle, instruction.last)
             return
         handles = {rank: part.note for rank, part in instruction.parts.items()}
         if isinstance(instruction, Perform):
             for rank, handle in handles.items():
-                self.outstanding[rank].tell(handle, Step.READY)
+                self.pending[rank].tell(handle, Step.READY)
             try:
                 self._perform(self._sets[set_id], instruction, handles)
             except Exception as error:  # noqa: BLE001 - everybody who waits gets it
                 for rank, handle in handles.items():
-                    self.outstanding[rank].fail(handle, error)
+                    self.pending[rank].fail(handle, error)
             return
         for rank, handle in handles.items():
-            self.outstanding[rank].fail(handle, error_of(instruction))
+            self.pending[rank].fail(handle, error_of(instruction))
 
     def _perform(
         self, process_set: ProcessSet, instruction: Perform, handles: dict[int, Handle[Any]]
@@ -319,7 +319,7 @@ class _Meeting:
                 results = combine(handle.request, described, parts, position)
                 if handle.request.kind is Kind.ALLGATHER:
                     handle.rows = rows_gathered(described)
-                self.outstanding[rank].complete(handle, value_of(handle.request, results))
+                self.pending[rank].complete(handle, value_of(handle.request, results))
 
 
 def _is_in_place(request: Request) -> bool:

@@ -30,15 +30,15 @@ from lockstitch.collectives.c10d.star import Centre, Spoke, Terms, call_hub
 from lockstitch.collectives.doors import NcclDoors
 from lockstitch.collectives.memory import LocalSessions
 from lockstitch.collectives.options import SessionOptions
-from lockstitch.collectives.outstanding import Outstanding
+from lockstitch.collectives.pending_operations import PendingOperations
 from lockstitch.collectives.process_sets import ProcessSets
 from lockstitch.collectives.session import Session
 from lockstitch.collectives.shared_memory.backend import SharedMemoryBackend
 from lockstitch.collectives.shared_memory.introduction import (
-    Acquaintance,
-    Doorway,
-    introduce_oneself,
-    knock_in_vain,
+    IntroductionListener,
+    SharedDescriptors,
+    end_introduction,
+    join_host,
 )
 from lockstitch.collectives.shared_memory.segment import Geometry, create
 from lockstitch.collectives.topology import Topology
@@ -106,14 +106,14 @@ def open_session(
             stall_failure_seconds=chosen.stall_failure_seconds,
             doors=_doors_alone(chosen) if chosen.device_operations == "nccl" else None,
         )[0]
-    outstanding = Outstanding(
+    pending = PendingOperations(
         rank,
         clock,
         stall_warning_seconds=chosen.stall_warning_seconds,
         stall_failure_seconds=chosen.stall_failure_seconds,
     )
     opened = PrefixStore(prefix, _opened_store(store, *whole, chosen.timeout_seconds))
-    return _Opening(rank, size, opened, chosen, outstanding).session()
+    return _Opening(rank, size, opened, chosen, pending).session()
 
 
 def call_off(size: int, store: str) -> None:
@@ -125,20 +125,25 @@ def call_off(size: int, store: str) -> None:
     for member in call_off_meeting(sealed_by(secret, opened), size):
         for address in member.addresses:
             if address.startswith(_DOOR):
-                knock_in_vain(address.removeprefix(_DOOR))
+                end_introduction(address.removeprefix(_DOOR))
 
 
 class _Opening:
     """One rank on its way into a session."""
 
     def __init__(
-        self, rank: int, size: int, store: Store, options: SessionOptions, outstanding: Outstanding
+        self,
+        rank: int,
+        size: int,
+        store: Store,
+        options: SessionOptions,
+        pending: PendingOperations,
     ) -> None:
         self._rank = rank
         self._size = size
         self._store = store
         self._options = options
-        self._outstanding = outstanding
+        self._pending = pending
         self._sets = ProcessSets(size)
         self._secret = find_secret(None, None, os.environ)
         self._address = options.address or _own_address(store)
@@ -148,10 +153,10 @@ class _Opening:
     def session(self) -> Session:
         """Publishes, meets, chooses, connects."""
         options = self._options
-        door = Doorway()
+        introductions = IntroductionListener()
         listener = self._listen() if self._rank == 0 else None
         try:
-            addresses = [_HOST + (options.host or host_identity()), _DOOR + door.address]
+            addresses = [_HOST + (options.host or host_identity()), _DOOR + introductions.address]
             if listener is not None:
                 addresses += [_HUB + listener.address, _TOKEN + secrets.token_hex(16)]
             roster = self._join(addresses)
@@ -161,10 +166,10 @@ class _Opening:
             backend: Backend
             doors = self._doors(roster, topology)
             if name == "shared_memory":
-                backend = self._share_memory(roster, topology, door, self._outstanding)
+                backend = self._share_memory(roster, topology, introductions, self._pending)
             else:
                 _check_reach(roster)
-                backend = self._distribute(roster, topology, door, listener, name)
+                backend = self._distribute(roster, topology, introductions, listener, name)
                 listener = None
         except Exception as error:
             reason = self._notice and self._notice.post(self._rank, error)
@@ -172,10 +177,10 @@ class _Opening:
                 raise RankLostError(reason) from error
             raise
         finally:
-            door.close()
+            introductions.close()
             if listener is not None:
                 listener.close()
-        return Session(topology, backend, self._outstanding, self._sets, doors)
+        return Session(topology, backend, self._pending, self._sets, doors)
 
     def _join(self, addresses: list[str]) -> StaticRoster:
         """Meets the others. A store may wait for ever: one in a file for whoever has locked it."""
@@ -185,7 +190,7 @@ class _Opening:
             store = sealed_by(self._secret, self._store)
             return join(store, f"rank{self._rank}", self._rank, self._size, addresses, seconds)
 
-        return in_thread(work, self._outstanding, seconds + _STORE_SECONDS)
+        return in_thread(work, self._pending, seconds + _STORE_SECONDS)
 
     def _doors(self, roster: StaticRoster, topology: Topology) -> NcclDoors | None:
         """For operations between devices; None where none are wanted."""
@@ -193,7 +198,7 @@ class _Opening:
         if options.device != "cpu" or options.device_operations == "host":
             return None
         store = PrefixStore(f"devices/{roster.me.generation}", self._store)
-        return NcclDoors(topology, store, options, self._secret, self._sets, self._outstanding)
+        return NcclDoors(topology, store, options, self._secret, self._sets, self._pending)
 
     def _listen(self) -> Listener | None:
         if self._options.backend == "shared_memory":
@@ -207,7 +212,11 @@ class _Opening:
             ) from error
 
     def _share_memory(
-        self, roster: StaticRoster, topology: Topology, door: Doorway, outstanding: Outstanding
+        self,
+        roster: StaticRoster,
+        topology: Topology,
+        introductions: IntroductionListener,
+        pending: PendingOperations,
     ) -> SharedMemoryBackend:
         """The backend of the ranks of this host; they are numbered from 0."""
         options = self._options
@@ -220,19 +229,19 @@ class _Opening:
         assert self._notice is not None
         seconds, why = options.timeout_seconds, self._notice.read
 
-        def begin(known: Acquaintance) -> SharedMemoryBackend:
-            return SharedMemoryBackend(local_rank, geometry, known, outstanding)
+        def begin(known: SharedDescriptors) -> SharedMemoryBackend:
+            return SharedMemoryBackend(local_rank, geometry, known, pending)
 
         if local_rank == 0:
-            return door.receive_all(ranks, create(geometry), begin, seconds, why)
+            return introductions.receive_all(ranks, create(geometry), begin, seconds, why)
         first = _published(roster, _DOOR)[ranks[0]]
-        return introduce_oneself(first, local_rank, ranks, begin, seconds, why)
+        return join_host(first, local_rank, ranks, begin, seconds, why)
 
     def _distribute(
         self,
         roster: StaticRoster,
         topology: Topology,
-        door: Doorway,
+        introductions: IntroductionListener,
         listener: Listener | None,
         name: BackendName,
     ) -> C10dBackend:
@@ -257,26 +266,28 @@ class _Opening:
         own = self._address if len(set(_machines(roster))) > 1 else None
         plane: Plane = GroupPlane(rank, store, options.device, seconds, own)
         if name == "hierarchical":
-            local = self._local_session(roster, topology, door)
+            local = self._local_session(roster, topology, introductions)
             plane = HierarchicalPlane(topology, store, local, seconds, own)
         return C10dBackend(
             plane,
             self._sets,
-            self._outstanding,
+            self._pending,
             connect,
             name,
             start_seconds=seconds,
             has_failed=has_failed,
         )
 
-    def _local_session(self, roster: StaticRoster, topology: Topology, door: Doorway) -> Session:
+    def _local_session(
+        self, roster: StaticRoster, topology: Topology, introductions: IntroductionListener
+    ) -> Session:
         """A session of the ranks of this host among themselves."""
         if topology.local_size == 1:
             return LocalSessions(1)[0]
         local = Topology(topology.local_rank, (0,) * topology.local_size)
-        outstanding = Outstanding(topology.local_rank, self._outstanding.clock)
-        backend = self._share_memory(roster, topology, door, outstanding)
-        return Session(local, backend, outstanding, ProcessSets(local.size))
+        pending = PendingOperations(topology.local_rank, self._pending.clock)
+        backend = self._share_memory(roster, topology, introductions, pending)
+        return Session(local, backend, pending, ProcessSets(local.size))
 
 
 class Notice:
@@ -345,10 +356,10 @@ def _check_reach(roster: StaticRoster) -> None:
 
 def _doors_alone(
     options: SessionOptions,
-) -> Callable[[Topology, ProcessSets, Outstanding], NcclDoors]:
+) -> Callable[[Topology, ProcessSets, PendingOperations], NcclDoors]:
     """For a single rank, whose tensors on devices go by NCCL only where that is demanded."""
-    return lambda topology, sets, outstanding: NcclDoors(
-        topology, HashStore(), options, None, sets, outstanding
+    return lambda topology, sets, pending: NcclDoors(
+        topology, HashStore(), options, None, sets, pending
     )
 
 

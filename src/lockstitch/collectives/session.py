@@ -32,10 +32,10 @@ import torch
 from lockstitch.collectives import checks
 from lockstitch.collectives.devices import Devices
 from lockstitch.collectives.events import Observers, Statistics
-from lockstitch.collectives.forms import Forms
 from lockstitch.collectives.mappings import Detour, needs_detour
 from lockstitch.collectives.operations import Deferred, Operations
 from lockstitch.collectives.process_sets import ProcessSet
+from lockstitch.collectives.request_cache import RequestCache
 from lockstitch.collectives.requests import GLOBAL_SET, Kind, Request
 from lockstitch.collectives.staging import Staging, is_on_host
 from lockstitch.errors import CollectiveError
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives.backend import Backend
     from lockstitch.collectives.devices import Doors
     from lockstitch.collectives.handles import Handle
-    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSets
     from lockstitch.collectives.topology import Topology
 
@@ -69,19 +69,19 @@ class Session(Operations):
         self,
         topology: Topology,
         backend: Backend,
-        outstanding: Outstanding,
+        pending: PendingOperations,
         sets: ProcessSets,
         doors: Doors | None = None,
     ) -> None:
         """`doors`: for operations between devices; without them all goes by the backend."""
         self.topology = topology
         self._backend = backend
-        self._outstanding = outstanding
+        self._pending = pending
         self._sets = sets
-        self._forms = Forms(topology.rank)
-        self._staging = Staging(backend, outstanding)
+        self._request_cache = RequestCache(topology.rank)
+        self._staging = Staging(backend, pending)
         # Without a cycle the memory that ranks share is unmapped as soon as it may be.
-        self._devices = Devices(weakref.proxy(self), doors, self._staging, outstanding)
+        self._devices = Devices(weakref.proxy(self), doors, self._staging, pending)
         self._counts: dict[tuple[int, Kind], itertools.count[int]] = {}
         self._set_changes = threading.Lock()
         self._submitting = threading.Lock()
@@ -89,7 +89,7 @@ class Session(Operations):
     def __repr__(self) -> str:
         return (
             f"<Session of rank {self.rank}/{self.size} over {self._backend.name} · "
-            f"{len(self._outstanding)} under way>"
+            f"{len(self._pending)} under way>"
         )
 
     def __enter__(self) -> Session:
@@ -118,11 +118,11 @@ class Session(Operations):
     @property
     def observers(self) -> Observers:
         """Whom to tell of progress and stalls; set its fields at any time."""
-        return self._outstanding.observers
+        return self._pending.observers
 
     def statistics(self) -> Statistics:
         """Counts since the beginning."""
-        counts = self._outstanding
+        counts = self._pending
         return Statistics(
             backend=self._backend.name,
             submitted=counts.submitted,
@@ -137,17 +137,17 @@ class Session(Operations):
     def describe_waits(self) -> list[str]:
         """A line for each operation under way here, and for each that other ranks wait for; from
         any thread. May ask other ranks and wait for a moment."""
-        where, now = f"rank {self.rank} of {self.size}", self._outstanding.clock.now()
+        where, now = f"rank {self.rank} of {self.size}", self._pending.clock.now()
         lines = []
-        for handle in self._outstanding.all():
-            road = handle.road or self._backend
-            missing = road.missing(handle) if hasattr(road, "missing") else None
+        for handle in self._pending.all():
+            route = handle.route or self._backend
+            missing = route.missing(handle) if hasattr(route, "missing") else None
             if not handle.is_done:
                 what = f"{handle.request.kind.value} {handle.name!r}"
                 whom = _in_words(handle.request.kind, missing)
                 waited = now - handle.submitted_at
                 lines.append(f"{where}: {what}, submitted {waited:.1f} s ago: {whom}")
-        for name, by in [] if self._outstanding.is_broken else self._backend.wanted():
+        for name, by in [] if self._pending.is_broken else self._backend.wanted():
             whose = f"ranks {list(by)} wait" if by else "other ranks wait"
             what = repr(name) if name else "something"
             lines.append(f"{where}: {whose} for {what}, which this one has not submitted")
@@ -166,9 +166,9 @@ class Session(Operations):
         if not are_plain():
             with plain_modes():
                 return self.submit(request)
-        outstanding = self._outstanding
-        if outstanding.is_broken:
-            outstanding.check()
+        pending = self._pending
+        if pending.is_broken:
+            pending.check()
         process_set = self._sets[request.process_set]
         is_for_backend = self._is_on_host(request) or self._backend.takes_devices
         if not is_for_backend:
@@ -184,11 +184,11 @@ class Session(Operations):
             checks.check_outputs(request)
             request.name = self._name(request.kind, request.process_set)
         with self._submitting:
-            form = self._forms.of(request, process_set, outstanding.is_in_flight)
+            cached = self._request_cache.of(request, process_set, pending.is_in_flight)
             if request.outputs is not None and request.outputs is not request.tensors:
                 checks.check_outputs(request)
-            handle = outstanding.begin(request, form)
-        handle.landing = detour
+            handle = pending.begin(request, cached)
+        handle.copy_back = detour
         if is_for_backend:
             self._backend.submit(handle)
         else:
@@ -208,11 +208,11 @@ class Session(Operations):
 
     def wait(self, handle: Handle[T]) -> T:
         """The operation's result, or raises its error."""
-        if (not handle.is_done or handle.landing is not None) and not are_plain():
+        if (not handle.is_done or handle.copy_back is not None) and not are_plain():
             with plain_modes():
                 return self.wait(handle)
         if not handle.is_done:
-            if handle.road is None:
+            if handle.route is None:
                 self._backend.wait(handle)
             else:
                 self._wait(handle)
@@ -223,7 +223,7 @@ class Session(Operations):
         """Waits like `wait`, but not for ever while other ranks wait for this one elsewhere: after
         a second of that it returns False, and the operation is still under way. For waits that
         could as well come later."""
-        now = self._outstanding.clock.now
+        now = self._pending.clock.now
         wanted_since: float | None = None
 
         def gives_up() -> bool:
@@ -245,7 +245,7 @@ class Session(Operations):
         """An uninitialised tensor that is reduced fastest, in place: it lives where the other ranks
         of this host can reach it. Views of it (the gradients in a bucket) are as good. It is an
         ordinary tensor otherwise, and its memory is free when nobody holds it any more."""
-        self._outstanding.check()
+        self._pending.check()
         return self._backend.resident(shape, dtype)
 
     def is_resident(self, tensor: torch.Tensor) -> bool:
@@ -289,9 +289,9 @@ class Session(Operations):
             self.wait(self.submit(Request(Kind.REMOVE_SET, name, root=set_id)))
             self._sets.remove(set_id)
             gone = CollectiveError(f"process set {set_id} was removed on rank {self.rank}")
-            for handle in self._outstanding.all():
+            for handle in self._pending.all():
                 if handle.request.process_set == set_id:
-                    self._outstanding.fail(handle, gone)
+                    self._pending.fail(handle, gone)
             self._devices.close_set(set_id)
             self._backend.close_set(removed)
 
@@ -313,9 +313,7 @@ class Session(Operations):
     def shutdown(self) -> None:
         """Ends this rank's part; harmless when repeated. What is under way here fails, as does
         whatever other ranks still want from this one. Waits for nobody."""
-        self._outstanding.break_off(
-            CollectiveError(f"the session of rank {self.rank} was shut down")
-        )
+        self._pending.break_off(CollectiveError(f"the session of rank {self.rank} was shut down"))
         self._backend.close()
         self._devices.close()
         self._staging.close()
@@ -336,7 +334,7 @@ class Session(Operations):
     # ------------------------------------------------------------ inside
 
     def _wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
-        """By whichever road it goes; another one may be found while it waits."""
+        """By whichever route it goes; another one may be found while it waits."""
         has_given_up = False
 
         def asked() -> bool:
@@ -345,14 +343,14 @@ class Session(Operations):
             return has_given_up
 
         while not handle.is_done and not has_given_up:
-            road = handle.road or self._backend
-            road.wait(handle, gives_up and asked)
+            route = handle.route or self._backend
+            route.wait(handle, gives_up and asked)
 
     def _name(self, kind: Kind, process_set: int) -> str:
         """An automatic name, for who gives none."""
         number = self._count(process_set, kind) % _AUTOMATIC_NAMES
         automatic = f"{kind.value}.noname.{number}"
-        earlier = self._outstanding.find(process_set, automatic)
+        earlier = self._pending.find(process_set, automatic)
         if earlier is not None:
             self._wait(earlier)
         return automatic

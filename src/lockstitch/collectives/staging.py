@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives.backend import Backend
     from lockstitch.collectives.handles import Handle
-    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.requests import Request
     from lockstitch.devices.streams import Event
     from lockstitch.memory.blocks import Block
@@ -60,13 +60,13 @@ class _Copied(NamedTuple):
 class Staging:
     """Of one rank, before `backend`."""
 
-    def __init__(self, backend: Backend, outstanding: Outstanding) -> None:
+    def __init__(self, backend: Backend, pending: PendingOperations) -> None:
         self._backend = backend
-        self._outstanding = outstanding
+        self._pending = pending
         self._memory = HostMemory(lambda size: backend.resident((size,), torch.uint8))
         self._copied: deque[_Copied] = deque()
         self._lock = threading.Lock()
-        self._helper = Helper(f"rank {outstanding.rank} copies", self)
+        self._helper = Helper(f"rank {pending.rank} copies", self)
         self.turns = 0
         """How often somebody has looked after the copies."""
 
@@ -84,10 +84,10 @@ class Staging:
             self.advance()
         events = self._stage(handle)
         if are_done(events):
-            handle.road = None
+            handle.route = None
             self._backend.submit(handle)
             return
-        handle.road = self
+        handle.route = self
         self._copied.append(_Copied(handle, events))
         if not handle.request.is_awaited:
             self._helper.look_after()
@@ -106,9 +106,9 @@ class Staging:
 
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
         """Until the backend knows of the operation."""
-        while handle.road is self and not handle.is_done:
+        while handle.route is self and not handle.is_done:
             self.drive_unattended()
-            if handle.road is self:  # another thread has just taken it
+            if handle.route is self:  # another thread has just taken it
                 handle.wait(_LOOK_SECONDS)
                 handle.rearm()
                 if gives_up is not None and gives_up():
@@ -136,12 +136,12 @@ class Staging:
         handle = copied.handle
         try:
             wait_for(copied.events)
-            handle.road = None
+            handle.route = None
             if not handle.is_done:  # as when its process set is no more
                 self._backend.submit(handle)
         except Exception as error:  # noqa: BLE001 - raised by whoever waits for it
-            handle.road = None
-            self._outstanding.fail(handle, error)
+            handle.route = None
+            self._pending.fail(handle, error)
         handle.nudge()
 
     def _stage(self, handle: Handle[Any]) -> list[Event]:
@@ -152,7 +152,7 @@ class Staging:
         device = _device_of(request.tensors)
         block = self._memory.take(layout.size, device)
         staged = _views(block.memory, layout, request.tensors)
-        is_read = request.kind is not Kind.BROADCAST or request.root == self._outstanding.rank
+        is_read = request.kind is not Kind.BROADCAST or request.root == self._pending.rank
         if is_read and device is not None and len(staged) > 1:
             packed = torch.empty(layout.size, dtype=torch.uint8, device=device)
             copy_many(_views(packed, layout, request.tensors), request.tensors)
@@ -161,7 +161,7 @@ class Staging:
             for view, tensor in zip(staged, request.tensors, strict=True):
                 view.copy_(tensor, non_blocking=True)
         streams = Streams.of((*request.tensors, *(request.outputs or ())))
-        handle.landing = Return(request, layout, block, self._memory, streams)
+        handle.copy_back = StagedCopyBack(request, layout, block, self._memory, streams)
         handle.request = replace(
             request,
             tensors=staged,
@@ -171,8 +171,8 @@ class Staging:
         return streams.record()
 
 
-class Return:
-    """The way back to the devices, of one operation: once, however many ask for the result."""
+class StagedCopyBack:
+    """Copies the result of one operation back to the devices: once, however many ask for it."""
 
     def __init__(
         self,

@@ -139,16 +139,16 @@ class SideStream:
         event: Event = self._stream.record_event()
         return event
 
-    def passage(self, tensors: Iterable[torch.Tensor]) -> Passage:
+    def operation(self, tensors: Iterable[torch.Tensor]) -> SideStreamOperation:
         """For an operation with these tensors that this thread asks for now."""
-        return Passage(tensors, self._stream)
+        return SideStreamOperation(tensors, self._stream)
 
     def finish(self) -> None:
         """Waits for all that was given to it."""
         self._stream.synchronize()
 
 
-class Passage:
+class SideStreamOperation:
     """An operation's way to a side stream and back. It waits only for what was queued where it was
     asked for, and only whoever takes the result waits for it; no thread waits for the GPU."""
 
@@ -182,7 +182,7 @@ class Passage:
 
 
 class Arrival:
-    """The landing of a result that the streams of who has asked for it compute."""
+    """The copy-back of a result that the streams of who has asked for it compute."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams

@@ -23,7 +23,7 @@ def reduce_for_ever(session: Session) -> None:
         session.wait(session.allreduce(torch.ones(3), SUM, name=f"sum {turn}"))
 
 
-@pytest.mark.parametrize("part", ["_bells.sleep", "_turn"])
+@pytest.mark.parametrize("part", ["_wakeups.sleep", "_turn"])
 def test_rank_whose_calls_fail_ends_the_session_of_all(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +43,7 @@ def test_rank_whose_calls_fail_ends_the_session_of_all(
 @pytest.mark.parametrize("backend", ["shared_memory", "c10d"])
 def test_rank_that_has_waited_too_long_ends_the_session_of_the_others(backend: str) -> None:
     with Ranks(2, backend) as ranks:
-        ranks[0]._outstanding._stall_failure_seconds = 0.01
+        ranks[0]._pending._stall_failure_seconds = 0.01
         handle = ranks[0].allreduce(torch.ones(3), name="never")
         with pytest.raises(StalledError, match="'never' on rank 0 waited"):
             ranks[0].wait(handle)

@@ -47,9 +47,9 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def road_of(session: Session, set_id: int = 0) -> str:
-    way = session._devices._ways[set_id]
-    return "host" if way.backend is None else way.backend.name
+def route_of(session: Session, set_id: int = 0) -> str:
+    route = session._devices._routes[set_id]
+    return "host" if route.backend is None else route.backend.name
 
 
 def test_all_operations_go_by_nccl(backend: str) -> None:
@@ -73,7 +73,7 @@ def test_all_operations_go_by_nccl(backend: str) -> None:
         assert counts.tolist() == [1, 1, 1]
         assert session.wait(session.reducescatter(torch.ones(3, 2), SUM)).tolist() == [[3.0, 3.0]]
         assert session.wait(session.allreduce(torch.tensor([me]), SUM)).item() == 3
-        return road_of(session)
+        return route_of(session)
 
     with Ranks(SIZE, backend) as ranks:
         assert ranks.run(program) == ["nccl"] * SIZE
@@ -84,7 +84,7 @@ def test_ranks_that_share_a_gpu_go_through_host_memory(foreign, backend: str) ->
 
     def program(session: Session) -> str:
         assert session.wait(session.allreduce(torch.ones(2), SUM)).tolist() == [3.0, 3.0]
-        return road_of(session)
+        return route_of(session)
 
     with Ranks(SIZE, backend) as ranks:
         assert ranks.run(program) == ["host"] * SIZE
@@ -96,16 +96,16 @@ def test_sets_decide_for_themselves(foreign, backend: str) -> None:
     def program(session: Session) -> tuple[str, str]:
         one = session.add_process_set([1, 2])
         other = session.add_process_set([0, 2])
-        roads = []
+        routes = []
         for each in (one, other):
             if each.includes(session.rank):
                 handle = session.allreduce(torch.ones(1), SUM, process_set=each.id)
                 assert session.wait(handle).item() == 2.0
-                roads.append(road_of(session, each.id))
+                routes.append(route_of(session, each.id))
         session.barrier()
         session.remove_process_set(one.id)
         session.remove_process_set(other.id)
-        return roads
+        return routes
 
     with Ranks(SIZE, backend) as ranks:
         assert ranks.run(program) == [["host"], ["nccl"], ["nccl", "host"]]
@@ -127,7 +127,7 @@ def test_demand_that_cannot_be_met_is_an_error_for_all(foreign) -> None:
 def test_host_memory_can_be_demanded() -> None:
     def program(session: Session) -> None:
         assert session.wait(session.allreduce(torch.ones(1), SUM)).item() == 3.0
-        assert not session._devices._ways
+        assert not session._devices._routes
 
     with Ranks(SIZE, "shared_memory", device_operations="host") as ranks:
         ranks.run(program)
@@ -181,14 +181,14 @@ def test_ranks_that_have_joined_count_for_nothing(backend: str) -> None:
 
 def test_rank_that_joins_without_ever_using_a_device_leaves_the_others_to_host_memory() -> None:
     def program(session: Session) -> list[str]:
-        roads = []
+        routes = []
         if session.rank:
             handle = session.allreduce(torch.ones(2), SUM)
             assert session.wait(handle)[0].item() == 2.0
-            roads.append(road_of(session))
+            routes.append(route_of(session))
         session.join()
         assert session.wait(session.allreduce(torch.ones(2), SUM))[0].item() == 3.0
-        return [*roads, road_of(session)]
+        return [*routes, route_of(session)]
 
     with Ranks(SIZE, "shared_memory") as ranks:
         assert ranks.run(program) == [["nccl"], ["host", "nccl"], ["host", "nccl"]]
@@ -228,7 +228,7 @@ def test_single_rank_goes_by_nccl_where_that_is_demanded() -> None:
         (session,) = ranks.sessions
         assert session.wait(session.allreduce(torch.ones(2), SUM)).tolist() == [1.0, 1.0]
         assert session.wait(session.broadcast(torch.ones(2), 0)).tolist() == [1.0, 1.0]
-        assert road_of(session) == "nccl"
+        assert route_of(session) == "nccl"
         assert session.join() == 0
 
 

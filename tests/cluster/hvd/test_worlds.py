@@ -117,7 +117,7 @@ def test_who_has_met_but_waits_behind_the_door_is_told_too(
     fake_launcher, launcher, tmp_path, monkeypatch
 ):
     knocks = Queue()
-    monkeypatch.setattr("lockstitch.collectives.opening.knock_in_vain", knocks.put)
+    monkeypatch.setattr("lockstitch.collectives.opening.end_introduction", knocks.put)
     opened = Queue()
     thread = opening(launcher, opened)
     answer(fake_launcher, RankAssignment(1, 0, 2, f"file://{tmp_path}/world-1"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstitch.collectives.forms import Form
 from lockstitch.collectives.handles import Handle
+from lockstitch.collectives.request_cache import CachedRequest
 from lockstitch.collectives.requests import SUM, Kind, Request
 from lockstitch.errors import CollectiveError
 
@@ -14,7 +14,7 @@ from lockstitch.errors import CollectiveError
 @pytest.fixture
 def handle() -> Handle[int]:
     request = Request(Kind.ALLREDUCE, "a", (torch.ones(1),), reduction=SUM)
-    return Handle(request, Form(request, 0))
+    return Handle(request, CachedRequest(request, 0))
 
 
 def test_result_is_given_as_often_as_asked(handle: Handle[int]) -> None:

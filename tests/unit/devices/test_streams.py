@@ -96,20 +96,20 @@ def test_another_stream_that_takes_a_result_waits_and_is_known_to_the_allocator(
 def test_a_side_stream_waits_for_what_was_asked_before_and_is_waited_for(current):
     tensor, asked_on = Lent.of(), current[ONE]
     side = SideStream(ONE)
-    passage = side.passage([tensor])
-    passage.begin()
+    operation = side.operation([tensor])
+    operation.begin()
     (own,) = tensor.borrowers
     assert own.waited_for == [asked_on]
     result = Lent.of()
-    passage.end()
-    assert passage(result) is result
+    operation.end()
+    assert operation(result) is result
     assert asked_on.waited_for == [own]
     assert result.borrowers == [asked_on]
 
 
 def test_an_operation_that_never_ended_makes_nobody_wait(current):
-    passage = SideStream(ONE).passage([Lent.of()])
-    assert passage(7) == 7
+    operation = SideStream(ONE).operation([Lent.of()])
+    assert operation(7) == 7
     assert current[ONE].waited_for == []
 
 

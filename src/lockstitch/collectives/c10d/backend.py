@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.collectives.c10d.plane import Plane
-    from lockstitch.collectives.forms import Form
     from lockstitch.collectives.handles import Handle
-    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
-    from lockstitch.devices.streams import Passage
+    from lockstitch.collectives.request_cache import CachedRequest
+    from lockstitch.devices.streams import SideStreamOperation
 
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 1.0
@@ -80,7 +80,7 @@ class Ear(Protocol):
 class C10dBackend:
     """See the module. `connect` makes the end of the star that calls back with what rank 0 says.
 
-    For one process set only (`only_for`) it is one of several roads of a session: its first rank
+    For one process set only (`only_for`) it is one of several routes of a session: its first rank
     stands where rank 0 does otherwise, and joins are decided elsewhere.
 
     It is made when all ranks have come to rank 0 and have connected to each other; `start_seconds`
@@ -91,7 +91,7 @@ class C10dBackend:
         self,
         plane: Plane,
         sets: ProcessSets,
-        outstanding: Outstanding,
+        pending: PendingOperations,
         connect: Callable[[Callable[[Message], None]], Ear],
         name: str = "c10d",
         only_for: ProcessSet | None = None,
@@ -103,14 +103,14 @@ class C10dBackend:
         self._only_for = only_for
         self._road = None if only_for is None else self
         self._stream = SideStream(plane.device) if is_gpu(plane.device) else None
-        self._passages: dict[int, Passage] = {}
+        self._side_operations: dict[int, SideStreamOperation] = {}
         self._end: CollectiveError | None = None
         """Why it takes nothing any more, though the session goes on."""
-        self._rank = outstanding.rank
+        self._rank = pending.rank
         self._plane = plane
         self._sets = sets
-        self._outstanding = outstanding
-        self._told: dict[int, Form] = {}
+        self._pending = pending
+        self._told: dict[int, CachedRequest] = {}
         """What each number stands for, as rank 0 knows it."""
         self._under_way: dict[int, Handle[Any]] = {}
         self._joining: Handle[Any] | None = None
@@ -119,7 +119,7 @@ class C10dBackend:
         self._submitting = threading.Lock()
         self._is_closed = False
         self._is_abandoned = False
-        self._beginning = Beginning(0 if only_for is None else only_for.ranks[0], outstanding)
+        self._beginning = Beginning(0 if only_for is None else only_for.ranks[0], pending)
         self._knows_why = threading.Event()
         """Set when a rank was lost, or this one ends: what fails then fails for that reason."""
         self._performer = threading.Thread(
@@ -159,22 +159,22 @@ class C10dBackend:
             self._joining = handle
             self._ear.tell(Join(time.time_ns()))
             return
-        form = handle.form
+        cached = handle.cached
         if self._stream is not None:
             request = handle.request
-            passage = self._stream.passage([*request.tensors, *(request.outputs or ())])
-            handle.landing = self._passages[form.number] = passage
+            operation = self._stream.operation([*request.tensors, *(request.outputs or ())])
+            handle.copy_back = self._side_operations[cached.number] = operation
         with self._submitting:
             if self._end is not None:
-                self._outstanding.fail(handle, self._end)
+                self._pending.fail(handle, self._end)
                 return
-            self._under_way[form.number] = handle
-            if self._told.get(form.number) is not form:
+            self._under_way[cached.number] = handle
+            if self._told.get(cached.number) is not cached:
                 process_set = self._sets[handle.request.process_set]
-                content = form.description.encode().decode()
-                self._ear.tell(Define(form.number, process_set.id, process_set.ranks, content))
-                self._told[form.number] = form
-            self._ear.tell(Submit(form.number))
+                content = cached.description.encode().decode()
+                self._ear.tell(Define(cached.number, process_set.id, process_set.ranks, content))
+                self._told[cached.number] = cached
+            self._ear.tell(Submit(cached.number))
 
     def join(self) -> None:
         """This rank has joined, as the session's backend is told; that says, too, when all have."""
@@ -189,7 +189,7 @@ class C10dBackend:
         if self._is_abandoned:
             self._refuse_child()
         while not handle.wait(_LOOK_SECONDS):
-            self._outstanding.look_for_stalls(self._whom_it_waits_for, self._road, self._give_up)
+            self._pending.look_for_stalls(self._whom_it_waits_for, self._road, self._give_up)
             if gives_up is not None and gives_up():
                 return
 
@@ -227,12 +227,12 @@ class C10dBackend:
     def open_set(self, process_set: ProcessSet) -> None:
         """All members connect to each other. Where that fails nobody can go on."""
         try:
-            in_thread(lambda: self._plane.open_set(process_set), self._outstanding)
+            in_thread(lambda: self._plane.open_set(process_set), self._pending)
         except Exception as error:
             # It may have failed since a rank died, of which the news are on their way.
             self._knows_why.wait(_PATIENCE_SECONDS)
             self._give_up(error)
-            self._outstanding.check()
+            self._pending.check()
             raise
 
     def close_set(self, process_set: ProcessSet) -> None:
@@ -278,20 +278,20 @@ class C10dBackend:
 
     def _whom_it_waits_for(self, handle: Handle[Any]) -> tuple[int, ...] | None:
         """Rank 0 knows; until it has answered nobody does."""
-        missing = self._missing.pop(handle.form.number, None)
+        missing = self._missing.pop(handle.cached.number, None)
         if missing is None:
-            self._ear.tell(Ask(handle.form.number))
+            self._ear.tell(Ask(handle.cached.number))
         return missing
 
     def _break(self, error: BaseException) -> None:
-        self._outstanding.break_off(error)
+        self._pending.break_off(error)
 
     # ------------------------------------------------------------ performing
 
     def _run(self) -> None:
         with contextlib.nullcontext() if self._stream is None else self._stream.current():
             while (message := self._orders.get()) is not None:
-                if self._outstanding.is_broken:
+                if self._pending.is_broken:
                     continue
                 try:
                     self._obey(message)
@@ -322,9 +322,9 @@ class C10dBackend:
             self._perform_detailed(message)
         elif isinstance(message, Refused):
             handle = self._under_way.pop(message.number)
-            self._passages.pop(message.number, None)
+            self._side_operations.pop(message.number, None)
             refusal = Refuse(handle.name, {}, message.objection, message.text)
-            self._outstanding.fail(handle, error_of(refusal))
+            self._pending.fail(handle, error_of(refusal))
         elif isinstance(message, Leave):
             centre = 0 if self._only_for is None else self._only_for.ranks[0]
             text = (
@@ -333,10 +333,10 @@ class C10dBackend:
             self._lose_centre(RankLostError(text))
         elif isinstance(message, Joined) and self._joining is not None:
             joining, self._joining = self._joining, None
-            self._outstanding.complete(joining, message.last)
+            self._pending.complete(joining, message.last)
 
     def _lose_centre(self, error: CollectiveError) -> None:
-        """No orders come any more. Where there are other roads, the session goes on by them."""
+        """No orders come any more. Where there are other routes, the session goes on by them."""
         if self._only_for is None:
             self._break(error)
             return
@@ -344,23 +344,23 @@ class C10dBackend:
             self._end = error
             left, self._under_way = list(self._under_way.values()), {}
         for handle in left:
-            self._outstanding.fail(handle, error)
+            self._pending.fail(handle, error)
 
     def _perform_together(self, handles: list[Handle[Any]]) -> None:
         for handle in handles:
-            self._outstanding.tell(handle, Step.READY)
+            self._pending.tell(handle, Step.READY)
         request = handles[0].request
         process_set = self._sets[request.process_set]
-        if is_reducible(handles[0].form.description, self._plane):
+        if is_reducible(handles[0].cached.description, self._plane):
             requests = [handle.request for handle in handles]
             self._let_begin(handles)
             results = perform_bucket(requests, self._plane, process_set)
             self._let_end(handles)
             for handle, tensors in zip(handles, results, strict=True):
-                self._outstanding.complete(handle, value_of(handle.request, tensors))
+                self._pending.complete(handle, value_of(handle.request, tensors))
             return
         for handle in handles:
-            self._perform_one(handle, [handle.form.description] * process_set.size)
+            self._perform_one(handle, [handle.cached.description] * process_set.size)
 
     def _perform_detailed(self, message: Detailed) -> None:
         process_set = self._sets[message.set_id]
@@ -376,12 +376,12 @@ class C10dBackend:
                 take_part_in_gather(described, self._plane, process_set)
             return
         handle = self._under_way.pop(message.number)
-        self._outstanding.tell(handle, Step.READY)
+        self._pending.tell(handle, Step.READY)
         if is_reducible(present, self._plane):
             self._let_begin([handle])
             (results,) = perform_bucket([handle.request], self._plane, process_set)
             self._let_end([handle])
-            self._outstanding.complete(handle, value_of(handle.request, results))
+            self._pending.complete(handle, value_of(handle.request, results))
         else:
             self._perform_one(handle, described)
 
@@ -393,17 +393,17 @@ class C10dBackend:
         self._let_end([handle])
         if handle.request.kind is Kind.ALLGATHER:
             handle.rows = rows_gathered(described)
-        self._outstanding.complete(handle, value_of(handle.request, results))
+        self._pending.complete(handle, value_of(handle.request, results))
 
     def _let_begin(self, handles: list[Handle[Any]]) -> None:
         if self._stream is not None:
             for handle in handles:
-                self._passages[handle.form.number].begin()
+                self._side_operations[handle.cached.number].begin()
 
     def _let_end(self, handles: list[Handle[Any]]) -> None:
         if self._stream is not None:
             for handle in handles:
-                self._passages.pop(handle.form.number).end()
+                self._side_operations.pop(handle.cached.number).end()
 
     def _refuse_child(self) -> None:
         raise CollectiveError(

@@ -14,7 +14,7 @@ from lockstitch.errors import CollectiveError, RankLostError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.pending_operations import PendingOperations
 
 T = TypeVar("T")
 
@@ -27,9 +27,9 @@ _GRACE_SECONDS = 5.0
 class Beginning:
     """One rank's, where the rank `centre` gives the orders."""
 
-    def __init__(self, centre: int, outstanding: Outstanding) -> None:
+    def __init__(self, centre: int, pending: PendingOperations) -> None:
         self._centre = centre
-        self._outstanding = outstanding
+        self._pending = pending
         self._is_known = threading.Event()
 
     def end(self) -> None:
@@ -38,7 +38,7 @@ class Beginning:
 
     def await_all(self, seconds: float, has_failed: Callable[[], str | None]) -> None:
         """Returns when all have come; raises who does not."""
-        rank, clock = self._outstanding.rank, self._outstanding.clock
+        rank, clock = self._pending.rank, self._pending.clock
         deadline = clock.now() + seconds + _GRACE_SECONDS
         while not clock.wait(self._is_known, _LOOK_SECONDS):
             failure = has_failed()
@@ -49,10 +49,10 @@ class Beginning:
                     f"rank {self._centre} did not tell rank {rank} within {seconds:g} s that all "
                     "ranks have come"
                 )
-        self._outstanding.check()
+        self._pending.check()
 
 
-def in_thread(work: Callable[[], T], outstanding: Outstanding, seconds: float | None = None) -> T:
+def in_thread(work: Callable[[], T], pending: PendingOperations, seconds: float | None = None) -> T:
     """Calls it, and returns or raises what it does; or raises why the session has broken off
     meanwhile, or that the time is over. For what waits where nothing can end it: the thread is left
     to its own time then."""
@@ -68,15 +68,15 @@ def in_thread(work: Callable[[], T], outstanding: Outstanding, seconds: float | 
         finally:
             is_over.set()
 
-    clock = outstanding.clock
+    clock = pending.clock
     deadline = None if seconds is None else clock.now() + seconds
-    name = f"rank {outstanding.rank} begins"
+    name = f"rank {pending.rank} begins"
     threading.Thread(target=run, name=name, daemon=True).start()
     while not clock.wait(is_over, _THREAD_LOOK_SECONDS):
-        outstanding.check()
+        pending.check()
         if deadline is not None and clock.now() >= deadline:
             raise CollectiveError(
-                f"rank {outstanding.rank} waits for more than {seconds:g} s where ranks meet: "
+                f"rank {pending.rank} waits for more than {seconds:g} s where ranks meet: "
                 "another one may hold the store, or have ended while it wrote there"
             )
     if errors:

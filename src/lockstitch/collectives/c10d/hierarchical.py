@@ -5,8 +5,8 @@
 
 One rank of each host, its *leader*, reduces the hosts' sums over the network; the others get the
 result from it through shared memory. Every byte crosses the network once for each host instead of
-once for each rank. Only reductions go this way; whatever moves without being reduced goes by the
-process group of all ranks.
+once for each rank. Only reductions take this route; whatever moves without being reduced goes by
+the process group of all ranks.
 
 Inside, orders are performed one at a time and in the same order everywhere, so what the ranks of a
 host do among themselves needs no names: the nth operation of one meets the nth of the others.
@@ -45,16 +45,16 @@ class HierarchicalPlane(GroupPlane):
         super().__init__(topology.rank, store, "cpu", connect_seconds, address)
         self._topology = topology
         self._local = local
-        self._teams: dict[tuple[int, ...], int] = {topology.local_ranks: GLOBAL_SET}
+        self._local_sets: dict[tuple[int, ...], int] = {topology.local_ranks: GLOBAL_SET}
         """The process sets of the local session, by the ranks that they have."""
 
     def open_set(self, process_set: ProcessSet) -> None:
         super().open_set(process_set)
-        team = self._team(process_set)
-        if len(team) > 1 and team not in self._teams:
+        members = self._members_here(process_set)
+        if len(members) > 1 and members not in self._local_sets:
             local_ranks = self._topology.local_ranks
-            added = self._local.add_process_set(local_ranks.index(rank) for rank in team)
-            self._teams[team] = added.id
+            added = self._local.add_process_set(local_ranks.index(rank) for rank in members)
+            self._local_sets[members] = added.id
         leaders = self._leaders(process_set)
         if len(leaders) > 1:
             super().open_set(ProcessSet(process_set.id + _LEADERS, leaders))
@@ -64,16 +64,16 @@ class HierarchicalPlane(GroupPlane):
         super().close_set(ProcessSet(process_set.id + _LEADERS, ()))
 
     def reduce(self, flat: torch.Tensor, op: ReduceOp, process_set: ProcessSet) -> None:
-        team = self._team(process_set)
+        members = self._members_here(process_set)
         leaders = self._leaders(process_set)
         reduction = Reduction(ReduceOp.SUM if op is ReduceOp.AVERAGE else op)
-        name = f"{process_set.id}.{','.join(map(str, team))}"
-        if len(team) > 1:
-            self._reduce_locally(flat, reduction, name, team)
-        if self._rank == team[0] and len(leaders) > 1:
+        name = f"{process_set.id}.{','.join(map(str, members))}"
+        if len(members) > 1:
+            self._reduce_locally(flat, reduction, name, members)
+        if self._rank == members[0] and len(leaders) > 1:
             super().reduce(flat, op, ProcessSet(process_set.id + _LEADERS, leaders))
-        if len(team) > 1 and len(leaders) > 1:
-            self._hand_round(flat, name, team)
+        if len(members) > 1 and len(leaders) > 1:
+            self._hand_round(flat, name, members)
 
     def abort(self) -> None:
         self._local.shutdown()
@@ -86,23 +86,23 @@ class HierarchicalPlane(GroupPlane):
     # ------------------------------------------------------------ inside
 
     def _reduce_locally(
-        self, flat: torch.Tensor, reduction: Reduction, name: str, team: tuple[int, ...]
+        self, flat: torch.Tensor, reduction: Reduction, name: str, members: tuple[int, ...]
     ) -> None:
         local = self._local
-        set_id = self._teams[team]
+        set_id = self._local_sets[members]
         local.wait(
             local.allreduce(flat, reduction, name=f"{name}.reduce", process_set=set_id, output=flat)
         )
 
-    def _hand_round(self, flat: torch.Tensor, name: str, team: tuple[int, ...]) -> None:
+    def _hand_round(self, flat: torch.Tensor, name: str, members: tuple[int, ...]) -> None:
         local = self._local
-        root = self._topology.local_ranks.index(team[0])
-        set_id = self._teams[team]
+        root = self._topology.local_ranks.index(members[0])
+        set_id = self._local_sets[members]
         local.wait(
             local.broadcast(flat, root, name=f"{name}.result", process_set=set_id, output=flat)
         )
 
-    def _team(self, process_set: ProcessSet) -> tuple[int, ...]:
+    def _members_here(self, process_set: ProcessSet) -> tuple[int, ...]:
         """The set's ranks on this host."""
         return tuple(rank for rank in self._topology.local_ranks if process_set.includes(rank))
 

@@ -3,10 +3,10 @@
 - `backend`: who drives: the threads that submit and wait, one at a time (`token`); `helper` where
   nobody waits
 - `channel`: one process set: logs, table, operations under way; `publishing`: what it tells others
-- `operations`: how tensors move: `whole`, `in_place`, or `in_chunks`, chosen by `ways`
+- `operations`: how tensors move: `whole`, `in_place`, or `in_chunks`, chosen by `routes`
 - `definitions`: what is known of each name
 - `log`: what each rank did, as words in shared memory
 - `segment`: the shared memory, and where things are in it (room in it: `memory.arena`)
-- `bells`: sleeping, waking, and seeing who died
+- `wakeups`: sleeping, waking, and seeing who died
 - `introduction`: how the ranks come to share all this
 """

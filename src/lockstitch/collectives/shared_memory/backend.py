@@ -21,12 +21,12 @@ import torch
 from lockstitch.collectives.mappings import declare_private
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET, Kind
-from lockstitch.collectives.shared_memory.bells import Bells
 from lockstitch.collectives.shared_memory.channel import Channel
 from lockstitch.collectives.shared_memory.helper import Helper
 from lockstitch.collectives.shared_memory.publishing import LogFullError
 from lockstitch.collectives.shared_memory.segment import Geometry, Segment
 from lockstitch.collectives.shared_memory.token import Token
+from lockstitch.collectives.shared_memory.wakeups import Wakeups
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.fences import Fence
 from lockstitch.forks import abandon_in_child
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from lockstitch.collectives.handles import Handle
-    from lockstitch.collectives.outstanding import Outstanding
-    from lockstitch.collectives.shared_memory.introduction import Acquaintance
+    from lockstitch.collectives.pending_operations import PendingOperations
+    from lockstitch.collectives.shared_memory.introduction import SharedDescriptors
 
 # Waking up costs about 50 µs, and whoever is woken may come to a processor where others are.
 _SPIN_SECONDS = 300e-6
@@ -56,14 +56,14 @@ class SharedMemoryBackend:
     takes_devices = False
 
     def __init__(
-        self, rank: int, geometry: Geometry, known: Acquaintance, outstanding: Outstanding
+        self, rank: int, geometry: Geometry, known: SharedDescriptors, pending: PendingOperations
     ) -> None:
         self._rank = rank
-        self._outstanding = outstanding
+        self._pending = pending
         self._segment = Segment(known.segment, geometry)
         known.close_segment()
         self._arena = Arena(geometry.arena_bytes)
-        self._bells = Bells(rank, known, self._segment.sleepers(), Fence())
+        self._wakeups = Wakeups(rank, known, self._segment.sleepers(), Fence())
         self._lock = threading.RLock()
         self._token = Token()
         self._channels: dict[int, Channel] = {}
@@ -93,7 +93,7 @@ class SharedMemoryBackend:
             while not self._try_submit(handle):
                 self._sleep_without_token()
         except BaseException as error:
-            self._outstanding.fail(handle, error)
+            self._pending.fail(handle, error)
             raise
         if not handle.is_done and self._helper.is_parked and not handle.request.is_awaited:
             self._helper.look_after()
@@ -110,8 +110,8 @@ class SharedMemoryBackend:
                 is_told = True
                 if not handle.request.is_deferred:
                     self._turn()
-                if self._bells.is_asleep:
-                    self._bells.ring_own()  # what the sleeper waits for may be done now
+                if self._wakeups.is_asleep:
+                    self._wakeups.wake_own()  # what the sleeper waits for may be done now
             except LogFullError:
                 return False
             except ArenaFullError:
@@ -186,8 +186,8 @@ class SharedMemoryBackend:
                     self._rank,
                     self._segment,
                     self._arena,
-                    self._outstanding,
-                    self._bells,
+                    self._pending,
+                    self._wakeups,
                 )
                 self._closing = [each for each in self._closing if not each.is_idle]
                 self._open_channels = (*self._channels.values(), *self._closing)
@@ -207,15 +207,15 @@ class SharedMemoryBackend:
         with self._lock:
             self._say_goodbye()
         # Whoever is inside a sleep is woken, and gone when the token is free.
-        self._bells.ring_own()
+        self._wakeups.wake_own()
         self._helper.close()
         self._token.wait()
-        self._bells.close()
+        self._wakeups.close()
 
     def abandon(self) -> None:
         """In a forked child: the session is the parent's."""
         self._is_abandoned = True
-        self._bells.close()
+        self._wakeups.close()
 
     # ------------------------------------------------------------ driving
 
@@ -308,25 +308,25 @@ class SharedMemoryBackend:
     def _is_over(self, handle: Handle[Any] | None) -> bool:
         if handle is not None:
             return handle.is_done
-        return self._token.is_wanted or not len(self._outstanding) or self._has_left
+        return self._token.is_wanted or not len(self._pending) or self._has_left
 
     def _sleep(self, handle: Handle[Any] | None, timeout_seconds: float = _LOOK_SECONDS) -> None:
         """Until somebody rings; holds the token."""
         try:
-            self._bells.lie_down()
+            self._wakeups.announce_sleep()
             with self._lock:
                 is_news = self._turn()
             if is_news or self._is_over(handle):
                 return
-            dead = self._bells.sleep(timeout_seconds)
+            dead = self._wakeups.sleep(timeout_seconds)
         except OSError as error:
             self._give_up(error)
             return
         finally:
-            self._bells.get_up()
+            self._wakeups.announce_awake()
         if dead:
             self._mourn(dead)
-        self._outstanding.look_for_stalls(self._missing, give_up=self._give_up)
+        self._pending.look_for_stalls(self._missing, give_up=self._give_up)
 
     def _sleep_without_token(self) -> None:
         """For a moment: others give room back without ringing."""
@@ -337,7 +337,7 @@ class SharedMemoryBackend:
         """If it is the one who drives."""
         if self._helper.is_driving:
             self._token.is_wanted = True
-            self._bells.ring_own()
+            self._wakeups.wake_own()
 
     def drive_unattended(self) -> None:
         """What the helper does: drives if nobody else does."""
@@ -355,8 +355,7 @@ class SharedMemoryBackend:
     def is_busy(self) -> bool:
         """Whether anything is under way that nobody may wait for soon."""
         return any(
-            not handle.request.is_awaited and handle.road is None
-            for handle in self._outstanding.all()
+            not handle.request.is_awaited and handle.route is None for handle in self._pending.all()
         )
 
     # ------------------------------------------------------------ ends
@@ -364,7 +363,7 @@ class SharedMemoryBackend:
     def _mourn(self, dead: list[int]) -> None:
         with self._lock:
             self._turn()  # what they had finished is finished
-            lost = [rank for rank in dead if self._bells.watches(rank)]
+            lost = [rank for rank in dead if self._wakeups.is_watched(rank)]
             if lost:
                 words = ", ".join(map(str, lost))
                 self._break(RankLostError(f"rank {words} died (seen by rank {self._rank})"))
@@ -375,7 +374,7 @@ class SharedMemoryBackend:
             error = CollectiveError(
                 f"the session ended when rank {self._rank} could not do its part: {error!r}"
             )
-        self._outstanding.break_off(error)
+        self._pending.break_off(error)
         self._say_goodbye(str(error), isinstance(error, RankLostError))
 
     def end(self, error: BaseException) -> None:

@@ -37,7 +37,7 @@ from lockstitch.collectives.shared_memory.in_place import InPlace
 from lockstitch.collectives.shared_memory.log import LogReader, LogWriter, word
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, Part
 from lockstitch.collectives.shared_memory.publishing import Publisher
-from lockstitch.collectives.shared_memory.ways import agreed, prepared
+from lockstitch.collectives.shared_memory.routes import agreed, prepared
 from lockstitch.collectives.shared_memory.whole import Whole
 from lockstitch.errors import RankLostError
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.collectives.handles import Handle
-    from lockstitch.collectives.outstanding import Outstanding
+    from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSet
     from lockstitch.collectives.requests import Request
-    from lockstitch.collectives.shared_memory.bells import Bells
     from lockstitch.collectives.shared_memory.segment import Segment
+    from lockstitch.collectives.shared_memory.wakeups import Wakeups
     from lockstitch.memory.arena import Arena
 
 
@@ -62,8 +62,8 @@ class Channel:
         rank: int,
         segment: Segment,
         arena: Arena,
-        outstanding: Outstanding,
-        bells: Bells,
+        pending: PendingOperations,
+        wakeups: Wakeups,
     ) -> None:
         self.process_set = process_set
         self.rank = rank
@@ -74,8 +74,8 @@ class Channel:
         self._arena = arena
         self._arena_begins = segment.arena_begins
         self._arena_begin = segment.arena_begins[rank]
-        self._outstanding = outstanding
-        self._bells = bells
+        self._pending = pending
+        self._wakeups = wakeups
         self._position = process_set.position(rank)
         self._definitions = Definitions()
         self._current: dict[tuple[int, int], Part] = {}
@@ -92,7 +92,7 @@ class Channel:
         self._most_words = segment.geometry.log_words // 4
         self._tails, writer, self._readers = self._open_logs()
         others = [each for each in process_set.ranks if each != rank]
-        self._publisher = Publisher(writer, bells, others)
+        self._publisher = Publisher(writer, wakeups, others)
         self.is_changing = False
         """Whether an interrupt now would leave the books in disorder."""
         self._interrupt: BaseException | None = None
@@ -109,7 +109,7 @@ class Channel:
         tails = segment.tails(set_id, count)
         me = self._position
         cursors = [segment.cursors(set_id, writer, count) for writer in range(count)]
-        own = LogWriter(segment.log(set_id, me), tails, cursors[me], me, self._bells.fence)
+        own = LogWriter(segment.log(set_id, me), tails, cursors[me], me, self._wakeups.fence)
         readers = [
             (rank, index, LogReader(segment.log(set_id, index), tails, cursors[index], index, me))
             for index, rank in enumerate(self.process_set.ranks)
@@ -135,20 +135,20 @@ class Channel:
         if handle.request.kind is Kind.JOIN:
             self._join(handle)
             return
-        form = handle.form
-        definition: Definition | None = form.note
+        cached = handle.cached
+        definition: Definition | None = cached.note
         news: list[int] = []
         if definition is None:
-            definition = self._definitions.intern(form.description.encode())
-            news = log.definition(form.number, definition.content)
+            definition = self._definitions.intern(cached.description.encode())
+            news = log.definition(cached.number, definition.content)
         self._check_room(len(news) + 1, handle.request)
         operation, place, flags = prepared(self, handle, definition, self._in_place_bytes)
         self.is_changing = True
         offset = place - self._arena_begin if place != NOWHERE else 0
         if news:
             self._publisher.say(*news)
-            form.note = definition
-        self._publisher.say_one(word(log.SUBMIT, form.number, offset | flags))
+            cached.note = definition
+        self._publisher.say_one(word(log.SUBMIT, cached.number, offset | flags))
         part = Part(self.rank, definition, place, bool(flags))
         part.operation = operation
         submitted = Submitted(self.rank, definition.description, part)
@@ -262,7 +262,7 @@ class Channel:
                 self._release(operation)
 
     def _left(self, rank: int, reason: str, is_by_death: bool) -> None:
-        self._bells.forget(rank)
+        self._wakeups.forget(rank)
         if is_by_death:  # the session ends here as well, when what the dead had told is taken in
             self.death = self.death or RankLostError(reason)
             return
@@ -283,7 +283,7 @@ class Channel:
         for part in operation.present:
             error = self._gone.get(part.rank)
             if error is not None and operation.owes(part):
-                self._outstanding.fail(operation.handle, error)
+                self._pending.fail(operation.handle, error)
                 self._linger(operation)
                 return True
         return False
@@ -297,18 +297,18 @@ class Channel:
             elif isinstance(instruction, AllJoined):
                 handle, self._joining = self._joining, None
                 if handle is not None:
-                    self._outstanding.complete(handle, instruction.last)
+                    self._pending.complete(handle, instruction.last)
             elif self.rank in instruction.parts:
                 operation = instruction.parts[self.rank].note.operation
-                self._outstanding.fail(operation.handle, error_of(instruction))
+                self._pending.fail(operation.handle, error_of(instruction))
                 self._release(operation)
 
     def _begin(self, ready: Perform) -> None:
         if self.rank not in ready.parts:  # it has joined, and the others go on without it
             return
         operation: Operation = ready.parts[self.rank].note.operation
-        if self._outstanding.observers.progress is not None:
-            self._outstanding.tell(operation.handle, Step.READY)
+        if self._pending.observers.progress is not None:
+            self._pending.tell(operation.handle, Step.READY)
         present: list[Part] = [each.note for each in ready.parts.values()]
         operation = agreed(operation, present)
         unread = 0
@@ -342,7 +342,7 @@ class Channel:
         except Exception as error:
             if not isinstance(operation, Whole):
                 raise  # the others wait for what this rank cannot give: the session is over
-            self._outstanding.fail(operation.handle, error)
+            self._pending.fail(operation.handle, error)
             self._linger(operation)
             return True
         except BaseException as interrupt:  # noqa: BLE001 - raised by `_end_changes`
@@ -350,7 +350,7 @@ class Channel:
             return False
         if is_over:
             self._linger(operation)
-            self._outstanding.complete(operation.handle, operation.result())
+            self._pending.complete(operation.handle, operation.result())
         return is_over
 
     def _linger(self, operation: Operation) -> None:
@@ -359,7 +359,7 @@ class Channel:
             self._release(operation)  # each reads its own part only, at the end
             return
         if operation.request.tensors:
-            self._publisher.say_one(word(log.DONE, operation.handle.form.number), is_urgent=False)
+            self._publisher.say_one(word(log.DONE, operation.handle.cached.number), is_urgent=False)
         if operation.unread == 0:
             self._release(operation)
         else:
@@ -384,16 +384,16 @@ class Channel:
         operation.held = []
 
     def tell_progress(self, operation: Operation, count: int) -> None:
-        self._publisher.say_one(word(log.SLICE_DONE, operation.handle.form.number, count))
+        self._publisher.say_one(word(log.SLICE_DONE, operation.handle.cached.number, count))
         self._own_part(operation).produced = count
 
     def tell_reduced(self, operation: Operation, count: int) -> None:
-        self._publisher.say_one(word(log.REDUCED, operation.handle.form.number, count))
+        self._publisher.say_one(word(log.REDUCED, operation.handle.cached.number, count))
         self._own_part(operation).reduced = count
 
     def tell_place(self, operation: Operation, place: int) -> None:
         offset = place - self._arena_begin
-        self._publisher.say_one(word(log.PLACE, operation.handle.form.number, offset))
+        self._publisher.say_one(word(log.PLACE, operation.handle.cached.number, offset))
         self._own_part(operation).whole_place = place
 
     def _own_part(self, operation: Operation) -> Part:

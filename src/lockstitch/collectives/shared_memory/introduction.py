@@ -1,13 +1,13 @@
 """How the ranks of one host come to share a segment, and to wake and to watch each other.
 
 Descriptors travel between processes only over a unix socket. So the first rank of the host listens
-for the others once; each brings its *bell* (an eventfd: written to, it wakes the rank) and its
-*life* (a pidfd: readable when the process has ended), and takes home the segment and everybody's
-bells and lives. Then the sockets are closed. Both ends look who the other one is: the same user.
+for the others once; each brings an eventfd (written to, it wakes the rank) and its pidfd (readable
+when the process has ended), and takes home the segment and everybody's eventfds and pidfds. Then
+the sockets are closed. Both ends check that the other one belongs to the same user.
 
 Nobody is left behind. A rank maps the segment before it says that it is ready, and begins when the
-first one says that all are. Who fails until then hangs up, and says why in the store (`Why`); who
-fails later says so in the segment.
+first one says that all are. Who fails until then hangs up, and says why in the store
+(`FailureReason`); who fails later says so in the segment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lockstitch.errors import CollectiveError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    Why = Callable[[float], str | None]
+    FailureReason = Callable[[float], str | None]
     """Why a rank has given up, if one has; waits for the news for so many seconds at most."""
 
 _HELLO = struct.Struct("<I")
@@ -51,17 +51,17 @@ B = TypeVar("B", bound=Begun)
 
 
 @dataclass(slots=True)
-class Acquaintance:
+class SharedDescriptors:
     """Descriptors of everything that the ranks of a host share, by local rank; ours to close."""
 
     segment: int
-    bells: list[int]
-    lives: list[int]
+    eventfds: list[int]
+    pidfds: list[int]
 
     def close(self) -> None:
         """Gives all descriptors back; harmless when repeated."""
-        descriptors = [self.segment, *self.bells, *self.lives]
-        self.segment, self.bells, self.lives = -1, [], []
+        descriptors = [self.segment, *self.eventfds, *self.pidfds]
+        self.segment, self.eventfds, self.pidfds = -1, [], []
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -72,7 +72,7 @@ class Acquaintance:
         self.segment = -1
 
 
-class Doorway:
+class IntroductionListener:
     """A listener of this user at an address without a file. Every rank opens one before it knows
     whether it is the first of its host."""
 
@@ -90,58 +90,58 @@ class Doorway:
         self,
         ranks: Sequence[int],
         segment: int,
-        begin: Callable[[Acquaintance], B],
+        begin: Callable[[SharedDescriptors], B],
         timeout_seconds: float,
-        why: Why,
+        why: FailureReason,
     ) -> B:
         """The first rank's part: waits for the others, and gives each what it needs. `ranks` are
         those of this host, as they are called elsewhere; `segment` is taken over."""
         deadline = time.monotonic() + timeout_seconds
-        bells, lives = own_descriptors()
+        eventfd, pidfd = own_descriptors()
         unknown = [-1] * (len(ranks) - 1)
-        known = Acquaintance(segment, [bells, *unknown], [lives, *unknown])
-        guests: dict[int, socket.socket] = {}
+        known = SharedDescriptors(segment, [eventfd, *unknown], [pidfd, *unknown])
+        peers: dict[int, socket.socket] = {}
         backend: B | None = None
         try:
-            while len(guests) < len(unknown):
-                self._let_in(guests, known, ranks, deadline, why)
-            for guest in guests.values():
-                socket.send_fds(guest, [b"s"], [known.segment])
-                for pair in zip(known.bells, known.lives, strict=True):
-                    socket.send_fds(guest, [b"m"], list(pair))
+            while len(peers) < len(unknown):
+                self._accept_one(peers, known, ranks, deadline, why)
+            for peer in peers.values():
+                socket.send_fds(peer, [b"s"], [known.segment])
+                for pair in zip(known.eventfds, known.pidfds, strict=True):
+                    socket.send_fds(peer, [b"m"], list(pair))
             backend = begin(known)
-            for local_rank, guest in guests.items():
-                if guest.recv(1) != _READY:
+            for local_rank, peer in peers.items():
+                if peer.recv(1) != _READY:
                     raise ConnectionError(f"rank {ranks[local_rank]} hung up")
-            for guest in guests.values():
-                guest.send(_GO)
+            for peer in peers.values():
+                peer.send(_GO)
         except BaseException as error:
-            for guest in guests.values():
-                guest.close()
+            for peer in peers.values():
+                peer.close()
             _end(error, ranks, ranks[0], known, backend, why)
             raise
         finally:
-            for guest in guests.values():
-                guest.close()
+            for peer in peers.values():
+                peer.close()
         return backend
 
-    def _let_in(
+    def _accept_one(
         self,
-        guests: dict[int, socket.socket],
-        known: Acquaintance,
+        peers: dict[int, socket.socket],
+        known: SharedDescriptors,
         ranks: Sequence[int],
         deadline: float,
-        why: Why,
+        why: FailureReason,
     ) -> None:
         """One more, if somebody knocks soon; raises where there is no hope left."""
         self._socket.settimeout(_LOOK_SECONDS)
         try:
-            guest, _ = self._socket.accept()
+            peer, _ = self._socket.accept()
         except TimeoutError:
             left = deadline - time.monotonic()
-            missing = [each for place, each in enumerate(ranks) if place and place not in guests]
+            missing = [each for place, each in enumerate(ranks) if place and place not in peers]
             reason = why(0.0)
-            if reason is None and left > 0 and not _has_hung_up(guests.values()):
+            if reason is None and left > 0 and not _has_hung_up(peers.values()):
                 return
             raise CollectiveError(
                 reason
@@ -149,28 +149,28 @@ class Doorway:
                 "not introduce themselves in time, or another one ended meanwhile"
             ) from None
         try:
-            if _is_same_user(guest):
-                guest.settimeout(max(deadline - time.monotonic(), _LOOK_SECONDS))
-                hello, (bell, life) = _receive(guest, _HELLO.size, 2)
+            if _is_same_user(peer):
+                peer.settimeout(max(deadline - time.monotonic(), _LOOK_SECONDS))
+                hello, (eventfd, pidfd) = _receive(peer, _HELLO.size, 2)
                 (place,) = _HELLO.unpack(hello)
-                known.bells[place], known.lives[place] = bell, life
-                guests[place] = guest
+                known.eventfds[place], known.pidfds[place] = eventfd, pidfd
+                peers[place] = peer
         finally:
-            if guest not in guests.values():
-                guest.close()
+            if peer not in peers.values():
+                peer.close()
 
 
-def introduce_oneself(
+def join_host(
     address: str,
     local_rank: int,
     ranks: Sequence[int],
-    begin: Callable[[Acquaintance], B],
+    begin: Callable[[SharedDescriptors], B],
     timeout_seconds: float,
-    why: Why,
+    why: FailureReason,
 ) -> B:
     """The part of every other rank."""
-    bell, life = own_descriptors()
-    known = Acquaintance(-1, [], [])
+    eventfd, pidfd = own_descriptors()
+    known = SharedDescriptors(-1, [], [])
     backend: B | None = None
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host:
@@ -178,12 +178,12 @@ def introduce_oneself(
             host.connect(f"\0{address}")
             if not _is_same_user(host):
                 raise CollectiveError(f"{address!r} is listened at by another user's process")
-            socket.send_fds(host, [_HELLO.pack(local_rank)], [bell, life])
+            socket.send_fds(host, [_HELLO.pack(local_rank)], [eventfd, pidfd])
             _, (known.segment,) = _receive(host, 1, 1)
             for _ in ranks:
-                _, (each_bell, each_life) = _receive(host, 1, 2)
-                known.bells.append(each_bell)
-                known.lives.append(each_life)
+                _, (each_eventfd, each_pidfd) = _receive(host, 1, 2)
+                known.eventfds.append(each_eventfd)
+                known.pidfds.append(each_pidfd)
             backend = begin(known)
             host.send(_READY)
             if host.recv(1) != _GO:
@@ -193,12 +193,12 @@ def introduce_oneself(
         raise
     finally:
         # What came back are copies of these.
-        os.close(bell)
-        os.close(life)
+        os.close(eventfd)
+        os.close(pidfd)
     return backend
 
 
-def knock_in_vain(address: str) -> None:
+def end_introduction(address: str) -> None:
     """Ends the wait of whoever waits behind that door, with an error; harmless elsewhere."""
     with (
         contextlib.suppress(OSError),  # nobody is there
@@ -209,12 +209,12 @@ def knock_in_vain(address: str) -> None:
 
 
 def own_descriptors() -> tuple[int, int]:
-    """This process's bell and life."""
-    bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    """This process's eventfd and pidfd."""
+    eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     try:
-        return bell, os.pidfd_open(os.getpid())
+        return eventfd, os.pidfd_open(os.getpid())
     except BaseException:
-        os.close(bell)
+        os.close(eventfd)
         raise
 
 
@@ -236,11 +236,11 @@ def _is_same_user(sock: socket.socket) -> bool:
     return bool(uid == os.getuid())
 
 
-def _has_hung_up(guests: Iterable[socket.socket]) -> bool:
+def _has_hung_up(peers: Iterable[socket.socket]) -> bool:
     """Whether one of them has, who are to say nothing now."""
     poll = select.poll()
-    for guest in guests:
-        poll.register(guest, select.POLLIN)
+    for peer in peers:
+        poll.register(peer, select.POLLIN)
     return bool(poll.poll(0))
 
 
@@ -248,9 +248,9 @@ def _end(
     error: BaseException,
     ranks: Sequence[int],
     rank: int,
-    known: Acquaintance,
+    known: SharedDescriptors,
     backend: Begun | None,
-    why: Why,
+    why: FailureReason,
 ) -> None:
     """Gives back what there is; raises what says more than the error. Others may have begun
     already: they read in the segment that it is over."""

@@ -1,4 +1,4 @@
-"""How one operation moves its tensors through the segment. Three ways, chosen by all ranks alike
+"""How one operation moves its tensors through the segment. Three routes, chosen by all ranks alike
 from what all of them have logged:
 
 - *Whole* (`whole`): each rank has copied its tensors into its arena before it submitted. When all

@@ -13,8 +13,8 @@ from lockstitch.collectives.shared_memory import log
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.collectives.shared_memory.bells import Bells
     from lockstitch.collectives.shared_memory.log import LogWriter
+    from lockstitch.collectives.shared_memory.wakeups import Wakeups
 
 # Room in the log that submissions leave to the progress of what is under way.
 _RESERVE_WORDS = 1024
@@ -27,9 +27,9 @@ class LogFullError(Exception):
 class Publisher:
     """Of one rank in one process set; `others` are the ranks that may want to be woken."""
 
-    def __init__(self, writer: LogWriter, bells: Bells, others: Sequence[int]) -> None:
+    def __init__(self, writer: LogWriter, wakeups: Wakeups, others: Sequence[int]) -> None:
         self._writer = writer
-        self._bells = bells
+        self._wakeups = wakeups
         self._others = others
         self.owed: list[int] = []
         """Words for which there was no room."""
@@ -50,7 +50,7 @@ class Publisher:
             self.owed += words
             return
         self._writer.append(words)
-        self._bells.ring(self._others)
+        self._wakeups.wake(self._others)
 
     def say_one(self, word: int, is_urgent: bool = True) -> None:
         """Tells a record of one word; wakes nobody for what is not urgent."""
@@ -59,7 +59,7 @@ class Publisher:
             return
         self._writer.append_one(word)
         if is_urgent:
-            self._bells.ring(self._others)
+            self._wakeups.wake(self._others)
 
     def say_goodbye(self, reason: str, is_death: bool) -> None:
         """The last word: why this rank's session ends, and whether another one's death is why."""
@@ -70,4 +70,4 @@ class Publisher:
         if self._writer.has_room(len(self.owed)):
             owed, self.owed = self.owed, []
             self._writer.append(owed)
-            self._bells.ring(self._others)
+            self._wakeups.wake(self._others)

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import pytest
 
 from lockstitch.collectives.shared_memory.introduction import (
-    Acquaintance,
-    Doorway,
-    introduce_oneself,
-    knock_in_vain,
+    IntroductionListener,
+    SharedDescriptors,
+    end_introduction,
+    join_host,
 )
 from lockstitch.collectives.shared_memory.segment import Geometry, create
 from lockstitch.errors import CollectiveError
@@ -26,7 +26,7 @@ GEOMETRY = Geometry(3, arena_bytes=1 << 16, log_words=64, most_sets=1)
 class Begun:
     """Stands for the backend."""
 
-    def __init__(self, known: Acquaintance) -> None:
+    def __init__(self, known: SharedDescriptors) -> None:
         self.known = known
         self.error: BaseException | None = None
 
@@ -40,10 +40,14 @@ def nobody_says(_patience: float) -> str | None:
 
 
 def receive(
-    door: Doorway, count: int, seconds: float = 10, why: Any = nobody_says, begin: Any = Begun
+    listener: IntroductionListener,
+    count: int,
+    seconds: float = 10,
+    why: Any = nobody_says,
+    begin: Any = Begun,
 ) -> Any:
     ranks = [10 * each for each in range(count)]
-    return door.receive_all(ranks, create(GEOMETRY), begin, seconds, why)
+    return listener.receive_all(ranks, create(GEOMETRY), begin, seconds, why)
 
 
 def introduce(
@@ -55,92 +59,92 @@ def introduce(
     why: Any = nobody_says,
 ) -> Any:
     ranks = [10 * each for each in range(count)]
-    return introduce_oneself(address, rank, ranks, begin, seconds, why)
+    return join_host(address, rank, ranks, begin, seconds, why)
 
 
 def test_everybody_gets_the_segment_and_everybodys_bell() -> None:
-    door = Doorway()
+    listener = IntroductionListener()
 
     def arrive(rank: int) -> object:
         if rank == 0:
-            return receive(door, 3)
-        return introduce(door.address, rank, 3)
+            return receive(listener, 3)
+        return introduce(listener.address, rank, 3)
 
     known = [begun.known for begun in in_threads(3, arrive)]
-    door.close()
+    listener.close()
     assert len({os.fstat(each.segment).st_ino for each in known}) == 1
-    os.eventfd_write(known[0].bells[2], 5)
-    assert os.eventfd_read(known[2].bells[2]) == 5
-    assert all(len(each.lives) == 3 for each in known)
+    os.eventfd_write(known[0].eventfds[2], 5)
+    assert os.eventfd_read(known[2].eventfds[2]) == 5
+    assert all(len(each.pidfds) == 3 for each in known)
     for each in known:
         each.close()
         each.close()
 
 
 def test_missing_ranks_are_named_after_the_timeout() -> None:
-    door = Doorway()
+    listener = IntroductionListener()
     with pytest.raises(CollectiveError, match="rank 0 waited for ranks 10, 20 of its host"):
-        receive(door, 3, 0.05)
-    address = door.address
-    door.close()
+        receive(listener, 3, 0.05)
+    address = listener.address
+    listener.close()
     with pytest.raises(CollectiveError, match="rank 10 and rank 0 of the same host did not get"):
         introduce(address, 1, 2, 0.05)
 
 
 def test_what_a_missing_rank_has_said_elsewhere_is_why() -> None:
-    door = Doorway()
+    listener = IntroductionListener()
     with pytest.raises(CollectiveError, match="^rank 10 gave up: no memory$"):
-        receive(door, 2, 60, lambda _patience: "rank 10 gave up: no memory")
-    door.close()
+        receive(listener, 2, 60, lambda _patience: "rank 10 gave up: no memory")
+    listener.close()
 
 
-def hang_up(door: Doorway) -> None:
+def hang_up(listener: IntroductionListener) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
-        visitor.connect(f"\0{door.address}")
+        visitor.connect(f"\0{listener.address}")
 
 
-@pytest.mark.parametrize("knock", [hang_up, lambda door: knock_in_vain(door.address)])
+@pytest.mark.parametrize("knock", [hang_up, lambda listener: end_introduction(listener.address)])
 def test_visitor_that_hangs_up_is_an_error_and_leaves_nothing(knock: Any) -> None:
-    door = Doorway()
+    listener = IntroductionListener()
 
     def run(rank: int) -> None:
         if rank:
-            knock(door)
+            knock(listener)
         else:
             with pytest.raises(CollectiveError):
-                receive(door, 2, 50)
+                receive(listener, 2, 50)
 
     in_threads(2, run)
-    address = door.address
-    door.close()
-    knock_in_vain(address)  # harmless where nobody is
+    address = listener.address
+    listener.close()
+    end_introduction(address)  # harmless where nobody is
 
 
-def refuse(_known: Acquaintance) -> Any:
+def refuse(_known: SharedDescriptors) -> Any:
     raise RuntimeError("unable to mmap")
 
 
 def test_rank_that_cannot_map_the_segment_keeps_all_others_from_beginning() -> None:
-    door = Doorway()
+    listener = IntroductionListener()
     begun: list[Begun] = []
 
-    def begin(known: Acquaintance) -> Begun:
+    def begin(known: SharedDescriptors) -> Begun:
         begun.append(Begun(known))
         return begun[-1]
 
     def arrive(rank: int) -> None:
         if rank == 0:
             with pytest.raises(CollectiveError, match="rank 0 and ranks 10, 20 of the same host"):
-                receive(door, 3)
+                receive(listener, 3)
         elif rank == 1:
             with pytest.raises(RuntimeError, match="unable to mmap"):
-                introduce(door.address, 1, 3, begin=refuse)
+                introduce(listener.address, 1, 3, begin=refuse)
         else:
             with pytest.raises(CollectiveError, match="rank 20 and rank 0 of the same host"):
-                introduce(door.address, 2, 3, begin=begin)
+                introduce(listener.address, 2, 3, begin=begin)
 
     in_threads(3, arrive)
-    door.close()
+    listener.close()
     assert isinstance(begun[0].error, CollectiveError)  # it tells who may have begun
 
 
@@ -183,7 +187,7 @@ def test_call_that_fails_ends_it_for_everybody(
     frail: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "socket", Frail)
-    door = Doorway()
+    listener = IntroductionListener()
     has_failed = threading.Event()
     begun: dict[int, Begun] = {}
 
@@ -194,24 +198,24 @@ def test_call_that_fails_ends_it_for_everybody(
         if rank == frail:
             Frail.left[threading.get_ident()] = number
 
-        def begin(known: Acquaintance) -> Begun:
+        def begin(known: SharedDescriptors) -> Begun:
             begun[rank] = Begun(known)
             return begun[rank]
 
         try:
             if rank:
-                introduce(door.address, rank, 3, 20, begin, why)
+                introduce(listener.address, rank, 3, 20, begin, why)
             else:
-                receive(door, 3, 20, why, begin)
+                receive(listener, 3, 20, why, begin)
         except CollectiveError:
             has_failed.set()
             if not rank:
-                door.close()
+                listener.close()
             return False
         return True
 
     went_well = in_threads(3, arrive)
-    door.close()
+    listener.close()
     is_told_in_the_segment = any(each.error is not None for each in begun.values())
     assert all(went_well) or not any(went_well) or is_told_in_the_segment
     for each in begun.values():

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.clock import Clock
-    from lockstitch.collectives.forms import Form
-    from lockstitch.collectives.handles import Road
+    from lockstitch.collectives.handles import Route
+    from lockstitch.collectives.request_cache import CachedRequest
     from lockstitch.collectives.requests import Request
 
 
-class Outstanding:
+class PendingOperations:
     """The handles of one rank's session that are not done.
 
     A dictionary of the interpreter's own is enough of a lock for one that begins and one that ends.
@@ -52,7 +52,7 @@ class Outstanding:
         self._stall_failure_seconds = stall_failure_seconds
         self._warned: set[Handle[Any]] = set()
         first_look = clock.now() + 1.0
-        self._next_look: defaultdict[Road | None, float] = defaultdict(lambda: first_look)
+        self._next_look: defaultdict[Route | None, float] = defaultdict(lambda: first_look)
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -62,9 +62,9 @@ class Outstanding:
         if self._broken is not None:
             raise copy_of(self._broken)
 
-    def begin(self, request: Request, form: Form) -> Handle[Any]:
+    def begin(self, request: Request, cached: CachedRequest) -> Handle[Any]:
         """A handle for a new operation; `ValueError` when its name is in flight."""
-        handle: Handle[Any] = Handle(request, form, self._now())
+        handle: Handle[Any] = Handle(request, cached, self._now())
         key = handle.key
         known = self._handles.setdefault(key, handle)
         if known is not handle:
@@ -77,7 +77,7 @@ class Outstanding:
             self._forget(handle)
             raise copy_of(self._broken)
         self.submitted += 1
-        self.tensor_bytes += form.tensor_bytes
+        self.tensor_bytes += cached.tensor_bytes
         if self.observers.progress is not None:
             self.tell(handle, Step.SUBMITTED)
         return handle
@@ -139,10 +139,10 @@ class Outstanding:
     def look_for_stalls(
         self,
         missing: Callable[[Handle[Any]], tuple[int, ...] | None],
-        road: Road | None = None,
+        route: Route | None = None,
         give_up: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Reports what has waited too long on a road (None: the session's backend), each once; to
+        """Reports what has waited too long on a route (None: the session's backend), each once; to
         be called now and then by who waits.
 
         `missing` says for whom an operation waits, or None where that has to be asked first. What
@@ -150,13 +150,13 @@ class Outstanding:
         ranks, too.
         """
         now = self.clock.now()
-        if now < self._next_look[road]:
+        if now < self._next_look[route]:
             return
-        self._next_look[road] = now + 1.0
+        self._next_look[route] = now + 1.0
         for handle in self.all():
             waited = now - handle.submitted_at
             # A rank may wait in a join for as long as the others have data.
-            if handle.request.kind is Kind.JOIN or handle.is_done or handle.road is not road:
+            if handle.request.kind is Kind.JOIN or handle.is_done or handle.route is not route:
                 continue
             is_late = 0 < self._stall_warning_seconds < waited and handle not in self._warned
             is_hopeless = 0 < self._stall_failure_seconds < waited

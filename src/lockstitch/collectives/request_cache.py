@@ -1,8 +1,8 @@
-"""Forms: what stays the same each time a name is submitted.
+"""What stays the same each time a name is submitted, kept: the request cache.
 
 A training program submits the same names with the same shapes over and over. What follows from
 these, that the request makes sense, its description for the other ranks, its number, is worked out
-once and kept as a `Form`; each submission is only compared with it.
+once and kept as a `CachedRequest`; each submission is only compared with it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from lockstitch.collectives.process_sets import ProcessSet
     from lockstitch.collectives.requests import Request
 
-MOST_FORMS: Final = 1 << 15
+MOST_CACHED: Final = 1 << 15
 
 
-class Form:
+class CachedRequest:
     """A request without its tensors."""
 
     __slots__ = (
@@ -54,10 +54,10 @@ class Form:
         self.number = number
         """Of all names that this rank knows, this one's."""
         self.note: Any = None
-        """For the backend; None while it has not seen this form."""
+        """For the backend; None while it has not seen it."""
 
     def fits(self, request: Request) -> bool:
-        """Whether the request is another one of this form."""
+        """Whether the request is the same as this one but for the values of its tensors."""
         if (
             self.kind is not request.kind
             or (self.reduction is not request.reduction and self.reduction != request.reduction)
@@ -84,41 +84,41 @@ class Form:
         )
 
 
-class Forms:
-    """The forms of one rank's names. The lock is the caller's affair."""
+class RequestCache:
+    """The requests that one rank has submitted, one for each name. Callers hold a lock."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._forms: dict[tuple[int, str], Form] = {}
+        self._known: dict[tuple[int, str], CachedRequest] = {}
         self._numbers = itertools.count()
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._forms)
+        return len(self._known)
 
     def of(
         self,
         request: Request,
         process_set: ProcessSet,
         is_in_flight: Callable[[tuple[int, str]], bool],
-    ) -> Form:
-        """The form of a request; raises `ValueError` where it makes no sense."""
+    ) -> CachedRequest:
+        """What is known of a request; raises `ValueError` where it makes no sense."""
         key = (request.process_set, request.name)
-        form = self._forms.get(key)
-        if form is not None and form.fits(request):
-            return form
+        cached = self._known.get(key)
+        if cached is not None and cached.fits(request):
+            return cached
         checks.check(request, process_set, self._rank)
-        if form is not None:
-            number = form.number
+        if cached is not None:
+            number = cached.number
         else:
-            if len(self._forms) >= MOST_FORMS:
+            if len(self._known) >= MOST_CACHED:
                 self._forget(is_in_flight)
             number = self._free.pop() if self._free else next(self._numbers)
-        self._forms[key] = form = Form(request, number)
-        return form
+        self._known[key] = cached = CachedRequest(request, number)
+        return cached
 
     def _forget(self, is_in_flight: Callable[[tuple[int, str]], bool]) -> None:
         """Names that are not in flight may be told anew when they come again."""
-        for key in list(self._forms):
+        for key in list(self._known):
             if not is_in_flight(key):
-                self._free.append(self._forms.pop(key).number)
+                self._free.append(self._known.pop(key).number)

@@ -1,4 +1,4 @@
-"""Which way an operation goes (see `operations`): all ranks choose alike."""
+"""Which route an operation takes (see `operations`): all ranks choose alike."""
 
 from __future__ import annotations
 

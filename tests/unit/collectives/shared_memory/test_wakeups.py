@@ -1,0 +1,73 @@
+"""Sleeping, waking and dying, with descriptors made here."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockstitch.collectives.shared_memory.introduction import SharedDescriptors, own_descriptors
+from lockstitch.collectives.shared_memory.wakeups import Wakeups
+from lockstitch.fences import Fence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def sleepers() -> memoryview:
+    return memoryview(bytearray(16)).cast("Q")
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def wakeups(sleepers: memoryview, child: int) -> Iterator[Wakeups]:
+    own, other = own_descriptors(), own_descriptors()
+    os.close(other[1])
+    known = SharedDescriptors(-1, [own[0], other[0]], [own[1], os.pidfd_open(child)])
+    made = Wakeups(0, known, sleepers, Fence())
+    yield made
+    made.close()
+    made.close()
+
+
+def test_who_announces_sleep_is_woken(wakeups: Wakeups, sleepers: memoryview) -> None:
+    wakeups.announce_sleep()
+    assert wakeups.is_asleep
+    wakeups.wake([0])
+    assert wakeups.sleep(30) == []
+    wakeups.announce_awake()
+    assert sleepers.tolist() == [0, 0]
+
+
+def test_who_is_awake_is_not_woken(wakeups: Wakeups) -> None:
+    wakeups.wake([0])
+    assert wakeups.sleep(0) == []
+    wakeups.wake_own()
+    assert wakeups.sleep(30) == []
+
+
+def test_death_wakes(wakeups: Wakeups, child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    assert wakeups.sleep(30) == [1]
+
+
+def test_end_of_a_rank_that_said_goodbye_is_no_death(wakeups: Wakeups, child: int) -> None:
+    assert wakeups.is_watched(1)
+    wakeups.forget(1)
+    os.kill(child, signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert wakeups.sleep(0) == []
+    assert not wakeups.is_watched(1)
