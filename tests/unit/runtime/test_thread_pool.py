@@ -1,5 +1,5 @@
-"""The leader reads, the others run: whoever blocks loses the lead, nested waits never starve, no
-more than the limit run at once, and all threads end."""
+"""One thread reads, the others run: whoever blocks loses the reading right, nested waits never
+starve, no more than the limit run at once, and all threads end."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def scene() -> Iterator[Scene]:
     assert scene.errors == []
 
 
-# ---------------------------------------------------------------- the lead
+# ---------------------------------------------------------------- the reading right
 
 
 @pytest.mark.parametrize("how", [QUICK, APART, CONTROL])
@@ -129,7 +129,7 @@ def test_messages_run_in_order_of_their_arrival(
     scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine a quick function takes milliseconds, and the monitor has another go on.
-    monkeypatch.setattr(scene.crew, "_take_lead", lambda token: None)
+    monkeypatch.setattr(scene.thread_pool, "_take_reading_right", lambda token: None)
     ran: list[int] = []
     for number in range(100):
         scene.put(how, lambda number=number: ran.append(number))  # type: ignore[misc]
@@ -152,7 +152,7 @@ def test_reading_goes_on_while_a_function_runs_apart(scene: Scene) -> None:
     assert scene.gate.inside == 1
 
 
-def test_quick_function_that_blocks_after_all_loses_the_lead(scene: Scene) -> None:
+def test_quick_function_that_blocks_after_all_loses_the_reading_right(scene: Scene) -> None:
     scene.runs(QUICK)
     scene.put(QUICK, scene.gate)
     scene.runs(QUICK)
@@ -161,7 +161,7 @@ def test_quick_function_that_blocks_after_all_loses_the_lead(scene: Scene) -> No
     wait_until(lambda: scene.gate.inside == 2)
 
 
-def test_handler_that_blocks_loses_the_lead(scene: Scene) -> None:
+def test_handler_that_blocks_loses_the_reading_right(scene: Scene) -> None:
     scene.put(CONTROL, scene.gate)
     scene.runs(CONTROL)
     assert scene.gate.inside == 1
@@ -174,7 +174,7 @@ def test_monitor_rests_and_is_roused_again(scene: Scene) -> None:
     scene.runs(QUICK)
 
 
-def test_thread_that_lost_the_lead_serves_on_as_a_member(scene: Scene) -> None:
+def test_thread_that_lost_the_reading_right_serves_on_in_the_pool(scene: Scene) -> None:
     scene.put(QUICK, scene.gate)
     scene.runs(QUICK)
     threads = scene.thread_pool.threads
@@ -330,7 +330,7 @@ def test_thread_that_waits_inside_a_wait_counts_once(scene: Scene) -> None:
     wait_until(lambda: len(scene.gate.threads) == 5 and scene.thread_pool.running == 0)
 
 
-def test_wait_under_the_lead_passes_it_on_at_once(scene: Scene) -> None:
+def test_wait_of_the_reader_passes_the_reading_right_on_at_once(scene: Scene) -> None:
     gate = scene.gate
 
     def waits() -> None:
