@@ -30,6 +30,7 @@ from lockstitch.link.greetings import GreetingReader
 from lockstitch.link.handshake import CallerHandshake, ListenerHandshake
 from lockstitch.trust import Secret
 from lockstitch.trust.registry import Registry
+from lockstitch.wire.authentication import AuthenticatedFrameDecoder, FrameAuthenticator
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.encoding import encode
 from lockstitch.wire.encodings import PicklingRegistry
@@ -45,7 +46,6 @@ from lockstitch.wire.messages import (
     Stitch,
 )
 from lockstitch.wire.pickling import pack
-from lockstitch.wire.seals import SealedFrameDecoder, Sealer
 from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
@@ -211,11 +211,11 @@ class Reader:
 
     def sealed(self, true: bytes, false: bytes) -> None:
         """As what somebody on the way has made of a sealed frame."""
-        seal = Sealer(_KEY)
+        seal = FrameAuthenticator(_KEY)
         data = bytearray(b"".join(map(bytes, seal(0, [true]))))
         head = len(data) - len(true)
         data[head:] = false
-        decoder = SealedFrameDecoder(_KEY, LIMITS)
+        decoder = AuthenticatedFrameDecoder(_KEY, LIMITS)
         try:
             decoder.feed(data)
         except _REFUSALS:

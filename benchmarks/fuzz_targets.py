@@ -16,7 +16,7 @@ from torch.distributed import HashStore
 
 from benchmarks.fuzz import LIMITS, Point, Reader, corpus, greetings_in, mutated
 from lockstitch.collectives.c10d import messages as orders
-from lockstitch.collectives.c10d.hub import Hub
+from lockstitch.collectives.c10d.coordinator import Coordinator
 from lockstitch.collectives.requests import Description, Kind, ReduceOp, Reduction
 from lockstitch.errors import ProtocolError, SerializationError
 from lockstitch.ids import WorkerId, WorkerInfo
@@ -44,6 +44,7 @@ from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rendezvous.roster import Member
 from lockstitch.rendezvous.sealed_store import SealedStore
 from lockstitch.trust import Secret
+from lockstitch.wire.authentication import AuthenticatedFrameDecoder, FrameAuthenticator
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.encoding import encode
 from lockstitch.wire.messages import (
@@ -54,7 +55,6 @@ from lockstitch.wire.messages import (
     Payload,
 )
 from lockstitch.wire.pickling import pack
-from lockstitch.wire.seals import SealedFrameDecoder, Sealer
 
 if TYPE_CHECKING:
     import random
@@ -98,12 +98,12 @@ def _pickle_seeds() -> list[bytes]:
     return [bytes([body.encoding]) + bytes(body.stream) for body in packed]
 
 
-_SEALED: Final = b"".join(map(bytes, Sealer(_KEY)(0, [corpus()[0]])))
+_SEALED: Final = b"".join(map(bytes, FrameAuthenticator(_KEY)(0, [corpus()[0]])))
 
 
 def _sealed(data: bytes) -> None:
     """What somebody on the way makes of a sealed stream: nothing of it may be read."""
-    decoder = SealedFrameDecoder(_KEY, LIMITS)
+    decoder = AuthenticatedFrameDecoder(_KEY, LIMITS)
     with contextlib.suppress(*_REFUSALS):
         decoder.feed(data)
     if decoder.messages and not data.startswith(_SEALED):
@@ -288,7 +288,7 @@ def _record_of(message: orders.Message) -> bytes:
 
 def _hub(data: bytes) -> None:
     """As the messages of ranks, in turns: each is taken in or refused, and the rest goes on."""
-    hub, rest, rank = Hub(3, 1 << 20), memoryview(data), 0
+    hub, rest, rank = Coordinator(3, 1 << 20), memoryview(data), 0
     while len(rest) >= _SIZE:
         size = int.from_bytes(rest[:_SIZE], "little")
         body, rest = bytes(rest[_SIZE:][:size]), rest[_SIZE + size :]

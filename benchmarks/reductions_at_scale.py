@@ -28,7 +28,7 @@ from torch import distributed as dist
 
 from benchmarks.collectives import negotiation, processes
 from lockstitch.collectives import SUM, open_session
-from lockstitch.collectives.c10d.hub import Hub
+from lockstitch.collectives.c10d.coordinator import Coordinator
 from lockstitch.collectives.c10d.messages import (
     Define,
     Message,
@@ -37,7 +37,7 @@ from lockstitch.collectives.c10d.messages import (
     encode,
 )
 from lockstitch.collectives.requests import Description, Kind
-from lockstitch.link.seals import SEAL_BYTES, seal
+from lockstitch.link.authentication import MAC_BYTES, mac_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,7 +73,7 @@ class Negotiated:
 
 def negotiate(ranks: int, buckets: int) -> Negotiated:
     """A steady step: every rank submits every bucket, and gets its orders. All names are known."""
-    hub = Hub(ranks, fusion_bytes=1)
+    hub = Coordinator(ranks, fusion_bytes=1)
     members = tuple(range(ranks))
     for number in range(buckets):
         description = Description(Kind.ALLREDUCE, f"b{number}", ("float32",), ((1024,),), SUM)
@@ -106,12 +106,12 @@ def system_call_seconds() -> float:
         return (time.perf_counter() - begin) / 4000
 
 
-def seal_seconds() -> float:
+def mac_seconds() -> float:
     """To seal a message, or to check that (only where the job has a secret)."""
     key, content = bytes(32), encode(Submit(1))
     begin = time.perf_counter()
     for number in range(2000):
-        seal(key, number, content)
+        mac_of(key, number, content)
     return (time.perf_counter() - begin) / 2000
 
 
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--per-host", type=int, default=8)
     arguments = parser.parse_args()
     network, size = Network(), arguments.megabytes * MB
-    call, sealing, rate = system_call_seconds(), seal_seconds(), local_rate(25 * MB)
+    call, mac, rate = system_call_seconds(), mac_seconds(), local_rate(25 * MB)
     heads = ("ranks", "negotiation", "KB at rank 0", "ring of all", "in two levels")
     print(f"A step of {arguments.megabytes} MB in {arguments.buckets} buckets; times in ms")
     print("".join(f"{head:>15}" for head in heads))
@@ -166,7 +166,7 @@ def main() -> None:
         print(f"{ranks:15}" + "".join(cells))
     to_and_fro = (told.bytes_from_each + told.bytes_to_each) / arguments.buckets
     print(f"{to_and_fro:.0f} bytes for each rank and bucket; a call takes {1e6 * call:.1f} µs")
-    print(f"with a secret {2 * SEAL_BYTES} bytes more, and {1e6 * sealing:.1f} µs for each message")
+    print(f"with a secret {2 * MAC_BYTES} bytes more, and {1e6 * mac:.1f} µs for each message")
     small, ratio = per_message[64], per_message[4096] / per_message[64]
     print(f"a message at rank 0: {1e6 * small:.1f} µs; among 4,096 ranks {ratio:.2f} times that")
     for ranks in (2, 4):

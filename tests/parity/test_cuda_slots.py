@@ -89,13 +89,13 @@ def test_backward_needs_no_lock_that_somebody_else_may_hold(wrap):
     """The thread of a device, which posts gradients, must not wait for one who waits for it."""
     model = wrap(nn.Linear(4, 4))
     output = model(torch.ones(4, 4))
-    team, done = model._team, threading.Event()
+    pool, done = model._pool, threading.Event()
 
     def go_back():
         output.sum().backward()
         done.set()
 
-    with team.lock:
+    with pool.lock:
         other = threading.Thread(target=go_back)
         other.start()
         assert done.wait(60)

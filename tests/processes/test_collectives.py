@@ -158,7 +158,7 @@ def test_killed_rank_ends_the_session_of_every_survivor(backend: str) -> None:
 
 def die_on_the_way(rank: int, size: int, file: str, backend: str) -> str:
     if rank == 1:
-        opening.call_hub = opening.join_host = lambda *_arguments: os._exit(1)  # type: ignore[assignment]
+        opening.connect_to_coordinator = opening.join_host = lambda *_arguments: os._exit(1)  # type: ignore[assignment]
     options = SessionOptions(backend=backend, timeout_seconds=1)  # type: ignore[arg-type]
     with pytest.raises(CollectiveError) as caught:
         open_session(rank, size, FileStore(file), options)

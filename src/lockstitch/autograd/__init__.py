@@ -23,7 +23,7 @@ How it works, in the order in which one reads it:
     listening.py    how its threads wait, and what they read meanwhile
     discovery.py    SMART: which stitches take part
     termination.py  is the pass finished, is it stuck
-    post.py         what all this asks of the rest of the house
+    messaging.py    what all this asks of the rest of Lockstitch
 """
 
 from __future__ import annotations

@@ -24,17 +24,17 @@ from lockstitch.autograd.graph import find_components
 from lockstitch.autograd.listening import Sleeper
 from lockstitch.autograd.progress import Phase, Progress
 from lockstitch.autograd.stitch import RECEIVE_NODE, received_message
-from lockstitch.autograd.termination import Standing
+from lockstitch.autograd.termination import PassStatus
 from lockstitch.errors import DistAutogradError
 from lockstitch.wire.encodings import NOTHING
 from lockstitch.wire.messages import Gradient, Payload
 
 if TYPE_CHECKING:
-    from lockstitch.autograd.conductor import Conductor, Task, Terms
+    from lockstitch.autograd.conductor import Conductor, PassOptions, Task
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.discovery import Parts, Reach
     from lockstitch.autograd.graph import Entry, Gradients
-    from lockstitch.autograd.post import Participant
+    from lockstitch.autograd.messaging import Participant
     from lockstitch.autograd.stitch import Receive
     from lockstitch.ids import GlobalId
     from lockstitch.runtime.pending import Pending
@@ -76,12 +76,12 @@ class BackwardPass:
         self,
         worker: Participant,
         context: DistAutogradContext,
-        terms: Terms,
+        options: PassOptions,
         conductor: Conductor,
     ) -> None:
-        self.terms = terms
+        self.options = options
         self._worker = worker
-        self._post = worker.agent
+        self._messaging = worker.agent
         self._context = context
         self._conductor = conductor
         self._lock = threading.Lock()
@@ -114,9 +114,9 @@ class BackwardPass:
             self._inbox.append(message)
             return self._open_inbox if len(self._inbox) == 1 else None
 
-    def answer_on_way_back(self) -> None:
+    def answer_by_reply_push(self) -> None:
         """The initiator listens on the connection on which it speaks to this worker."""
-        self._conductor.answer_on_way_back()
+        self._conductor.answer_by_reply_push()
 
     def learn_parts(self, parts: Parts) -> list[Task]:
         """The initiator's answer: which of the tensors sent from here take part."""
@@ -136,14 +136,14 @@ class BackwardPass:
     def find_reach(self) -> Reach:
         """The answer to the initiator's question. Walks the graph."""
         for task in self._walk():
-            self._post.spawn(task)
+            self._messaging.spawn(task)
         return find_reach(self._entries, received_message)
 
-    def standing(self) -> Standing:
+    def status(self) -> PassStatus:
         """Where this worker stands; see `termination`."""
         with self._lock:
             components = list(dict.fromkeys((self._components or {}).values()))
-            return Standing(
+            return PassStatus(
                 self._sent,
                 self.received,
                 bool(self._inbox) or any(progress.is_busy for progress in components),
@@ -174,7 +174,7 @@ class BackwardPass:
             self.abandon(error)
             return
         for task in tasks[1:]:
-            self._post.spawn(task)
+            self._messaging.spawn(task)
         if tasks:
             tasks[0]()
 
@@ -219,7 +219,7 @@ class BackwardPass:
         return partial(self._report, progress)
 
     def _decide(self, progress: Progress, *, is_callers_thread: bool = False) -> Task | None:
-        decision = decide(progress.component, progress.arrived, self._parts, self.terms.fast)
+        decision = decide(progress.component, progress.arrived, self._parts, self.options.fast)
         if decision is Decision.RUN or decision is Decision.BLOCK:
             progress.phase = Phase.RUNNING
             task = progress.task = partial(self._run, progress, decision is Decision.BLOCK)
@@ -246,7 +246,7 @@ class BackwardPass:
             return  # until the last run of an earlier pass has ended
         is_distant = self._conductor.is_distant
         emission = Emission(component, self._post_now, is_distant and not blocking)
-        run = ComponentRun(component, context, self.terms.retain_graph, emission)
+        run = ComponentRun(component, context, self.options.retain_graph, emission)
         outer, _running.context = _running.context, context
         try:
             try:
@@ -255,11 +255,11 @@ class BackwardPass:
                 else:
                     run.run(self._take(progress))
                 if is_distant and context.has_replicas:
-                    with self._post.blocked():
+                    with self._messaging.blocked():
                         context.reduce_replicas()
             finally:
                 for task in context.runs.leave():
-                    self._post.spawn(task)
+                    self._messaging.spawn(task)
             self._conclude(progress, emission)
         except BaseException as error:  # noqa: BLE001 - raised by `backward`, on the initiator
             self.abandon(error)
@@ -294,7 +294,7 @@ class BackwardPass:
         progress.waits_for = entry
         while (sleeper := self._fall_asleep(progress, entry)) is not None:
             if not self._conductor.sleep(sleeper):
-                self._conductor.lose_patience()
+                self._conductor.waited_too_long()
         progress.waits_for = None
         with self._lock:
             self._raise_failure()
@@ -370,7 +370,7 @@ class BackwardPass:
         emitted: tuple[GlobalId, ...] = (),
         consumed: tuple[GlobalId, ...] = (),
     ) -> None:
-        terms, message, conductor = self.terms, receive.message, self._conductor
+        options, message, conductor = self.options, receive.message, self._conductor
         if gradients is not None:
             gradients = tuple([compact(gradient) for gradient in gradients])
         worker = message.worker
@@ -378,9 +378,9 @@ class BackwardPass:
             worker,
             Gradient(
                 self._context.id,
-                terms.id,
-                terms.retain_graph,
-                terms.fast,
+                options.id,
+                options.retain_graph,
+                options.fast,
                 conductor.listens_to(worker),
                 message,
                 emitted,

@@ -1,7 +1,7 @@
 """Who conducts a backward pass, as those see it who take part.
 
 On the worker that called `backward` it is the `Initiator` itself; on any other, a
-`DistantInitiator`, which sends what it is told.
+`RemoteInitiator`, which sends what it is told.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lockstitch.wire.encodings import PICKLE
 from lockstitch.wire.messages import BackwardFailed, NeedParts, Payload, Report
 
 if TYPE_CHECKING:
-    from lockstitch.autograd.post import Participant
+    from lockstitch.autograd.messaging import Participant
     from lockstitch.errors import RpcError
     from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.runtime.pending import Pending
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 Task = Callable[[], None]
 
-PATIENCE_SECONDS: Final = 0.001
+LONG_WAIT_SECONDS: Final = 0.001
 """How long somebody waits for a gradient before it asks who takes part: most come sooner, and then
 nobody needs to know. The question costs little, but on machines that have nothing to spare."""
 
 
-class Terms(NamedTuple):
+class PassOptions(NamedTuple):
     """What all workers must know of a pass: its name, and how it is run."""
 
     id: GlobalId
@@ -67,7 +67,7 @@ class Conductor(Protocol):
         """Blocks a run until `sleeper` is finished; False when patience ends before."""
         ...
 
-    def lose_patience(self) -> None:
+    def waited_too_long(self) -> None:
         """A blocking run waits in vain: asks who takes part, or whether the pass is stuck."""
         ...
 
@@ -75,7 +75,7 @@ class Conductor(Protocol):
         """Sends a message of the pass to a worker. Raises `PeerDiedError`."""
         ...
 
-    def answer_on_way_back(self) -> None:
+    def answer_by_reply_push(self) -> None:
         """The initiator listens to this worker."""
         ...
 
@@ -88,7 +88,7 @@ class Conductor(Protocol):
         ...
 
 
-class Nobody:
+class NoConductor:
     """The conductor of a pass that has ended."""
 
     is_distant = False
@@ -109,13 +109,13 @@ class Nobody:
         """There is nothing to wait for."""
         return True
 
-    def lose_patience(self) -> None:
+    def waited_too_long(self) -> None:
         """Too late."""
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """Too late."""
 
-    def answer_on_way_back(self) -> None:
+    def answer_by_reply_push(self) -> None:
         """Too late."""
 
     def hand_over(self, task: Task) -> None:
@@ -125,18 +125,18 @@ class Nobody:
         """Too late."""
 
 
-NOBODY: Final = Nobody()
+NOBODY: Final = NoConductor()
 
 
-class DistantInitiator:
+class RemoteInitiator:
     """The conductor of one pass (see `Conductor`), on a worker that only takes part."""
 
     is_distant = True
 
-    def __init__(self, worker: Participant, context: int, terms: Terms) -> None:
+    def __init__(self, worker: Participant, context: int, options: PassOptions) -> None:
         self._worker = worker
         self._context = context
-        self._terms = terms
+        self._options = options
         self._has_asked = False
         self._is_listened_to = False
 
@@ -145,30 +145,30 @@ class DistantInitiator:
     ) -> None:
         """See `termination`."""
         assert not roots_ran
-        self._tell(Report(self._context, self._terms.id, emitted, consumed))
+        self._tell(Report(self._context, self._options.id, emitted, consumed))
 
     def need_parts(self) -> None:
         """See `Conductor.need_parts`."""
         self._has_asked = True
-        self._tell(NeedParts(self._context, self._terms.id))
+        self._tell(NeedParts(self._context, self._options.id))
 
     def listens_to(self, _worker: WorkerId) -> bool:
         """Only the initiator reads on the way back."""
         return False
 
-    def patience(self) -> float | None:
+    def long_wait_seconds(self) -> float | None:
         """How long a run waits before it asks; None: for ever. A fast pass needs no parts, and the
         initiator sees if it is stuck."""
-        return None if self._has_asked or self._terms.fast else PATIENCE_SECONDS
+        return None if self._has_asked or self._options.fast else LONG_WAIT_SECONDS
 
     def sleep(self, sleeper: Pending) -> bool:
         """See `Conductor.sleep`."""
         # To nobody: that is for the initiator.
-        return Listening(self._worker.agent).sleep(sleeper, self.patience())
+        return Listening(self._worker.agent).sleep(sleeper, self.long_wait_seconds())
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """Sends a message of the pass, on the way back where the initiator listens."""
-        is_initiator = worker == self._terms.initiator
+        is_initiator = worker == self._options.initiator
         try:
             if self._is_listened_to and is_initiator:
                 self._worker.agent.send_back(worker, message)
@@ -179,11 +179,11 @@ class DistantInitiator:
                 raise ConnectionLostError(self._worker.name, error.cause) from error
             raise
 
-    def answer_on_way_back(self) -> None:
+    def answer_by_reply_push(self) -> None:
         """See `Conductor.answer_on_way_back`."""
         self._is_listened_to = True
 
-    def lose_patience(self) -> None:
+    def waited_too_long(self) -> None:
         """See `Conductor.lose_patience`."""
         self.need_parts()
 
@@ -195,7 +195,7 @@ class DistantInitiator:
         """The error crosses like that of a call."""
         described = remote_errors.describe(error, self._worker.name)
         body = Payload(PICKLE, pickle.dumps(described, 5), ())
-        self._tell(BackwardFailed(self._context, self._terms.id, str(error), body))
+        self._tell(BackwardFailed(self._context, self._options.id, str(error), body))
 
     def note_lost(self, error: RpcError) -> None:
         """A connection to or from the initiator has ended, and what it carried may be lost."""
@@ -205,4 +205,4 @@ class DistantInitiator:
     def _tell(self, message: Message) -> None:
         # If the initiator is gone, so is the pass.
         with contextlib.suppress(LockstitchError):
-            self.send(self._terms.initiator, message)
+            self.send(self._options.initiator, message)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from torch.nn.parallel import DistributedDataParallel
 
-    from lockstitch.autograd.conductor import Terms
-    from lockstitch.autograd.termination import Standing
+    from lockstitch.autograd.conductor import PassOptions
+    from lockstitch.autograd.termination import PassStatus
     from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.torch_internals.autograd import Node
 
@@ -54,7 +54,7 @@ class Send(NamedTuple):
 class Pass(Protocol):
     """This worker's part of a backward pass, as far as a context must know it; a `BackwardPass`."""
 
-    terms: Terms
+    options: PassOptions
 
     def fail(self, error: BaseException) -> bool:
         """It ends in an error; False: it had ended before."""
@@ -64,7 +64,7 @@ class Pass(Protocol):
         """It may never hear the rest of what it waits for."""
         ...
 
-    def standing(self) -> Standing:
+    def status(self) -> PassStatus:
         """What it has done, and what it waits for."""
         ...
 
@@ -81,7 +81,7 @@ class DistAutogradContext:
         """The latest backward pass of each initiator."""
         self.turn = threading.Lock()
         """Held by the initiator for a whole pass: passes of one context follow one another."""
-        self.runs = Turnstile()
+        self.runs = PassGate()
         self.failed_passes = 0
         self._replicas: Replicas | None = None
         self._sends: dict[GlobalId, Send] = {}
@@ -192,7 +192,7 @@ class DistAutogradContext:
         """
         with self._adding:
             if self._replicas is not None:
-                self._replicas.touch(
+                self._replicas.note_gradients(
                     leaf.node.variable  # type: ignore[attr-defined]
                     for leaf, gradient in zip(leaves, gradients, strict=False)
                     if gradient is not None
@@ -279,7 +279,7 @@ def _copy(gradient: torch.Tensor, variable: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(variable, requires_grad=False).copy_(gradient)
 
 
-class Turnstile:
+class PassGate:
     """Lets runs of one backward pass of a context through together, those of the next one later.
 
     A receive node knows only one running pass. Passes follow one another, but a pass that failed

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.graph import Component, Entry, Gradients
-    from lockstitch.autograd.stitch import Outlet
+    from lockstitch.autograd.stitch import GradientSink
     from lockstitch.ids import GlobalId
     from lockstitch.torch_internals.autograd import Node
 
@@ -65,7 +65,7 @@ class ComponentRun(NamedTuple):
     component: Component
     context: DistAutogradContext
     retain_graph: bool
-    outlet: Outlet
+    sink: GradientSink
 
     def run(self, arrived: dict[GlobalId | None, Gradients | None]) -> None:
         """Steps [2] to [4] with all roots there. Null tokens only: nothing runs.
@@ -161,12 +161,12 @@ class ComponentRun(NamedTuple):
         if receives or not inputs:
             inputs = (*inputs, ANCHOR)
         for receive in receives:
-            receive.outlet = self.outlet
+            receive.sink = self.sink
         try:
             captured = run_engine(edges, gradients, inputs, self.retain_graph)
         finally:
             for receive in receives:
-                receive.outlet = None
+                receive.sink = None
         gradients.clear()
         # The engine runs hooks of tensors, but not those of a node that it captures.
         for index in component.hooked:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from lockstitch.autograd.backward import BackwardPass
-from lockstitch.autograd.conductor import PATIENCE_SECONDS
+from lockstitch.autograd.conductor import LONG_WAIT_SECONDS
 from lockstitch.autograd.discovery import Closure
 from lockstitch.autograd.listening import Listening, Sleeper
 from lockstitch.autograd.termination import Balance, StandstillDetector
@@ -23,17 +23,17 @@ from lockstitch.errors import (
     PeerDiedError,
     copy_of,
 )
-from lockstitch.wire.messages import Abort, AskReach, AskStanding, Parts
+from lockstitch.wire.messages import Abort, AskPassStatus, AskReach, Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lockstitch.autograd.conductor import Task, Terms
+    from lockstitch.autograd.conductor import PassOptions, Task
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.discovery import Reach
     from lockstitch.autograd.graph import Entry, Gradients
-    from lockstitch.autograd.post import Participant
-    from lockstitch.autograd.termination import Standing
+    from lockstitch.autograd.messaging import Participant
+    from lockstitch.autograd.termination import PassStatus
     from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.runtime.pending import Pending
     from lockstitch.wire.messages import Message
@@ -59,19 +59,21 @@ class Initiator:
     _closure: Closure | None = None
     _silence = _SILENCE_SECONDS
 
-    def __init__(self, worker: Participant, context: DistAutogradContext, terms: Terms) -> None:
+    def __init__(
+        self, worker: Participant, context: DistAutogradContext, options: PassOptions
+    ) -> None:
         self._worker = worker
-        self._post = worker.agent
+        self._messaging = worker.agent
         self.context = context
-        self.terms = terms
+        self.options = options
         self._lock = threading.Lock()
-        self._listening = Listening(self._post)
+        self._listening = Listening(self._messaging)
         self._tasks: deque[Task] = deque()
         self._balance = Balance()
         self._asked: set[WorkerId] = set()
         self._unreachable: dict[WorkerId, LockstitchError] = {}
         self._standstill = StandstillDetector()
-        self.backward_pass = BackwardPass(worker, context, terms, self)
+        self.backward_pass = BackwardPass(worker, context, options, self)
 
     def describe(self) -> str:
         """What the pass waits for."""
@@ -106,7 +108,7 @@ class Initiator:
         self._listening.end(failed=self._error is not None)
         if self._error is not None:
             self.context.failed_passes += 1
-            self._tell(self.context.workers | self._asked, Abort(self.context.id, self.terms.id))
+            self._tell(self.context.workers | self._asked, Abort(self.context.id, self.options.id))
 
     def _next_task(self) -> Task | None:
         """Waits for something to do on this thread; None when the pass has ended."""
@@ -116,13 +118,15 @@ class Initiator:
                     return self._tasks.popleft()
                 if self._is_over():
                     return None
-                timeout = self.patience() if self._needs_parts or self.terms.fast else None
+                timeout = (
+                    self.long_wait_seconds() if self._needs_parts or self.options.fast else None
+                )
                 progress = self._progress, self.backward_pass.received
                 sleeper = self._sleeper = Sleeper()
             if self._sleep(sleeper, timeout):
                 continue
             if progress == (self._progress, self.backward_pass.received):
-                return self.lose_patience
+                return self.waited_too_long
 
     def _sleep(self, sleeper: Pending, timeout: float | None) -> bool:
         self._reader = threading.get_ident()
@@ -146,7 +150,7 @@ class Initiator:
             self._tasks.append(task)
             self._rouse()
         else:
-            self._post.spawn(task)
+            self._messaging.spawn(task)
 
     def _is_over(self) -> bool:
         return self._error is not None or (self._roots_ran and self._balance.is_zero)
@@ -171,15 +175,15 @@ class Initiator:
             self._progress += 1
             self._rouse()
 
-    def patience(self) -> float | None:
+    def long_wait_seconds(self) -> float | None:
         """How long its waiting threads wait before they call `lose_patience`; None: for ever."""
-        if self.terms.fast:
+        if self.options.fast:
             return self._silence
-        return PATIENCE_SECONDS if self._closure is None else None
+        return LONG_WAIT_SECONDS if self._closure is None else None
 
     def sleep(self, sleeper: Pending) -> bool:
         """See `Conductor.sleep`."""
-        return self._listening.sleep(sleeper, self.patience())
+        return self._listening.sleep(sleeper, self.long_wait_seconds())
 
     def listens_to(self, worker: WorkerId) -> bool:
         """See `Conductor.listens_to`."""
@@ -187,15 +191,15 @@ class Initiator:
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """See `Conductor.send`."""
-        self._post.send(worker, message)
+        self._messaging.send(worker, message)
 
-    def answer_on_way_back(self) -> None:
+    def answer_by_reply_push(self) -> None:
         """The initiator does not answer to itself."""
 
-    def lose_patience(self) -> None:
+    def waited_too_long(self) -> None:
         """See `Conductor.lose_patience`."""
-        if self.terms.fast:
-            self._ask_standing()
+        if self.options.fast:
+            self._ask_status()
         else:
             self._ask_reach()
 
@@ -245,8 +249,10 @@ class Initiator:
         self._ask(asked)
 
     def _ask(self, workers: Iterable[WorkerId]) -> None:
-        terms = self.terms
-        self._tell(workers, AskReach(self.context.id, terms.id, terms.retain_graph, terms.fast))
+        options = self.options
+        self._tell(
+            workers, AskReach(self.context.id, options.id, options.retain_graph, options.fast)
+        )
         self._fail_if_unreachable()
 
     def take_reach(self, worker: WorkerId, reach: Reach) -> None:
@@ -267,7 +273,7 @@ class Initiator:
             self._fail_if_unreachable()
 
     def _send_parts(self, workers: Iterable[WorkerId]) -> None:
-        terms, closure = self.terms, self._closure
+        options, closure = self.options, self._closure
         assert closure is not None
         for worker in workers:
             parts = tuple(
@@ -276,7 +282,7 @@ class Initiator:
             )
             self._tell(
                 [worker],
-                Parts(self.context.id, terms.id, terms.retain_graph, terms.fast, parts),
+                Parts(self.context.id, options.id, options.retain_graph, options.fast, parts),
             )
 
     def _fail_if_unreachable(self) -> None:
@@ -289,17 +295,17 @@ class Initiator:
 
     # ------------------------------------------------------------ is a fast pass stuck?
 
-    def _ask_standing(self) -> None:
+    def _ask_status(self) -> None:
         with self._lock:
             self._silence = min(2 * self._silence, _LONGEST_SILENCE_SECONDS)
             workers = self.context.workers | {self._worker.id}
             wave = self._standstill.begin(workers)
-        self._tell(workers, AskStanding(self.context.id, self.terms.id, wave))
+        self._tell(workers, AskPassStatus(self.context.id, self.options.id, wave))
 
-    def take_standing(self, wave: int, worker: WorkerId, standing: Standing) -> None:
+    def take_status(self, wave: int, worker: WorkerId, status: PassStatus) -> None:
         """A worker's answer."""
         with self._lock:
-            waiting = self._standstill.answer(wave, worker, standing)
+            waiting = self._standstill.answer(wave, worker, status)
         if waiting:
             names = ", ".join(f"number {each.counter} of rank {each.rank}" for each in waiting)
             self.fail(
@@ -315,7 +321,7 @@ class Initiator:
     def _tell(self, workers: Iterable[WorkerId], message: Message) -> None:
         for worker in workers:
             try:
-                self._post.send(worker, message)
+                self._messaging.send(worker, message)
             except LockstitchError as error:
                 self._unreachable[worker] = error
 

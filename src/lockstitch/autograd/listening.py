@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from lockstitch.runtime.pending import Pending
 
 if TYPE_CHECKING:
-    from lockstitch.autograd.post import Post
+    from lockstitch.autograd.messaging import Messaging
     from lockstitch.ids import WorkerId
     from lockstitch.runtime.reply_side_push import PushListener
 
@@ -34,8 +34,8 @@ class Sleeper(Pending):
 class Listening:
     """The ways back of one pass. Begins with none."""
 
-    def __init__(self, post: Post) -> None:
-        self._post = post
+    def __init__(self, messaging: Messaging) -> None:
+        self._messaging = messaging
         self._lock = threading.Lock()
         self._ways: dict[WorkerId, PushListener | None] = {}
         self._heard: list[PushListener] = []
@@ -44,7 +44,7 @@ class Listening:
     def begin(self, worker: WorkerId) -> bool:
         """Something is about to be sent to `worker`: whether it may answer on the way back."""
         if worker not in self._ways:
-            way = self._post.listen(worker)
+            way = self._messaging.listen(worker)
             with self._lock:
                 if self._ended or worker in self._ways:
                     if way is not None:
@@ -69,7 +69,7 @@ class Listening:
             way.spin_wait(sleeper)
         for way in tuple(ways):
             way.attend()
-        with self._post.blocked(), sleeper.sleeping() as lock:
+        with self._messaging.blocked(), sleeper.sleeping() as lock:
             return sleeper.done or lock.acquire(
                 timeout=-1 if timeout_seconds is None else timeout_seconds
             )
@@ -84,6 +84,6 @@ class Listening:
         for way in ways:
             if failed:
                 way.attend()
-                self._post.call_later(_LINGER_SECONDS, way.close)
+                self._messaging.call_later(_LINGER_SECONDS, way.close)
             else:
                 way.close()

@@ -19,7 +19,7 @@ from lockstitch.wire.messages import ReleaseContext
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lockstitch.autograd.post import Participant
+    from lockstitch.autograd.messaging import Participant
     from lockstitch.ids import WorkerId
 
 

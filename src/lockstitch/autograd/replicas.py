@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, MutableMapping
 
 
-class Notebook(Protocol):
+class ReplicaContext(Protocol):
     """A context, as far as it has to do with replicas."""
 
     def note_replica(
@@ -62,7 +62,7 @@ class Replicas:
         if claim_static_graph(module):
             self._looking.add(module)
 
-    def touch(self, leaves: Iterable[torch.Tensor]) -> None:
+    def note_gradients(self, leaves: Iterable[torch.Tensor]) -> None:
         """A gradient has arrived at each of `leaves`."""
         self._fresh.update(dict.fromkeys(leaves))
 
@@ -120,7 +120,7 @@ def _within_a_backward_pass(action: Callable[[], None]) -> None:
     torch.autograd.grad(root, leaf)
 
 
-def observe(current: Callable[[], Notebook | None]) -> None:
+def observe(current: Callable[[], ReplicaContext | None]) -> None:
     """Has every forward of a DDP module noted by the context that `current()` says it runs in."""
     forward: Any = DistributedDataParallel.forward
     if hasattr(forward, "_notes_replicas"):

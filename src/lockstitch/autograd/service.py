@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from lockstitch.autograd import replicas
 from lockstitch.autograd.backward import BackwardPass, is_run_by_this_thread
-from lockstitch.autograd.conductor import DistantInitiator, Terms
+from lockstitch.autograd.conductor import PassOptions, RemoteInitiator
 from lockstitch.autograd.context import (
     context_of_this_thread,
     current_context,
@@ -26,7 +26,7 @@ from lockstitch.autograd.initiator import Initiator
 from lockstitch.autograd.releases import Releases
 from lockstitch.autograd.roots import enter_at
 from lockstitch.autograd.stitch import Stitcher
-from lockstitch.autograd.termination import Standing
+from lockstitch.autograd.termination import PassStatus
 from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError, RpcError
 from lockstitch.ids import IdSource, WorkerId, context_owner
 from lockstitch.runtime import remote_errors
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from lockstitch.autograd.context import DistAutogradContext
-    from lockstitch.autograd.post import Participant
+    from lockstitch.autograd.messaging import Participant
     from lockstitch.ids import GlobalId
 
 
@@ -47,14 +47,16 @@ class AutogradService:
 
     def __init__(self, worker: Participant) -> None:
         self._worker = worker
-        self._post = worker.agent
+        self._messaging = worker.agent
         self._contexts = Contexts(worker.id, self)
         self._initiators: dict[GlobalId, Initiator] = {}
         self._releases = Releases(worker)
         self._lock = threading.Lock()
         self._pass_ids = IdSource(worker.id)
-        self._post.interceptor = Stitcher(worker.id, IdSource(worker.id), self._contexts.join, self)
-        handle = self._post.handle
+        self._messaging.interceptor = Stitcher(
+            worker.id, IdSource(worker.id), self._contexts.join, self
+        )
+        handle = self._messaging.handle
         handle(messages.ReleaseContext, self._on_release)
         handle(messages.ContextReleased, self._on_released)
         handle(messages.Gradient, self._on_gradient)
@@ -65,12 +67,12 @@ class AutogradService:
         handle(messages.Parts, self._on_parts)
         handle(messages.BackwardFailed, self._on_failed)
         handle(messages.Abort, self._on_abort)
-        handle(messages.AskStanding, self._on_ask_standing)
-        handle(messages.Standing, self._on_standing)
-        self._post.on_peer_lost(self._on_peer_lost)
-        self._post.on_connection_lost(self._fail_passes)
-        self._post.add_concern(self._involved)
-        self._post.on_close(self._on_close)
+        handle(messages.AskPassStatus, self._on_ask_status)
+        handle(messages.PassStatus, self._on_status)
+        self._messaging.on_peer_lost(self._on_peer_lost)
+        self._messaging.on_connection_lost(self._fail_passes)
+        self._messaging.add_concern(self._involved)
+        self._messaging.on_close(self._on_close)
         replicas.observe(context_of_this_thread)
 
     def __repr__(self) -> str:
@@ -107,7 +109,7 @@ class AutogradService:
             missing = {
                 message
                 for backward_pass in list(context.passes.values())
-                for message in backward_pass.standing().waiting
+                for message in backward_pass.status().waiting
             }
             lines.extend(
                 f"context {context.id}: gradients of what {send.destination} was sent "
@@ -187,20 +189,20 @@ class AutogradService:
             )
         entry, gradients = enter_at(roots)
         if not context.turn.acquire(blocking=False):
-            with self._post.blocked():
+            with self._messaging.blocked():
                 context.turn.acquire()
         try:
-            terms = Terms(self._pass_ids(), retain_graph, mode == "fast")
-            initiator = Initiator(self._worker, context, terms)
+            options = PassOptions(self._pass_ids(), retain_graph, mode == "fast")
+            initiator = Initiator(self._worker, context, options)
             self._register(context, initiator)
             try:
                 initiator.run(entry, gradients)
                 if context.has_replicas:
-                    with self._post.blocked():
+                    with self._messaging.blocked():
                         context.reduce_replicas()
             finally:
                 with self._lock:
-                    del self._initiators[terms.id]
+                    del self._initiators[options.id]
         finally:
             context.turn.release()
 
@@ -208,24 +210,24 @@ class AutogradService:
         with self._lock:
             if not context.add_pass(self._worker.id, initiator.backward_pass):
                 raise not_found(context.id)
-            self._initiators[initiator.terms.id] = initiator
+            self._initiators[initiator.options.id] = initiator
 
-    def _pass(self, identifier: int, terms: Terms) -> BackwardPass | None:
+    def _pass(self, identifier: int, options: PassOptions) -> BackwardPass | None:
         """The local part of a pass, begun on first contact; None when the pass is over."""
         context = self._contexts.get(identifier)
         if context is None:
             return None
-        initiator = terms.initiator
+        initiator = options.initiator
         with self._lock:
             latest = context.passes.get(initiator)
-            if latest is not None and latest.terms.id == terms.id:
+            if latest is not None and latest.options.id == options.id:
                 return cast("BackwardPass", latest)
             if initiator == self._worker.id:
                 return None
-            if latest is not None and latest.terms.id.counter > terms.id.counter:
+            if latest is not None and latest.options.id.counter > options.id.counter:
                 return None
-            conductor = DistantInitiator(self._worker, identifier, terms)
-            begun = BackwardPass(self._worker, context, terms, conductor)
+            conductor = RemoteInitiator(self._worker, identifier, options)
+            begun = BackwardPass(self._worker, context, options, conductor)
             if not context.add_pass(initiator, begun):
                 return None
         if latest is not None:
@@ -235,7 +237,7 @@ class AutogradService:
     def _known_pass(self, identifier: int, backward_pass: GlobalId) -> BackwardPass | None:
         context = self._contexts.get(identifier)
         known = None if context is None else context.passes.get(backward_pass.worker)
-        is_it = known is not None and known.terms.id == backward_pass
+        is_it = known is not None and known.options.id == backward_pass
         return cast("BackwardPass", known) if is_it else None
 
     # ------------------------------------------------------------ messages of a pass
@@ -247,15 +249,15 @@ class AutogradService:
             if task is not None:
                 initiator.offer(task)
             return
-        terms = Terms(message.backward_pass, message.retain_graph, message.fast)
-        backward_pass = self._pass(message.context, terms)
+        options = PassOptions(message.backward_pass, message.retain_graph, message.fast)
+        backward_pass = self._pass(message.context, options)
         if backward_pass is None:
             return
         if message.listens:
-            backward_pass.answer_on_way_back()
+            backward_pass.answer_by_reply_push()
         task = backward_pass.receive(message)
         if task is not None:
-            self._post.spawn(task)
+            self._messaging.spawn(task)
 
     def _on_report(self, _sender: WorkerId, message: messages.Report) -> None:
         initiator = self._initiators.get(message.backward_pass)
@@ -265,11 +267,11 @@ class AutogradService:
     def _on_need_parts(self, sender: WorkerId, message: messages.NeedParts) -> None:
         initiator = self._initiators.get(message.backward_pass)
         if initiator is not None:
-            self._post.spawn(partial(initiator.serve_parts, sender))
+            self._messaging.spawn(partial(initiator.serve_parts, sender))
 
     def _on_ask_reach(self, sender: WorkerId, message: messages.AskReach) -> None:
-        terms = Terms(message.backward_pass, message.retain_graph, message.fast)
-        backward_pass = self._pass(message.context, terms)
+        options = PassOptions(message.backward_pass, message.retain_graph, message.fast)
+        backward_pass = self._pass(message.context, options)
 
         def answer() -> None:
             try:
@@ -280,49 +282,51 @@ class AutogradService:
             else:
                 self._tell(sender, messages.Reach(message.context, message.backward_pass, *reach))
 
-        self._post.spawn(answer)
+        self._messaging.spawn(answer)
 
     def _on_reach(self, sender: WorkerId, message: messages.Reach) -> None:
         initiator = self._initiators.get(message.backward_pass)
         if initiator is not None:
             reach = Reach(message.received, message.sent)
-            self._post.spawn(partial(initiator.take_reach, sender, reach))
+            self._messaging.spawn(partial(initiator.take_reach, sender, reach))
 
     def _on_parts(self, _sender: WorkerId, message: messages.Parts) -> None:
-        terms = Terms(message.backward_pass, message.retain_graph, message.fast)
-        backward_pass = self._pass(message.context, terms)
+        options = PassOptions(message.backward_pass, message.retain_graph, message.fast)
+        backward_pass = self._pass(message.context, options)
         if backward_pass is not None:
             parts = {stitch: frozenset(indices) for stitch, indices in message.parts}
             for task in backward_pass.learn_parts(parts):
-                self._post.spawn(task)
+                self._messaging.spawn(task)
 
     def _on_failed(self, sender: WorkerId, message: messages.BackwardFailed) -> None:
         initiator = self._initiators.get(message.backward_pass)
         if initiator is not None:
 
             def fail() -> None:
-                error = remote_errors.from_payload(message.body, self._post.allowed)
+                error = remote_errors.from_payload(message.body, self._messaging.allowed)
                 initiator.fail(error, sender, message.text)
 
-            self._post.spawn(fail)
+            self._messaging.spawn(fail)
 
     def _on_abort(self, _sender: WorkerId, message: messages.Abort) -> None:
         # Begins the pass if need be: what comes of it later must find it ended.
-        backward_pass = self._pass(message.context, Terms(message.backward_pass, False, False))
+        backward_pass = self._pass(
+            message.context, PassOptions(message.backward_pass, False, False)
+        )
         if backward_pass is not None:
             backward_pass.fail(DistAutogradError("the backward pass has failed on another worker"))
 
-    def _on_ask_standing(self, sender: WorkerId, message: messages.AskStanding) -> None:
+    def _on_ask_status(self, sender: WorkerId, message: messages.AskPassStatus) -> None:
         known = self._known_pass(message.context, message.backward_pass)
-        standing = Standing(0, 0, False, ()) if known is None else known.standing()
-        answer = messages.Standing(message.context, message.backward_pass, message.wave, *standing)
-        self._post.spawn(partial(self._tell, sender, answer))
+        status = PassStatus(0, 0, False, ()) if known is None else known.status()
+        answer = messages.PassStatus(message.context, message.backward_pass, message.wave, *status)
+        self._messaging.spawn(partial(self._tell, sender, answer))
 
-    def _on_standing(self, sender: WorkerId, message: messages.Standing) -> None:
+    def _on_status(self, sender: WorkerId, message: messages.PassStatus) -> None:
         initiator = self._initiators.get(message.backward_pass)
         if initiator is not None:
-            standing = Standing(message.sent, message.received, message.is_active, message.waiting)
-            self._post.spawn(partial(initiator.take_standing, message.wave, sender, standing))
+            status = PassStatus(message.sent, message.received, message.is_active, message.waiting)
+            self._messaging.spawn(partial(initiator.take_status, message.wave, sender, status))
 
     # ------------------------------------------------------------ the end of contexts and peers
 
@@ -340,9 +344,9 @@ class AutogradService:
             # Nobody waits for it: it may lie where replies go until somebody reads there. Should
             # nobody do so, the question will be repeated, and answered in the other way.
             with contextlib.suppress(LockstitchError):
-                self._post.send_back(sender, answer)
+                self._messaging.send_back(sender, answer)
 
-        self._post.spawn(release)
+        self._messaging.spawn(release)
 
     def _on_released(self, sender: WorkerId, message: messages.ContextReleased) -> None:
         self._releases.settle(sender, message.context)
@@ -367,7 +371,7 @@ class AutogradService:
                     backward_pass.fail(error)
                     # It may have seen the connection break before the pass began, and what was
                     # lost may have been a failure of ours: so it is told in any case.
-                    conductor = DistantInitiator(self._worker, context.id, backward_pass.terms)
+                    conductor = RemoteInitiator(self._worker, context.id, backward_pass.options)
                     conductor.note_lost(error)
                 elif worker in context.workers:
                     backward_pass.abandon(error)
@@ -386,4 +390,4 @@ class AutogradService:
     def _tell(self, worker: WorkerId, message: messages.Message) -> None:
         # A worker that is gone needs to know nothing.
         with contextlib.suppress(LockstitchError):
-            self._post.send(worker, message)
+            self._messaging.send(worker, message)

@@ -40,7 +40,7 @@ SEND_NAME = "torch::distributed::autograd::SendRpcBackward"
 RECV_NAME = "torch::distributed::autograd::RecvRpcBackward"
 
 
-class Outlet(Protocol):
+class GradientSink(Protocol):
     """Where a receive hands its gradients: the run of a backward pass."""
 
     def emit(self, receive: Receive, gradients: Gradients) -> None:
@@ -51,11 +51,11 @@ class Outlet(Protocol):
 class Receive:
     """What a receive node knows: the stitch it belongs to, and the run that it is part of now."""
 
-    __slots__ = ("message", "outlet")
+    __slots__ = ("message", "sink")
 
     def __init__(self, message: GlobalId) -> None:
         self.message = message
-        self.outlet: Outlet | None = None
+        self.sink: GradientSink | None = None
 
 
 class RecvRpc(torch.autograd.Function):
@@ -73,13 +73,13 @@ class RecvRpc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
-        outlet = ctx.receive.outlet
-        if outlet is None:
+        sink = ctx.receive.sink
+        if sink is None:
             raise RuntimeError(
                 "a local backward() has reached a tensor that was received over RPC; use "
                 "lockstitch.autograd.backward(context_id, roots), which goes on at its sender"
             )
-        outlet.emit(ctx.receive, gradients)
+        sink.emit(ctx.receive, gradients)
         return None, None, None
 
 

@@ -67,7 +67,7 @@ def cancel(
     )
 
 
-class Standing(NamedTuple):
+class PassStatus(NamedTuple):
     """Where one worker stands in a pass, as it answers a wave.
 
     `sent` and `received` count gradients, null tokens included; `is_active` says whether anything
@@ -81,12 +81,12 @@ class Standing(NamedTuple):
 
 
 class StandstillDetector:
-    """Compares successive waves of `Standing`s."""
+    """Compares successive waves of `PassStatus`es."""
 
     def __init__(self) -> None:
-        self._previous: dict[WorkerId, Standing] | None = None
+        self._previous: dict[WorkerId, PassStatus] | None = None
         self._asked: frozenset[WorkerId] = frozenset()
-        self._answers: dict[WorkerId, Standing] = {}
+        self._answers: dict[WorkerId, PassStatus] = {}
         self.wave = 0
 
     def begin(self, workers: Iterable[WorkerId]) -> int:
@@ -96,19 +96,19 @@ class StandstillDetector:
         self._answers = {}
         return self.wave
 
-    def answer(self, wave: int, worker: WorkerId, standing: Standing) -> tuple[GlobalId, ...]:
+    def answer(self, wave: int, worker: WorkerId, status: PassStatus) -> tuple[GlobalId, ...]:
         """Notes an answer. Returns the stitches waited for if the pass is stuck, else none."""
         if wave != self.wave or worker not in self._asked:
             return ()
-        self._answers[worker] = standing
+        self._answers[worker] = status
         if len(self._answers) < len(self._asked):
             return ()
         previous, self._previous = self._previous, self._answers
-        standings = self._answers.values()
+        statuses = self._answers.values()
         if (
             previous != self._answers
-            or any(each.is_active for each in standings)
-            or sum(each.sent for each in standings) != sum(each.received for each in standings)
+            or any(each.is_active for each in statuses)
+            or sum(each.sent for each in statuses) != sum(each.received for each in statuses)
         ):
             return ()
-        return tuple(sorted({message for each in standings for message in each.waiting}))
+        return tuple(sorted({message for each in statuses for message in each.waiting}))

@@ -22,7 +22,7 @@ from lockstitch.checkpoint.shards import (
     write_shard,
 )
 from lockstitch.errors import LockstitchError, SerializationError
-from lockstitch.optim.turns import Turns
+from lockstitch.optim.update_lock import UpdateLock
 from lockstitch.rpc import get_worker_infos, rpc_async
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
 from lockstitch.runtime.worker import current_worker
@@ -189,7 +189,7 @@ def _write(folder: str, attempt: str) -> tuple[Any, ...]:
     _check_allowed(save, "write")
     states = CheckpointRegistry.of(worker).states()
     # Copied while no optimizer steps on this worker.
-    shard = write_shard(Path(folder), attempt, worker.name, states, Turns.of(worker))
+    shard = write_shard(Path(folder), attempt, worker.name, states, UpdateLock.of(worker))
     return _fields(shard)
 
 

@@ -13,7 +13,7 @@ from lockstitch.checkpoint.structure import Encoder
 from lockstitch.errors import PeerDiedError
 from lockstitch.nn.api import RemoteModule
 from lockstitch.optim import DistributedOptimizer
-from lockstitch.optim.turns import Turns
+from lockstitch.optim.update_lock import UpdateLock
 from lockstitch.rpc import RRef, get_worker_infos, rpc_async, rpc_sync
 from lockstitch.runtime.worker import current_worker
 from lockstitch.torch_internals.modules import children_of
@@ -100,7 +100,7 @@ class CheckpointRegistry:
         for name, thing in things.items():
             # An optimizer over several workers takes the turns itself, on each of them.
             is_stepped = isinstance(thing, (torch.Tensor, torch.nn.Module))
-            with Turns.of(self._worker) if is_stepped else contextlib.nullcontext():
+            with UpdateLock.of(self._worker) if is_stepped else contextlib.nullcontext():
                 _put_back(name, thing, states[name])
 
     def check_fit(self, states: dict[str, Any]) -> None:

@@ -16,7 +16,8 @@ A session's route: `session` → negotiation → a backend.
 - `fusion`: how tensors are put together and cut apart; no I/O
 - `options`: what can be chosen
 - `mappings`: memory that other processes may see or write, too
-- `devices`: which route tensors of a device take, as `placement` decides; `doors`: to NCCL
+- `device_routes`: which route tensors of a device take, as `placement` decides;
+  `nccl_bootstrap`: how the ranks find each other for NCCL
 - `staging`, `host_memory`: how tensors of a device pass through host memory
 - `backend`: the seam below the session, implemented by
   - `shared_memory`: the ranks of one host, through memory that all of them map

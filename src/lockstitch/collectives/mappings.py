@@ -4,7 +4,7 @@ Ranks may see one page without knowing (a file or memfd that each has mapped, te
 shared before a fork, what an object store hands out). Then what one rank writes as its result is
 what another one has yet to read as its contribution. So an operation on such memory works on a copy
 of it, made when it is submitted, and writes nothing there but the result, as a whole, when it is
-asked for: all ranks write the same. Memory that nobody may write is refused as an output.
+asked for: all ranks write the same. Sharing that nobody may write is refused as an output.
 
 What torch allocates is private, and its storages can be resized; no others can. So one look at a
 storage is enough nearly always. For the rest /proc/self/maps is read, once for each.
@@ -33,7 +33,7 @@ _ATTRIBUTE: Final = "_lockstitch_memory"
 _LEAST_BYTES: Final = 1 << 18
 
 
-class Memory(enum.Enum):
+class Sharing(enum.Enum):
     """Whose a tensor's memory is."""
 
     PRIVATE = enum.auto()
@@ -51,13 +51,13 @@ def is_ours(tensor: torch.Tensor) -> bool:
 
 def declare_private(tensor: torch.Tensor) -> None:
     """Though the memory is mapped elsewhere, too, nobody writes there unasked."""
-    setattr(tensor.untyped_storage(), _ATTRIBUTE, Memory.PRIVATE)
+    setattr(tensor.untyped_storage(), _ATTRIBUTE, Sharing.PRIVATE)
 
 
-def memory_of(tensor: torch.Tensor) -> Memory:
+def sharing_of(tensor: torch.Tensor) -> Sharing:
     """What the kernel knows of it."""
     storage: Any = tensor.untyped_storage()
-    known: Memory | None = getattr(storage, _ATTRIBUTE, None)
+    known: Sharing | None = getattr(storage, _ATTRIBUTE, None)
     if known is None:
         begin = storage.data_ptr()
         known = found_in(_MAPS.read_text().splitlines(), begin, begin + storage.nbytes())
@@ -65,22 +65,22 @@ def memory_of(tensor: torch.Tensor) -> Memory:
     return known
 
 
-def found_in(lines: Iterable[str], begin: int, end: int) -> Memory:
+def found_in(lines: Iterable[str], begin: int, end: int) -> Sharing:
     """In lines such as `7f5a00000000-7f5a00021000 r--s 00000000 00:1f 42 /path`."""
-    found = Memory.PRIVATE
+    found = Sharing.PRIVATE
     for line in lines:
         place, access, *_ = line.split(maxsplit=2)
         low, _, high = place.partition("-")
         if int(high, 16) <= begin or end <= int(low, 16):
             continue
         if "w" not in access:
-            return Memory.READ_ONLY
+            return Sharing.READ_ONLY
         if "s" in access:
-            found = Memory.SHARED
+            found = Sharing.SHARED
     return found
 
 
-def needs_detour(request: Request) -> bool:
+def must_be_copied(request: Request) -> bool:
     """Whether it may not be performed on its own tensors. Raises `ValueError` where a result cannot
     be written where it is wanted."""
     tensors, outputs = request.tensors, request.outputs or ()
@@ -92,7 +92,7 @@ def needs_detour(request: Request) -> bool:
     else:
         return False
     for tensor in outputs:
-        if tensor.is_cpu and tensor.numel() and memory_of(tensor) is Memory.READ_ONLY:
+        if tensor.is_cpu and tensor.numel() and sharing_of(tensor) is Sharing.READ_ONLY:
             what = repr(request.name) if request.name else f"a nameless {request.kind.value}"
             raise ValueError(
                 f"{what}: its result cannot be "
@@ -107,15 +107,15 @@ def _is_shared(tensor: torch.Tensor) -> bool:
         return False
     if tensor.nbytes < _LEAST_BYTES and not hasattr(tensor.untyped_storage(), _ATTRIBUTE):
         return True
-    return memory_of(tensor) is not Memory.PRIVATE
+    return sharing_of(tensor) is not Sharing.PRIVATE
 
 
-class Detour:
+class OperationOnCopies:
     """An operation on copies, of which it is the copy-back."""
 
     def __init__(self, request: Request, rank: int) -> None:
         self._request = request
-        self._has_landed = False
+        self._is_copied_back = False
         tensors = tuple(
             torch.empty_like(tensor, memory_format=torch.contiguous_format)
             for tensor in request.tensors
@@ -131,8 +131,8 @@ class Detour:
         outputs: Sequence[torch.Tensor] | None = self._request.outputs
         if outputs is None:
             return value
-        if not self._has_landed:
-            self._has_landed = True
+        if not self._is_copied_back:
+            self._is_copied_back = True
             for output, mine in zip(outputs, self.request.tensors, strict=True):
                 copy(output, mine)
         return list(outputs) if self._request.is_group else outputs[0]

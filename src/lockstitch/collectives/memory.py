@@ -40,7 +40,7 @@ from lockstitch.errors import RankLostError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lockstitch.collectives.devices import Doors
+    from lockstitch.collectives.device_routes import DeviceBootstrap
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.requests import Request
 
@@ -52,9 +52,9 @@ _LOOK_SECONDS = 0.1
 class LocalSessions:
     """`size` sessions, one for each rank, that belong together.
 
-    `hosts` names each rank's host, for programs that ask for local and cross ranks. `doors`, called
-    for each rank, make operations between devices possible; without them a single rank works on the
-    device itself, and several go through host memory.
+    `hosts` names each rank's host, for programs that ask for local and cross ranks. `bootstrap`,
+    called for each rank, make operations between devices possible; without them a single rank works
+    on the device itself, and several go through host memory.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class LocalSessions:
         clock: Clock = SYSTEM_CLOCK,
         stall_warning_seconds: float = 60.0,
         stall_failure_seconds: float = 0.0,
-        doors: Callable[[Topology, ProcessSets, PendingOperations], Doors] | None = None,
+        bootstrap: Callable[[Topology, ProcessSets, PendingOperations], DeviceBootstrap]
+        | None = None,
     ) -> None:
         self._meeting = _Meeting(size)
         self._sessions: list[Session] = []
@@ -78,9 +79,9 @@ class LocalSessions:
             )
             self._meeting.pending.append(pending)
             topology = Topology.of(rank, hosts or ["host"] * size)
-            backend = MemoryBackend(rank, self._meeting, takes_devices=size == 1 and not doors)
+            backend = MemoryBackend(rank, self._meeting, takes_devices=size == 1 and not bootstrap)
             sets = ProcessSets(size)
-            way_out = doors and doors(topology, sets, pending)
+            way_out = bootstrap and bootstrap(topology, sets, pending)
             self._sessions.append(Session(topology, backend, pending, sets, way_out))
 
     def __enter__(self) -> LocalSessions:

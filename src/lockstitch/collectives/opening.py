@@ -23,12 +23,17 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.collectives.c10d.backend import C10dBackend
 from lockstitch.collectives.c10d.beginning import in_thread
-from lockstitch.collectives.c10d.hierarchical import HierarchicalPlane
-from lockstitch.collectives.c10d.hub import Hub
-from lockstitch.collectives.c10d.plane import GroupPlane, Plane
-from lockstitch.collectives.c10d.star import Centre, Spoke, Terms, call_hub
-from lockstitch.collectives.doors import NcclDoors
+from lockstitch.collectives.c10d.coordinator import Coordinator
+from lockstitch.collectives.c10d.coordinator_link import (
+    CoordinatorClient,
+    CoordinatorServer,
+    LinkOptions,
+    connect_to_coordinator,
+)
+from lockstitch.collectives.c10d.group_operations import GroupOperations, ProcessGroupOperations
+from lockstitch.collectives.c10d.hierarchical import HierarchicalOperations
 from lockstitch.collectives.memory import LocalSessions
+from lockstitch.collectives.nccl_bootstrap import NcclBootstrap
 from lockstitch.collectives.options import SessionOptions
 from lockstitch.collectives.pending_operations import PendingOperations
 from lockstitch.collectives.process_sets import ProcessSets
@@ -104,7 +109,7 @@ def open_session(
             clock=clock,
             stall_warning_seconds=chosen.stall_warning_seconds,
             stall_failure_seconds=chosen.stall_failure_seconds,
-            doors=_doors_alone(chosen) if chosen.device_operations == "nccl" else None,
+            bootstrap=_doors_alone(chosen) if chosen.device_operations == "nccl" else None,
         )[0]
     pending = PendingOperations(
         rank,
@@ -148,7 +153,7 @@ class _Opening:
         self._secret = find_secret(None, None, os.environ)
         self._address = options.address or _own_address(store)
         self._transport = TcpTransport(self._address)
-        self._notice: Notice | None = None
+        self._notice: GiveUpNotice | None = None
 
     def session(self) -> Session:
         """Publishes, meets, chooses, connects."""
@@ -160,11 +165,11 @@ class _Opening:
             if listener is not None:
                 addresses += [_HUB + listener.address, _TOKEN + secrets.token_hex(16)]
             roster = self._join(addresses)
-            self._notice = Notice(self._store, roster.me.generation)
+            self._notice = GiveUpNotice(self._store, roster.me.generation)
             topology = Topology.of(self._rank, _published(roster, _HOST))
             name = _chosen_backend(topology, options)
             backend: Backend
-            doors = self._doors(roster, topology)
+            bootstrap = self._bootstrap(roster, topology)
             if name == "shared_memory":
                 backend = self._share_memory(roster, topology, introductions, self._pending)
             else:
@@ -180,7 +185,7 @@ class _Opening:
             introductions.close()
             if listener is not None:
                 listener.close()
-        return Session(topology, backend, self._pending, self._sets, doors)
+        return Session(topology, backend, self._pending, self._sets, bootstrap)
 
     def _join(self, addresses: list[str]) -> StaticRoster:
         """Meets the others. A store may wait for ever: one in a file for whoever has locked it."""
@@ -192,13 +197,13 @@ class _Opening:
 
         return in_thread(work, self._pending, seconds + _STORE_SECONDS)
 
-    def _doors(self, roster: StaticRoster, topology: Topology) -> NcclDoors | None:
+    def _bootstrap(self, roster: StaticRoster, topology: Topology) -> NcclBootstrap | None:
         """For operations between devices; None where none are wanted."""
         options = self._options
         if options.device != "cpu" or options.device_operations == "host":
             return None
         store = PrefixStore(f"devices/{roster.me.generation}", self._store)
-        return NcclDoors(topology, store, options, self._secret, self._sets, self._pending)
+        return NcclBootstrap(topology, store, options, self._secret, self._sets, self._pending)
 
     def _listen(self) -> Listener | None:
         if self._options.backend == "shared_memory":
@@ -250,26 +255,31 @@ class _Opening:
         (address,) = _published(roster, _HUB)
         rank, options, transport = self._rank, self._options, self._transport
         seconds = options.timeout_seconds
-        terms = Terms.of(token, self._secret, seconds)
+        link_options = LinkOptions.of(token, self._secret, seconds)
         assert self._notice is not None
         has_failed = functools.partial(self._notice.read, 0.0)
 
-        def connect(hear: Callable[[Message], None]) -> Centre | Spoke:
+        def connect(hear: Callable[[Message], None]) -> CoordinatorServer | CoordinatorClient:
             if listener is not None:
-                hub, others = Hub(self._size, options.fusion_bytes), range(1, self._size)
-                return Centre(hub, transport, listener, hear, terms, expected=others)
-            line = call_hub(transport, address, rank, terms, lambda: _raise_if(has_failed()))
-            return Spoke(rank, line, hear)
+                coordinator = Coordinator(self._size, options.fusion_bytes)
+                others = range(1, self._size)
+                return CoordinatorServer(
+                    coordinator, transport, listener, hear, link_options, expected=others
+                )
+            line = connect_to_coordinator(
+                transport, address, rank, link_options, lambda: _raise_if(has_failed())
+            )
+            return CoordinatorClient(rank, line, hear)
 
         store = PrefixStore(f"groups/{roster.me.generation}", self._store)
         # Several hosts may each call themselves by an address that leads nowhere from the others.
         own = self._address if len(set(_machines(roster))) > 1 else None
-        plane: Plane = GroupPlane(rank, store, options.device, seconds, own)
+        groups: GroupOperations = ProcessGroupOperations(rank, store, options.device, seconds, own)
         if name == "hierarchical":
             local = self._local_session(roster, topology, introductions)
-            plane = HierarchicalPlane(topology, store, local, seconds, own)
+            groups = HierarchicalOperations(topology, store, local, seconds, own)
         return C10dBackend(
-            plane,
+            groups,
             self._sets,
             self._pending,
             connect,
@@ -290,7 +300,7 @@ class _Opening:
         return Session(local, backend, pending, ProcessSets(local.size))
 
 
-class Notice:
+class GiveUpNotice:
     """Why a rank gives up on its way in, once all have met: in the store, for those who wait for
     it. Only the first such word is kept."""
 
@@ -356,9 +366,9 @@ def _check_reach(roster: StaticRoster) -> None:
 
 def _doors_alone(
     options: SessionOptions,
-) -> Callable[[Topology, ProcessSets, PendingOperations], NcclDoors]:
+) -> Callable[[Topology, ProcessSets, PendingOperations], NcclBootstrap]:
     """For a single rank, whose tensors on devices go by NCCL only where that is demanded."""
-    return lambda topology, sets, pending: NcclDoors(
+    return lambda topology, sets, pending: NcclBootstrap(
         topology, HashStore(), options, None, sets, pending
     )
 

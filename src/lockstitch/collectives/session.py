@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lockstitch.collectives import checks
-from lockstitch.collectives.devices import Devices
+from lockstitch.collectives.device_routes import DeviceRoutes
 from lockstitch.collectives.events import Observers, Statistics
-from lockstitch.collectives.mappings import Detour, needs_detour
+from lockstitch.collectives.mappings import OperationOnCopies, must_be_copied
 from lockstitch.collectives.operations import Deferred, Operations
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.request_cache import RequestCache
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from lockstitch.collectives.backend import Backend
-    from lockstitch.collectives.devices import Doors
+    from lockstitch.collectives.device_routes import DeviceBootstrap
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSets
@@ -71,9 +71,9 @@ class Session(Operations):
         backend: Backend,
         pending: PendingOperations,
         sets: ProcessSets,
-        doors: Doors | None = None,
+        bootstrap: DeviceBootstrap | None = None,
     ) -> None:
-        """`doors`: for operations between devices; without them all goes by the backend."""
+        """`bootstrap`: for operations between devices; without them all goes by the backend."""
         self.topology = topology
         self._backend = backend
         self._pending = pending
@@ -81,7 +81,7 @@ class Session(Operations):
         self._request_cache = RequestCache(topology.rank)
         self._staging = Staging(backend, pending)
         # Without a cycle the memory that ranks share is unmapped as soon as it may be.
-        self._devices = Devices(weakref.proxy(self), doors, self._staging, pending)
+        self._devices = DeviceRoutes(weakref.proxy(self), bootstrap, self._staging, pending)
         self._counts: dict[tuple[int, Kind], itertools.count[int]] = {}
         self._set_changes = threading.Lock()
         self._submitting = threading.Lock()
@@ -173,11 +173,11 @@ class Session(Operations):
         is_for_backend = self._is_on_host(request) or self._backend.takes_devices
         if not is_for_backend:
             checks.check_devices(request)
-        detour: Detour | None = None
-        if request.kind in _MAY_OVERLAP and needs_detour(request):
+        on_copies: OperationOnCopies | None = None
+        if request.kind in _MAY_OVERLAP and must_be_copied(request):
             checks.check_outputs(request)
-            detour = Detour(request, self.rank)
-            request = detour.request
+            on_copies = OperationOnCopies(request, self.rank)
+            request = on_copies.request
         if not request.name:
             # Only now, so that a request that is refused here is not missed in the counting.
             checks.check(request, process_set, self.rank)
@@ -188,7 +188,7 @@ class Session(Operations):
             if request.outputs is not None and request.outputs is not request.tensors:
                 checks.check_outputs(request)
             handle = pending.begin(request, cached)
-        handle.copy_back = detour
+        handle.copy_back = on_copies
         if is_for_backend:
             self._backend.submit(handle)
         else:

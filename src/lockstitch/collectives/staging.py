@@ -203,9 +203,9 @@ class StagedCopyBack:
                 return self._value
             results = list(value) if self._request.is_group else [value]
             self._streams.let_wait(self._request.outputs or ())
-            landed = self._land(results, self._block.memory)
-            self._value = landed if self._request.is_group else landed[0]
-            self._streams = Streams.of(landed)
+            copied_back = self._copy_back(results, self._block.memory)
+            self._value = copied_back if self._request.is_group else copied_back[0]
+            self._streams = Streams.of(copied_back)
             self._lease.cancel()
             # What is not in the block is kept by whoever has it; CUDA reads it before it returns.
             self._memory.give_back(self._block, self._streams.record())
@@ -218,7 +218,7 @@ class StagedCopyBack:
         if self._block is not None:
             self._memory.forget(self._block)
 
-    def _land(self, results: list[torch.Tensor], block: torch.Tensor) -> list[torch.Tensor]:
+    def _copy_back(self, results: list[torch.Tensor], block: torch.Tensor) -> list[torch.Tensor]:
         request = self._request
         device = _device_of(request.outputs or request.tensors)
         if request.kind in _KEEP_SHAPES and device is not None and len(results) > 1:
@@ -233,11 +233,11 @@ class StagedCopyBack:
                 output.copy_(result, non_blocking=True)
             return list(request.outputs)
         # What comes besides them (how many rows an alltoall has received) stays where it is.
-        landed = [
+        copied_back = [
             _moved(result, tensor.device)
             for tensor, result in zip(request.tensors, results, strict=False)
         ]
-        return landed + results[len(landed) :]
+        return copied_back + results[len(copied_back) :]
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

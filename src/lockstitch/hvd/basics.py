@@ -10,7 +10,7 @@ import torch
 
 from lockstitch.collectives import open_session
 from lockstitch.hvd.communicators import Communicator
-from lockstitch.hvd.environment import Place, options_of
+from lockstitch.hvd.environment import LauncherSettings, options_of
 from lockstitch.hvd.job import PROCESS, active, current_session, has_session
 from lockstitch.hvd.logs import begin_logs, end_logs
 from lockstitch.hvd.process_sets import ProcessSet, add_first_sets, ids_by_ranks
@@ -102,13 +102,17 @@ def _open(comm: Sequence[int] | Communicator | None) -> Session:
         if comm:
             raise ValueError("where workers come and go all of them are the job: leave out comm")
         return LAUNCHER.open(link)
-    place = Place.read(os.environ)
-    members = list(comm or range(place.size))
-    if len(set(members)) != len(members) or not set(members) <= set(range(place.size)):
-        raise ValueError(f"comm must be different ranks from 0 to {place.size - 1}, not {comm!r}")
-    if place.rank not in members:
-        raise ValueError(f"this process is rank {place.rank}, which is not in comm={members}")
-    return open_session(place.rank, place.size, place.store, place.options, members=members)
+    settings = LauncherSettings.read(os.environ)
+    members = list(comm or range(settings.size))
+    if len(set(members)) != len(members) or not set(members) <= set(range(settings.size)):
+        raise ValueError(
+            f"comm must be different ranks from 0 to {settings.size - 1}, not {comm!r}"
+        )
+    if settings.rank not in members:
+        raise ValueError(f"this process is rank {settings.rank}, which is not in comm={members}")
+    return open_session(
+        settings.rank, settings.size, settings.store, settings.options, members=members
+    )
 
 
 def shutdown() -> None:

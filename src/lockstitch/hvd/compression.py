@@ -72,7 +72,7 @@ class BF16Compressor(Compressor):
 
 
 @dataclass(slots=True)
-class Memory:
+class FactorState:
     """Of one matrix: what stays from one step to the next."""
 
     error: torch.Tensor
@@ -94,7 +94,7 @@ class PowerSGD(NoneCompressor):
             raise ValueError(f"the rank of PowerSGD must be at least 1, but is {rank}")
         self.rank = rank
         self._smallest_ratio = smallest_ratio
-        self._memories: dict[torch.Tensor, Memory] = {}
+        self._memories: dict[torch.Tensor, FactorState] = {}
 
     def __repr__(self) -> str:
         return f"<PowerSGD of rank {self.rank} · {len(self._memories)} matrices>"
@@ -109,7 +109,7 @@ class PowerSGD(NoneCompressor):
         return small * self._smallest_ratio <= rows * columns
 
     @in_plain_modes
-    def memory_of(self, parameter: torch.Tensor, name: str) -> Memory:
+    def state_of(self, parameter: torch.Tensor, name: str) -> FactorState:
         """What is kept for a parameter; the first factor is random, but the same on all ranks."""
         memory = self._memories.get(parameter)
         if memory is None:
@@ -120,7 +120,7 @@ class PowerSGD(NoneCompressor):
             factor = torch.randn(
                 columns, width, generator=generator, dtype=torch.float32, device="cpu"
             )
-            memory = self._memories[parameter] = Memory(
+            memory = self._memories[parameter] = FactorState(
                 torch.zeros(rows, columns, dtype=_wide(parameter.dtype), device=parameter.device),
                 factor.to(parameter.device, _wide(parameter.dtype)),
             )
@@ -139,7 +139,7 @@ class PowerSGD(NoneCompressor):
     ) -> None:
         """What `state_dict` gave."""
         self._memories = {
-            parameters[place]: Memory(kept["error"].clone(), kept["factor"].clone())
+            parameters[place]: FactorState(kept["error"].clone(), kept["factor"].clone())
             for place, kept in state.items()
         }
 

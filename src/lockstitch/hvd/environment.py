@@ -29,7 +29,7 @@ _RANK_AND_SIZE: Final = (("HOROVOD_RANK", "HOROVOD_SIZE"), ("RANK", "WORLD_SIZE"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LauncherSettings:
     """This process's place in the job."""
 
     rank: int
@@ -38,7 +38,7 @@ class Place:
     options: SessionOptions
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Place:
+    def read(cls, environment: Mapping[str, str]) -> LauncherSettings:
         """Raises `ValueError` where the environment contradicts itself or lacks something."""
         rank, size = _rank_and_size(environment)
         store = "env://" if size == 1 else _store(environment)

@@ -90,7 +90,7 @@ def broadcast_optimizer_state(
     is_root = current_session().rank == root_rank
     # The tensors travel as tensors; the rest says where they belong.
     tensors: list[torch.Tensor] = []
-    skeleton = _lifted(optimizer.state_dict(), tensors) if is_root else None
+    skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
     tensors = [tensor.cpu() for tensor in tensors]  # ranks that have none yet know no device
     kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
     skeleton, kinds = broadcast_object((skeleton, kinds), root_rank, "optimizer_state")
@@ -103,7 +103,7 @@ def broadcast_optimizer_state(
     for operation in under_way:
         operation.wait()
     if not is_root:
-        optimizer.load_state_dict(_lowered(skeleton, tensors))
+        optimizer.load_state_dict(_with_tensors(skeleton, tensors))
 
 
 def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
@@ -114,33 +114,33 @@ def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
                 parameter.grad = torch.zeros_like(parameter)
 
 
-class _Place:
+class _TensorPosition:
     """Where a tensor belongs."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
-def _lifted(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The value with places instead of tensors, which are added to the list."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return _Place(len(tensors) - 1)
+        return _TensorPosition(len(tensors) - 1)
     if isinstance(value, dict):
-        return {key: _lifted(each, tensors) for key, each in value.items()}
+        return {key: _without_tensors(each, tensors) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_lifted(each, tensors) for each in value)
+        return type(value)(_without_tensors(each, tensors) for each in value)
     return value
 
 
-def _lowered(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of `_lifted`."""
-    if isinstance(value, _Place):
+def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of `_without_tensors`."""
+    if isinstance(value, _TensorPosition):
         return tensors[value.number]
     if isinstance(value, dict):
-        return {key: _lowered(each, tensors) for key, each in value.items()}
+        return {key: _with_tensors(each, tensors) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_lowered(each, tensors) for each in value)
+        return type(value)(_with_tensors(each, tensors) for each in value)
     return value
 
 

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class OperationOptions:
     """What an operation is told besides its tensors."""
 
     name: str | None
     process_set: int
     reduction: Reduction = AVERAGE
 
-    def back(self, reduction: Reduction | None = None) -> Terms:
+    def back(self, reduction: Reduction | None = None) -> OperationOptions:
         """For the way back, under a name of its own."""
         name = None if self.name is None else f"{self.name}.backward"
         return replace(self, name=name, reduction=reduction or self.reduction)
@@ -52,26 +52,26 @@ class AllReduce(torch.autograd.Function):
     """One tensor, or a group of them as one operation."""
 
     @staticmethod
-    def forward(ctx: Any, terms: Terms, is_group: bool, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, options: OperationOptions, is_group: bool, *tensors: torch.Tensor) -> Any:
         """Reduces."""
-        ctx.terms, ctx.is_group = terms, is_group
-        session, how = current_session(), terms.reduction
+        ctx.options, ctx.is_group = options, is_group
+        session, how = current_session(), options.reduction
         if is_group:
             group = session.grouped_allreduce(
-                tensors, how, name=terms.name, process_set=terms.process_set
+                tensors, how, name=options.name, process_set=options.process_set
             )
             return (*session.wait(group),)
         return session.wait(
-            session.allreduce(tensors[0], how, name=terms.name, process_set=terms.process_set)
+            session.allreduce(tensors[0], how, name=options.name, process_set=options.process_set)
         )
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Reduces in the same way."""
-        op = ctx.terms.reduction.op
+        op = ctx.options.reduction.op
         if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             raise RuntimeError(f"hvd has no gradient for an allreduce with {op.value}")
-        reduced = AllReduce.apply(ctx.terms.back(), ctx.is_group, *gradients)  # type: ignore[no-untyped-call]
+        reduced = AllReduce.apply(ctx.options.back(), ctx.is_group, *gradients)  # type: ignore[no-untyped-call]
         return None, None, *(reduced if ctx.is_group else (reduced,))
 
 
@@ -79,20 +79,22 @@ class AllGather(torch.autograd.Function):
     """Several tensors as one operation."""
 
     @staticmethod
-    def forward(ctx: Any, terms: Terms, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, options: OperationOptions, *tensors: torch.Tensor) -> Any:
         """Gathers, and keeps where this rank's own rows are."""
         session = current_session()
-        handle = session.grouped_allgather(tensors, name=terms.name, process_set=terms.process_set)
+        handle = session.grouped_allgather(
+            tensors, name=options.name, process_set=options.process_set
+        )
         results = session.wait(handle)
-        position = terms.members.position(session.rank)
-        ctx.terms = terms
+        position = options.members.position(session.rank)
+        ctx.options = options
         ctx.own = [(sum(rows[:position]), rows[position]) for rows in handle.rows]
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """The average, of which this rank's rows."""
-        averages = AllReduce.apply(ctx.terms.back(AVERAGE), True, *gradients)  # type: ignore[no-untyped-call]
+        averages = AllReduce.apply(ctx.options.back(AVERAGE), True, *gradients)  # type: ignore[no-untyped-call]
         return None, *(each.narrow(0, *own) for each, own in zip(averages, ctx.own, strict=True))
 
 
@@ -100,18 +102,18 @@ class Broadcast(torch.autograd.Function):
     """One tensor."""
 
     @staticmethod
-    def forward(ctx: Any, terms: Terms, root: int, tensor: torch.Tensor) -> Any:
+    def forward(ctx: Any, options: OperationOptions, root: int, tensor: torch.Tensor) -> Any:
         """Copies the root's tensor to all."""
-        ctx.terms, ctx.root = terms, root
+        ctx.options, ctx.root = options, root
         session = current_session()
         return session.wait(
-            session.broadcast(tensor, root, name=terms.name, process_set=terms.process_set)
+            session.broadcast(tensor, root, name=options.name, process_set=options.process_set)
         )
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """The average for the root, nothing for the others."""
-        average = AllReduce.apply(ctx.terms.back(AVERAGE), False, *gradients)  # type: ignore[no-untyped-call]
+        average = AllReduce.apply(ctx.options.back(AVERAGE), False, *gradients)  # type: ignore[no-untyped-call]
         if current_session().rank != ctx.root:
             average = average * 0
         return None, None, average
@@ -121,20 +123,22 @@ class AllToAll(torch.autograd.Function):
     """One tensor; how many rows came from each rank is the second result."""
 
     @staticmethod
-    def forward(ctx: Any, terms: Terms, splits: Sequence[int] | None, tensor: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, options: OperationOptions, splits: Sequence[int] | None, tensor: torch.Tensor
+    ) -> Any:
         """Sends rows to and fro."""
         session = current_session()
         rows, received = session.wait(
-            session.alltoall(tensor, splits, name=terms.name, process_set=terms.process_set)
+            session.alltoall(tensor, splits, name=options.name, process_set=options.process_set)
         )
-        ctx.terms, ctx.received = terms, received.tolist()
+        ctx.options, ctx.received = options, received.tolist()
         ctx.mark_non_differentiable(received)
         return rows, received
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Sends gradients back where the rows came from."""
-        back, _ = AllToAll.apply(ctx.terms.back(), ctx.received, gradients[0])  # type: ignore[no-untyped-call]
+        back, _ = AllToAll.apply(ctx.options.back(), ctx.received, gradients[0])  # type: ignore[no-untyped-call]
         return None, None, back
 
 
@@ -142,27 +146,29 @@ class ReduceScatter(torch.autograd.Function):
     """One tensor, or a group of them as one operation."""
 
     @staticmethod
-    def forward(ctx: Any, terms: Terms, is_group: bool, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, options: OperationOptions, is_group: bool, *tensors: torch.Tensor) -> Any:
         """Reduces, and takes this rank's rows."""
-        ctx.terms, ctx.is_group = terms, is_group
-        session, how = current_session(), terms.reduction
+        ctx.options, ctx.is_group = options, is_group
+        session, how = current_session(), options.reduction
         if is_group:
             group = session.grouped_reducescatter(
-                tensors, how, name=terms.name, process_set=terms.process_set
+                tensors, how, name=options.name, process_set=options.process_set
             )
             return (*session.wait(group),)
         return session.wait(
-            session.reducescatter(tensors[0], how, name=terms.name, process_set=terms.process_set)
+            session.reducescatter(
+                tensors[0], how, name=options.name, process_set=options.process_set
+            )
         )
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Gathers."""
-        reduction = ctx.terms.reduction
+        reduction = ctx.options.reduction
         if reduction.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             raise RuntimeError(f"hvd has no gradient for a reducescatter with {reduction.op.value}")
         factor = reduction.prescale * reduction.postscale
         if reduction.op is ReduceOp.SUM:
-            factor *= ctx.terms.members.size
-        gathered = AllGather.apply(ctx.terms.back(), *gradients)  # type: ignore[no-untyped-call]
+            factor *= ctx.options.members.size
+        gathered = AllGather.apply(ctx.options.back(), *gradients)  # type: ignore[no-untyped-call]
         return None, None, *(each if factor == 1.0 else each * factor for each in gathered)

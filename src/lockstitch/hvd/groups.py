@@ -17,7 +17,7 @@ _BUCKET_BYTES: Final = 4 << 20
 _BUCKET_BYTES_OF_DEVICES: Final = 25 << 20  # each bucket there costs copies and waits of its own
 
 
-class Place:
+class ParameterState:
     """What is known of one parameter. The hook of the parameter holds it, so it must not hold the
     parameter."""
 
@@ -74,36 +74,38 @@ class Groups:
     """Those of one optimizer: of some of its parameters, each in one group at most."""
 
     def __init__(
-        self, groups: Iterable[Sequence[torch.Tensor]], places: Mapping[torch.Tensor, Place]
+        self,
+        groups: Iterable[Sequence[torch.Tensor]],
+        states: Mapping[torch.Tensor, ParameterState],
     ) -> None:
         self._groups = [tuple(group) for group in groups]
-        self._places = places
+        self._states = states
         for number, group in enumerate(self._groups):
             for parameter in group:
-                places[parameter].group = number
+                states[parameter].group = number
         self._complete: dict[int, int] = {}
         """Of each group, by its number, how many members have all that they get in this step."""
 
     def begin_anew(self) -> None:
         """No gradient has all that it gets."""
-        for place in self._places.values():
-            place.is_complete = False
+        for state in self._states.values():
+            state.is_complete = False
         self._complete.clear()
 
-    def take_back(self, place: Place) -> None:
+    def take_back(self, state: ParameterState) -> None:
         """A gradient that had all that it gets was replaced by another one."""
-        if place.is_complete:
-            assert place.group is not None
-            place.is_complete = False
-            self._complete[place.group] -= 1
+        if state.is_complete:
+            assert state.group is not None
+            state.is_complete = False
+            self._complete[state.group] -= 1
 
-    def complete(self, place: Place) -> bool:
+    def complete(self, state: ParameterState) -> bool:
         """A gradient has all that it gets; whether its whole group has, so that it can go."""
-        number = place.group
+        number = state.group
         if number is None:
             return True
-        if not place.is_complete:
-            place.is_complete = True
+        if not state.is_complete:
+            state.is_complete = True
             self._complete[number] = self._complete.get(number, 0) + 1
         done, group = self._complete[number], self._groups[number]
         return done == len(group) or done == sum(each.requires_grad for each in group)
@@ -112,13 +114,13 @@ class Groups:
         """What is reduced together with a parameter, itself included: of its group those that want
         gradients and were not submitted yet. One that was frozen, and has a gradient from before,
         goes alone."""
-        number = self._places[parameter].group
+        number = self._states[parameter].group
         if number is None or not parameter.requires_grad:
             return [parameter]
         return [
             each
             for each in self._groups[number]
-            if each.requires_grad and not self._places[each].is_submitted
+            if each.requires_grad and not self._states[each].is_submitted
         ]
 
 

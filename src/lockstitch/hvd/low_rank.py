@@ -39,7 +39,7 @@ class LowRankExchange(Exchange):
         self._session, self._options = session, options
         self._name = name
         self._gradient = gradient_of(parameter)
-        self._memory = compression.memory_of(parameter, name)
+        self._memory = compression.state_of(parameter, name)
         self._matrix = self._memory.error + self._gradient.data.reshape(self._memory.error.shape)
         with self._exactly():
             self._left = self._matrix @ self._memory.factor

@@ -30,7 +30,7 @@ from lockstitch.collectives import ReduceOp
 from lockstitch.hvd.bucket import Bucket, BucketExchange, fits_into_bucket
 from lockstitch.hvd.compression import PowerSGD
 from lockstitch.hvd.exchange import Exchange, gradient_of, sparse_zeros
-from lockstitch.hvd.groups import Groups, Place, buckets_of
+from lockstitch.hvd.groups import Groups, ParameterState, buckets_of
 from lockstitch.hvd.job import PROCESS, current_session
 from lockstitch.hvd.low_rank import LowRankExchange
 from lockstitch.hvd.process_sets import size_of
@@ -64,12 +64,12 @@ class GradientReducer:
         self._session = None if session is PROCESS.session else session
         self._options = options
         self._prefix = f"optimizer.{PROCESS.next_number(session)}"
-        self._places = {parameter: Place(name) for parameter, name in names.items()}
+        self._states = {parameter: ParameterState(name) for parameter, name in names.items()}
         chosen = buckets_of(list(names)) if groups is None else list(groups)
         for group in chosen:
             for parameter in group:
-                self._place(parameter)
-        self._groups = Groups(chosen, self._places)
+                self._state(parameter)
+        self._groups = Groups(chosen, self._states)
         self._parameters: tuple[torch.Tensor, ...] = ()
         self._buckets: dict[int | torch.Tensor, Bucket] = {}
         """By the number of the group, or by the parameter that is in none."""
@@ -92,7 +92,7 @@ class GradientReducer:
     @property
     def names(self) -> dict[torch.Tensor, str]:
         """Under which gradients are reduced."""
-        return {parameter: place.name for parameter, place in self._places.items()}
+        return {parameter: state.name for parameter, state in self._states.items()}
 
     @property
     def is_needed(self) -> bool:
@@ -115,33 +115,33 @@ class GradientReducer:
         """Sees to it that gradients of these are noticed; harmless when repeated."""
         self._parameters = tuple(parameters)
         for parameter in self._parameters:
-            place = self._place(parameter)
-            if parameter.requires_grad and not place.is_hooked:
-                hook = _hook(weakref.ref(self), place)
+            state = self._state(parameter)
+            if parameter.requires_grad and not state.is_hooked:
+                hook = _hook(weakref.ref(self), state)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-                place.is_hooked = True
+                state.is_hooked = True
 
-    def accumulated(self, parameter: torch.Tensor, place: Place) -> None:
+    def accumulated(self, parameter: torch.Tensor, state: ParameterState) -> None:
         """Backward has added to a gradient."""
         if self.is_settled:
             self._begin_wave()
-        if place.is_filled:
+        if state.is_filled:
             self._fills_early = False
         if self.is_paused:
             return
-        if self._was_changed(place, gradient_of(parameter)):
-            place.count = 0
-        count = place.count_pass(parameter.grad)
+        if self._was_changed(state, gradient_of(parameter)):
+            state.count = 0
+        count = state.count_pass(parameter.grad)
         if count > self.passes and self.is_needed:  # else nothing was reduced, and all is well
             raise AssertionError(
-                f"the gradient of {place.name!r} was computed {count} times since the "
+                f"the gradient of {state.name!r} was computed {count} times since the "
                 f"last step, with backward_passes_per_step={self.passes}. Raise that number to "
                 "accumulate gradients, or use no_sync() for all backward passes but the last"
             )
         if count < self.passes:
-            self._groups.take_back(place)
+            self._groups.take_back(state)
         elif self._is_needed or self.is_needed:
-            if self._groups.complete(place):
+            if self._groups.complete(state):
                 self._submit(self._groups.unit(parameter))
             if not self._is_at_end:
                 self._is_at_end = True
@@ -162,8 +162,8 @@ class GradientReducer:
             self._wait_for_all()
         finally:
             self._under_way.clear()
-            for place in self._places.values():
-                place.count = 0
+            for state in self._states.values():
+                state.count = 0
             self._groups.begin_anew()
             self._is_needed = None
             self._is_at_end = False
@@ -174,8 +174,8 @@ class GradientReducer:
     def reset(self) -> None:
         """A new step begins."""
         self._is_needed = None
-        for place in self._places.values():
-            place.begin_step()
+        for state in self._states.values():
+            state.begin_step()
         self._groups.begin_anew()
         self._under_way.clear()
         self._wave = 0
@@ -187,25 +187,25 @@ class GradientReducer:
     def _begin_wave(self) -> None:
         """Gradients change after they were reduced."""
         self.is_settled = False
-        places = self._places.values()
-        self._wave += any(place.is_submitted for place in places)
-        for place in places:
-            place.is_submitted = False
+        states = self._states.values()
+        self._wave += any(state.is_submitted for state in states)
+        for state in states:
+            state.is_submitted = False
         self._groups.begin_anew()
 
-    def _was_changed(self, place: Place, gradient: torch.Tensor) -> bool:
+    def _was_changed(self, state: ParameterState, gradient: torch.Tensor) -> bool:
         """Whether the program has changed the gradient in place since it was reduced, as it does to
         clip it, or to set it to zero when `GradScaler` has passed over a step. An average is the
         same on all ranks: what is added to it and averaged again is right. A sum is not."""
-        reduced, place.reduced_version = place.reduced_version, None
+        reduced, state.reduced_version = state.reduced_version, None
         is_average = self._options.reduction.op is ReduceOp.AVERAGE
         return is_average and reduced is not None and version_of(gradient) > reduced + 1
 
-    def _place(self, parameter: torch.Tensor) -> Place:
-        place = self._places.get(parameter)
-        if place is None:
-            place = self._places[parameter] = Place(f"noname.{len(self._places)}")
-        return place
+    def _state(self, parameter: torch.Tensor) -> ParameterState:
+        state = self._states.get(parameter)
+        if state is None:
+            state = self._states[parameter] = ParameterState(f"noname.{len(self._states)}")
+        return state
 
     def _end_backward(self) -> None:
         """The end of a pass with which at least one gradient was complete."""
@@ -213,7 +213,7 @@ class GradientReducer:
             return
         self._is_at_end = False
         missing = self._missing(self._parameters)
-        has_begun = any(0 < self._places[each].count < self.passes for each in missing)
+        has_begun = any(0 < self._states[each].count < self.passes for each in missing)
         is_complete = not missing or self._wave or (self._fills_early and not has_begun)
         if not self._waits_early or not is_complete:
             return
@@ -234,23 +234,23 @@ class GradientReducer:
             exchange.wait()
             del self._under_way[0]
             for parameter in exchange.parameters:  # it may be another tensor now
-                place = self._places[parameter]
-                if self._options.sparse_as_dense and place.sparse_dim is not None:
-                    parameter.grad = gradient_of(parameter).to_sparse(place.sparse_dim)
+                state = self._states[parameter]
+                if self._options.sparse_as_dense and state.sparse_dim is not None:
+                    parameter.grad = gradient_of(parameter).to_sparse(state.sparse_dim)
                 gradient = gradient_of(parameter)
-                place.counted = weakref.ref(gradient)
-                place.reduced_version = version_of(gradient)
+                state.counted = weakref.ref(gradient)
+                state.reduced_version = version_of(gradient)
         return True
 
     def _missing(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """What has to be submitted before the step."""
         if not self.is_needed:
             return []
-        place = self._place
+        state = self._state
         return [
             each
             for each in parameters
-            if not place(each).is_submitted and (each.requires_grad or each.grad is not None)
+            if not state(each).is_submitted and (each.requires_grad or each.grad is not None)
         ]
 
     def _submit_missing(self) -> None:
@@ -259,23 +259,23 @@ class GradientReducer:
             self.without_gradient = []
             for each in missing:
                 if each.grad is None:
-                    place = self._places[each]
-                    place.is_filled = True
-                    self.without_gradient.append(place.name)
+                    state = self._states[each]
+                    state.is_filled = True
+                    self.without_gradient.append(state.name)
         for parameter in missing:
-            if not self._places[parameter].is_submitted:
+            if not self._states[parameter].is_submitted:
                 self._submit(self._groups.unit(parameter))
 
     def _submit(self, unit: list[torch.Tensor]) -> None:
         session = self._session or current_session()
-        places = [self._places[parameter] for parameter in unit]
-        for parameter, place in zip(unit, places, strict=True):
-            place.is_submitted = True
-            self._fill(parameter, place)
+        states = [self._states[parameter] for parameter in unit]
+        for parameter, state in zip(unit, states, strict=True):
+            state.is_submitted = True
+            self._fill(parameter, state)
         alone: list[list[torch.Tensor]] = []
         together: list[torch.Tensor] = []
-        for parameter, place in zip(unit, places, strict=True):
-            if self._travels_sparse(place) or self._becomes_narrow(parameter):
+        for parameter, state in zip(unit, states, strict=True):
+            if self._travels_sparse(state) or self._becomes_narrow(parameter):
                 alone.append([parameter])
             else:
                 together.append(parameter)
@@ -285,11 +285,11 @@ class GradientReducer:
 
     def _exchange(self, session: Session, parameters: list[torch.Tensor]) -> Exchange:
         options = self._options
-        place = self._places[parameters[0]]
-        name = f"{self._prefix}.{place.name}"
+        state = self._states[parameters[0]]
+        name = f"{self._prefix}.{state.name}"
         if self._wave:
             name += f".again.{self._wave}"
-        if self._travels_sparse(place):
+        if self._travels_sparse(state):
             return Exchange(session, options, name, parameters)
         if self._becomes_narrow(parameters[0]):
             return LowRankExchange(session, options, name, parameters[0])
@@ -300,7 +300,7 @@ class GradientReducer:
     def _bucket_exchange(
         self, session: Session, name: str, parameters: list[torch.Tensor]
     ) -> BucketExchange:
-        number = self._places[parameters[0]].group
+        number = self._states[parameters[0]].group
         key = parameters[0] if number is None or len(parameters) == 1 else number
         bucket = self._buckets.get(key)
         if bucket is None or not bucket.suits(session, parameters):
@@ -312,37 +312,39 @@ class GradientReducer:
         compression = self._options.compression
         return isinstance(compression, PowerSGD) and compression.compresses(parameter)
 
-    def _travels_sparse(self, place: Place) -> bool:
-        return place.sparse_dim is not None and not self._options.sparse_as_dense
+    def _travels_sparse(self, state: ParameterState) -> bool:
+        return state.sparse_dim is not None and not self._options.sparse_as_dense
 
-    def _fill(self, parameter: torch.Tensor, place: Place) -> None:
+    def _fill(self, parameter: torch.Tensor, state: ParameterState) -> None:
         """Gives the parameter a gradient if it has none, as sparse as it was last time."""
         if parameter.grad is None:
-            if place.sparse_dim is None or self._options.sparse_as_dense:
+            if state.sparse_dim is None or self._options.sparse_as_dense:
                 parameter.grad = torch.zeros_like(parameter)
             else:
-                parameter.grad = sparse_zeros(parameter, place.sparse_dim)
+                parameter.grad = sparse_zeros(parameter, state.sparse_dim)
         elif parameter.grad.is_sparse:
-            place.sparse_dim = parameter.grad.sparse_dim()
+            state.sparse_dim = parameter.grad.sparse_dim()
             if self._options.sparse_as_dense:
                 parameter.grad = parameter.grad.to_dense()
 
     def _why_disturbed(self, exchanges: Iterable[Exchange]) -> str:
         first = next(each for exchange in exchanges for each in exchange.parameters)
         return (
-            f"the gradient of {self._places[first].name!r} was changed while it was being reduced, "
+            f"the gradient of {self._states[first].name!r} was changed while it was being reduced, "
             "so this step is wrong. Backward could not wait for it, because other ranks came to "
             "another operation first, or because it takes several passes through different "
             "parameters: call synchronize() before you clip or unscale gradients"
         )
 
 
-def _hook(me: weakref.ref[GradientReducer], place: Place) -> Callable[[torch.Tensor], None]:
+def _hook(
+    me: weakref.ref[GradientReducer], state: ParameterState
+) -> Callable[[torch.Tensor], None]:
     """What is called when a gradient was added to. It keeps no reducer alive."""
 
     def notice(parameter: torch.Tensor) -> None:
         reducer = me()
         if reducer is not None:
-            reducer.accumulated(parameter, place)
+            reducer.accumulated(parameter, state)
 
     return notice

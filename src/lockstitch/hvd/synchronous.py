@@ -16,8 +16,8 @@ from lockstitch.hvd.gradients import (
     AllReduce,
     AllToAll,
     Broadcast,
+    OperationOptions,
     ReduceScatter,
-    Terms,
 )
 from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
@@ -71,9 +71,9 @@ def allreduce(
     raise the same. After `horovod.torch.allreduce`.
     """
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    terms = _terms("allreduce", name, process_set, reduction)
+    options = _options("allreduce", name, process_set, reduction)
     sent, note = compression.compress(tensor)
-    return compression.decompress(AllReduce.apply(terms, False, sent), note)  # type: ignore[no-untyped-call]
+    return compression.decompress(AllReduce.apply(options, False, sent), note)  # type: ignore[no-untyped-call]
 
 
 def allreduce_(
@@ -105,9 +105,9 @@ def grouped_allreduce(
     """Like `allreduce` for several tensors as one operation: all of them or none. Their shapes and
     dtypes may differ from each other. Returns new tensors, in the same order."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    terms = _terms("grouped_allreduce", name, process_set, reduction)
+    options = _options("grouped_allreduce", name, process_set, reduction)
     pairs = [compression.compress(tensor) for tensor in tensors]
-    reduced = AllReduce.apply(terms, True, *(sent for sent, _ in pairs))  # type: ignore[no-untyped-call]
+    reduced = AllReduce.apply(options, True, *(sent for sent, _ in pairs))  # type: ignore[no-untyped-call]
     notes = [note for _, note in pairs]
     return [compression.decompress(*each) for each in zip(reduced, notes, strict=True)]
 
@@ -143,7 +143,7 @@ def allgather(
     average of what all ranks have for them. Otherwise as `allreduce`.
     """
     gathered: torch.Tensor
-    (gathered,) = AllGather.apply(_terms("allgather", name, process_set), tensor)  # type: ignore[no-untyped-call]
+    (gathered,) = AllGather.apply(_options("allgather", name, process_set), tensor)  # type: ignore[no-untyped-call]
     return gathered
 
 
@@ -154,8 +154,8 @@ def grouped_allgather(
 ) -> list[torch.Tensor]:
     """Like `allgather` for several tensors as one operation: all of them or none. Returns the
     gathered tensors, in the same order."""
-    terms = _terms("grouped_allgather", name, process_set)
-    return list(AllGather.apply(terms, *tensors))  # type: ignore[no-untyped-call]
+    options = _options("grouped_allgather", name, process_set)
+    return list(AllGather.apply(options, *tensors))  # type: ignore[no-untyped-call]
 
 
 def broadcast(
@@ -170,8 +170,8 @@ def broadcast(
     root. The root's gradient is the average of all ranks' gradients, that of others is zeros.
     Raises `ValueError` for a root that does not belong to the set. Otherwise as `allreduce`.
     """
-    terms = _terms("broadcast", name, process_set)
-    result: torch.Tensor = Broadcast.apply(terms, root_rank, tensor)  # type: ignore[no-untyped-call]
+    options = _options("broadcast", name, process_set)
+    result: torch.Tensor = Broadcast.apply(options, root_rank, tensor)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -215,9 +215,9 @@ def alltoall(
     where the splits do not add up to the rows, or without them the ranks do not divide the rows.
     Otherwise as `allreduce`.
     """
-    terms = _terms("alltoall", name, process_set)
+    options = _options("alltoall", name, process_set)
     numbers = splits.tolist() if isinstance(splits, torch.Tensor) else splits
-    rows, received = AllToAll.apply(terms, numbers, tensor)  # type: ignore[no-untyped-call]
+    rows, received = AllToAll.apply(options, numbers, tensor)  # type: ignore[no-untyped-call]
     return rows if splits is None else (rows, received)
 
 
@@ -234,9 +234,9 @@ def reducescatter(
     one more where the number does not divide. `tensor`: [rows, …], of the same shape on all ranks;
     a scalar is a `ValueError`. Otherwise as `allreduce`, but without `Adasum`."""
     reduction = scattered_reduction_of(op, prescale_factor, postscale_factor)
-    terms = _terms("reducescatter", name, process_set, reduction)
+    options = _options("reducescatter", name, process_set, reduction)
     sent, note = compression.compress(tensor)
-    return compression.decompress(ReduceScatter.apply(terms, False, sent), note)  # type: ignore[no-untyped-call]
+    return compression.decompress(ReduceScatter.apply(options, False, sent), note)  # type: ignore[no-untyped-call]
 
 
 def grouped_reducescatter(
@@ -251,15 +251,15 @@ def grouped_reducescatter(
     """Like `reducescatter` for several tensors as one operation: all of them or none. Returns this
     rank's shares, in the same order."""
     reduction = scattered_reduction_of(op, prescale_factor, postscale_factor)
-    terms = _terms("grouped_reducescatter", name, process_set, reduction)
+    options = _options("grouped_reducescatter", name, process_set, reduction)
     pairs = [compression.compress(tensor) for tensor in tensors]
-    reduced = ReduceScatter.apply(terms, True, *(sent for sent, _ in pairs))  # type: ignore[no-untyped-call]
+    reduced = ReduceScatter.apply(options, True, *(sent for sent, _ in pairs))  # type: ignore[no-untyped-call]
     notes = [note for _, note in pairs]
     return [compression.decompress(*each) for each in zip(reduced, notes, strict=True)]
 
 
-def _terms(
+def _options(
     kind: str, name: str | None, process_set: ProcessSet, reduction: Reduction = AVERAGE
-) -> Terms:
+) -> OperationOptions:
     full = None if name is None else f"{kind}.{name}"
-    return Terms(full, id_of(process_set), reduction)
+    return OperationOptions(full, id_of(process_set), reduction)

@@ -2,8 +2,8 @@
 
 greetings.py  what is said at the beginning of a connection, as bytes
 handshake.py  the order of the greetings, and the proof in them: both have the secret
-seals.py      the seal of whatever comes after them
-line.py       a handshake, and then sealed records, over any socket
+authentication.py  the MAC of whatever comes after them
+line.py       a handshake, and then authenticated records, over any socket
 door.py       who has connected and not yet proved who it is
 sockets.py    sockets for those who have no `transport`
 codec.py      checked records: dataclasses as JSON, and back

@@ -48,7 +48,7 @@ class Codec(Generic[T]):
         error: type[ProtocolError] = RemoteProtocolError,
         by_name: bool = False,
     ) -> None:
-        self._forms = {cls.__name__: _Form(cls) for cls in classes}
+        self._forms = {cls.__name__: _Fields(cls) for cls in classes}
         self._only = self._forms[classes[0].__name__] if len(classes) == 1 else None
         self._complaint = complaint
         self._error = error
@@ -89,7 +89,7 @@ class Codec(Generic[T]):
         return self._forms[name].of_list(values)
 
 
-class _Form(Generic[T]):
+class _Fields(Generic[T]):
     """The fields of one dataclass."""
 
     def __init__(self, cls: type[T]) -> None:
@@ -151,7 +151,7 @@ def _reader_of(annotation: Any) -> Read:
     if origin is typing.Literal:
         return _checked(lambda value: type(value) is str and value in arguments)
     if is_dataclass(annotation):
-        return _Form(annotation).of_list  # type: ignore[arg-type]
+        return _Fields(annotation).of_list  # type: ignore[arg-type]
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return annotation
     return _checked(check_of(annotation))

@@ -74,10 +74,10 @@ class Guest(Generic[S]):
         else:
             self.welcome = answer
 
-    def line(self, most_bytes: int, *, is_sealed: bool = True) -> Line[S]:
+    def line(self, most_bytes: int, *, is_authenticated: bool = True) -> Line[S]:
         """Welcomes a guest that may come in. Raises `OSError` where it is gone."""
         self.stream.send([self.welcome])
-        return Line(self.stream, self.handshake.keys if is_sealed else None, most_bytes)
+        return Line(self.stream, self.handshake.keys if is_authenticated else None, most_bytes)
 
 
 class Door(Generic[G]):

@@ -1,13 +1,13 @@
-"""A connection between two who share a secret: a handshake, then whole records, each with a seal.
+"""A connection between two who share a secret: a handshake, then whole records, each with a MAC.
 
-    ┌ u32 length ┬ record ┬ seal, 16 bytes ┐
+    ┌ u32 length ┬ record ┬ MAC, 16 bytes ┐
 
-A seal covers the record, its length and its number, by a key that only this connection has, one
+A MAC covers the record, its length and its number, by a key that only this connection has, one
 for each direction. What somebody on the way has changed, left out, repeated or put in ends the
 connection before it is parsed. So does anything that fails while a record is sent, Ctrl-C too,
 since nobody could say what has left by then.
 
-Workers begin by the same handshake, but send frames then, not records (`wire.seals`).
+Workers begin by the same handshake, but send frames then, not records (`wire.authentication`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import HandshakeError, RemoteProtocolError
+from lockstitch.link.authentication import MAC_BYTES, mac_of
 from lockstitch.link.greetings import GreetingReader
 from lockstitch.link.handshake import CallerHandshake
-from lockstitch.link.seals import SEAL_BYTES, seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,12 +62,12 @@ S = TypeVar("S", bound=Stream)
 
 class Line(Generic[S]):
     """The records of one connection, of at most `most_bytes`. One thread reads; any may send.
-    Without `keys` they have no seals."""
+    Without `keys` they have no MACs."""
 
     def __init__(self, stream: S, keys: SessionKeys | None, most_bytes: int) -> None:
         self.stream = stream
         self._keys = keys
-        self._seal_bytes = 0 if keys is None else SEAL_BYTES
+        self._mac_bytes = 0 if keys is None else MAC_BYTES
         self._most_bytes = most_bytes
         self._sending = threading.Lock()
         self._sent = self._read = 0
@@ -80,7 +80,7 @@ class Line(Generic[S]):
         with self._sending:
             try:
                 if self._keys is not None:
-                    content += seal(self._keys.outgoing, self._sent, content)
+                    content += mac_of(self._keys.outgoing, self._sent, content)
                     self._sent += 1
                 self.stream.send([content])
             except BaseException:
@@ -103,18 +103,18 @@ class Line(Generic[S]):
             if not 0 < size <= self._most_bytes:
                 raise RemoteProtocolError(f"a record of {size} bytes, where none can be")
             end = _LENGTH.size + size
-            if len(self._received) < end + self._seal_bytes:
+            if len(self._received) < end + self._mac_bytes:
                 break
             if self._keys is not None:
                 self._check(self._keys.incoming, end)
             record = bytes(self._received[_LENGTH.size : end])
-            del self._received[: end + self._seal_bytes]
+            del self._received[: end + self._mac_bytes]
             yield record
 
     def _check(self, key: bytes, end: int) -> None:
-        """Whether the first record, which ends there, has its seal."""
-        claimed = self._received[end : end + SEAL_BYTES]
-        if not hmac.compare_digest(claimed, seal(key, self._read, self._received[:end])):
+        """Raises `RemoteProtocolError` unless the first record, which ends there, has its MAC."""
+        claimed = self._received[end : end + MAC_BYTES]
+        if not hmac.compare_digest(claimed, mac_of(key, self._read, self._received[:end])):
             raise RemoteProtocolError(
                 "a record's seal is broken: somebody on the way has written or changed it"
             )
@@ -153,7 +153,7 @@ def call(  # noqa: PLR0913 - all that it works with
     most_bytes: int,
     *,
     timeout_seconds: float,
-    is_sealed: bool = True,
+    is_authenticated: bool = True,
     look: Callable[[], object] = lambda: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Line[S]:
@@ -181,7 +181,7 @@ def call(  # noqa: PLR0913 - all that it works with
         welcome = exchange(handshake, lambda data: stream.send([data]), receive_into)
         if welcome.refusal:
             raise HandshakeError(welcome.refusal)
-        return Line(stream, handshake.keys if is_sealed else None, most_bytes)
+        return Line(stream, handshake.keys if is_authenticated else None, most_bytes)
     except BaseException:
         stream.close()
         raise

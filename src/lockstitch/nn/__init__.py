@@ -5,7 +5,7 @@
     criterion       DataParallelCriterion: the loss computed in the slots
     automatic       on which slots, where nobody has said so: it tries, and keeps the fastest
     calibration     which of several ways is the fastest
-    team            the slots of one module, and one call over all of them
+    replica_pool    the slots of one module, and one call over all of them
     stitch          a slot's part of the batch on the autograd graph
     slots           where a part runs: fork, thread, remote
     api             RemoteModule: a module on another worker

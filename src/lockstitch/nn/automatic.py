@@ -22,11 +22,11 @@ from lockstitch.devices.kinds import HOST
 from lockstitch.modes import plain_modes
 from lockstitch.nn import parallel
 from lockstitch.nn.calibration import Calibration
+from lockstitch.nn.replica_pool import ReplicaPool
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.forkable import obstacle
 from lockstitch.nn.slots.kinds import factory_for
 from lockstitch.nn.slots.shared_leaves import is_with_slots
-from lockstitch.nn.team import Team
 from lockstitch.torch_internals.autograd import queue_callback
 from lockstitch.torch_internals.modes import len_dispatch_stack, peek_interpreter_stack
 from lockstitch.torch_internals.modules import NormBase, has_hooks
@@ -57,7 +57,7 @@ class Automatic:
         self.calibration = calibration or Calibration(ways)
         if self.count < 2 or torch.are_deterministic_algorithms_enabled():
             self.calibration.keep_default()
-        self._teams: dict[str, Team] = {}
+        self._pools: dict[str, ReplicaPool] = {}
         self._tried: set[str] = set()
         self._has_looked = False
         self._signature: Any = None
@@ -71,14 +71,14 @@ class Automatic:
         return self.calibration.choice == PLAIN
 
     @property
-    def teams(self) -> list[Team]:
+    def pools(self) -> list[ReplicaPool]:
         """Those that have been made and are still wanted."""
-        return list(self._teams.values())
+        return list(self._pools.values())
 
     def close(self) -> None:
         """Ends all slots."""
-        for team in self._teams.values():
-            team.close()
+        for pool in self._pools.values():
+            pool.close()
 
     def call(self, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward pass."""
@@ -88,15 +88,15 @@ class Automatic:
         choice = self.calibration.choice
         if choice is not None:
             # A loser's slots end when nobody can go back through them any more.
-            self._teams = {way: team for way, team in self._teams.items() if way == choice}
-        team = self._team(module)
+            self._pools = {way: pool for way, pool in self._pools.items() if way == choice}
+        pool = self._pool(module)
         way = self.calibration.way
-        if team is None:
+        if pool is None:
             return self._run_plainly(module, inputs, kwargs, size)
         is_first = way not in self._tried
         try:
             step = self.calibration.begin()
-            output = self._run_on(team, inputs, kwargs, size)
+            output = self._run_on(pool, inputs, kwargs, size)
             if is_first:
                 _compare(output, module, inputs, kwargs)
         except Exception as error:  # noqa: BLE001 - of whatever kind: it is raised again, or logged
@@ -107,39 +107,39 @@ class Automatic:
             return output
         return self._run_instead(module, inputs, kwargs, reason)
 
-    def _team(self, module: nn.Module) -> Team | None:
+    def _pool(self, module: nn.Module) -> ReplicaPool | None:
         """The slots for the next step, or none where it is to be plain."""
         while (way := self.calibration.way) != PLAIN:
-            team = self._teams.get(way)
+            pool = self._pools.get(way)
             if not self._has_looked:
                 self._has_looked = True
                 if _is_seen_elsewhere(module):
                     self._give_up("fork")
                     continue
-            if team is None or team.module is not module:
+            if pool is None or pool.module is not module:
                 factories = [factory_for(way)] * (self.count - 1)
-                team = Team(module, factories, fills_unused=False)
+                pool = ReplicaPool(module, factories, fills_unused=False)
             try:
-                team.make_slots()
+                pool.make_slots()
             except Exception as error:  # noqa: BLE001 - of whatever kind: then without such slots
                 _log.info("DataParallel: no %s slots for this module: %r", way, error)
-                team.close()
+                pool.close()
                 self._give_up(way)
             else:
-                self._teams[way] = team
-                return team
+                self._pools[way] = pool
+                return pool
         return None
 
     def _give_up(self, way: str) -> None:
-        self._teams.pop(way, None)
+        self._pools.pop(way, None)
         self.calibration.reject(way)
 
     def _run_on(
-        self, team: Team, inputs: tuple[Any, ...], kwargs: dict[str, Any], size: int
+        self, pool: ReplicaPool, inputs: tuple[Any, ...], kwargs: dict[str, Any], size: int
     ) -> Any:
         devices = [HOST] * self.count
         cut, named = parallel.scatter_kwargs(inputs, kwargs, devices, self.dim)
-        outputs = team.run(list(zip(cut, named, strict=True)))
+        outputs = pool.run(list(zip(cut, named, strict=True)))
         most = -(-size // self.count)
         for number, output in enumerate(outputs):
             if not _is_batch(output, min(most, size - number * most), self.dim):

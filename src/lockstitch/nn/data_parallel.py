@@ -4,7 +4,7 @@ A call is four steps, each a method that a subclass may override, as in the orig
 
     scatter          the batch is cut, one part for each slot
     replicate        the module here, and its seats: where the other slots run it
-    parallel_apply   all at once, on the autograd graph (`team.py`, `stitch.py`)
+    parallel_apply   all at once, on the autograd graph (`replica_pool.py`, `stitch.py`)
     gather           the outputs are joined
 
 Other than in the original nothing is replicated when nothing has changed, a backward pass runs on
@@ -26,35 +26,35 @@ from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn import parallel
 from lockstitch.nn.automatic import Automatic, call_plainly
 from lockstitch.nn.parallel.places import check_devices, device_of
+from lockstitch.nn.replica_pool import ReplicaPool
 from lockstitch.nn.slots.kinds import are_slots, factory_for, places_for
 from lockstitch.nn.slots.nesting import is_inside
 from lockstitch.nn.slots.remote import seen_from_here
-from lockstitch.nn.team import Team
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
 from lockstitch.torch_internals.autograd import is_profiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from lockstitch.nn.replica_pool import Part
     from lockstitch.nn.slots.base import Slot
     from lockstitch.nn.slots.kinds import SlotPlace
-    from lockstitch.nn.team import Part
 
 __all__ = ["DataParallel", "data_parallel"]
 
 M = TypeVar("M", bound=nn.Module)
 
 
-class Seat:
+class RemoteReplica:
     """One of the other slots, as `DataParallel.replicate` hands it out: calling it runs the module
     there, on the autograd graph."""
 
-    def __init__(self, team: Team, number: int) -> None:
-        self.team = team
+    def __init__(self, pool: ReplicaPool, number: int) -> None:
+        self.pool = pool
         self.number = number
 
     def __repr__(self) -> str:
-        return f"<Seat {self.number} of {self.team!r}>"
+        return f"<RemoteReplica {self.number} of {self.pool!r}>"
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -64,7 +64,7 @@ class Seat:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.team.run_on(self.number, (args, kwargs))
+        return self.pool.run_on(self.number, (args, kwargs))
 
 
 class DataParallel(nn.DataParallel[M]):
@@ -127,7 +127,7 @@ class DataParallel(nn.DataParallel[M]):
             # Each step makes the same tensors again; fetching pages for them takes up to a third of
             # the time of a convolutional network.
             keep_freed_memory(MOST_KEPT_BLOCK_BYTES)
-        self._team: Team | None = None
+        self._pool: ReplicaPool | None = None
         is_free = device_ids is None and not self.device_ids and not _overrides_steps(type(self))
         self._automatic = Automatic(dim) if is_free else None
 
@@ -175,15 +175,16 @@ class DataParallel(nn.DataParallel[M]):
         return parallel.scatter_kwargs(inputs, kwargs, places_for(device_ids), self.dim)
 
     def replicate(self, module: M, device_ids: Sequence[SlotPlace]) -> list[Any]:
-        """`module` itself for the first slot, and a `Seat` for each other one. Replicas that are
-        modules on accelerators, and where this method is overridden or replaced: whoever does that
-        looks into them, or writes to them."""
+        """Returns `module` itself for the first slot, and a `RemoteReplica` for each other one.
+
+        On accelerators, and where this method is overridden or replaced, they are replicas that are
+        modules: whoever replaces it looks into them, or writes to them."""
         places = places_for(device_ids)
         is_own = type(self).replicate is DataParallel.replicate and "replicate" not in vars(self)
         if not is_own or module is not self.module or not are_slots(device_ids[1:]):
             return list(parallel.replicate(module, places))
-        team = self._current_team()
-        return [module, *(Seat(team, number) for number in range(1, len(device_ids)))]
+        pool = self._current_pool()
+        return [module, *(RemoteReplica(pool, number) for number in range(1, len(device_ids)))]
 
     def parallel_apply(
         self,
@@ -193,11 +194,11 @@ class DataParallel(nn.DataParallel[M]):
     ) -> list[Any]:
         """Calls each of `replicas` with its part, all at once."""
         named = [{} for _ in inputs] if kwargs is None else kwargs
-        team = self._team
-        if team is not None and replicas and replicas[0] is team.module:
-            seats = [each for each in replicas[1:] if isinstance(each, Seat)]
-            if [seat.number for seat in seats] == list(range(1, len(replicas))):
-                return team.run(_parts(inputs, named))
+        pool = self._pool
+        if pool is not None and replicas and replicas[0] is pool.module:
+            remote = [each for each in replicas[1:] if isinstance(each, RemoteReplica)]
+            if [replica.number for replica in remote] == list(range(1, len(replicas))):
+                return pool.run(_parts(inputs, named))
         places = places_for(self.device_ids[: len(replicas)])
         return list(parallel.parallel_apply(replicas, inputs, named, places))
 
@@ -213,44 +214,44 @@ class DataParallel(nn.DataParallel[M]):
         As with `DistributedDataParallel` the forward pass must be in the block too: gradients of
         one that was made outside are added at once."""
         has_slots = len(self.device_ids) > 1 and are_slots(self.device_ids[1:])
-        team = self._current_team() if has_slots else None
-        if team is None or not team.syncs_gradients:
+        pool = self._current_pool() if has_slots else None
+        if pool is None or not pool.syncs_gradients:
             yield
             return
-        team.syncs_gradients = False
+        pool.syncs_gradients = False
         try:
             yield
         finally:
-            team.syncs_gradients = True
-            team.deliver_kept_gradients()
+            pool.syncs_gradients = True
+            pool.deliver_kept_gradients()
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The slots beside the caller, as far as they have been made."""
-        teams = [] if self._team is None else [self._team]
+        pools = [] if self._pool is None else [self._pool]
         if self._automatic is not None:
-            teams += self._automatic.teams
-        return tuple(slot for team in teams for slot in team.slots)
+            pools += self._automatic.pools
+        return tuple(slot for pool in pools for slot in pool.slots)
 
     def close(self) -> None:
         """Ends the slots. The next call makes new ones; without `close` they end with this object.
         Harmless when repeated. Gradients that they keep (`no_sync`) are added to `.grad` first."""
-        if self._team is not None:
+        if self._pool is not None:
             try:
-                self._team.deliver_kept_gradients()
+                self._pool.deliver_kept_gradients()
             finally:
-                self._team.close()
+                self._pool.close()
         if self._automatic is not None:
             self._automatic.close()
 
-    def _current_team(self) -> Team:
-        if self._team is None:
+    def _current_pool(self) -> ReplicaPool:
+        if self._pool is None:
             factories = [factory_for(each) for each in self.device_ids[1:]]
-            self._team = Team(self.module, factories, device=self.src_device_obj)
-        return self._team
+            self._pool = ReplicaPool(self.module, factories, device=self.src_device_obj)
+        return self._pool
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_team": None}
+        return {**self.__dict__, "_pool": None}
 
 
 def data_parallel(

@@ -48,8 +48,8 @@ _MODIFIED = (
 )
 
 
-class Passes(Protocol):
-    """What the passes of several slots share; a `Team` is one."""
+class PassContext(Protocol):
+    """What the passes of several slots share; a `ReplicaPool` is one."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -79,13 +79,13 @@ class Call:
 
     def __init__(
         self,
-        team: Passes,
+        pool: PassContext,
         slot: Slot,
         request: Request,
         tensors: Sequence[torch.Tensor],
         leaves: Sequence[torch.Tensor],
     ) -> None:
-        self.team = team
+        self.pool = pool
         self.slot = slot
         self.number = request.number
         self._request: Request | None = request
@@ -96,14 +96,14 @@ class Call:
         self._outcome: Outcome | None = None
         self._versions: list[int] = []
         self._is_spent = False
-        self._may_keep = not team.syncs_gradients
-        self._fills_unused = team.fills_unused
+        self._may_keep = not pool.syncs_gradients
+        self._fills_unused = pool.fills_unused
         self._slope: Call | None = None
-        team.in_flight[self.number] = slot
+        pool.in_flight[self.number] = slot
 
     def __del__(self) -> None:
         self.slot.release(self.number)
-        self.team.in_flight.pop(self.number, None)
+        self.pool.in_flight.pop(self.number, None)
 
     def begin(self, *, builds_graph: bool) -> None:
         """[1]"""
@@ -158,11 +158,11 @@ class Call:
         pairs = zip(gradients, self._requires_grad, strict=True)
         wanted = [gradient for gradient, requires in pairs if requires]
         if not self.slot.is_thread_safe:
-            self.team.limit_threads_until_end_of_backward()
+            self.pool.limit_threads_until_end_of_backward()
         if torch.is_grad_enabled():
             self._post_slope(wanted, SlopeOf(self.number, keeps_graph))
             return
-        number, keeps_gradients = self.number, self._may_keep and not self.team.syncs_gradients
+        number, keeps_gradients = self.number, self._may_keep and not self.pool.syncs_gradients
         with self._alone():
             self.slot.start_backward(
                 BackwardOrder(number, wanted, keeps_graph, keeps_gradients=keeps_gradients)
@@ -178,7 +178,7 @@ class Call:
             self.inputs = []
         parameters: Sequence[torch.Tensor | None] = found.leaves
         if not parameters and self.leaves:
-            self.team.note_kept_gradients(self.slot, self.leaves)
+            self.pool.note_kept_gradients(self.slot, self.leaves)
             parameters = [None] * len(self.leaves)
         elif self._fills_unused:
             parameters = [
@@ -188,7 +188,7 @@ class Call:
         return (*found.inputs, *parameters)
 
     def _alone(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.slot.is_thread_safe else self.team.lock
+        return contextlib.nullcontext() if self.slot.is_thread_safe else self.pool.lock
 
     def _post_slope(self, gradients: Sequence[torch.Tensor | None], slope_of: SlopeOf) -> None:
         """[1] of the call whose outputs are this one's gradients."""
@@ -196,7 +196,7 @@ class Call:
         self._fills_unused = False
         skeleton, tensors = lift((tuple(gradients), {}))
         request = Request(
-            self.team.new_number(),
+            self.pool.new_number(),
             skeleton,
             [tensor.data for tensor in tensors],
             [tensor.requires_grad for tensor in tensors],
@@ -205,7 +205,7 @@ class Call:
             seed=0,
             slope_of=slope_of,
         )
-        self._slope = slope = Call(self.team, self.slot, request, tensors, self.leaves)
+        self._slope = slope = Call(self.pool, self.slot, request, tensors, self.leaves)
         slope.inputs = [*self.inputs, *slope.inputs]
         slope._fills_unused = False
         with self._alone():

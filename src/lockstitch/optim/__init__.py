@@ -4,7 +4,7 @@ distributed.py   DistributedOptimizer: one optimizer on each owner, one step for
 local.py         one owner's optimizer, safe while backward passes are in flight
 eager.py         torch's optimizers without its compiler, which takes seconds to import
 states.py        the owners' states as one, and back
-turns.py         steps on one owner exclude each other
+update_lock.py   steps on one owner exclude each other
 
 What else `torch.distributed.optim` offers (`ZeroRedundancyOptimizer`, `PostLocalSGDOptimizer`,
 `as_functional_optim` …) has nothing to do with remote parameters and is found here as it is there.

@@ -17,7 +17,7 @@ from lockstitch import autograd
 from lockstitch.errors import add_note
 from lockstitch.optim.local import LocalOptimizer
 from lockstitch.optim.states import join_states, split_state
-from lockstitch.optim.turns import Turns
+from lockstitch.optim.update_lock import UpdateLock
 from lockstitch.rpc import RRef, rpc_async
 from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
@@ -182,8 +182,8 @@ def _new_local_optimizer(
 ) -> RRef[LocalOptimizer]:
     """On the owner of `references`."""
     parameters = [reference.local_value() for reference in references]
-    turns = Turns.of(current_worker())
-    return RRef(LocalOptimizer(optimizer_class, parameters, turns, *args, **kwargs))
+    update_lock = UpdateLock.of(current_worker())
+    return RRef(LocalOptimizer(optimizer_class, parameters, update_lock, *args, **kwargs))
 
 
 @needed

@@ -10,9 +10,9 @@ ledger.py     the two tables of a worker behind one lock, and what follows from 
 serving.py    what the owner does for others: makes values, sends copies
 values.py     a value that lives here, present or still to come
 user_fork.py  what is known of a value that lives elsewhere
-keeper.py     where finalizers leave word, and the thread that reads it
+finalizer_queue.py  where finalizers leave word, and the thread that reads it
 lifetime/     when a value may be freed: the protocol, as two tables without I/O
 events.py     what the tables are told, and what they answer
 outbox.py     control messages that want an answer
-deaths.py     who died, and how long that is borne in mind
+dead_workers.py     who died, and how long that is borne in mind
 """

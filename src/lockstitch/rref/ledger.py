@@ -1,7 +1,7 @@
 """The two tables of one worker behind one lock, and what follows from them.
 
 The lock is held for deciding only. Messages are sent, callbacks run and values let go after it was
-given back (`Acts`). What the agent's reader brings is acted upon by a task spawned to run right
+given back (`Actions`). What the agent's reader brings is acted upon by a task spawned to run right
 after it, since sending may have to connect first.
 """
 
@@ -66,7 +66,7 @@ class ReferenceStatistics:
 
 
 @dataclass(slots=True)
-class Acts:
+class Actions:
     """What is to be done after the lock was given back."""
 
     sends: list[Send] = field(default_factory=list)
@@ -118,66 +118,66 @@ class Ledger:
     def claim(self, event: Called | Asked) -> OwnedValue | None:
         """The value that a request names; None if the request comes too late, or a second time."""
         with self._lock:
-            acts = self._decide_owner(event)
+            actions = self._decide_owner(event)
             if isinstance(event, Called):
-                is_heard = acts is not None and acts.may_begin
+                is_heard = actions is not None and actions.may_begin
             else:
                 is_heard = self._owner.counts(event.reference, event.fork)
             value = self._shared[event.reference] if is_heard else None
-        self._act(acts)
+        self._act(actions)
         return value
 
-    def _decide_owner(self, event: OwnerEvent) -> Acts | None:
+    def _decide_owner(self, event: OwnerEvent) -> Actions | None:
         """What follows from `event`; None where nothing does."""
         with self._lock:
             todo = self._owner.handle(event)
             self._after_change(self._owner)
-            return self._acts_of_owner(todo) if todo else None
+            return self._actions_of_owner(todo) if todo else None
 
-    def _acts_of_owner(self, todo: list[OwnerInstruction]) -> Acts:
-        acts = Acts()
+    def _actions_of_owner(self, todo: list[OwnerInstruction]) -> Actions:
+        actions = Actions()
         for each in todo:
             match each:
                 case Send():
-                    acts.sends.append(each)
+                    actions.sends.append(each)
                 case Keep(reference):
                     self._shared[reference] = self._find(reference)
                 case Free(reference):
-                    acts.freed.append(self._shared.pop(reference))
+                    actions.freed.append(self._shared.pop(reference))
                 case Begin():
-                    acts.may_begin = True
+                    actions.may_begin = True
                 case Barren(reference):
                     why = RRefError(
                         f"a value that worker {self._worker.info.name!r} was to make was never "
                         f"made: its maker died before it could ask ({reference})"
                     )
-                    acts.calls.append(partial(self._shared[reference].fail, why))
-        return acts
+                    actions.calls.append(partial(self._shared[reference].fail, why))
+        return actions
 
-    def _decide_user(self, event: UserEvent) -> Acts | None:
+    def _decide_user(self, event: UserEvent) -> Actions | None:
         """What follows from `event`; None where nothing does."""
         with self._lock:
             todo = self._user.handle(event)
             self._after_change(self._user)
-            acts = self._acts_of_user(todo) if todo else None
+            actions = self._actions_of_user(todo) if todo else None
             if isinstance(event, Received) and self._user.state(event.fork) is State.PENDING:
                 self._awaited[event.fork] = self._forks[event.fork]
-            return acts
+            return actions
 
-    def _acts_of_user(self, todo: list[UserInstruction]) -> Acts:
-        acts = Acts()
+    def _actions_of_user(self, todo: list[UserInstruction]) -> Actions:
+        actions = Actions()
         for each in todo:
             if isinstance(each, Send):
-                acts.sends.append(each)
+                actions.sends.append(each)
                 continue
             fork = self._awaited.pop(each.fork, None) or self._forks.get(each.fork)
             if fork is None:
                 continue
             if isinstance(each, Confirm):
-                acts.confirmed.append(fork)
+                actions.confirmed.append(fork)
             else:
-                acts.calls.append(fork.orphan)
-        return acts
+                actions.calls.append(fork.orphan)
+        return actions
 
     def _after_change(self, side: OwnerSide | UserSide) -> None:
         if self._waiting:
@@ -188,23 +188,23 @@ class Ledger:
 
     # ------------------------------------------------------------ acting
 
-    def _act(self, acts: Acts | None) -> None:
-        if acts is None:
+    def _act(self, actions: Actions | None) -> None:
+        if actions is None:
             return
-        for fork in acts.confirmed:
+        for fork in actions.confirmed:
             fork.confirm()
-        for call in acts.calls:
+        for call in actions.calls:
             call()
-        for send in acts.sends:
+        for send in actions.sends:
             self._send(send.to, send.message)
 
-    def _act_soon(self, acts: Acts | None) -> None:
-        if acts is None:
+    def _act_soon(self, actions: Actions | None) -> None:
+        if actions is None:
             return
-        while acts.confirmed:  # whoever waits for it is only put in line
-            acts.confirmed.pop().confirm()
-        if acts.sends or acts.calls or acts.freed:
-            self._agent.spawn(lambda: self._act(acts))
+        while actions.confirmed:  # whoever waits for it is only put in line
+            actions.confirmed.pop().confirm()
+        if actions.sends or actions.calls or actions.freed:
+            self._agent.spawn(lambda: self._act(actions))
 
     def _send(self, to: WorkerId, message: Message) -> None:
         try:
@@ -281,9 +281,9 @@ class Ledger:
         made = UserFork(reference, fork, owner, self._worker.info.name)
         with self._lock:
             self._forks[fork] = made
-            acts = self._decide_user(Created(reference, fork, owner.worker))
+            actions = self._decide_user(Created(reference, fork, owner.worker))
             serial = self._user.serial(fork)
-        self._act(acts)
+        self._act(actions)
         return made, serial
 
     def serial(self, fork: GlobalId) -> int:

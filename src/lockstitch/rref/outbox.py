@@ -20,7 +20,7 @@ LAST_RETRY_SECONDS: Final = 30.0
 
 
 @dataclass(slots=True)
-class _Letter:
+class _Unanswered:
     send: Send
     pause: float = FIRST_RETRY_SECONDS
     due: float | None = None
@@ -31,14 +31,14 @@ class Outbox:
     """Unanswered messages by a key of the caller's choice."""
 
     def __init__(self) -> None:
-        self._letters: dict[Hashable, _Letter] = {}
+        self._letters: dict[Hashable, _Unanswered] = {}
 
     def __len__(self) -> int:
         return len(self._letters)
 
     def put(self, key: Hashable, send: Send) -> Send:
         """Repeats `send` until `settle(key)`; returns it, for the first sending."""
-        self._letters[key] = _Letter(send)
+        self._letters[key] = _Unanswered(send)
         return send
 
     def settle(self, key: Hashable) -> bool:
@@ -47,17 +47,19 @@ class Outbox:
 
     def forget(self, worker: WorkerId) -> None:
         """Nothing need be sent to `worker` any more."""
-        for key in [key for key, letter in self._letters.items() if letter.send.to == worker]:
+        for key in [
+            key for key, unanswered in self._letters.items() if unanswered.send.to == worker
+        ]:
             del self._letters[key]
 
     def tick(self, now: float) -> list[Send]:
         """What is to be sent again now."""
         again: list[Send] = []
-        for letter in self._letters.values():
-            if letter.due is None:
-                letter.due = now + letter.pause
-            elif letter.due <= now:
-                letter.pause = min(2 * letter.pause, LAST_RETRY_SECONDS)
-                letter.due = now + letter.pause
-                again.append(letter.send)
+        for unanswered in self._letters.values():
+            if unanswered.due is None:
+                unanswered.due = now + unanswered.pause
+            elif unanswered.due <= now:
+                unanswered.pause = min(2 * unanswered.pause, LAST_RETRY_SECONDS)
+                unanswered.due = now + unanswered.pause
+                again.append(unanswered.send)
         return again

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lockstitch.rref.home import Home
 
 
-class Way(Enum):
+class CallKind(Enum):
     """How a proxy calls."""
 
     SYNC = "rpc_sync"
@@ -31,7 +31,7 @@ class Way(Enum):
     REMOTE = "remote"
 
 
-class Referring(Protocol):
+class Reference(Protocol):
     """A reference, as far as it is needed here; an `RRef` is one."""
 
     _home: Home[Any]
@@ -52,13 +52,13 @@ class Referring(Protocol):
 class RRefProxy:
     """Stands for the value of a reference: its methods can be called, one way or another."""
 
-    def __init__(self, rref: Referring, way: Way, timeout: float) -> None:
+    def __init__(self, rref: Reference, kind: CallKind, timeout: float) -> None:
         self._rref = rref
-        self._way = way
+        self._kind = kind
         self._timeout = timeout
 
     def __repr__(self) -> str:
-        return f"<RRefProxy of {self._rref!r} · {self._way.value} · timeout {self._timeout}>"
+        return f"<RRefProxy of {self._rref!r} · {self._kind.value} · timeout {self._timeout}>"
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return functools.partial(self._call, name)
@@ -67,9 +67,9 @@ class RRefProxy:
         rref, timeout = self._rref, self._timeout
         agent, owner = rref._home.worker.agent, rref.owner().worker
         sent = (rref, name, *args)
-        if self._way is Way.SYNC:
+        if self._kind is CallKind.SYNC:
             return agent.outgoing.call(owner, run_method, sent, kwargs, timeout)
-        if self._way is Way.ASYNC:
+        if self._kind is CallKind.ASYNC:
             return agent.outgoing.call_async(owner, run_method, sent, kwargs, timeout)
         started = agent.clock.now()
         value_type = rref._get_type(timeout, blocking=True)
@@ -79,12 +79,12 @@ class RRefProxy:
         return rref._home.create_remote(owner, run_method, sent, kwargs, timeout)
 
 
-def _as_called(_rref: Referring, name: str, /, *args: Any, **kwargs: Any) -> Any:
+def _as_called(_rref: Reference, name: str, /, *args: Any, **kwargs: Any) -> Any:
     return f"the method {name}", args, kwargs
 
 
 @needed
-def run_method(rref: Referring, name: str, /, *args: Any, **kwargs: Any) -> Any:
+def run_method(rref: Reference, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """What the owner runs: the method `name` of the value, whose future it waits for where the
     method is marked by `async_execution`."""
     value = rref.local_value()

@@ -16,7 +16,7 @@ from lockstitch.errors import NotInitializedError, RRefError
 from lockstitch.rref.backward import UNSET_CONTEXT, backward_from
 from lockstitch.rref.creation import Creation
 from lockstitch.rref.home import Home, State
-from lockstitch.rref.proxy import RRefProxy, Way
+from lockstitch.rref.proxy import CallKind, RRefProxy
 from lockstitch.runtime.invocation import Deferred
 from lockstitch.runtime.pending import Future
 from lockstitch.runtime.worker import current_worker, has_current_worker
@@ -167,17 +167,17 @@ class RRef(Generic[T]):
         `timeout`: seconds for each call, 0 for none, -1 for the default in force. Calls raise what
         `rpc.rpc_sync` does, and `AttributeError` for a name that the value's type lacks.
         """
-        return RRefProxy(self, Way.SYNC, timeout)
+        return RRefProxy(self, CallKind.SYNC, timeout)
 
     def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """A proxy whose methods run on the owner and return a future of the result; otherwise as
         `rpc_sync`."""
-        return RRefProxy(self, Way.ASYNC, timeout)
+        return RRefProxy(self, CallKind.ASYNC, timeout)
 
     def remote(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """A proxy whose methods run on the owner and return a reference to the result; otherwise as
         `rpc_sync`."""
-        return RRefProxy(self, Way.REMOTE, timeout)
+        return RRefProxy(self, CallKind.REMOTE, timeout)
 
     def backward(
         self, dist_autograd_ctx_id: int = UNSET_CONTEXT, retain_graph: bool = False

@@ -1,7 +1,7 @@
 """Plugs references into one worker.
 
 program ─► RRef ─► ReferenceService ─► Ledger (tables under a lock) ─► messages, callbacks
-finalizers ─► Keeper ─────────────────►┘  ▲
+finalizers ─► FinalizerQueue ─────────────────►┘  ▲
 agent ─► control messages, deaths, ticks ─┘        agent ─► ValueServer (makes, fetches)
 """
 
@@ -26,8 +26,8 @@ from lockstitch.rref.events import (
     Shared,
     Withdrawn,
 )
+from lockstitch.rref.finalizer_queue import FinalizerQueue
 from lockstitch.rref.home import LOAN_LENGTH, Home, Loan, State
-from lockstitch.rref.keeper import Keeper
 from lockstitch.rref.ledger import Ledger, ReferenceStatistics
 from lockstitch.rref.rref import RRef
 from lockstitch.rref.serving import ValueServer
@@ -64,7 +64,7 @@ class ReferenceService(Home[RRef[Any]]):
         self._agent = worker.agent
         self._next_id = IdSource(worker.id)
         self._ledger = Ledger(worker)
-        self._keeper = Keeper(f"{worker.name}-references", self._drop)
+        self._finalizer_queue = FinalizerQueue(f"{worker.name}-references", self._drop)
         self._server = ValueServer(worker.agent, self._ledger)
         for cls in (ForkRequest, ForksDeleted):
             self._agent.handle(cls, self._ledger.arrived_at_owner)
@@ -73,7 +73,7 @@ class ReferenceService(Home[RRef[Any]]):
         self._agent.on_peer_lost(lambda peer, _error: self._ledger.worker_lost(peer))
         self._agent.add_concern(self._ledger.partners)
         self._agent.on_close(self.close)
-        self._agent.outgoing.before_call = self._keeper.relieve
+        self._agent.outgoing.before_call = self._finalizer_queue.relieve
         worker.pickling.register(RRef, self._reduce, self._rebuild)
 
     def __repr__(self) -> str:
@@ -242,18 +242,18 @@ class ReferenceService(Home[RRef[Any]]):
         return rref
 
     def _object_of(self, fork: UserFork) -> RRef[Any]:
-        self._keeper.start()
+        self._finalizer_queue.start()
         return RRef._of_fork(self, fork)
 
     # ------------------------------------------------------------ letting go
 
     def let_go(self, fork: GlobalId) -> None:
         """An object that stood for `fork` is gone. Called by finalizers: takes no lock."""
-        self._keeper.let_go(fork)
+        self._finalizer_queue.let_go(fork)
 
     def drain(self) -> None:
-        """Acts on the references dropped until now, instead of the thread that would do so."""
-        self._keeper.drain()
+        """Actions on the references dropped until now, instead of the thread that would do so."""
+        self._finalizer_queue.drain()
 
     def _drop(self, forks: tuple[GlobalId, ...]) -> None:
         self._ledger.tell_user(Dropped(forks))
@@ -277,7 +277,7 @@ class ReferenceService(Home[RRef[Any]]):
     def close(self) -> None:
         """Ends the thread; what is dropped from now on nobody need be told."""
         self._ledger.close()
-        self._keeper.close(self._agent.remaining_seconds(_PATIENCE_SECONDS))
+        self._finalizer_queue.close(self._agent.remaining_seconds(_PATIENCE_SECONDS))
 
     # ------------------------------------------------------------ looking inside
 

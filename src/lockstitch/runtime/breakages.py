@@ -30,7 +30,7 @@ class Judged(Protocol):
     """The peers, as far as they are needed here."""
 
     def channel(self, to: WorkerId) -> Channel: ...
-    def standing(self, worker: WorkerId) -> Channel | None: ...
+    def status(self, worker: WorkerId) -> Channel | None: ...
     def caller(self, worker: WorkerId) -> object | None: ...
     def lose(self, peer: WorkerInfo, error: PeerDiedError) -> None: ...
 
@@ -83,7 +83,7 @@ class Breakages:
         self._core.spawn(partial(self._judge_caller, peer, cause))
 
     def _judge_caller(self, peer: WorkerInfo, cause: BaseException) -> None:
-        channel = self._peers.standing(peer.worker)
+        channel = self._peers.status(peer.worker)
         error = ConnectionLostError(peer.name, str(cause))
         if channel is not None:
             self._liveness.when_heard(channel, partial(self._tell, peer.worker, error))

@@ -14,10 +14,10 @@ from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.memory.pools import WarmBuffers, default_capacity
 from lockstitch.runtime.thread_pool import ThreadPool
 from lockstitch.runtime.timer import Deadlines, Timer
+from lockstitch.wire.authentication import AuthenticatedFrameDecoder
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
 from lockstitch.wire.messages import Message
-from lockstitch.wire.seals import SealedFrameDecoder
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -135,7 +135,7 @@ class Core:
 
     def decoder(self, connection: Connection, keys: SessionKeys | None = None) -> FrameDecoder:
         """What makes messages of that which arrives on a connection. Where others might reach into
-        it, they are sealed with one of `keys`; the other is for those that leave."""
+        it, they are authenticated with one of `keys`; the other is for those that leave."""
         is_strict = self.allowed is not None or connection.is_exposed
         if keys is None or not connection.is_exposed:
             return FrameDecoder(
@@ -144,7 +144,7 @@ class Core:
                 allocate=self.buffers.take,
                 is_strict=is_strict,
             )
-        return SealedFrameDecoder(
+        return AuthenticatedFrameDecoder(
             keys.incoming, self.limits, allocate=self.buffers.take, is_strict=is_strict
         )
 

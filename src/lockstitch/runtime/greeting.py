@@ -16,7 +16,7 @@ from lockstitch.errors import HandshakeError, RpcError
 from lockstitch.ids import ANYBODY
 from lockstitch.link.handshake import CallerHandshake, why_other_version
 from lockstitch.link.line import exchange
-from lockstitch.wire.seals import Sealer
+from lockstitch.wire.authentication import FrameAuthenticator
 
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerInfo
@@ -58,8 +58,8 @@ def greet(core: Core, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
         where = f"it listens at {connection.peer}"
         raise RpcError(f"{whom} refused the connection: {welcome.refusal} ({where})")
     decoder = core.decoder(connection, handshake.keys)
-    if decoder.is_sealed and handshake.keys is not None:
-        connection.seal(Sealer(handshake.keys.outgoing))
+    if decoder.is_authenticated and handshake.keys is not None:
+        connection.seal(FrameAuthenticator(handshake.keys.outgoing))
     return decoder
 
 

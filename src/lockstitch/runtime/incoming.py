@@ -17,9 +17,9 @@ from lockstitch.runtime.duplicate_filter import DuplicateFilter
 from lockstitch.runtime.functions import BY_VALUE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
 from lockstitch.transport.spin import Spinner
+from lockstitch.wire.authentication import FrameAuthenticator
 from lockstitch.wire.encoding import encode
 from lockstitch.wire.messages import Call, RemoteCall
-from lockstitch.wire.seals import Sealer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +111,7 @@ class IncomingConnection(Requests):
 
     While further requests lie there already, small answers of the reader are held, to leave with
     the next one in one system call; none is held when the reader waits, goes, or runs what is slow,
-    and none where each frame has a seal of its own.
+    and none where each frame has a MAC of its own.
 
     A peer that takes in no answers is heard no further while threads queue up to answer it. So it
     holds up nobody but itself: the reader goes on, and who waits here does not count as running.
@@ -131,7 +131,7 @@ class IncomingConnection(Requests):
         self.connection = connection
         self._decoder = core.decoder(connection, keys)
         self._lend = connection.lend
-        self._is_sealed = self._decoder.is_sealed
+        self._is_authenticated = self._decoder.is_authenticated
         self._spinner = Spinner(core.thread_pool.is_wanted_elsewhere, looks_on=True)
         self._send_lock = threading.Lock()
         self._queue_lock = threading.Lock()
@@ -153,15 +153,15 @@ class IncomingConnection(Requests):
                 self._core.thread_pool.watch(self.connection, self)
                 self._callers.note_incoming(self)
                 self.connection.send([welcome])
-                if self._is_sealed and self._keys is not None:
-                    self.connection.seal(Sealer(self._keys.outgoing))
+                if self._is_authenticated and self._keys is not None:
+                    self.connection.seal(FrameAuthenticator(self._keys.outgoing))
         except ConnectionError as error:
             self._lost(error)
         else:
             self._core.thread_pool.arm(self.connection)
 
     def reply(self, message: Message) -> None:
-        buffers = encode(message, self._core.limits, self._lend, self._is_sealed)
+        buffers = encode(message, self._core.limits, self._lend, self._is_authenticated)
         if self._holder is not None and self._holder == threading.get_ident() and len(buffers) == 1:
             self._held.append(buffers[0])
             # In this order: whoever takes the reading right ends the holding first, and then looks.
@@ -221,7 +221,7 @@ class IncomingConnection(Requests):
             try:
                 if self.connection.has_room(timeout_seconds):
                     held, self._held = self._held, []
-                    last = encode(message, self._core.limits, None, self._is_sealed)
+                    last = encode(message, self._core.limits, None, self._is_authenticated)
                     self.connection.send([*held, *last])
             finally:
                 self._send_lock.release()
@@ -240,7 +240,9 @@ class IncomingConnection(Requests):
                     if self._queueing >= _MOST_QUEUEING and self._shuts():
                         return
                     message = messages.popleft()
-                    may_hold = messages and len(self._held) < _MOST_HELD and not self._is_sealed
+                    may_hold = (
+                        messages and len(self._held) < _MOST_HELD and not self._is_authenticated
+                    )
                     self._holder = threading.get_ident() if may_hold else None
                     if not self._dispatch(message):
                         return

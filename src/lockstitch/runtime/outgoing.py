@@ -221,13 +221,13 @@ class Outgoing:
         pending.estimate = functions.estimates.get(number)
         kept: list[object] = []
         call = (function, args, kwargs)
-        sealed: Collection[int] = ()
+        leaf_ids: Collection[int] = ()
         try:
             flat = None if kwargs or number == BY_VALUE else pack_arguments(args)
             if flat is not None:
                 body = flat
             else:
-                body, sealed = self._values.pack_call(call, number, channel.peer.worker, kept)
+                body, leaf_ids = self._values.pack_call(call, number, channel.peer.worker, kept)
         except Exception as error:
             refusal = self._values.refusal_of_call(error, call, channel.peer.name)
             if refusal is error:
@@ -241,7 +241,7 @@ class Outgoing:
                 pending.nbytes = nbytes
         interceptor, stitch = self._values.interceptor, None
         if interceptor is not None and interceptor.is_active():
-            stitch = self._values.stitch(channel.peer.worker, body.items, sealed)
+            stitch = self._values.stitch(channel.peer.worker, body.items, leaf_ids)
         if definition is None:
             return channel.request(
                 pending,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.errors import SerializationError, add_note
 from lockstitch.runtime.functions import BY_VALUE, as_called
-from lockstitch.wire.culprits import describe_culprit
 from lockstitch.wire.encodings import CARRY_OWN, UnpickleSession
 from lockstitch.wire.messages import Payload
 from lockstitch.wire.pickling import pack, pack_flat_with_own
 from lockstitch.wire.staging import StagedPayload, settled
+from lockstitch.wire.unpicklable import describe_unpicklable
 from lockstitch.wire.unpickling import discard, unpack
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class Values:
 
     def pack_for(self, value: object, to: WorkerId) -> tuple[Payload, Stitch | None]:
         """Packs a value for `to`, stitched where this thread is inside an autograd context."""
-        payload, sealed = pack(value, self.pickling, to, records=self.records)
-        return payload, self.stitch(to, payload.items, sealed)
+        payload, leaf_ids = pack(value, self.pickling, to, records=self.records)
+        return payload, self.stitch(to, payload.items, leaf_ids)
 
     def records(self) -> bool:
         """Whether tensors that this thread sends now are stitched, so that gradients come back."""
@@ -69,15 +69,15 @@ class Values:
         )
 
     def stitch(
-        self, to: WorkerId, items: Sequence[Any] = (), sealed: Collection[int] = ()
+        self, to: WorkerId, items: Sequence[Any] = (), leaf_ids: Collection[int] = ()
     ) -> Stitch | None:
         """What an autograd context adds to a message with these items; None outside of any. Items
-        whose id is in `sealed` stay leaves. A context travels although no tensor does."""
+        whose id is in `leaf_ids` stay leaves. A context travels although no tensor does."""
         interceptor = self.interceptor
         if interceptor is None or not interceptor.is_active():
             return None
-        if sealed:
-            items = [None if id(item) in sealed else item for item in items]
+        if leaf_ids:
+            items = [None if id(item) in leaf_ids else item for item in items]
         return interceptor.outgoing(to, items)
 
     def unpack_from(
@@ -137,7 +137,7 @@ class Values:
     ) -> Exception:
         text, culprit = f"cannot send {what} to worker {to!r}", ""
         with contextlib.suppress(Exception):  # of the user's objects must not hide the reason
-            culprit = describe_culprit(parts, self.pickling, records=self.records)
+            culprit = describe_unpicklable(parts, self.pickling, records=self.records)
         if not isinstance(error, SerializationError) or not error.reason:
             add_note(error, f"{text}: {culprit}" if culprit else text)
             return error

@@ -157,7 +157,7 @@ class Peers:
         """A channel that needs no connecting: the one to oneself."""
         self._channels[worker] = channel
 
-    def standing(self, worker: WorkerId) -> Channel | None:
+    def status(self, worker: WorkerId) -> Channel | None:
         """The channel to a worker, if there is one now."""
         return self._channels.get(worker)
 

@@ -78,7 +78,7 @@ class StreamChannel(Channel):
         self.connection = connection
         self.decoder = decoder
         self._lend = connection.lend
-        self._is_sealed = decoder.is_sealed
+        self._is_authenticated = decoder.is_authenticated
         self._sending = Sending(connection, core.spawn, self._lost, core.options.bytes_in_flight)
         self._reading = threading.Lock()
         self._followers: deque[Pending] = deque()
@@ -101,7 +101,7 @@ class StreamChannel(Channel):
         device_map = self.device_map
         if device_map is not None and type(message) not in CALLS:
             device_map = None
-        buffers = encode(message, self.core.limits, self._lend, self._is_sealed, device_map)
+        buffers = encode(message, self.core.limits, self._lend, self._is_authenticated, device_map)
         try:
             self._sending.send(buffers, remaining_time)
         except ConnectionError as error:
@@ -118,7 +118,7 @@ class StreamChannel(Channel):
 
     def say_at_last(self, message: Message, timeout_seconds: float) -> None:
         """Sends a message, or does not where the peer takes in nothing any more."""
-        last = encode(message, self.core.limits, None, self._is_sealed)
+        last = encode(message, self.core.limits, None, self._is_authenticated)
         self._sending.say_at_last(last, timeout_seconds)
 
     @property

@@ -298,11 +298,11 @@ is_profiling: Callable[[], bool] = _profiling.take(
 )
 
 PRIVATES = (
-    *_core.seal(),
-    *_order.seal(),
-    *_callbacks.seal(),
-    *_slots.seal(),
-    *_profiling.seal(),
+    *_core.finish(),
+    *_order.finish(),
+    *_callbacks.finish(),
+    *_slots.finish(),
+    *_profiling.finish(),
 )
 
 _NOT_TRANSPOSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

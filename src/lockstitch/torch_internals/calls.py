@@ -105,4 +105,4 @@ operation_of: Callable[[str], Any] = _operators.take(
     _explains,
     cost=Cost.THOROUGH,
 )
-PRIVATES = (*_futures.seal(), *_operators.seal())
+PRIVATES = (*_futures.finish(), *_operators.finish())

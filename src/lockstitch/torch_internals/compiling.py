@@ -134,4 +134,4 @@ replace_guard_setter: Callable[[Callable[[Callable[[], object]], object], Any], 
     otherwise=_leave_guard,
     cost=Cost.SLOW,
 )
-PRIVATES = (*_names.seal(), *_rules.seal(), *_guard.seal())
+PRIVATES = (*_names.finish(), *_rules.finish(), *_guard.finish())

@@ -227,4 +227,4 @@ claim_static_graph: Callable[[DistributedDataParallel], bool] = _reducer.take(
     reader=_claim_static_graph,
     cost=Cost.SLOW,
 )
-PRIVATES = (*_groups.seal(), *_places.seal(), *_reducer.seal())
+PRIVATES = (*_groups.finish(), *_places.finish(), *_reducer.finish())

@@ -143,4 +143,4 @@ temporarily_clear_interpreter_stack: Callable[[], AbstractContextManager[Any]] =
     _clears_transforms,
     cost=Cost.THOROUGH,
 )
-PRIVATES = _names.seal()
+PRIVATES = _names.finish()

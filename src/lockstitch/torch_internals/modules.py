@@ -251,9 +251,9 @@ CONTAINERS: dict[type, Any] = _containers.take(
 )
 
 PRIVATES = (
-    *_tables.seal(),
-    *_automatic.seal(),
-    *_normalisation.seal(),
-    *_replicas.seal(),
-    *_containers.seal(),
+    *_tables.finish(),
+    *_automatic.finish(),
+    *_normalisation.finish(),
+    *_replicas.finish(),
+    *_containers.finish(),
 )

@@ -65,4 +65,4 @@ note_step: Callable[[torch.optim.Optimizer], None] = _names.take(
     reader=_note_step,
     cost=Cost.SLOW,
 )
-PRIVATES = _names.seal()
+PRIVATES = _names.finish()

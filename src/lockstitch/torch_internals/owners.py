@@ -95,7 +95,7 @@ _holders_of: Callable[[torch.Tensor], int] = _counts.take(
     reader=methodcaller("_use_count"),
     otherwise=_never_the_same(),
 )
-PRIVATES = (*_base.seal(), *_counts.seal())
+PRIVATES = (*_base.finish(), *_counts.finish())
 
 
 def is_sole_owner(holder: list[torch.Tensor | None], index: int) -> bool:

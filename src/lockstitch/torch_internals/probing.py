@@ -4,7 +4,7 @@
     copy_many = names.take(
         "torch._foreach_copy_", "copy each tensor of a list into one of another", _copies_each
     )
-    PRIVATES = names.seal()
+    PRIVATES = names.finish()
 
 What `take` returns is the very thing that torch has, bound once: it costs nothing more to call.
 Where this torch lacks it, or the probe is not content, it is what else will do (`otherwise`), or an
@@ -168,7 +168,7 @@ class Names:
         self._missing.append(missing)
         return Absent(missing) if otherwise is None else otherwise
 
-    def seal(self) -> tuple[Private, ...]:
+    def finish(self) -> tuple[Private, ...]:
         """All that were taken. Raises `ImportError` if the base lacks any; of others that a torch
         which nobody knows yet lacks, it warns."""
         fatal = [each for each in self._missing if not each.private.can_be_missed]

@@ -236,10 +236,10 @@ make_subclass: Callable[[type[torch.Tensor], torch.Tensor, bool], torch.Tensor] 
 )
 
 PRIVATES = (
-    *_versions.seal(),
-    *_copies.seal(),
-    *_slots.seal(),
-    *_of_sparse.seal(),
-    *_negative.seal(),
-    *_subclasses.seal(),
+    *_versions.finish(),
+    *_copies.finish(),
+    *_slots.finish(),
+    *_of_sparse.finish(),
+    *_negative.finish(),
+    *_subclasses.finish(),
 )

@@ -2,9 +2,9 @@
 
 messages/     the vocabulary: all that one worker can say to another
 encodings.py  the ways to write a value, and the types that higher floors teach the pickler
-pickling.py   values of programs → payloads; tensors are lifted out, never pickled
+pickling.py   values of programs → payloads; tensors are extracted, never pickled
 subclasses.py tensors of types that are not torch's plain ones
-culprits.py   which part of a value could not be pickled
+unpicklable.py  which part of a value could not be pickled
 unpickling.py payloads → values
 arrays.py     NumPy's arrays for that
 restricted.py what a peer has pickled, read where a registry says what it may name
@@ -14,9 +14,9 @@ frames.py     what a frame is: lengths and limits
 encoding.py   messages → frames
 decoding.py   bytes → messages
 scanning.py   looking through fields before marshal reads them
-seals.py      frames that only the peer can have made
+authentication.py  frames that only the peer can have made
 layouts.py    the fields of each message class ⇄ plain values
-arrivals.py   tensors arriving: into memory allocated from their headers
+tensor_receiver.py  tensors arriving: into memory allocated from their headers
 windows.py    tensors arriving: in memory that the sender has filled
 staging.py    tensors of other devices, on their way through the host
 """

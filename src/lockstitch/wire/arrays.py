@@ -1,7 +1,7 @@
 """NumPy's arrays and scalars where a registry says what may be named: as bytes and a few words.
 
 NumPy pickles them by functions of its own that take whatever they are given. Here an array is a
-lifted buffer, the name of its dtype, its shape and its order; none holds Python objects.
+extracted buffer, the name of its dtype, its shape and its order; none holds Python objects.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import torch
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.modes import in_plain_modes
-from lockstitch.wire.arrivals import Allocate, Arrivals, finish
 from lockstitch.wire.frames import (
     DEFAULT_LIMITS,
     HEADER,
@@ -27,8 +26,9 @@ from lockstitch.wire.layouts import Layout, layout_of, strict_layout_of
 from lockstitch.wire.messages import KINDS, Message, Payload
 from lockstitch.wire.scanning import check_marshal
 from lockstitch.wire.staging import StagedPayload
+from lockstitch.wire.tensor_receiver import Allocate, TensorReceiver, finish
 from lockstitch.wire.tensors import DTYPE_BITS, STAGED
-from lockstitch.wire.windows import WindowArrivals
+from lockstitch.wire.windows import WindowTensorReceiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,21 +55,21 @@ class IncomingFrame:
         layout: Layout,
         inline: memoryview,
         most_items: int,
-        arrivals: Arrivals,
+        receiver: TensorReceiver,
         *,
-        is_sealed: bool = False,
+        is_authenticated: bool = False,
     ) -> None:
         loaded = layout.load(inline)
         self._layout = layout
         self._values = list(loaded[: layout.count])
         layout.restore(self._values)
         self.targets: Sequence[memoryview] = ()
-        self._digest: bytes | None = b"" if is_sealed else None
+        self._digest: bytes | None = b"" if is_authenticated else None
         if layout.has_body:
-            self._take_body(loaded[-3:], most_items, arrivals)
-        arrivals.check_complete()
+            self._take_body(loaded[-3:], most_items, receiver)
+        receiver.check_complete()
 
-    def _take_body(self, body: tuple[Any, ...], most_items: int, arrivals: Arrivals) -> None:
+    def _take_body(self, body: tuple[Any, ...], most_items: int, receiver: TensorReceiver) -> None:
         encoding, stream, headers = body
         if type(headers) is not tuple:
             raise RemoteProtocolError("the items of a payload are not announced by a tuple")
@@ -82,15 +82,15 @@ class IncomingFrame:
         elif self._digest is not None and type(stream) is int:
             raise RemoteProtocolError("the stream of a payload is announced without a digest")
         if type(stream) is int:
-            stream = arrivals.add_stream(stream)
+            stream = receiver.add_stream(stream)
         elif type(stream) is not bytes:
             raise RemoteProtocolError(f"the stream of a payload is a {type(stream).__name__}")
-        arrivals.add_all(headers)
+        receiver.add_all(headers)
         self._body = (encoding, stream)
         self._headers = headers
-        self._items = arrivals.items
-        self.targets = arrivals.targets
-        self._window = arrivals.shared_memory
+        self._items = receiver.items
+        self.targets = receiver.targets
+        self._window = receiver.shared_memory
 
     def message(self) -> Message:
         """The message; call it when all `targets` are filled."""
@@ -138,8 +138,8 @@ class FrameDecoder:
     it, was preceded by a reader who was struck, and calls `absorb` before anything else.
 
     `window` opens what the sender has lent; `allocate` gives memory for what arrives in the stream,
-    as a buffer of that size or more, or None. `is_sealed`: see `wire.seals`; `is_strict`: see
-    `wire.scanning`.
+    as a buffer of that size or more, or None. `is_authenticated`: see `wire.authentication`;
+    `is_strict`: see `wire.scanning`.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class FrameDecoder:
         *,
         window: Window | None = None,
         allocate: Allocate | None = None,
-        is_sealed: bool = False,
+        is_authenticated: bool = False,
         is_strict: bool = False,
     ) -> None:
         self._open_window = window
@@ -158,9 +158,9 @@ class FrameDecoder:
             strict_layout_of if is_strict else layout_of
         )
         self._layouts: dict[int, Layout] = {}
-        self.is_sealed = is_sealed
+        self.is_authenticated = is_authenticated
         self.is_open = False
-        """Whether the frame at `start` may be read, where frames are sealed."""
+        """Whether the frame at `start` may be read, where frames are authenticated."""
         self._allocate = allocate
         self.counts: list[int] = []
         self.messages: deque[Message] = deque()
@@ -245,10 +245,12 @@ class FrameDecoder:
                 return self._keep(simple, start + whole)
         lease: Lease | None = None
         if flags:
-            arrivals, lease = self._arrivals_in_window(address, small, number, bulk_length)
+            receiver, lease = self._receiver_in_window(address, small, number, bulk_length)
         else:
-            arrivals = Arrivals(address, small, bulk_length, self._allocate)
-        frame = IncomingFrame(layout, inline, limits.items, arrivals, is_sealed=self.is_sealed)
+            receiver = TensorReceiver(address, small, bulk_length, self._allocate)
+        frame = IncomingFrame(
+            layout, inline, limits.items, receiver, is_authenticated=self.is_authenticated
+        )
         if frame.targets:
             self._target = self._filled = 0
             self._frame = frame
@@ -289,15 +291,15 @@ class FrameDecoder:
         append(message)
         return not is_last
 
-    def _arrivals_in_window(
+    def _receiver_in_window(
         self, address: int, small: int, number: int, bulk_length: int
-    ) -> tuple[Arrivals, Lease]:
+    ) -> tuple[TensorReceiver, Lease]:
         if self._open_window is None:
             raise RemoteProtocolError(f"a frame names a segment, {number}, where there can be none")
         buffer, lease = self._open_window(number)
         if bulk_length > len(buffer):
             raise RemoteProtocolError(f"segment {number} has no room for {bulk_length:,} bytes")
-        return WindowArrivals(address, small, bulk_length, buffer), lease
+        return WindowTensorReceiver(address, small, bulk_length, buffer), lease
 
     def _take_bulk(self) -> bool:
         """Moves what the buffer holds of the bulk; the rest is received in place. False when there

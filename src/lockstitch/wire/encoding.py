@@ -48,8 +48,9 @@ def encode(
 ) -> list[Any]:
     """The frame of `message` as buffers to be sent in order (one, where it is small).
 
-    What `lend` lends is used for large items. `with_digests`: see `wire.seals`. `device_map`: see
-    `wire.tensors.describe`. Raises `LocalProtocolError` where the message exceeds `limits`.
+    What `lend` lends is used for large items. `with_digests`: see `wire.authentication`.
+    `device_map`: see `wire.tensors.describe`. Raises `LocalProtocolError` where the message
+    exceeds `limits`.
     """
     cls = type(message)
     layout = layout_of(cls)

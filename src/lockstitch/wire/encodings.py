@@ -1,8 +1,8 @@
 """How values may be encoded, and what the pickler of a worker knows.
 
-Five encodings, the cheapest that fits: nothing at all for None, one lifted tensor alone, `marshal`
-for flat tuples and lists of exactly plain values and tensors, the same with instances of registered
-types among them, and pickle protocol 5 for the rest.
+Five encodings, the cheapest that fits: nothing at all for None, one extracted tensor alone,
+`marshal` for flat tuples and lists of exactly plain values and tensors, the same with instances
+of registered types among them, and pickle protocol 5 for the rest.
 
 Higher floors teach the pickler their own types through a `PicklingRegistry`.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Item = torch.Tensor | memoryview | None
-"""What can be lifted out of a value."""
+"""What can be extracted from a value."""
 Records = Callable[[], bool]
 """Says whether autograd records now that tensors are sent."""
 
@@ -41,9 +41,9 @@ ONE_ITEM_TWICE: Final = marshal.dumps((..., (0,)))
 
 
 class PickleSession:
-    """One value being pickled: collects what is lifted out."""
+    """One value being pickled: collects what is extracted."""
 
-    __slots__ = ("items", "kept", "plain", "records", "sealed", "to", "undo")
+    __slots__ = ("items", "kept", "leaf_ids", "plain", "records", "to", "undo")
 
     def __init__(
         self, to: WorkerId | None, kept: list[object] | None, *, records: Records | None = None
@@ -56,17 +56,17 @@ class PickleSession:
         None: it does not. Asked only where something hangs on it."""
         self.items: list[Item] = []
         self.plain: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Instances of subclasses, and the plain tensors that were lifted for them."""
-        self.sealed: set[int] = set()
+        """Instances of subclasses, and the plain tensors that were extracted for them."""
+        self.leaf_ids: set[int] = set()
         """Ids of parameters that belong to a pickled module and so stay leaves."""
         self.undo: list[Callable[[], None]] = []
         """What takes back what reducers did, called if the pickling fails."""
 
-    def seal_plain(self) -> None:
-        """What holds for an instance of a subclass holds for what was lifted for it."""
+    def keep_plain_leaves(self) -> None:
+        """What holds for an instance of a subclass holds for what was extracted for it."""
         for tensor, plain in self.plain:
-            if id(tensor) in self.sealed:
-                self.sealed.add(id(plain))
+            if id(tensor) in self.leaf_ids:
+                self.leaf_ids.add(id(plain))
 
     def take_back(self) -> None:
         """The pickling has failed."""

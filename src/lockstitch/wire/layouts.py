@@ -19,8 +19,8 @@ from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.link.checking import check_of
 from lockstitch.modes import are_plain
-from lockstitch.wire.arrivals import finish, take_small
 from lockstitch.wire.messages import Message, Payload, Stitch
+from lockstitch.wire.tensor_receiver import finish, take_small
 from lockstitch.wire.tensors import DTYPE_BITS
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""Python values → `Payload`s (`wire.encodings`). Tensors and large buffers are lifted out and never
+"""Python values → `Payload`s (`wire.encodings`). Tensors and large buffers are extracted and never
 pickled.
 
-In a pickle stream a lifted item stands as an out-of-band buffer, so the unpickler is simply handed
-the received tensors as its buffers. Closures, which pickle refuses, go by `cloudpickle`.
+In a pickle stream an extracted item stands as an out-of-band buffer, so the unpickler is simply
+handed the received tensors as its buffers. Closures, which pickle refuses, go by `cloudpickle`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lockstitch.wire.subclasses import (
     rebuild_subclass,
     reduce_subclass,
 )
-from lockstitch.wire.tensors import is_liftable
+from lockstitch.wire.tensors import is_extractable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,15 +81,15 @@ def pack(
     *,
     records: Records | None = None,
 ) -> tuple[Payload, set[int]]:
-    """Encodes `value`. Also returns the ids of lifted parameters that must stay leaves (see
-    `PickleSession.sealed`); `kept` and `records`: see `PickleSession`.
+    """Encodes `value`. Also returns the ids of extracted parameters that must stay leaves (see
+    `PickleSession.leaf_ids`); `kept` and `records`: see `PickleSession`.
 
     Raises `SerializationError` where something in it cannot cross the wire.
     """
     cls = type(value)
     if value is None:
         return _NOTHING, set()
-    if type(value) is torch.Tensor and is_liftable(value):
+    if type(value) is torch.Tensor and is_extractable(value):
         return _new_tuple(Payload, (ONE_TENSOR, b"", (value,))), set()
     if cls in _SEQUENCES:
         values: Sequence[object] = value  # type: ignore[assignment]
@@ -106,13 +106,13 @@ def pack_arguments(args: tuple[object, ...]) -> Payload | None:
     if not args:
         return _NO_VALUES
     first = args[0]
-    if type(first) is torch.Tensor and len(args) <= 2 and is_liftable(first):
+    if type(first) is torch.Tensor and len(args) <= 2 and is_extractable(first):
         if len(args) == 1:
             return _new_tuple(Payload, (MARSHAL, ONE_ITEM, (first,)))
         second = args[1]
         if second is first:
             return _new_tuple(Payload, (MARSHAL, ONE_ITEM_TWICE, (first,)))
-        if type(second) is torch.Tensor and is_liftable(second):
+        if type(second) is torch.Tensor and is_extractable(second):
             return _new_tuple(Payload, (MARSHAL, TWO_ITEMS, (first, second)))
     return pack_flat(args)
 
@@ -130,7 +130,7 @@ def pack_flat(values: Sequence[object]) -> Payload | None:
     if torch.Tensor not in types:
         return Payload(MARSHAL, _dumps(values), ())
     items = [value for value in values if type(value) is torch.Tensor]
-    if not all(map(is_liftable, items)):
+    if not all(map(is_extractable, items)):
         return None
     if len(items) > 1 and len(set(map(id, items))) < len(items):
         items, marked = _mark_repeated(values)
@@ -250,24 +250,24 @@ def _run_pickler(
     chunks: list[bytes] = []
     buffers: list[pickle.PickleBuffer] = []
     pickler = pickler_class(SimpleNamespace(write=chunks.append), 5, buffer_callback=buffers.append)
-    lifted: dict[int, torch.Tensor] = {}
-    pickler.prepare(session, registry, lifted)
+    extracted: dict[int, torch.Tensor] = {}
+    pickler.prepare(session, registry, extracted)
     try:
         pickler.dump(value)
     except BaseException:
         session.take_back()
         raise
     for buffer in buffers:
-        tensor = lifted.get(id(buffer))
+        tensor = extracted.get(id(buffer))
         session.items.append(tensor if tensor is not None else buffer.raw())
-    session.seal_plain()
+    session.keep_plain_leaves()
     session.keep_undo()
     stream = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    return Payload(PICKLE, stream, session.items), session.sealed
+    return Payload(PICKLE, stream, session.items), session.leaf_ids
 
 
 def take(item: T) -> T:
-    """What a pickle stream calls on a lifted item."""
+    """What a pickle stream calls on an extracted item."""
     return item
 
 
@@ -281,19 +281,19 @@ class _Reducing:
 
     session: PickleSession
     reducers: dict[type, tuple[str, Reduce]]
-    lifted: dict[int, torch.Tensor]
+    extracted: dict[int, torch.Tensor]
     is_restricted: bool
 
     def prepare(
         self,
         session: PickleSession,
         registry: PicklingRegistry,
-        lifted: dict[int, torch.Tensor],
+        extracted: dict[int, torch.Tensor],
     ) -> None:
         self.session = session
         self.reducers = registry.reducers
         self.is_restricted = registry.allowed is not None
-        self.lifted = lifted
+        self.extracted = extracted
 
     def reduce_own(self, obj: object) -> Any:
         """The reduction of tensors and registered types; NotImplemented for all others."""
@@ -313,27 +313,27 @@ class _Reducing:
             if own_way is not None:
                 return own_way(obj)
             # Submodules come by themselves.
-            self.session.sealed.update(map(id, obj.parameters(recurse=False)))
+            self.session.leaf_ids.update(map(id, obj.parameters(recurse=False)))
         return NotImplemented
 
     def _reduce_plain(self, tensor: torch.Tensor) -> Any:
-        if is_liftable(tensor):
-            return take, (self._lift(tensor),)
+        if is_extractable(tensor):
+            return take, (self._extract(tensor),)
         check_wants_no_gradient(tensor, self.session)
         return NotImplemented
 
-    def _lift(self, tensor: torch.Tensor) -> pickle.PickleBuffer:
+    def _extract(self, tensor: torch.Tensor) -> pickle.PickleBuffer:
         # A writable placeholder: a read-only one would be wrapped by the unpickler.
         buffer = pickle.PickleBuffer(bytearray())
-        self.lifted[id(buffer)] = tensor
+        self.extracted[id(buffer)] = tensor
         return buffer
 
     def _reduce_subclass(self, tensor: torch.Tensor) -> Any:
         if is_plain_at_heart(tensor):
             plain, state = reduce_subclass(tensor)
-            if is_liftable(plain):
+            if is_extractable(plain):
                 self.session.plain.append((tensor, plain))
-                return rebuild_subclass, (type(tensor), self._lift(plain), state)
+                return rebuild_subclass, (type(tensor), self._extract(plain), state)
         check_wants_no_gradient(tensor, self.session)
         return NotImplemented
 

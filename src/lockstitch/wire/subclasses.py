@@ -66,7 +66,7 @@ def rebuild_subclass(cls: type[torch.Tensor], plain: torch.Tensor, state: Any) -
 def check_wants_no_gradient(tensor: torch.Tensor, session: PickleSession) -> None:
     """Raises `SerializationError` where a gradient is wanted for a tensor that crosses by pickling
     of its own."""
-    if session.records is None or id(tensor) in session.sealed or not session.records():
+    if session.records is None or id(tensor) in session.leaf_ids or not session.records():
         return
     with without_overrides():
         wants_gradient = tensor.requires_grad

@@ -78,7 +78,7 @@ _STRIDED: Final = torch.strided
 _string_at: Final = ctypes.string_at
 
 
-def is_liftable(tensor: torch.Tensor) -> bool:
+def is_extractable(tensor: torch.Tensor) -> bool:
     """Whether a tensor can cross as header and memory; others are left to their own pickling."""
     if tensor.is_meta:
         raise SerializationError(

@@ -142,7 +142,7 @@ def _unpack_flat_with_own(
 
 
 def load_plain(stream: bytes | memoryview, allowed: Registry) -> Any:
-    """Reads a pickle in which nothing was lifted out, and which may name only what is `allowed`."""
+    """Reads a pickle in which nothing was extracted, and which may name only what is `allowed`."""
     return RestrictedUnpickler(io.BytesIO(stream), allowed, {}, ()).load()
 
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.memory.sizes import aligned
-from lockstitch.wire.arrivals import Arrivals, view_of
+from lockstitch.wire.tensor_receiver import TensorReceiver, view_of
 from lockstitch.wire.tensors import INLINE_BYTES
 
 if TYPE_CHECKING:
     import torch
 
 
-class WindowArrivals(Arrivals):
-    """Like `Arrivals`, but the `bulk_length` bytes of bulk are in `window`, a writable buffer."""
+class WindowTensorReceiver(TensorReceiver):
+    """A `TensorReceiver` whose `bulk_length` bytes of bulk are in `window`, a writable buffer."""
 
     __slots__ = ("_offset", "_window", "shared_memory")
 

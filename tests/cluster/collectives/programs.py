@@ -167,7 +167,7 @@ def submit(
         tensor = session.resident(tensor.shape, tensor.dtype).copy_(tensor)
     output = None if place == "private" else tensor
     outputs = None if place == "private" else tensors
-    ways: dict[str, Callable[[], Handle[Any]]] = {
+    routes: dict[str, Callable[[], Handle[Any]]] = {
         "allreduce": lambda: session.allreduce(tensor, op.reduction, output=output, **named),
         "group": lambda: session.grouped_allreduce(tensors, op.reduction, outputs=outputs, **named),
         "allgather": lambda: session.allgather(tensor, **named),
@@ -176,7 +176,7 @@ def submit(
         "reducescatter": lambda: session.reducescatter(tensor, op.reduction, **named),
     }
     with MODES[mode]():
-        return ways[op.kind]()
+        return routes[op.kind]()
 
 
 def run(session: Session, program: Program, turn: int, ids: dict[tuple[int, ...], int]) -> dict:

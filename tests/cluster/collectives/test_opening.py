@@ -50,14 +50,14 @@ def failing_on(rank: int, whole: Callable[..., Any], error: Exception) -> Callab
 @pytest.mark.parametrize(
     ("backend", "function", "rank"),
     [
-        ("c10d", "call_hub", 1),
-        ("c10d", "GroupPlane", 0),
-        ("c10d", "Centre", 0),
+        ("c10d", "connect_to_coordinator", 1),
+        ("c10d", "ProcessGroupOperations", 0),
+        ("c10d", "CoordinatorServer", 0),
         ("shared_memory", "create", 0),
         ("shared_memory", "SharedMemoryBackend", 0),
         ("shared_memory", "SharedMemoryBackend", 2),
         ("hierarchical", "SharedMemoryBackend", 1),
-        ("hierarchical", "HierarchicalPlane", 2),
+        ("hierarchical", "HierarchicalOperations", 2),
     ],
 )
 def test_rank_that_fails_at_the_start_is_told_to_all_at_once(
@@ -76,13 +76,13 @@ def test_rank_that_fails_at_the_start_is_told_to_all_at_once(
 
 
 def test_rank_whose_groups_do_not_connect_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_set(plane: Any, process_set: Any) -> None:
-        if plane._rank == 2:
+    def open_set(groups: Any, process_set: Any) -> None:
+        if groups._rank == 2:
             raise RuntimeError("no way to rank 1")
-        whole(plane, process_set)
+        whole(groups, process_set)
 
-    whole = opening.GroupPlane.open_set
-    monkeypatch.setattr(opening.GroupPlane, "open_set", open_set)
+    whole = opening.ProcessGroupOperations.open_set
+    monkeypatch.setattr(opening.ProcessGroupOperations, "open_set", open_set)
     errors = open_three("c10d", 2.0)
     assert str(errors[2]) == "no way to rank 1"
     for error in errors[:2]:

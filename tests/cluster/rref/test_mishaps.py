@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from lockstitch.errors import OwnerDiedError, RpcTimeoutError, RRefError
-from lockstitch.rref.deaths import GRACE_SECONDS
+from lockstitch.rref.dead_workers import GRACE_SECONDS
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.testing.faults import Faults
 from lockstitch.wire.messages import (

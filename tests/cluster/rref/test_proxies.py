@@ -20,12 +20,12 @@ def cluster():
         Gate.open()
 
 
-def call(rref, way, name, *args, timeout=-1.0):
+def call(rref, kind, name, *args, timeout=-1.0):
     """The result of a method, whichever way it is called."""
-    result = getattr(getattr(rref, way)(timeout), name)(*args)
-    if way == "rpc_async":
+    result = getattr(getattr(rref, kind)(timeout), name)(*args)
+    if kind == "rpc_async":
         return result.wait()
-    return result.to_here() if way == "remote" else result
+    return result.to_here() if kind == "remote" else result
 
 
 WAYS = pytest.mark.parametrize("way", ["rpc_sync", "rpc_async", "remote"])
@@ -34,60 +34,60 @@ OWNERS = pytest.mark.parametrize("owner", [0, 1], ids=["oneself", "another"])
 
 @WAYS
 @OWNERS
-def test_methods_run_on_the_value_itself(cluster, way, owner):
+def test_methods_run_on_the_value_itself(cluster, kind, owner):
     rref = remote(cluster[owner], Counter, 7)
-    assert call(rref, way, "add", 3) == 10
-    assert call(rref, way, "get") == 10
-    assert call(rref, way, "double", 4) == 8
-    assert call(rref, way, "name") == "Counter"
+    assert call(rref, kind, "add", 3) == 10
+    assert call(rref, kind, "get") == 10
+    assert call(rref, kind, "double", 4) == 8
+    assert call(rref, kind, "name") == "Counter"
 
 
 @WAYS
-def test_a_method_costs_one_request_and_no_message_about_the_reference(cluster, way):
+def test_a_method_costs_one_request_and_no_message_about_the_reference(cluster, kind):
     rref = remote(cluster[1], Counter, 7)
-    assert call(rref, way, "get") == 7  # asks for the type, where that is needed
+    assert call(rref, kind, "get") == 7  # asks for the type, where that is needed
     sent: list[object] = []
     agents = [cluster[number].agent for number in (0, 1)]
     for agent in agents:
         agent.core.send_filter = lambda _to, message, send: (sent.append(message), send(message))
     try:
-        result = getattr(rref, way)().add(1)
-        if way == "rpc_async":
+        result = getattr(rref, kind)().add(1)
+        if kind == "rpc_async":
             result.wait()
-        elif way == "remote":
+        elif kind == "remote":
             result._get_future().wait()
     finally:
         for agent in agents:
             agent.core.send_filter = None
     names = [type(message).__name__ for message in sent]
     requests = [name for name in names if name.endswith("Call")]
-    assert requests == ["RemoteCall" if way == "remote" else "Call"]
+    assert requests == ["RemoteCall" if kind == "remote" else "Call"]
     assert [name for name in names if name.startswith("Child")] == []
 
 
 @WAYS
-def test_methods_of_a_value_that_a_program_owns(cluster, way):
-    assert call(RRef(Counter(1)), way, "add", 1) == 2
+def test_methods_of_a_value_that_a_program_owns(cluster, kind):
+    assert call(RRef(Counter(1)), kind, "add", 1) == 2
 
 
 @WAYS
-def test_async_execution_methods_give_what_their_future_holds(cluster, way):
+def test_async_execution_methods_give_what_their_future_holds(cluster, kind):
     rref = remote(cluster[1], Counter, 7)
-    assert call(rref, way, "later", 1) == 8
+    assert call(rref, kind, "later", 1) == 8
 
 
 @WAYS
-def test_async_execution_methods_must_return_a_future(cluster, way):
+def test_async_execution_methods_must_return_a_future(cluster, kind):
     rref = remote(cluster[1], Counter, 7)
     with pytest.raises(RuntimeError, match="must return a torch.futures.Future object,"):
-        call(rref, way, "never_later")
+        call(rref, kind, "never_later")
 
 
 @WAYS
-def test_exceptions_keep_their_type(cluster, way):
+def test_exceptions_keep_their_type(cluster, kind):
     rref = remote(cluster[1], Counter, 7)
     with pytest.raises(LookupError, match="no luck"):
-        call(rref, way, "fail")
+        call(rref, kind, "fail")
 
 
 def test_a_missing_name_is_an_attribute_error_where_each_way_tells_it(cluster):
@@ -102,13 +102,13 @@ def test_a_missing_name_is_an_attribute_error_where_each_way_tells_it(cluster):
 
 
 @WAYS
-def test_what_is_no_method_is_named_with_advice(cluster, way):
+def test_what_is_no_method_is_named_with_advice(cluster, kind):
     rref = remote(cluster[1], Counter, 7)
     with pytest.raises(
         TypeError,
         match=r"'str' object is not callable: 'kind' of Counter .*\.local_value\(\)\.kind",
     ) as caught:
-        call(rref, way, "kind")
+        call(rref, kind, "kind")
     assert "proxy.py" not in str(caught.value.__cause__)
 
 
@@ -126,13 +126,13 @@ def test_a_proxy_can_be_used_again(cluster):
 
 
 @WAYS
-def test_the_timeout_covers_the_making_of_the_value(cluster, way):
+def test_the_timeout_covers_the_making_of_the_value(cluster, kind):
     Gate.close()
     slow = remote(cluster[1], wait_at_gate, Counter(7))
     with pytest.raises(RpcTimeoutError, match="RPC ran for more than"):
-        call(slow, way, "get", timeout=0.05)
+        call(slow, kind, "get", timeout=0.05)
     Gate.open()
-    assert call(slow, way, "get") == 7
+    assert call(slow, kind, "get") == 7
 
 
 def test_the_timeout_covers_the_method(cluster):
@@ -189,10 +189,10 @@ def test_the_first_question_for_the_type_shows_in_a_profile(cluster):
 
 @WAYS
 @OWNERS
-def test_an_argument_that_cannot_be_sent_is_named_as_the_user_wrote_it(cluster, way, owner):
+def test_an_argument_that_cannot_be_sent_is_named_as_the_user_wrote_it(cluster, kind, owner):
     rref = remote(cluster[owner], Counter, 7)
     with pytest.raises(
         SerializationError, match=r"a call of the method add to .* args\[0\] is <unl"
     ):
-        call(rref, way, "add", threading.Lock())
-    assert call(rref, way, "get") == 7
+        call(rref, kind, "add", threading.Lock())
+    assert call(rref, kind, "get") == 7

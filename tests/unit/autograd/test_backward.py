@@ -9,12 +9,12 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from lockstitch.autograd.backward import BackwardPass
-from lockstitch.autograd.conductor import Terms
+from lockstitch.autograd.conductor import PassOptions
 from lockstitch.autograd.context import DistAutogradContext
 from lockstitch.autograd.graph import Entry
 from lockstitch.autograd.listening import Listening
 from lockstitch.autograd.stitch import stitch_receive, stitch_send
-from lockstitch.autograd.termination import Standing
+from lockstitch.autograd.termination import PassStatus
 from lockstitch.errors import DistAutogradError
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.wire.messages import Gradient, Payload
@@ -53,7 +53,7 @@ class Conductor:
     def send(self, worker, message):
         self.clerk.send(worker, message)
 
-    def lose_patience(self):
+    def waited_too_long(self):
         self.waited.set()
 
     def hand_over(self, task):
@@ -82,7 +82,9 @@ class Bench:
         self.sent = clerk.sent
         self.conductor = Conductor(is_distant, clerk)
         self.context = DistAutogradContext(7, None)
-        self.backward = BackwardPass(worker, self.context, Terms(PASS, False, fast), self.conductor)
+        self.backward = BackwardPass(
+            worker, self.context, PassOptions(PASS, False, fast), self.conductor
+        )
 
     def send(self, number, *tensors):
         self.context.add_send(GlobalId(*ME, number), PEER, stitch_send(tensors))
@@ -312,7 +314,7 @@ def test_a_blocking_run_is_freed_by_a_failure():
     shared(bench)
     bench.run(1)
     assert bench.conductor.waited.wait(10)
-    assert bench.backward.standing() == Standing(0, 1, False, (GlobalId(*ME, 2),))
+    assert bench.backward.status() == PassStatus(0, 1, False, (GlobalId(*ME, 2),))
     assert bench.backward.fail(DistAutogradError("elsewhere"))
     for thread in blocking_threads():
         thread.join(10)
@@ -367,7 +369,7 @@ def test_reach_and_standing_tell_of_this_part():
     reach = bench.backward.find_reach()
     assert reach.received == ((GlobalId(*PEER, 5), 0),)
     assert [message.counter for message, _ in reach.sent] == [2, 1]
-    assert bench.backward.standing() == Standing(0, 0, False, ())
+    assert bench.backward.status() == PassStatus(0, 0, False, ())
 
 
 def test_the_walk_of_a_question_takes_the_gradients_along():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstitch.autograd.conductor import PATIENCE_SECONDS, DistantInitiator, Terms
+from lockstitch.autograd.conductor import LONG_WAIT_SECONDS, PassOptions, RemoteInitiator
 from lockstitch.errors import PeerDiedError
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.runtime import remote_errors
@@ -25,11 +25,11 @@ def distant(fast=False, dead=False):
         sent.append((to, message))
 
     worker = SimpleNamespace(name="worker1", agent=SimpleNamespace(send=send))
-    return DistantInitiator(worker, 5, Terms(PASS, False, fast)), sent
+    return RemoteInitiator(worker, 5, PassOptions(PASS, False, fast)), sent
 
 
 def test_a_pass_is_named_by_its_initiator():
-    assert Terms(PASS, False, False).initiator == INITIATOR
+    assert PassOptions(PASS, False, False).initiator == INITIATOR
 
 
 def test_reports_go_to_the_initiator():
@@ -40,15 +40,15 @@ def test_reports_go_to_the_initiator():
 
 def test_a_blocking_run_asks_once_who_takes_part():
     conductor, sent = distant()
-    assert conductor.patience() == PATIENCE_SECONDS
-    conductor.lose_patience()
+    assert conductor.long_wait_seconds() == LONG_WAIT_SECONDS
+    conductor.waited_too_long()
     assert sent == [(INITIATOR, NeedParts(5, PASS))]
-    assert conductor.patience() is None
+    assert conductor.long_wait_seconds() is None
 
 
 def test_a_fast_pass_never_asks():
     conductor, _ = distant(fast=True)
-    assert conductor.patience() is None
+    assert conductor.long_wait_seconds() is None
 
 
 def test_an_exception_crosses_with_its_type():

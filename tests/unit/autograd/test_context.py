@@ -7,7 +7,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from lockstitch.autograd.context import (
     DistAutogradContext,
-    Turnstile,
+    PassGate,
     current_context,
     set_current_context,
 )
@@ -217,17 +217,17 @@ def test_the_current_context_is_that_of_its_home_only():
 
 
 def test_runs_of_one_pass_enter_together_those_of_the_next_later():
-    turnstile, order = Turnstile(), []
-    assert turnstile.enter("one", lambda: None)
-    assert turnstile.enter("one", lambda: None)
-    assert not turnstile.enter("two", lambda: order.append("two"))
-    assert turnstile.leave() == []
-    assert turnstile.is_occupied
-    for task in turnstile.leave():
+    gate, order = PassGate(), []
+    assert gate.enter("one", lambda: None)
+    assert gate.enter("one", lambda: None)
+    assert not gate.enter("two", lambda: order.append("two"))
+    assert gate.leave() == []
+    assert gate.is_occupied
+    for task in gate.leave():
         task()
     assert order == ["two"]
-    assert not turnstile.is_occupied
-    assert turnstile.enter("two", lambda: None)
+    assert not gate.is_occupied
+    assert gate.enter("two", lambda: None)
 
 
 # ---------------------------------------------------------------- passes

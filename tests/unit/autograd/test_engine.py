@@ -18,7 +18,7 @@ from lockstitch.ids import GlobalId
 WAIT_SECONDS = 60
 
 
-class Outlet:
+class GradientSink:
     def __init__(self):
         self.emitted = []
 
@@ -47,8 +47,8 @@ def received(number):
 def prepare(*entries, retain_graph=False):
     (component,) = find_components(list(entries), RECEIVE_NODE)
     context = DistAutogradContext(1, None)
-    outlet = Outlet()
-    return ComponentRun(component, context, retain_graph, outlet), context, outlet
+    sink = GradientSink()
+    return ComponentRun(component, context, retain_graph, sink), context, sink
 
 
 def leaf():
@@ -80,12 +80,12 @@ def test_step_2_a_component_runs_each_node_once_on_the_sum():
 
 def test_step_3_receives_hand_their_gradients_out_during_the_run():
     r = received(9)
-    run, _, outlet = prepare(send(1, r * 4))
+    run, _, sink = prepare(send(1, r * 4))
     run.run({message(1): ONES})
-    ((number, (gradient,)),) = outlet.emitted
+    ((number, (gradient,)),) = sink.emitted
     assert number == 9
     assert gradient.tolist() == [4.0, 4.0]
-    assert r.grad_fn.receive.outlet is None
+    assert r.grad_fn.receive.sink is None
 
 
 def test_step_4_leaf_gradients_go_to_the_context_and_not_to_grad():
@@ -167,7 +167,7 @@ def test_an_error_leaves_no_outlet_behind():
     run, _, _ = prepare(send(1, h))
     with pytest.raises(ValueError, match="own"):
         run.run({message(1): ONES})
-    assert r.grad_fn.receive.outlet is None
+    assert r.grad_fn.receive.sink is None
 
 
 # ---------------------------------------------------------------- blocking
@@ -192,7 +192,7 @@ def test_a_blocking_run_waits_inside_for_what_is_missing():
     h = x * 2
     y = h * received(9)
     entry = send(1, h)
-    run, context, outlet = prepare(roots(y), entry)
+    run, context, sink = prepare(roots(y), entry)
     arrivals = Arrivals(s1=(torch.full((2,), 10.0),))
     thread = threading.Thread(
         target=run.run_blocking, args=({None: ONES}, [(entry, [0])], arrivals.wait)
@@ -200,7 +200,7 @@ def test_a_blocking_run_waits_inside_for_what_is_missing():
     thread.start()
     arrivals.there.set()
     thread.join(WAIT_SECONDS)
-    assert [number for number, _ in outlet.emitted] == [9]
+    assert [number for number, _ in sink.emitted] == [9]
     assert context.gradients[x].tolist() == [22.0, 22.0]
 
 
@@ -213,11 +213,11 @@ def test_everything_else_runs_before_a_wait_even_nodes_of_a_fresh_thread():
     thread.start()
     thread.join()
     entry = send(3, h)
-    run, _, outlet = prepare(roots(made[0]), entry)
+    run, _, sink = prepare(roots(made[0]), entry)
     arrivals = Arrivals(s3=ONES)
 
     def wait(entry):
-        assert [number for number, _ in outlet.emitted] == [9]
+        assert [number for number, _ in sink.emitted] == [9]
         arrivals.there.set()
         return arrivals.wait(entry)
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from lockstitch.autograd.conductor import Terms
+from lockstitch.autograd.conductor import PassOptions
 from lockstitch.autograd.context import DistAutogradContext
 from lockstitch.autograd.discovery import Reach
 from lockstitch.autograd.graph import Entry
 from lockstitch.autograd.initiator import Initiator
 from lockstitch.autograd.stitch import stitch_receive
-from lockstitch.autograd.termination import Standing
+from lockstitch.autograd.termination import PassStatus
 from lockstitch.errors import DistAutogradError, PeerDiedError
 from lockstitch.ids import GlobalId, WorkerId
-from lockstitch.wire.messages import Abort, AskReach, AskStanding, Gradient, Parts
+from lockstitch.wire.messages import Abort, AskPassStatus, AskReach, Gradient, Parts
 from tests.unit.autograd.post_office import Clerk
 
 ME, PEER, THIRD = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
@@ -39,8 +39,8 @@ class Played:
         for worker in workers:
             self.context.involve(worker, ME)
         worker = SimpleNamespace(id=ME, name="worker0", agent=clerk, active=clerk.blocked)
-        self.terms = Terms(GlobalId(*ME, 3), False, fast)
-        self.initiator = Initiator(worker, self.context, self.terms)
+        self.options = PassOptions(GlobalId(*ME, 3), False, fast)
+        self.initiator = Initiator(worker, self.context, self.options)
         self.leaf = torch.ones((), requires_grad=True)
         self.error = None
         self.thread = threading.Thread(target=self._run)
@@ -206,18 +206,18 @@ def test_the_callers_thread_asks_when_nothing_comes_in():
 def test_a_fast_pass_that_stands_still_names_what_is_missing():
     played = Played(fast=True).start()
     for wave in (1, 2):
-        asked = played.wait_for(AskStanding, 2 * wave)
+        asked = played.wait_for(AskPassStatus, 2 * wave)
         number = asked[-1].wave
-        played.initiator.take_standing(number, ME, Standing(1, 0, False, ()))
-        played.initiator.take_standing(number, PEER, Standing(0, 1, False, (GlobalId(1, 0, 8),)))
+        played.initiator.take_status(number, ME, PassStatus(1, 0, False, ()))
+        played.initiator.take_status(number, PEER, PassStatus(0, 1, False, (GlobalId(1, 0, 8),)))
     error = played.end()
     assert "no gradient can come for these stitches: number 8 of rank 1" in str(error)
 
 
 def test_a_fast_pass_that_is_slow_goes_on():
     played = Played(fast=True).start()
-    asked = played.wait_for(AskStanding, 2)
-    played.initiator.take_standing(asked[0].wave, PEER, Standing(0, 1, True, ()))
+    asked = played.wait_for(AskPassStatus, 2)
+    played.initiator.take_status(asked[0].wave, PEER, PassStatus(0, 1, True, ()))
     played.initiator.report((), (FIVE,))
     assert played.end() is None
 
@@ -225,6 +225,6 @@ def test_a_fast_pass_that_is_slow_goes_on():
 @pytest.mark.parametrize("fast", [True, False])
 def test_patience_is_of_another_kind_in_each_mode(fast):
     initiator = Played(fast).initiator
-    before = initiator.patience()
-    initiator.lose_patience()
-    assert initiator.patience() == (2 * before if fast else None)
+    before = initiator.long_wait_seconds()
+    initiator.waited_too_long()
+    assert initiator.long_wait_seconds() == (2 * before if fast else None)

@@ -35,7 +35,7 @@ class Way:
         self.done.append("close")
 
 
-class Post:
+class Messaging:
     def __init__(self):
         self.ways = {ONE: Way(), OTHER: Way(), DEAF: None}
         self.asked = []
@@ -53,35 +53,35 @@ class Post:
 
 
 @pytest.fixture
-def post():
-    return Post()
+def messaging():
+    return Messaging()
 
 
-def test_it_begins_once_with_each_worker_that_can_answer_so(post):
-    listening = Listening(post)
+def test_it_begins_once_with_each_worker_that_can_answer_so(messaging):
+    listening = Listening(messaging)
     assert listening.begin(ONE)
     assert listening.begin(ONE)
     assert not listening.begin(DEAF)
-    assert post.asked == [ONE, DEAF]
+    assert messaging.asked == [ONE, DEAF]
 
 
-def test_with_one_worker_the_thread_reads(post):
-    listening = Listening(post)
+def test_with_one_worker_the_thread_reads(messaging):
+    listening = Listening(messaging)
     listening.begin(DEAF)
     listening.begin(ONE)
     assert listening.sleep(Sleeper(), None)
-    assert post.ways[ONE].done == ["wait"]
+    assert messaging.ways[ONE].done == ["wait"]
 
 
-def test_with_a_time_limit_it_reads_briefly_and_lets_the_pool_go_on(post):
-    listening = Listening(post)
+def test_with_a_time_limit_it_reads_briefly_and_lets_the_pool_go_on(messaging):
+    listening = Listening(messaging)
     listening.begin(ONE)
     assert not listening.sleep(Sleeper(), 0.001)
-    assert post.ways[ONE].done == ["spin_wait", "attend"]
+    assert messaging.ways[ONE].done == ["spin_wait", "attend"]
 
 
-def test_with_several_workers_the_pool_reads_and_wakes_it(post):
-    listening = Listening(post)
+def test_with_several_workers_the_pool_reads_and_wakes_it(messaging):
+    listening = Listening(messaging)
     listening.begin(ONE)
     listening.begin(OTHER)
     sleeper = Sleeper()
@@ -89,40 +89,40 @@ def test_with_several_workers_the_pool_reads_and_wakes_it(post):
     wait_until(lambda: sleeper.locks)
     sleeper.finish(None, None)
     assert waiting.result()
-    assert post.ways[ONE].done == post.ways[OTHER].done == ["attend"]
+    assert messaging.ways[ONE].done == messaging.ways[OTHER].done == ["attend"]
 
 
-def test_with_nobody_it_sleeps(post):
-    listening = Listening(post)
+def test_with_nobody_it_sleeps(messaging):
+    listening = Listening(messaging)
     assert not listening.sleep(Sleeper(), 0.001)
     sleeper = Sleeper()
     sleeper.finish(None, None)
     assert listening.sleep(sleeper, None)
 
 
-def test_the_loss_of_the_only_worker_is_raised(post):
-    listening = Listening(post)
+def test_the_loss_of_the_only_worker_is_raised(messaging):
+    listening = Listening(messaging)
     listening.begin(ONE)
-    post.ways[ONE].waiting = lambda sleeper: sleeper.finish(None, PeerDiedError("worker1"))
+    messaging.ways[ONE].waiting = lambda sleeper: sleeper.finish(None, PeerDiedError("worker1"))
     with pytest.raises(PeerDiedError):
         listening.sleep(Sleeper(), None)
 
 
-def test_after_a_pass_nobody_listens_any_more(post):
-    listening = Listening(post)
+def test_after_a_pass_nobody_listens_any_more(messaging):
+    listening = Listening(messaging)
     listening.begin(ONE)
     listening.end(failed=False)
-    assert post.ways[ONE].done == ["close"]
+    assert messaging.ways[ONE].done == ["close"]
     assert not listening.begin(OTHER)
-    assert post.ways[OTHER].done == ["close"]
+    assert messaging.ways[OTHER].done == ["close"]
 
 
-def test_after_a_failure_what_is_still_on_its_way_is_read_for_a_while(post):
-    listening = Listening(post)
+def test_after_a_failure_what_is_still_on_its_way_is_read_for_a_while(messaging):
+    listening = Listening(messaging)
     listening.begin(ONE)
     listening.end(failed=True)
-    assert post.ways[ONE].done == ["attend"]
-    ((seconds, task),) = post.later
+    assert messaging.ways[ONE].done == ["attend"]
+    ((seconds, task),) = messaging.later
     assert seconds > 1
     task()
-    assert post.ways[ONE].done == ["attend", "close"]
+    assert messaging.ways[ONE].done == ["attend", "close"]

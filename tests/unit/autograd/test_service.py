@@ -161,8 +161,8 @@ def test_messages_of_finished_passes_and_unknown_contexts_are_dropped(office):
                 messages.Reach(identifier, old, (), ()),
                 messages.Parts(identifier, old, False, False, ()),
                 messages.Abort(identifier, old),
-                messages.AskStanding(identifier, old, 1),
-                messages.Standing(identifier, old, 1, 0, 0, False, ()),
+                messages.AskPassStatus(identifier, old, 1),
+                messages.PassStatus(identifier, old, 1, 0, 0, False, ()),
             ):
                 office.deliver(office[0].id, office[1].id, message)
         office.wait_until_quiet()

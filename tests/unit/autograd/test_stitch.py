@@ -25,7 +25,7 @@ from tests.unit.autograd.post_office import PostOffice, context_on, transfer
 MESSAGE = GlobalId(1, 0, 5)
 
 
-class Outlet:
+class GradientSink:
     def __init__(self):
         self.emitted = []
 
@@ -83,10 +83,10 @@ def test_received_tensors_hand_their_gradients_to_the_run():
     assert type(node) is RECEIVE_NODE
     assert received_message(node) == MESSAGE
     assert node.name() == RECV_NAME
-    node.receive.outlet = outlet = Outlet()
+    node.receive.sink = sink = GradientSink()
     edge = torch.autograd.graph.get_gradient_edge((other * 2).sum())
     run_engine([edge], [torch.ones(())], [ANCHOR], False)
-    ((message, gradients),) = outlet.emitted
+    ((message, gradients),) = sink.emitted
     assert message == MESSAGE
     assert gradients[0] is None
     assert gradients[1].tolist() == [2.0, 2.0, 2.0]

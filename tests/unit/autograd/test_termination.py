@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstitch.autograd.termination import Balance, Standing, StandstillDetector, cancel
+from lockstitch.autograd.termination import Balance, PassStatus, StandstillDetector, cancel
 from lockstitch.ids import GlobalId, WorkerId
 
 A, B = WorkerId(0, 0), WorkerId(1, 0)
@@ -54,52 +54,52 @@ def test_a_balance_is_zero_only_when_every_report_of_a_tree_has_come(data):
         assert (roots_ran and balance.is_zero) == is_last
 
 
-def ask(detector, standings):
-    wave = detector.begin(standings)
+def ask(detector, statuses):
+    wave = detector.begin(statuses)
     stuck = ()
-    for worker, standing in standings.items():
-        stuck = detector.answer(wave, worker, standing)
+    for worker, status in statuses.items():
+        stuck = detector.answer(wave, worker, status)
     return stuck
 
 
 def test_two_equal_quiet_waves_are_a_standstill():
     watch = StandstillDetector()
-    standings = {A: Standing(2, 1, False, (stitch(5),)), B: Standing(1, 2, False, ())}
-    assert ask(watch, standings) == ()
-    assert ask(watch, standings) == (stitch(5),)
+    statuses = {A: PassStatus(2, 1, False, (stitch(5),)), B: PassStatus(1, 2, False, ())}
+    assert ask(watch, statuses) == ()
+    assert ask(watch, statuses) == (stitch(5),)
 
 
 def test_somebody_active_is_no_standstill():
     watch = StandstillDetector()
-    standings = {A: Standing(1, 1, True, (stitch(5),))}
-    assert ask(watch, standings) == ()
-    assert ask(watch, standings) == ()
+    statuses = {A: PassStatus(1, 1, True, (stitch(5),))}
+    assert ask(watch, statuses) == ()
+    assert ask(watch, statuses) == ()
 
 
 def test_a_gradient_on_its_way_is_no_standstill():
     watch = StandstillDetector()
-    standings = {A: Standing(2, 1, False, (stitch(5),))}
-    assert ask(watch, standings) == ()
-    assert ask(watch, standings) == ()
+    statuses = {A: PassStatus(2, 1, False, (stitch(5),))}
+    assert ask(watch, statuses) == ()
+    assert ask(watch, statuses) == ()
 
 
 def test_progress_between_the_waves_is_no_standstill():
     watch = StandstillDetector()
-    assert ask(watch, {A: Standing(1, 1, False, (stitch(5),))}) == ()
-    assert ask(watch, {A: Standing(2, 2, False, (stitch(5),))}) == ()
-    assert ask(watch, {A: Standing(2, 2, False, (stitch(5),))}) == (stitch(5),)
+    assert ask(watch, {A: PassStatus(1, 1, False, (stitch(5),))}) == ()
+    assert ask(watch, {A: PassStatus(2, 2, False, (stitch(5),))}) == ()
+    assert ask(watch, {A: PassStatus(2, 2, False, (stitch(5),))}) == (stitch(5),)
 
 
 def test_a_worker_that_joins_between_the_waves_is_no_standstill():
     watch = StandstillDetector()
-    quiet = Standing(0, 0, False, (stitch(5),))
+    quiet = PassStatus(0, 0, False, (stitch(5),))
     assert ask(watch, {A: quiet}) == ()
-    assert ask(watch, {A: quiet, B: Standing(0, 0, False, ())}) == ()
+    assert ask(watch, {A: quiet, B: PassStatus(0, 0, False, ())}) == ()
 
 
 def test_answers_to_an_earlier_wave_are_dropped():
     watch = StandstillDetector()
-    quiet = Standing(0, 0, False, (stitch(5),))
+    quiet = PassStatus(0, 0, False, (stitch(5),))
     first = watch.begin([A])
     second = watch.begin([A])
     assert watch.answer(first, A, quiet) == ()

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from lockstitch.collectives.mappings import (
-    Detour,
-    Memory,
+    OperationOnCopies,
+    Sharing,
     declare_private,
     found_in,
     is_ours,
-    memory_of,
-    needs_detour,
+    must_be_copied,
+    sharing_of,
 )
 from lockstitch.collectives.requests import SUM, Kind, Request
 
@@ -36,15 +36,15 @@ MAPS = [
 @pytest.mark.parametrize(
     ("begin", "end", "memory"),
     [
-        (0x20000, 0x30000, Memory.PRIVATE),
-        (0x2FFFF, 0x30001, Memory.SHARED),
-        (0x30000, 0x30001, Memory.SHARED),
-        (0x3FFF0, 0x40010, Memory.READ_ONLY),
-        (0x1FFFF, 0x20001, Memory.READ_ONLY),
-        (0x90000, 0x90001, Memory.PRIVATE),
+        (0x20000, 0x30000, Sharing.PRIVATE),
+        (0x2FFFF, 0x30001, Sharing.SHARED),
+        (0x30000, 0x30001, Sharing.SHARED),
+        (0x3FFF0, 0x40010, Sharing.READ_ONLY),
+        (0x1FFFF, 0x20001, Sharing.READ_ONLY),
+        (0x90000, 0x90001, Sharing.PRIVATE),
     ],
 )
-def test_all_that_a_tensor_touches_counts(begin: int, end: int, memory: Memory) -> None:
+def test_all_that_a_tensor_touches_counts(begin: int, end: int, memory: Sharing) -> None:
     assert found_in(MAPS, begin, end) is memory
 
 
@@ -63,16 +63,16 @@ def of_file(path: Path, mode: str) -> torch.Tensor:
 def test_kinds_of_memory(tmp_path: Path) -> None:
     path = tmp_path / "pages"
     shared = torch.ones(COUNT).share_memory_()
-    assert memory_of(torch.ones(COUNT)) is Memory.PRIVATE
-    assert memory_of(torch.from_numpy(np.ones(COUNT))) is Memory.PRIVATE
-    assert memory_of(of_file(path, "c")) is Memory.PRIVATE
-    assert memory_of(of_file(path, "r+")[5:9]) is Memory.SHARED
-    assert memory_of(of_file(path, "r")) is Memory.READ_ONLY
-    assert memory_of(shared) is Memory.SHARED
-    assert memory_of(torch.from_file(str(path), shared=True, size=COUNT)) is Memory.SHARED
+    assert sharing_of(torch.ones(COUNT)) is Sharing.PRIVATE
+    assert sharing_of(torch.from_numpy(np.ones(COUNT))) is Sharing.PRIVATE
+    assert sharing_of(of_file(path, "c")) is Sharing.PRIVATE
+    assert sharing_of(of_file(path, "r+")[5:9]) is Sharing.SHARED
+    assert sharing_of(of_file(path, "r")) is Sharing.READ_ONLY
+    assert sharing_of(shared) is Sharing.SHARED
+    assert sharing_of(torch.from_file(str(path), shared=True, size=COUNT)) is Sharing.SHARED
     with mmap.mmap(-1, 4 * COUNT) as pages:
         tensor = of_map(pages)
-        assert memory_of(tensor) is Memory.SHARED
+        assert sharing_of(tensor) is Sharing.SHARED
         del tensor
     assert [is_ours(each) for each in (torch.ones(2), shared, torch.from_numpy(np.ones(2)))] == [
         True,
@@ -87,39 +87,39 @@ def test_declared_memory_stays_what_it_was_declared_for_all_views() -> None:
     declare_private(tensor)
     view = tensor[7:9].view(1, 2)
     del tensor
-    assert memory_of(view) is Memory.PRIVATE
-    assert not needs_detour(Request(Kind.ALLREDUCE, "x", (view,), (view,), SUM))
+    assert sharing_of(view) is Sharing.PRIVATE
+    assert not must_be_copied(Request(Kind.ALLREDUCE, "x", (view,), (view,), SUM))
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_memory_that_cannot_be_written_is_refused_as_an_output_only(tmp_path: Path) -> None:
     tensor = of_file(tmp_path / "pages", "r")
-    assert needs_detour(Request(Kind.ALLREDUCE, "x", (tensor,), None, SUM))
+    assert must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor,), None, SUM))
     with pytest.raises(
         ValueError, match="'x': its result cannot be written in place, .* read-only"
     ):
-        needs_detour(Request(Kind.ALLREDUCE, "x", (tensor,), (tensor,), SUM))
+        must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor,), (tensor,), SUM))
     with pytest.raises(ValueError, match="nameless broadcast"):
-        needs_detour(Request(Kind.BROADCAST, "", (tensor,), (tensor,), root=0))
+        must_be_copied(Request(Kind.BROADCAST, "", (tensor,), (tensor,), root=0))
 
 
 def test_detour_works_on_copies_and_writes_the_result_once() -> None:
     tensor = torch.ones(2, 3).share_memory_()
-    detour = Detour(Request(Kind.ALLREDUCE, "x", (tensor,), (tensor,), SUM), 0)
-    (mine,) = detour.request.tensors
-    assert detour.request.outputs == (mine,)
+    on_copies = OperationOnCopies(Request(Kind.ALLREDUCE, "x", (tensor,), (tensor,), SUM), 0)
+    (mine,) = on_copies.request.tensors
+    assert on_copies.request.outputs == (mine,)
     assert not mine.is_shared()
     mine += 1
     assert tensor.sum() == 6
-    assert detour(mine) is tensor
+    assert on_copies(mine) is tensor
     assert tensor.sum() == 12
     tensor.zero_()
-    assert detour(mine) is tensor
+    assert on_copies(mine) is tensor
     assert tensor.sum() == 0
 
 
 def test_memory_of_torch_needs_no_detour() -> None:
     tensor = torch.ones(2, 3)
-    assert not needs_detour(Request(Kind.ALLREDUCE, "x", (tensor,), (tensor,), SUM))
-    assert not needs_detour(Request(Kind.ALLREDUCE, "x", (tensor.to_sparse(),), None, SUM))
+    assert not must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor,), (tensor,), SUM))
+    assert not must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor.to_sparse(),), None, SUM))
     assert os.path.exists("/proc/self/maps")

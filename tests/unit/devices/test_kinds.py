@@ -1,4 +1,4 @@
-"""Devices, as far as they can be told apart without one; `tests/gpu` has the rest."""
+"""DeviceRoutes, as far as they can be told apart without one; `tests/gpu` has the rest."""
 
 from __future__ import annotations
 

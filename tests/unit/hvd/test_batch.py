@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from lockstitch.hvd.batch import first_node, meeting_place
-from lockstitch.hvd.environment import Place
+from lockstitch.hvd.environment import LauncherSettings
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -24,26 +24,26 @@ SLURM = {
 
 
 def test_ranks_of_mpi_on_one_host_meet_there():
-    place = Place.read(OPEN_MPI)
-    assert (place.rank, place.size) == (1, 4)
-    assert place.store.startswith("tcp://127.0.0.1:2")
-    assert Place.read({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"}).store == place.store
-    another = Place.read({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-host-1235@1"})
-    assert another.store != place.store
+    settings = LauncherSettings.read(OPEN_MPI)
+    assert (settings.rank, settings.size) == (1, 4)
+    assert settings.store.startswith("tcp://127.0.0.1:2")
+    assert LauncherSettings.read({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"}).store == settings.store
+    another = LauncherSettings.read({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-host-1235@1"})
+    assert another.store != settings.store
 
 
 def test_ranks_of_mpi_on_several_hosts_must_be_told_where_to_meet():
     spread = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     with pytest.raises(ValueError, match="MASTER_ADDR"):
-        Place.read(spread)
+        LauncherSettings.read(spread)
     told = {**spread, "MASTER_ADDR": "h1", "MASTER_PORT": "29500"}
-    assert Place.read(told).store == "env://"
+    assert LauncherSettings.read(told).store == "env://"
 
 
 def test_ranks_of_mpich_meet_by_the_process_that_started_them():
     def place_of(rank, line):
         told = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PMI_FD": str(line.fileno())}
-        return Place.read({**told, "PMI_RANK": str(rank)})
+        return LauncherSettings.read({**told, "PMI_RANK": str(rank)})
 
     with contextlib.ExitStack() as open_sockets:
         lines = [open_sockets.enter_context(end) for _ in range(2) for end in socket.socketpair()]
@@ -59,25 +59,25 @@ def test_ranks_of_mpich_meet_by_the_process_that_started_them():
 def test_ranks_of_mpich_without_that_must_be_told_where_to_meet(line):
     told = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PMI_FD": line}
     with pytest.raises(ValueError, match="MASTER_ADDR"):
-        Place.read(told)
+        LauncherSettings.read(told)
 
 
 def test_processes_of_a_step_of_slurm_meet_on_its_first_node():
-    place = Place.read(SLURM)
-    assert (place.rank, place.size) == (5, 8)
-    assert place.store.startswith("tcp://gpu07:")
+    settings = LauncherSettings.read(SLURM)
+    assert (settings.rank, settings.size) == (5, 8)
+    assert settings.store.startswith("tcp://gpu07:")
     assert meeting_place(SLURM) != meeting_place({**SLURM, "SLURM_STEP_ID": "1"})
 
 
 def test_the_batch_script_itself_is_no_rank():
     script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "4711"}
-    place = Place.read(script)
-    assert (place.rank, place.size) == (0, 1)
+    settings = LauncherSettings.read(script)
+    assert (settings.rank, settings.size) == (0, 1)
 
 
 def test_a_launcher_within_the_step_comes_first():
-    place = Place.read({**SLURM, "RANK": "0", "WORLD_SIZE": "1"})
-    assert (place.rank, place.size) == (0, 1)
+    settings = LauncherSettings.read({**SLURM, "RANK": "0", "WORLD_SIZE": "1"})
+    assert (settings.rank, settings.size) == (0, 1)
 
 
 @pytest.mark.parametrize(

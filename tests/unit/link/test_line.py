@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from lockstitch import __version__
 from lockstitch.errors import HandshakeError, RemoteProtocolError
 from lockstitch.link import greetings
+from lockstitch.link.authentication import MAC_BYTES
 from lockstitch.link.handshake import SessionKeys
 from lockstitch.link.line import Line, call
-from lockstitch.link.seals import SEAL_BYTES
 from lockstitch.testing import ManualClock
 from tests.unit.link.pairs import HERE, OTHER_SECRET, SECRET, THERE, End, guest, pair
 
@@ -49,7 +49,7 @@ def read_to_the_end(line: Line[End], found: list[bytes]) -> None:
 
 def test_records_come_whole_and_in_order_in_both_directions() -> None:
     near, far = lines()
-    assert near.send(b"one") == 4 + 3 + SEAL_BYTES
+    assert near.send(b"one") == 4 + 3 + MAC_BYTES
     near.send(b"x" * MOST)
     far.send(b"back")
     assert everything(far) == [b"one", b"x" * MOST]
@@ -70,7 +70,7 @@ def test_records_come_whole_however_the_bytes_are_cut(records: list[bytes], size
 
 
 @settings(max_examples=200)
-@given(st.integers(0, 2), st.integers(0, 8 * (4 + 5 + SEAL_BYTES) - 1))
+@given(st.integers(0, 2), st.integers(0, 8 * (4 + 5 + MAC_BYTES) - 1))
 def test_any_flipped_bit_ends_the_line_before_the_record_is_read(which: int, bit: int) -> None:
     near, far = lines()
     for number in range(3):
@@ -92,8 +92,8 @@ def test_any_flipped_bit_ends_the_line_before_the_record_is_read(which: int, bit
         lambda first, second, _back: [second],
         lambda first, second, _back: [second, first],
         lambda first, second, back: [back],
-        lambda first, second, _back: [first[:-SEAL_BYTES] + bytes(SEAL_BYTES)],
-        lambda first, second, _back: [first[:-SEAL_BYTES] + second[-SEAL_BYTES:]],
+        lambda first, second, _back: [first[:-MAC_BYTES] + bytes(MAC_BYTES)],
+        lambda first, second, _back: [first[:-MAC_BYTES] + second[-MAC_BYTES:]],
         lambda first, second, _back: [first[:-1], second],
     ],
     ids=["repeated", "left out", "reordered", "reflected", "no seal", "another's seal", "cut"],

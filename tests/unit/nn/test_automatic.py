@@ -147,7 +147,7 @@ def test_slots_that_cannot_be_made_are_given_up(monkeypatch):
         torch.testing.assert_close(output, module(X))
         output.sum().backward()
     assert auto.is_plain
-    assert auto.teams == []
+    assert auto.pools == []
 
 
 def test_a_copy_begins_anew():
@@ -156,7 +156,7 @@ def test_a_copy_begins_anew():
     other = copy.deepcopy(auto)
     assert other.calibration is not auto.calibration
     assert other.dim == auto.dim
-    assert other.teams == []
+    assert other.pools == []
 
 
 def test_marks_are_taken_off_for_the_plain_module():

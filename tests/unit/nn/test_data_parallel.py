@@ -89,8 +89,8 @@ def test_whoever_overrides_replicate_gets_modules(make, ids):
 
 def test_what_a_slot_elsewhere_has_not_says_where_there_is_more():
     model = DataParallel(nn.Linear(2, 2), ["thread", "thread"])
-    here, seat = model.replicate(model.module, model.device_ids)
+    here, replica = model.replicate(model.module, model.device_ids)
     assert here is model.module
     with pytest.raises(AttributeError, match=r"no 'encode' here.*lockstitch.nn.parallel.replicate"):
-        seat.encode(torch.ones(1, 2))
+        replica.encode(torch.ones(1, 2))
     model.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstitch.ids import GlobalId, WorkerId
-from lockstitch.rref.deaths import GRACE_SECONDS
+from lockstitch.rref.dead_workers import GRACE_SECONDS
 from lockstitch.rref.events import (
     DIRECT,
     Abandoned,

@@ -241,12 +241,12 @@ def test_a_lent_reference_that_comes_after_its_deletion_has_no_value(wire, worke
     user, owner, _ = workers
     rref = create(user, owner)
     payload, _ = pack((rref,), user.pickling, owner.id, kept := [])
-    user.references._keeper.close()  # what is dropped waits for drain
-    user.references._keeper._closed = False
+    user.references._finalizer_queue.close()  # what is dropped waits for drain
+    user.references._finalizer_queue._closed = False
     kept.clear()
     del rref
     user.references.drain()
-    user.references._keeper._closed = True
+    user.references._finalizer_queue._closed = True
     wire.deliver()
     (received,), _ = owner.receive_value(payload, user)
     with pytest.raises(RRefError, match="was deleted before"):
@@ -290,11 +290,11 @@ def test_owner_to_itself_holds_the_value_on_the_way(workers):
 def test_dropped_references_are_deleted_in_one_batch(wire, workers):
     user, owner, _ = workers
     references = [create(user, owner) for _ in range(3)]
-    user.references._keeper.close()  # what is dropped waits for drain
-    user.references._keeper._closed = False
+    user.references._finalizer_queue.close()  # what is dropped waits for drain
+    user.references._finalizer_queue._closed = False
     references.clear()
     user.references.drain()
-    user.references._keeper._closed = True
+    user.references._finalizer_queue._closed = True
     assert wire.deliver().count("ForksDeleted") == 1
     assert owner.references.statistics().owned == 0
 

@@ -402,7 +402,9 @@ def test_no_interrupt_loses_a_byte_or_a_message() -> None:
             decoder.counts.append(count)
             rest = rest[count:]
 
-        with interrupted(number, "lockstitch.wire.decoding", "lockstitch.wire.arrivals") as striker:
+        with interrupted(
+            number, "lockstitch.wire.decoding", "lockstitch.wire.tensor_receiver"
+        ) as striker:
             while len(rest):
                 if not decoder.counts:
                     receive_once()

@@ -480,8 +480,8 @@ def test_type_is_registered_once() -> None:
 
 def test_parameters_of_a_module_are_sealed_and_others_are_not() -> None:
     module, alone = torch.nn.Linear(2, 2), torch.nn.Parameter(torch.ones(2))
-    payload, sealed = pack([module, alone], REGISTRY)
-    assert sealed == {id(module.weight), id(module.bias)}
+    payload, leaf_ids = pack([module, alone], REGISTRY)
+    assert leaf_ids == {id(module.weight), id(module.bias)}
     assert any(item is alone for item in payload.items)
 
 

@@ -127,8 +127,8 @@ def test_a_subclass_is_not_asked_what_it_thinks_of_being_sent() -> None:
 def test_the_parameters_of_a_module_stay_leaves_whatever_their_class() -> None:
     module = torch.nn.Linear(2, 2)
     module.weight = Counting(torch.ones(2, 2))
-    payload, sealed = pack(module, REGISTRY, records=lambda: True)
-    assert {id(item) for item in payload.items} <= sealed
+    payload, leaf_ids = pack(module, REGISTRY, records=lambda: True)
+    assert {id(item) for item in payload.items} <= leaf_ids
     arrived = cross(module)
     assert type(arrived.weight) is Counting
     assert arrived.weight.is_leaf
@@ -176,6 +176,6 @@ def test_what_was_lifted_is_sealed_with_the_instance() -> None:
     session = PickleSession(None, None)
     one, other = torch.ones(1), torch.ones(1)
     session.plain += [(one, other), (other, one)]
-    session.sealed.add(id(one))
-    session.seal_plain()
-    assert id(other) in session.sealed
+    session.leaf_ids.add(id(one))
+    session.keep_plain_leaves()
+    assert id(other) in session.leaf_ids

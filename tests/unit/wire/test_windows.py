@@ -21,7 +21,7 @@ from lockstitch.wire.messages import Reply
 from lockstitch.wire.pickling import pack
 from lockstitch.wire.tensors import DTYPES, INLINE_BYTES
 from lockstitch.wire.unpickling import unpack
-from lockstitch.wire.windows import WindowArrivals
+from lockstitch.wire.windows import WindowTensorReceiver
 from tests.unit.wire.road import REGISTRY
 
 if TYPE_CHECKING:
@@ -229,6 +229,6 @@ def test_unknown_flags_are_refused() -> None:
 
 
 def test_stream_announced_as_large_must_be() -> None:
-    arrivals = WindowArrivals(0, 0, 100, (ctypes.c_char * 100)())
+    receiver = WindowTensorReceiver(0, 0, 100, (ctypes.c_char * 100)())
     with pytest.raises(RemoteProtocolError):
-        arrivals.add_stream(100)
+        receiver.add_stream(100)

@@ -5,11 +5,11 @@ rank 0, hears what every rank submits, and tells all of them what to perform nex
 is ready for it. Operations that are ready together are fused.
 
 - `backend`: one rank's end: submits, and waits
-- `hub`: the table of rank 0, and its orders; no I/O
-- `messages`: what ranks and hub tell each other; no I/O
-- `star`: the connections between them
+- `coordinator`: the table of rank 0, and its orders; no I/O
+- `messages`: what ranks and coordinator tell each other; no I/O
+- `coordinator_link`: the connections between them
 - `beginning`: waiting until all are there
 - `performing`: carrying out orders, one after the other
-- `plane`: the operations of a process group
+- `group_operations`: the operations of a process group
 - `hierarchical`: the same, with the ranks of each host going through shared memory
 """

@@ -54,7 +54,7 @@ from lockstitch.forks import abandon_in_child
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lockstitch.collectives.c10d.plane import Plane
+    from lockstitch.collectives.c10d.group_operations import GroupOperations
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
@@ -67,7 +67,7 @@ _ANSWER_SECONDS = 1.0
 _LOOKS_FOR_ANSWER = 20
 
 
-class Ear(Protocol):
+class CoordinatorLink(Protocol):
     """Where this rank talks to rank 0."""
 
     bytes_sent: int
@@ -78,7 +78,8 @@ class Ear(Protocol):
 
 
 class C10dBackend:
-    """See the module. `connect` makes the end of the star that calls back with what rank 0 says.
+    """See the module. `connect` makes the link to the coordinator that calls back with what rank 0
+    says.
 
     For one process set only (`only_for`) it is one of several routes of a session: its first rank
     stands where rank 0 does otherwise, and joins are decided elsewhere.
@@ -89,10 +90,10 @@ class C10dBackend:
 
     def __init__(  # noqa: PLR0913 - all that it works with
         self,
-        plane: Plane,
+        groups: GroupOperations,
         sets: ProcessSets,
         pending: PendingOperations,
-        connect: Callable[[Callable[[Message], None]], Ear],
+        connect: Callable[[Callable[[Message], None]], CoordinatorLink],
         name: str = "c10d",
         only_for: ProcessSet | None = None,
         *,
@@ -101,13 +102,13 @@ class C10dBackend:
     ) -> None:
         self.name = name
         self._only_for = only_for
-        self._road = None if only_for is None else self
-        self._stream = SideStream(plane.device) if is_gpu(plane.device) else None
+        self._route = None if only_for is None else self
+        self._stream = SideStream(groups.device) if is_gpu(groups.device) else None
         self._side_operations: dict[int, SideStreamOperation] = {}
         self._end: CollectiveError | None = None
         """Why it takes nothing any more, though the session goes on."""
         self._rank = pending.rank
-        self._plane = plane
+        self._groups = groups
         self._sets = sets
         self._pending = pending
         self._told: dict[int, CachedRequest] = {}
@@ -125,7 +126,7 @@ class C10dBackend:
         self._performer = threading.Thread(
             target=self._run, name=f"rank {self._rank} reductions", daemon=True
         )
-        self._ear = connect(self._hear)
+        self._link = connect(self._hear)
         try:
             self._beginning.await_all(start_seconds, has_failed)
             self.open_set(only_for or sets[GLOBAL_SET])
@@ -138,17 +139,17 @@ class C10dBackend:
     def _give_up_start(self, error: BaseException) -> None:
         """Rank 0 tells the others, who wait or have begun."""
         self._is_closed = True
-        self._ear.tell(Fail(str(error) or repr(error)))
-        self._ear.close()
-        self._plane.close()
+        self._link.tell(Fail(str(error) or repr(error)))
+        self._link.close()
+        self._groups.close()
 
     @property
     def takes_devices(self) -> bool:
-        return not is_host(self._plane.device)
+        return not is_host(self._groups.device)
 
     @property
     def negotiation_bytes(self) -> int:
-        return self._ear.bytes_sent
+        return self._link.bytes_sent
 
     # ------------------------------------------------------------ the backend
 
@@ -157,7 +158,7 @@ class C10dBackend:
             self._refuse_child()
         if handle.request.kind is Kind.JOIN:
             self._joining = handle
-            self._ear.tell(Join(time.time_ns()))
+            self._link.tell(Join(time.time_ns()))
             return
         cached = handle.cached
         if self._stream is not None:
@@ -172,13 +173,13 @@ class C10dBackend:
             if self._told.get(cached.number) is not cached:
                 process_set = self._sets[handle.request.process_set]
                 content = cached.description.encode().decode()
-                self._ear.tell(Define(cached.number, process_set.id, process_set.ranks, content))
+                self._link.tell(Define(cached.number, process_set.id, process_set.ranks, content))
                 self._told[cached.number] = cached
-            self._ear.tell(Submit(cached.number))
+            self._link.tell(Submit(cached.number))
 
     def join(self) -> None:
         """This rank has joined, as the session's backend is told; that says, too, when all have."""
-        self._ear.tell(Join(time.time_ns()))
+        self._link.tell(Join(time.time_ns()))
 
     def advance(self) -> None:
         """Nothing: threads of its own do the work."""
@@ -189,13 +190,13 @@ class C10dBackend:
         if self._is_abandoned:
             self._refuse_child()
         while not handle.wait(_LOOK_SECONDS):
-            self._pending.look_for_stalls(self._whom_it_waits_for, self._road, self._give_up)
+            self._pending.look_for_stalls(self._whom_it_waits_for, self._route, self._give_up)
             if gives_up is not None and gives_up():
                 return
 
     def is_wanted(self) -> bool:
         """What rank 0 has answered to the last such question; asks anew."""
-        self._ear.tell(Ask(ANYTHING))
+        self._link.tell(Ask(ANYTHING))
         return bool(self._missing.pop(ANYTHING, ()))
 
     def missing(self, handle: Handle[Any]) -> tuple[int, ...] | None:
@@ -207,7 +208,7 @@ class C10dBackend:
         if self._is_abandoned:
             return []
         self._missing.pop(ANYTHING, None)
-        self._ear.tell(Ask(ANYTHING))
+        self._link.tell(Ask(ANYTHING))
         return [("", ())] if self._answer(lambda: self._missing.pop(ANYTHING, None)) else []
 
     def _answer(self, look: Callable[[], tuple[int, ...] | None]) -> tuple[int, ...] | None:
@@ -219,15 +220,15 @@ class C10dBackend:
         return None
 
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, device=self._plane.device)
+        return torch.empty(tuple(shape), dtype=dtype, device=self._groups.device)
 
     def is_resident(self, tensor: torch.Tensor) -> bool:
-        return tensor.device == self._plane.device
+        return tensor.device == self._groups.device
 
     def open_set(self, process_set: ProcessSet) -> None:
         """All members connect to each other. Where that fails nobody can go on."""
         try:
-            in_thread(lambda: self._plane.open_set(process_set), self._pending)
+            in_thread(lambda: self._groups.open_set(process_set), self._pending)
         except Exception as error:
             # It may have failed since a rank died, of which the news are on their way.
             self._knows_why.wait(_PATIENCE_SECONDS)
@@ -236,24 +237,24 @@ class C10dBackend:
             raise
 
     def close_set(self, process_set: ProcessSet) -> None:
-        self._plane.close_set(process_set)
+        self._groups.close_set(process_set)
 
     def close(self) -> None:
         if self._is_closed or self._is_abandoned:
             return
         self._is_closed = True
         self._knows_why.set()
-        self._ear.close()
+        self._link.close()
         self._orders.put(None)
         # What is being performed is let go on for a moment: other ranks may be in it, too.
         self._performer.join(_PATIENCE_SECONDS)
         if self._performer.is_alive():
-            self._plane.abort()
+            self._groups.abort()
             self._performer.join(_PATIENCE_SECONDS)
         # Gloo waits all the same for a live rank that does not come, and its groups cannot end
         # before it. Then the thread is left to it, with what it holds.
         if not self._performer.is_alive():
-            self._plane.close()
+            self._groups.close()
 
     def abandon(self) -> None:
         """In a forked child, where there are no threads to perform anything."""
@@ -268,7 +269,7 @@ class C10dBackend:
             self._break(RankLostError(lost))
             self._knows_why.set()
             self._beginning.end()
-            self._plane.abort()
+            self._groups.abort()
         elif isinstance(message, Welcome):
             self._beginning.end()
         elif isinstance(message, Missing):
@@ -280,7 +281,7 @@ class C10dBackend:
         """Rank 0 knows; until it has answered nobody does."""
         missing = self._missing.pop(handle.cached.number, None)
         if missing is None:
-            self._ear.tell(Ask(handle.cached.number))
+            self._link.tell(Ask(handle.cached.number))
         return missing
 
     def _break(self, error: BaseException) -> None:
@@ -307,13 +308,13 @@ class C10dBackend:
         broken = CollectiveError(f"an operation failed on rank {self._rank}: {error}")
         broken.__cause__ = error
         self._give_up(broken)
-        self._plane.abort()
+        self._groups.abort()
 
     def _give_up(self, error: BaseException) -> None:
         """The session is over here, and so it is for the others."""
         self._break(error)
         if not self._knows_why.is_set():
-            self._ear.tell(Fail(str(error)))
+            self._link.tell(Fail(str(error)))
 
     def _obey(self, message: Message) -> None:
         if isinstance(message, Order):
@@ -326,16 +327,16 @@ class C10dBackend:
             refusal = Refuse(handle.name, {}, message.objection, message.text)
             self._pending.fail(handle, error_of(refusal))
         elif isinstance(message, Leave):
-            centre = 0 if self._only_for is None else self._only_for.ranks[0]
+            first = 0 if self._only_for is None else self._only_for.ranks[0]
             text = (
-                f"rank {centre}, from which all orders come, shut down (heard by rank {self._rank})"
+                f"rank {first}, from which all orders come, shut down (heard by rank {self._rank})"
             )
-            self._lose_centre(RankLostError(text))
+            self._lose_coordinator(RankLostError(text))
         elif isinstance(message, Joined) and self._joining is not None:
             joining, self._joining = self._joining, None
             self._pending.complete(joining, message.last)
 
-    def _lose_centre(self, error: CollectiveError) -> None:
+    def _lose_coordinator(self, error: CollectiveError) -> None:
         """No orders come any more. Where there are other routes, the session goes on by them."""
         if self._only_for is None:
             self._break(error)
@@ -351,10 +352,10 @@ class C10dBackend:
             self._pending.tell(handle, Step.READY)
         request = handles[0].request
         process_set = self._sets[request.process_set]
-        if is_reducible(handles[0].cached.description, self._plane):
+        if is_reducible(handles[0].cached.description, self._groups):
             requests = [handle.request for handle in handles]
             self._let_begin(handles)
-            results = perform_bucket(requests, self._plane, process_set)
+            results = perform_bucket(requests, self._groups, process_set)
             self._let_end(handles)
             for handle, tensors in zip(handles, results, strict=True):
                 self._pending.complete(handle, value_of(handle.request, tensors))
@@ -370,16 +371,16 @@ class C10dBackend:
         ]
         present = next(each for each in described if each is not None)
         if message.number == -1:
-            if is_reducible(present, self._plane):
-                contribute_nothing(present, self._plane, process_set)
+            if is_reducible(present, self._groups):
+                contribute_nothing(present, self._groups, process_set)
             elif present.shapes:
-                take_part_in_gather(described, self._plane, process_set)
+                take_part_in_gather(described, self._groups, process_set)
             return
         handle = self._under_way.pop(message.number)
         self._pending.tell(handle, Step.READY)
-        if is_reducible(present, self._plane):
+        if is_reducible(present, self._groups):
             self._let_begin([handle])
-            (results,) = perform_bucket([handle.request], self._plane, process_set)
+            (results,) = perform_bucket([handle.request], self._groups, process_set)
             self._let_end([handle])
             self._pending.complete(handle, value_of(handle.request, results))
         else:
@@ -389,7 +390,7 @@ class C10dBackend:
         process_set = self._sets[handle.request.process_set]
         me = process_set.position(self._rank)
         self._let_begin([handle])
-        results = perform(handle.request, described, self._plane, me, process_set)
+        results = perform(handle.request, described, self._groups, me, process_set)
         self._let_end([handle])
         if handle.request.kind is Kind.ALLGATHER:
             handle.rows = rows_gathered(described)

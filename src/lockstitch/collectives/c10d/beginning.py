@@ -27,8 +27,8 @@ _GRACE_SECONDS = 5.0
 class Beginning:
     """One rank's, where the rank `centre` gives the orders."""
 
-    def __init__(self, centre: int, pending: PendingOperations) -> None:
-        self._centre = centre
+    def __init__(self, coordinator_rank: int, pending: PendingOperations) -> None:
+        self._coordinator_rank = coordinator_rank
         self._pending = pending
         self._is_known = threading.Event()
 
@@ -44,10 +44,10 @@ class Beginning:
             failure = has_failed()
             if failure is not None:
                 raise RankLostError(failure)
-            if rank != self._centre and clock.now() >= deadline:
+            if rank != self._coordinator_rank and clock.now() >= deadline:
                 raise CollectiveError(
-                    f"rank {self._centre} did not tell rank {rank} within {seconds:g} s that all "
-                    "ranks have come"
+                    f"rank {self._coordinator_rank} did not tell rank {rank} within "
+                    f"{seconds:g} s that all ranks have come"
                 )
         self._pending.check()
 

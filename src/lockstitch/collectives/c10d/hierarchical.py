@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockstitch.collectives.c10d.plane import GroupPlane
+from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET, ReduceOp, Reduction
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _LEADERS = 1 << 20
 
 
-class HierarchicalPlane(GroupPlane):
-    """A plane whose reductions go through `local`, the session of this host's ranks."""
+class HierarchicalOperations(ProcessGroupOperations):
+    """Group operations whose reductions go through `local`, the session of this host's ranks."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Carrying out one order on a plane: from requests to results.
+"""Carrying out one order by group operations: from requests to results.
 
-Reductions that the plane can do are packed into one vector, reduced, and unpacked. Everything else
-comes down to moving bytes; what is to be computed is then computed by each rank from all parts
-(`collectives.arithmetic`), in the same order, so with the same bits.
+Reductions that the process group can do are packed into one vector, reduced, and unpacked.
+Everything else comes down to moving bytes; what is to be computed is then computed by each rank
+from all parts (`collectives.arithmetic`), in the same order, so with the same bits.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from lockstitch.collectives.requests import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.collectives.c10d.plane import Plane
+    from lockstitch.collectives.c10d.group_operations import GroupOperations
     from lockstitch.collectives.process_sets import ProcessSet
 
 Described = "Sequence[Description | None]"
 
 
 def perform_bucket(
-    requests: Sequence[Request], plane: Plane, process_set: ProcessSet
+    requests: Sequence[Request], groups: GroupOperations, process_set: ProcessSet
 ) -> list[list[torch.Tensor]]:
     """Several allreduces of one dtype and reduction as one; returns the results of each."""
     reduction = requests[0].reduction
     assert reduction is not None
     tensors = [tensor for request in requests for tensor in request.tensors]
     flat = torch.empty(
-        sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=plane.device
+        sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=groups.device
     )
     begin = 0
     for tensor in tensors:
         end = begin + tensor.numel()
         scaled_copy(tensor, reduction.prescale, flat[begin:end].view(tensor.shape))
         begin = end
-    plane.reduce(flat, reduction.op, process_set)
+    groups.reduce(flat, reduction.op, process_set)
     result_scale(reduction, process_set.size).apply_(flat)
     results = [outputs_of(request) for request in requests]
     begin = 0
@@ -63,44 +63,50 @@ def perform_bucket(
     return results
 
 
-def is_reducible(description: Description, plane: Plane) -> bool:
-    """Whether an operation is an allreduce that the plane can do."""
+def is_reducible(description: Description, groups: GroupOperations) -> bool:
+    """Whether an operation is an allreduce that the process group can do."""
     reduction = description.reduction
     return (
         description.kind is Kind.ALLREDUCE
         and reduction is not None
         and reduction.op is not ReduceOp.ADASUM
         and len(set(description.dtypes)) == 1
-        and plane.can_reduce(dtype_named(description.dtypes[0]))
+        and groups.can_reduce(dtype_named(description.dtypes[0]))
     )
 
 
-def contribute_nothing(description: Description, plane: Plane, process_set: ProcessSet) -> None:
+def contribute_nothing(
+    description: Description, groups: GroupOperations, process_set: ProcessSet
+) -> None:
     """The part of a rank that has joined, in an allreduce of the others."""
     assert description.reduction is not None
-    if not is_reducible(description, plane):
+    if not is_reducible(description, groups):
         return
     dtype = dtype_named(description.dtypes[0])
     count = sum(map(element_count, description.shapes))
     neutral = torch.full(
-        (count,), _neutral(description.reduction, dtype), dtype=dtype, device=plane.device
+        (count,), _neutral(description.reduction, dtype), dtype=dtype, device=groups.device
     )
-    plane.reduce(neutral, description.reduction.op, process_set)
+    groups.reduce(neutral, description.reduction.op, process_set)
 
 
 def perform(
-    request: Request, described: Sequence[Description | None], plane: Plane, me: int, of: ProcessSet
+    request: Request,
+    described: Sequence[Description | None],
+    groups: GroupOperations,
+    me: int,
+    of: ProcessSet,
 ) -> list[torch.Tensor]:
     """Any one operation; `described` by position in the set, `me` this rank's position."""
     if request.kind is Kind.BROADCAST:
-        return _broadcast(request, plane, of)
+        return _broadcast(request, groups, of)
     if request.kind is Kind.ALLTOALL:
-        return _alltoall(request, described, plane, me, of)
+        return _alltoall(request, described, groups, me, of)
     if not request.tensors:
         return []
     sizes = [0 if each is None else sum(_byte_counts(each)) for each in described]
     factor = request.reduction.prescale if request.reduction else 1.0
-    gathered = plane.gather(_as_bytes(request.tensors, factor, plane.device), sizes, of)
+    gathered = groups.gather(_as_bytes(request.tensors, factor, groups.device), sizes, of)
     parts = [
         None if each is None else _from_bytes(content, each)
         for content, each in zip(gathered, described, strict=True)
@@ -109,16 +115,16 @@ def perform(
 
 
 def take_part_in_gather(
-    described: Sequence[Description | None], plane: Plane, of: ProcessSet
+    described: Sequence[Description | None], groups: GroupOperations, of: ProcessSet
 ) -> None:
     """The part of a rank that has joined, where the others gather."""
     sizes = [0 if each is None else sum(_byte_counts(each)) for each in described]
-    plane.gather(torch.empty(0, dtype=torch.uint8, device=plane.device), sizes, of)
+    groups.gather(torch.empty(0, dtype=torch.uint8, device=groups.device), sizes, of)
 
 
-def _broadcast(request: Request, plane: Plane, of: ProcessSet) -> list[torch.Tensor]:
-    content = _as_bytes(request.tensors, 1.0, plane.device)
-    plane.broadcast(content, of.position(request.root), of)
+def _broadcast(request: Request, groups: GroupOperations, of: ProcessSet) -> list[torch.Tensor]:
+    content = _as_bytes(request.tensors, 1.0, groups.device)
+    groups.broadcast(content, of.position(request.root), of)
     outputs = outputs_of(request)
     begin = 0
     for out in outputs:
@@ -129,7 +135,11 @@ def _broadcast(request: Request, plane: Plane, of: ProcessSet) -> list[torch.Ten
 
 
 def _alltoall(
-    request: Request, described: Sequence[Description | None], plane: Plane, me: int, of: ProcessSet
+    request: Request,
+    described: Sequence[Description | None],
+    groups: GroupOperations,
+    me: int,
+    of: ProcessSet,
 ) -> list[torch.Tensor]:
     (tensor,) = request.tensors
     row = element_count(tensor.shape[1:])
@@ -137,8 +147,8 @@ def _alltoall(
     splits = [splits_of(each, of.size) for each in present]
     received = [each[me] for each in splits]
     row_bytes = row * tensor.itemsize
-    content = plane.exchange(
-        _as_bytes((tensor,), 1.0, plane.device),
+    content = groups.exchange(
+        _as_bytes((tensor,), 1.0, groups.device),
         [rows * row_bytes for rows in splits[me]],
         [rows * row_bytes for rows in received],
         of,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.errors import CollectiveError
 from lockstitch.folders import Folder
-from lockstitch.hvd.runner.desk import Desk
+from lockstitch.hvd.runner.job_folder import JobFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,9 +78,9 @@ def run(
     """
     words = _words(locals())
     with Folder() as folder:
-        desk = Desk(folder)
-        desk.put_call(func, args, kwargs or {})
-        return _launched(desk, words, executable)
+        job_folder = JobFolder(folder)
+        job_folder.put_call(func, args, kwargs or {})
+        return _launched(job_folder, words, executable)
 
 
 def _words(given: Mapping[str, Any]) -> list[str]:
@@ -102,21 +102,29 @@ def _words(given: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _launched(desk: Desk, options: list[str], executable: str | None) -> list[Any]:
+def _launched(folder: JobFolder, options: list[str], executable: str | None) -> list[Any]:
     environment = dict(os.environ)
     if executable is None:  # what `func` comes from is found as it was here
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     status = subprocess.run(
         [
-            *(sys.executable, "-m", "lockstitch", "run", *options, "--verdict", str(desk.verdict)),
-            *(executable or sys.executable, "-m", "lockstitch.hvd.runner.task", str(desk.folder)),
+            *(
+                sys.executable,
+                "-m",
+                "lockstitch",
+                "run",
+                *options,
+                "--verdict",
+                str(folder.verdict),
+            ),
+            *(executable or sys.executable, "-m", "lockstitch.hvd.runner.task", str(folder.folder)),
         ],
         env=environment,
         check=False,
     ).returncode
     if status == 0:
-        return desk.results(desk.world_size())
-    words, error = desk.failure()
+        return folder.results(folder.world_size())
+    words, error = folder.failure()
     raise CollectiveError(
         "Horovod detected that one or more processes exited with non-zero status: "
         f"the launcher ended with status {status}; {words or 'see what was written to stderr'}"

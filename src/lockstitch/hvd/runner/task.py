@@ -6,8 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from lockstitch.hvd.environment import Place
-from lockstitch.hvd.runner.desk import Desk
+from lockstitch.hvd.environment import LauncherSettings
+from lockstitch.hvd.runner.job_folder import JobFolder
 from lockstitch.hvd.worlds import LAUNCHER
 
 if TYPE_CHECKING:
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 def main(folder: str, environment: Mapping[str, str]) -> None:
-    """Calls the function; what it returns or raises goes to the desk."""
-    desk = Desk(folder)
+    """Calls the function; what it returns or raises goes into the job folder."""
+    job_folder = JobFolder(folder)
     worker = environment.get("LOCKSTITCH_WORKER") or environment.get("RANK") or "0"
     try:
-        func, args, kwargs = desk.call()
+        func, args, kwargs = job_folder.call()
         value = func(*args, **kwargs)
-        desk.put_result(_rank(environment), value)
+        job_folder.put_result(_rank(environment), value)
     except Exception as error:
-        desk.put_error(f"rank{worker}", error)
+        job_folder.put_error(f"rank{worker}", error)
         raise
 
 
 def _rank(environment: Mapping[str, str]) -> int:
     link = LAUNCHER.link()
     if link is None:
-        return Place.read(environment).rank
+        return LauncherSettings.read(environment).rank
     return 0 if link.place is None else link.place.rank
 
 

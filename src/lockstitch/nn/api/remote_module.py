@@ -16,7 +16,7 @@ from torch import nn
 from typing_extensions import Self
 
 from lockstitch.devices.kinds import HOST, is_host
-from lockstitch.nn.parallel.containers import open_container
+from lockstitch.nn.parallel.containers import unpack_container
 from lockstitch.rpc import RRef, get_worker_info, remote, rpc_async, rpc_sync
 from lockstitch.runtime.worker import current_worker, has_current_worker
 from lockstitch.torch_internals.distributed import RemoteDevice
@@ -91,7 +91,7 @@ _remote_forward.as_called = _forward_as_called  # type: ignore[attr-defined]
 def _moved(thing: Any, device: torch.device) -> Any:
     if isinstance(thing, torch.Tensor):
         return thing.to(device)
-    opened = open_container(thing)
+    opened = unpack_container(thing)
     if opened is None:
         return thing
     return opened.rebuild([_moved(child, device) for child in opened.children])

@@ -19,7 +19,7 @@ from lockstitch.torch_internals.modules import CONTAINERS
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Size})
 
 
-class Opened(NamedTuple):
+class Unpacked(NamedTuple):
     """A container taken apart."""
 
     keys: Sequence[str]
@@ -29,23 +29,23 @@ class Opened(NamedTuple):
     """A container of the same type with these children."""
 
 
-def open_container(thing: Any) -> Opened | None:
+def unpack_container(thing: Any) -> Unpacked | None:
     """None for what is no container, and for an empty one."""
     kind = type(thing)
     if kind in PLAIN:
         return None
     if isinstance(thing, MutableMapping):
-        return _open_mapping(thing)
+        return _unpack_mapping(thing)
     if kind in CONTAINERS and kind not in (tuple, list):
-        return _open_registered(thing)
+        return _unpack_registered(thing)
     if isinstance(thing, (tuple, list)):
-        return _open_sequence(thing)
+        return _unpack_sequence(thing)
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return _open_dataclass(thing)
+        return _unpack_dataclass(thing)
     return None
 
 
-def _open_sequence(things: tuple[Any, ...] | list[Any]) -> Opened | None:
+def _unpack_sequence(things: tuple[Any, ...] | list[Any]) -> Unpacked | None:
     kind: Any = type(things)
     if hasattr(things, "_fields") and hasattr(things, "_make"):
         return _if_filled([f".{name}" for name in things._fields], things, kind._make)
@@ -56,8 +56,8 @@ def _open_sequence(things: tuple[Any, ...] | list[Any]) -> Opened | None:
 
 def _if_filled(
     keys: Sequence[str], children: Sequence[Any], rebuild: Callable[[Sequence[Any]], Any]
-) -> Opened | None:
-    return Opened(keys, children, rebuild) if len(children) else None
+) -> Unpacked | None:
+    return Unpacked(keys, children, rebuild) if len(children) else None
 
 
 def _indices(things: Sequence[Any]) -> list[str]:
@@ -71,7 +71,7 @@ def _list_like(original: list[Any], values: Sequence[Any]) -> list[Any]:
     return new
 
 
-def _open_mapping(mapping: MutableMapping[Any, Any]) -> Opened | None:
+def _unpack_mapping(mapping: MutableMapping[Any, Any]) -> Unpacked | None:
     keys = list(mapping)
 
     def rebuild(values: Sequence[Any]) -> Any:
@@ -85,7 +85,7 @@ def _open_mapping(mapping: MutableMapping[Any, Any]) -> Opened | None:
     return _if_filled([f"[{key!r}]" for key in keys], list(mapping.values()), rebuild)
 
 
-def _open_registered(thing: Any) -> Opened | None:
+def _unpack_registered(thing: Any) -> Unpacked | None:
     node = CONTAINERS[type(thing)]
     children, context = node.flatten_fn(thing)
     names = [f"[{i}]" for i in range(len(children))]
@@ -95,7 +95,7 @@ def _open_registered(thing: Any) -> Opened | None:
     return _if_filled(names, children, lambda values: node.unflatten_fn(list(values), context))
 
 
-def _open_dataclass(thing: Any) -> Opened | None:
+def _unpack_dataclass(thing: Any) -> Unpacked | None:
     """A copy is made without the constructor: it may have required what no field keeps."""
     fields = [field.name for field in dataclasses.fields(thing) if hasattr(thing, field.name)]
 

@@ -16,7 +16,7 @@ import torch
 
 from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn.parallel._functions import Broadcast, Gather, Scatter
-from lockstitch.nn.parallel.containers import open_container
+from lockstitch.nn.parallel.containers import unpack_container
 from lockstitch.nn.parallel.places import Place, device_of, devices_of
 
 __all__ = ["scatter", "scatter_kwargs", "gather", "Replicate", "Shard"]
@@ -134,8 +134,8 @@ def _cut_tensors(thing: Any, dim: int, path: str) -> Iterator[tuple[str, torch.T
         yield path, thing, dim
     elif isinstance(thing, Shard):
         yield from _cut_tensors(thing.value, thing.dim, path)
-    elif not isinstance(thing, Replicate) and (opened := open_container(thing)) is not None:
-        for key, child in zip(opened.keys, opened.children, strict=True):
+    elif not isinstance(thing, Replicate) and (unpacked := unpack_container(thing)) is not None:
+        for key, child in zip(unpacked.keys, unpacked.children, strict=True):
             # What `scatter_kwargs` makes of a call is named as the program names it.
             name = {"[0]": "args", "[1]": "kwargs"}[key] if not path else path + key
             yield from _cut_tensors(child, dim, name)
@@ -164,17 +164,17 @@ def _copies(thing: Any, devices: Sequence[torch.device]) -> list[Any]:
 
 
 def _for_each_device(thing: Any, devices: Sequence[torch.device], distribute: Any) -> list[Any]:
-    opened = open_container(thing)
-    if opened is None:
+    unpacked = unpack_container(thing)
+    if unpacked is None:
         return [thing] * len(devices)
-    columns = [distribute(child) for child in opened.children]
+    columns = [distribute(child) for child in unpacked.children]
     if not isinstance(thing, (list, dict)) and all(
         value is child
-        for column, child in zip(columns, opened.children, strict=True)
+        for column, child in zip(columns, unpacked.children, strict=True)
         for value in column
     ):
         return [thing] * len(devices)  # nothing within was cut: an object keeps its identity
-    return [opened.rebuild([column[i] for column in columns]) for i in range(len(devices))]
+    return [unpacked.rebuild([column[i] for column in columns]) for i in range(len(devices))]
 
 
 def _join(outputs: list[Any], device: Place, dim: int, path: str) -> Any:
@@ -185,21 +185,21 @@ def _join(outputs: list[Any], device: Place, dim: int, path: str) -> Any:
         return Gather.apply(device, dim, *outputs)
     if isinstance(out, Mapping):
         return _join_mappings(outputs, device, dim, path)
-    opened = open_container(out)
-    if opened is None:
+    unpacked = unpack_container(out)
+    if unpacked is None:
         return _same_in_all(outputs, device, dim, path)
-    columns = [opened.children]
+    columns = [unpacked.children]
     for i, other in enumerate(outputs[1:], start=1):
-        columns.append(getattr(open_container(other), "children", ()))
-        if not _are_of_one_type(out, other) or len(columns[-1]) != len(opened.keys):
+        columns.append(getattr(unpack_container(other), "children", ()))
+        if not _are_of_one_type(out, other) or len(columns[-1]) != len(unpacked.keys):
             raise ValueError(
-                f"{path} is a {type(out).__name__} of {len(opened.keys)} in slot 0 and a "
+                f"{path} is a {type(out).__name__} of {len(unpacked.keys)} in slot 0 and a "
                 f"{type(other).__name__} of {len(columns[-1])} in slot {i}: they cannot be gathered"
             )
-    return opened.rebuild(
+    return unpacked.rebuild(
         [
             _join(list(column), device, dim, path + key)
-            for key, *column in zip(opened.keys, *columns, strict=True)
+            for key, *column in zip(unpacked.keys, *columns, strict=True)
         ]
     )
 
@@ -228,8 +228,8 @@ def _join_mappings(outputs: list[Any], device: Place, dim: int, path: str) -> An
     values = [
         _join([other[key] for other in outputs], device, dim, f"{path}[{key!r}]") for key in out
     ]
-    opened = open_container(out)
-    return out if opened is None else opened.rebuild(values)
+    unpacked = unpack_container(out)
+    return out if unpacked is None else unpacked.rebuild(values)
 
 
 def _same_in_all(outputs: list[Any], device: Place, dim: int, path: str) -> Any:

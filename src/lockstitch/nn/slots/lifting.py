@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from lockstitch.nn.parallel.containers import open_container
+from lockstitch.nn.parallel.containers import unpack_container
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,16 +55,16 @@ def _lift(value: Any, tensors: list[torch.Tensor], numbers: dict[int, int]) -> A
         return tuple([_lift(each, tensors, numbers) for each in value])
     if kind is dict:
         return {key: _lift(each, tensors, numbers) for key, each in value.items()}
-    opened = open_container(value)
-    if opened is None:
+    unpacked = unpack_container(value)
+    if unpacked is None:
         return value
     before = len(tensors), len(numbers)
-    children = [_lift(child, tensors, numbers) for child in opened.children]
+    children = [_lift(child, tensors, numbers) for child in unpacked.children]
     if before == (len(tensors), len(numbers)) and all(
-        new is old for new, old in zip(children, opened.children, strict=True)
+        new is old for new, old in zip(children, unpacked.children, strict=True)
     ):
         return value  # nothing within: an object keeps its identity
-    return opened.rebuild(children)
+    return unpacked.rebuild(children)
 
 
 def fill(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -76,10 +76,10 @@ def fill(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return tuple([fill(each, tensors) for each in skeleton])
     if kind is dict:
         return {key: fill(each, tensors) for key, each in skeleton.items()}
-    opened = open_container(skeleton)
-    if opened is None:
+    unpacked = unpack_container(skeleton)
+    if unpacked is None:
         return skeleton
-    children = [fill(child, tensors) for child in opened.children]
-    if all(new is old for new, old in zip(children, opened.children, strict=True)):
+    children = [fill(child, tensors) for child in unpacked.children]
+    if all(new is old for new, old in zip(children, unpacked.children, strict=True)):
         return skeleton
-    return opened.rebuild(children)
+    return unpacked.rebuild(children)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockstitch.rref.deaths import Dead, Mourning
+from lockstitch.rref.dead_workers import DeadWorkers, RecentlyDead
 from lockstitch.rref.events import (
     Arrived,
     Asked,
@@ -40,8 +40,8 @@ class OwnerSide:
         """Reference → fork → who holds it."""
         self._begun: set[GlobalId] = set()
         self._floors: dict[WorkerId, int] = {}
-        self._dead = Dead()
-        self._mourning = Mourning()
+        self._dead = DeadWorkers()
+        self._mourning = RecentlyDead()
 
     @property
     def wants_ticks(self) -> bool:

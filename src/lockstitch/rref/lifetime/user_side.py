@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.rref.deaths import Dead, Mourning
+from lockstitch.rref.dead_workers import DeadWorkers, RecentlyDead
 from lockstitch.rref.events import (
     DIRECT,
     Abandoned,
@@ -89,8 +89,8 @@ class UserSide:
         """Forks that may be deleted as soon as the floor has passed them."""
         self._batches: dict[WorkerId, int] = {}
         """The batch of deletions that is on its way, by owner."""
-        self._dead = Dead()
-        self._mourning = Mourning()
+        self._dead = DeadWorkers()
+        self._mourning = RecentlyDead()
 
     # ------------------------------------------------------------ questions
 

@@ -16,17 +16,17 @@ and handled by the thread that reads them; everything that may run long is hande
 
 from lockstitch.wire.messages.backward import (
     Abort,
+    AskPassStatus,
     AskReach,
-    AskStanding,
     BackwardFailed,
     ContextReleased,
     Gradient,
     NeedParts,
     Parts,
+    PassStatus,
     Reach,
     ReleaseContext,
     Report,
-    Standing,
 )
 from lockstitch.wire.messages.calls import CALLS, Call, Failure, Fetch, RemoteCall, Reply
 from lockstitch.wire.messages.groups import (
@@ -84,8 +84,8 @@ __all__ = [
     "Parts",
     "BackwardFailed",
     "Abort",
-    "AskStanding",
-    "Standing",
+    "AskPassStatus",
+    "PassStatus",
     "Brought",
     "Announced",
     "CalledOff",

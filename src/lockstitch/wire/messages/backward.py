@@ -117,8 +117,8 @@ class Abort(Message):
 
 
 @kind(41)
-class AskStanding(Message):
-    """Initiator → all: answer with your `Standing`, for wave number `wave` (fast passes only)."""
+class AskPassStatus(Message):
+    """Initiator → all: answer with your `PassStatus`, for wave number `wave` (fast passes only)."""
 
     context: int
     backward_pass: GlobalId
@@ -126,8 +126,8 @@ class AskStanding(Message):
 
 
 @kind(42)
-class Standing(Message):
-    """Worker → initiator: where I stand; the fields of `autograd.termination.Standing`."""
+class PassStatus(Message):
+    """Worker → initiator: where I stand; the fields of `autograd.termination.PassStatus`."""
 
     context: int
     backward_pass: GlobalId

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Payload(NamedTuple):
-    """Values on their way: a stream of bytes, and what was lifted out of it.
+    """Values on their way: a stream of bytes, and what was extracted from it.
 
     `items` are tensors and out-of-band buffers (`memoryview`s) in the order in which they were met;
     the stream refers to them by that order. `encoding` says how the stream was made (see

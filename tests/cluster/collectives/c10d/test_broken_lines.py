@@ -46,7 +46,7 @@ def test_call_that_fails_on_a_line_ends_the_session_of_every_rank(
     end: str, call: str, number: int
 ) -> None:
     with Ranks(3, "c10d") as ranks:
-        ear = ranks[1]._backend._ear if end == "rank 1's" else ranks[0]._backend._ear  # type: ignore[attr-defined]
+        ear = ranks[1]._backend._link if end == "rank 1's" else ranks[0]._backend._link  # type: ignore[attr-defined]
         line = ear._line if end == "rank 1's" else ear._lines[1]
         break_once(line.stream, call, number)
         first = ranks.errors(reduce_for_ever)
@@ -71,12 +71,12 @@ def test_rank_that_cannot_go_on_tells_the_others_why(monkeypatch: pytest.MonkeyP
 
 def test_orders_that_end_on_rank_0_end_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     with Ranks(3, "c10d") as ranks:
-        centre = ranks[0]._backend._ear  # type: ignore[attr-defined]
+        coordinator_rank = ranks[0]._backend._link  # type: ignore[attr-defined]
 
         def hear(_told: object) -> None:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-        monkeypatch.setattr(centre._hub, "hear", hear)
+        monkeypatch.setattr(coordinator_rank._coordinator, "hear", hear)
         errors = ranks.errors(reduce_for_ever)
     for error in errors:
         assert "rank 0 could not give orders any more: OSError" in str(error), errors

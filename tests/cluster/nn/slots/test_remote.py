@@ -196,7 +196,7 @@ def test_the_workers_generator_and_dtype_stay_as_they_are(cluster):
     assert request == "worker1"
     replica = Replica(nn.Dropout(), "cpu", "slot 1")
     assert replica.is_ready()
-    model._team.run_on(1, ((X,), {}))
+    model._pool.run_on(1, ((X,), {}))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_default_dtype() is torch.float32
     model.close()

@@ -2,23 +2,23 @@ from __future__ import annotations
 
 import pytest
 
-from lockstitch.hvd.runner.desk import Desk
+from lockstitch.hvd.runner.job_folder import JobFolder
 from lockstitch.hvd.runner.task import main
 
 MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
 def test_the_result_lies_at_the_place_of_the_rank(tmp_path):
-    desk = Desk(tmp_path)
-    desk.put_call(max, [3, 5], {})
+    folder = JobFolder(tmp_path)
+    folder.put_call(max, [3, 5], {})
     main(str(tmp_path), {})
     main(str(tmp_path), {"RANK": "1", "WORLD_SIZE": "2", **MEETING})
-    assert desk.results(2) == [5, 5]
+    assert folder.results(2) == [5, 5]
 
 
 def test_an_error_is_kept_and_ends_the_worker(tmp_path):
-    desk = Desk(tmp_path)
-    desk.put_call(divmod, [1, 0], {})
+    folder = JobFolder(tmp_path)
+    folder.put_call(divmod, [1, 0], {})
     with pytest.raises(ZeroDivisionError):
         main(str(tmp_path), {"RANK": "0", "WORLD_SIZE": "1"})
-    assert isinstance(desk.error("rank0"), ZeroDivisionError)
+    assert isinstance(folder.error("rank0"), ZeroDivisionError)

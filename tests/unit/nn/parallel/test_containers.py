@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from lockstitch.nn.parallel.containers import open_container
+from lockstitch.nn.parallel.containers import unpack_container
 
 Pair = namedtuple("Pair", "left right")
 
@@ -60,7 +60,7 @@ def tagged(things: Any) -> Any:
     ],
 )
 def test_a_container_is_rebuilt_as_its_type(thing: Any, keys: list[str]) -> None:
-    opened = open_container(thing)
+    opened = unpack_container(thing)
     assert opened is not None
     assert list(opened.keys) == keys
     assert opened.rebuild(opened.children) == thing
@@ -75,7 +75,7 @@ def test_a_container_is_rebuilt_as_its_type(thing: Any, keys: list[str]) -> None
     "thing", [torch.Size([1]), (), [], {}, 3, "text", None, {1, 2}, torch.ones(2), Batch]
 )
 def test_what_is_no_container(thing: Any) -> None:
-    assert open_container(thing) is None
+    assert unpack_container(thing) is None
 
 
 def test_a_type_registered_with_pytree_is_a_container() -> None:
@@ -87,7 +87,7 @@ def test_a_type_registered_with_pytree_is_a_container() -> None:
         Graph, lambda g: ([g.nodes], g.name), lambda children, name: Graph(*children, name)
     )
     try:
-        opened = open_container(Graph([1], "g"))
+        opened = unpack_container(Graph([1], "g"))
         assert opened is not None
         assert opened.children == [[1]]
         other = opened.rebuild([[2]])

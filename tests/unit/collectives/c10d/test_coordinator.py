@@ -9,7 +9,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstitch.collectives.c10d.hub import Hub, Note
+from lockstitch.collectives.c10d.coordinator import Addressed, Coordinator
 from lockstitch.collectives.c10d.messages import (
     Ask,
     Define,
@@ -43,88 +43,88 @@ def both(message: Message) -> list[tuple[int, Message]]:
 
 
 def test_order_goes_out_when_all_are_ready_in_each_ranks_own_numbers() -> None:
-    hub = Hub(2, 1 << 20)
-    assert hub.hear([(0, define(5, "a")), (0, Submit(5))]) == []
-    notes = hub.hear([(1, define(9, "a")), (1, Submit(9))])
-    assert notes == [Note(0, Order((5,))), Note(1, Order((9,)))]
+    coordinator = Coordinator(2, 1 << 20)
+    assert coordinator.hear([(0, define(5, "a")), (0, Submit(5))]) == []
+    addressed = coordinator.hear([(1, define(9, "a")), (1, Submit(9))])
+    assert addressed == [Addressed(0, Order((5,))), Addressed(1, Order((9,)))]
 
 
 def test_what_is_ready_together_is_fused_up_to_the_limit() -> None:
-    hub = Hub(2, 3000)
+    coordinator = Coordinator(2, 3000)
     names = [define(n, f"t{n}", rows=250) for n in range(4)]
-    hub.hear([(rank, each) for rank in BOTH for each in names])
-    notes = hub.hear([(rank, Submit(n)) for rank in BOTH for n in range(4)])
-    assert [note.message for note in notes if note.to == 0] == [Order((0, 1, 2)), Order((3,))]
+    coordinator.hear([(rank, each) for rank in BOTH for each in names])
+    addressed = coordinator.hear([(rank, Submit(n)) for rank in BOTH for n in range(4)])
+    assert [note.message for note in addressed if note.to == 0] == [Order((0, 1, 2)), Order((3,))]
 
 
 def test_different_reductions_are_not_fused() -> None:
-    hub = Hub(2, 1 << 20)
-    hub.hear(both(define(0, "a")) + both(define(1, "b", reduction=AVERAGE)))
-    notes = hub.hear(both(Submit(0)) + both(Submit(1)))
-    assert [note.message for note in notes if note.to == 1] == [Order((0,)), Order((1,))]
+    coordinator = Coordinator(2, 1 << 20)
+    coordinator.hear(both(define(0, "a")) + both(define(1, "b", reduction=AVERAGE)))
+    addressed = coordinator.hear(both(Submit(0)) + both(Submit(1)))
+    assert [note.message for note in addressed if note.to == 1] == [Order((0,)), Order((1,))]
 
 
 def test_sizes_that_differ_are_told_to_all() -> None:
-    hub = Hub(2, 1 << 20)
+    coordinator = Coordinator(2, 1 << 20)
     first, second = (define(0, "g", rows, Kind.ALLGATHER) for rows in (1, 5))
-    notes = hub.hear([(0, first), (1, second), *both(Submit(0))])
-    assert [note.to for note in notes] == [0, 1]
-    assert notes[0].message == Detailed(0, 0, (first.content, second.content))
+    addressed = coordinator.hear([(0, first), (1, second), *both(Submit(0))])
+    assert [note.to for note in addressed] == [0, 1]
+    assert addressed[0].message == Detailed(0, 0, (first.content, second.content))
 
 
 def test_joined_rank_hears_of_what_the_others_do() -> None:
-    hub = Hub(2, 1 << 20)
+    coordinator = Coordinator(2, 1 << 20)
     first = define(0, "a")
-    notes = hub.hear([(0, first), (1, Join(5)), (0, Submit(0))])
-    assert notes == [
-        Note(0, Detailed(0, 0, (first.content, None))),
-        Note(1, Detailed(-1, 0, (first.content, None))),
+    addressed = coordinator.hear([(0, first), (1, Join(5)), (0, Submit(0))])
+    assert addressed == [
+        Addressed(0, Detailed(0, 0, (first.content, None))),
+        Addressed(1, Detailed(-1, 0, (first.content, None))),
     ]
-    assert hub.hear([(0, Join(3))]) == [Note(0, Joined(1)), Note(1, Joined(1))]
+    assert coordinator.hear([(0, Join(3))]) == [Addressed(0, Joined(1)), Addressed(1, Joined(1))]
 
 
 def test_mismatch_is_refused_on_all() -> None:
-    hub = Hub(2, 1 << 20)
-    notes = hub.hear(
+    coordinator = Coordinator(2, 1 << 20)
+    addressed = coordinator.hear(
         [(0, define(0, "a")), (1, define(7, "a", rows=2)), (0, Submit(0)), (1, Submit(7))]
     )
-    assert [(note.to, type(note.message), note.message.number) for note in notes] == [  # type: ignore[union-attr]
+    assert [(note.to, type(note.message), note.message.number) for note in addressed] == [  # type: ignore[union-attr]
         (0, Refused, 0),
         (1, Refused, 7),
     ]
 
 
 def test_who_is_missing_is_told_to_who_asks() -> None:
-    hub = Hub(3, 1 << 20)
-    hub.hear([(1, define(4, "a")), (1, Submit(4))])
-    assert hub.hear([(1, Ask(4))]) == [Note(1, Missing(4, (0, 2)))]
+    coordinator = Coordinator(3, 1 << 20)
+    coordinator.hear([(1, define(4, "a")), (1, Submit(4))])
+    assert coordinator.hear([(1, Ask(4))]) == [Addressed(1, Missing(4, (0, 2)))]
 
 
 def test_loss_is_told_to_the_living_and_a_goodbye_is_no_loss() -> None:
-    hub = Hub(3, 1 << 20)
-    assert hub.hear([(2, Leave())]) == []
-    assert hub.lost(2) == []
-    assert hub.lost(1) == [Note(0, Lost(1))]
+    coordinator = Coordinator(3, 1 << 20)
+    assert coordinator.hear([(2, Leave())]) == []
+    assert coordinator.lost(2) == []
+    assert coordinator.lost(1) == [Addressed(0, Lost(1))]
 
 
 def test_what_waits_for_a_rank_that_left_is_refused() -> None:
-    hub = Hub(2, 1 << 20)
-    hub.hear([(0, define(0, "a")), (0, Submit(0))])
-    (note,) = hub.hear([(1, Leave())])
+    coordinator = Coordinator(2, 1 << 20)
+    coordinator.hear([(0, define(0, "a")), (0, Submit(0))])
+    (note,) = coordinator.hear([(1, Leave())])
     assert (note.to, type(note.message)) == (0, Refused)
 
 
 def test_process_set_is_known_from_its_first_definition() -> None:
-    hub = Hub(3, 1 << 20)
+    coordinator = Coordinator(3, 1 << 20)
     own = define(0, "a", set=(1, (1, 2)))
-    notes = hub.hear([(1, own), (2, own), (1, Submit(0)), (2, Submit(0))])
-    assert [note.to for note in notes] == [1, 2]
+    addressed = coordinator.hear([(1, own), (2, own), (1, Submit(0)), (2, Submit(0))])
+    assert [note.to for note in addressed] == [1, 2]
 
 
 @given(st.integers(0, 10**6), st.integers(2, 4))
 def test_all_ranks_get_the_same_orders_whatever_they_submit_first(seed: int, size: int) -> None:
     chance = random.Random(seed)
-    hub = Hub(size, 500)
+    coordinator = Coordinator(size, 500)
     names = [f"n{index}" for index in range(8)]
     numbers = {rank: chance.sample(range(100), 8) for rank in range(size)}
     queues = []
@@ -140,7 +140,7 @@ def test_all_ranks_get_the_same_orders_whatever_they_submit_first(seed: int, siz
     while any(queues):
         queue = chance.choice([each for each in queues if each])
         batch = [queue.pop(0) for _ in range(min(len(queue), chance.randint(1, 5)))]
-        for note in hub.hear(batch):
+        for note in coordinator.hear(batch):
             assert isinstance(note.message, Order)
             heard[note.to].append([numbers[note.to].index(n) for n in note.message.numbers])
     assert all(orders == heard[0] for orders in heard.values())
@@ -158,8 +158,8 @@ def test_rank_that_says_nonsense_counts_as_lost_and_is_heard_no_more() -> None:
         Define(1, 4, (0, 7), define(1, "a").content),
         Define(1, 4, (1,), define(1, "a").content),
     ):
-        hub = Hub(2, 1 << 20)
-        ((to, lost),) = hub.hear([(0, nonsense)])
+        coordinator = Coordinator(2, 1 << 20)
+        ((to, lost),) = coordinator.hear([(0, nonsense)])
         assert (to, lost.rank) == (1, 0)
         assert lost.why.startswith("said what makes no sense (")
-        assert hub.hear([(0, define(1, "a")), (0, Submit(1)), (0, Ask(5))]) == []
+        assert coordinator.hear([(0, define(1, "a")), (0, Submit(1)), (0, Ask(5))]) == []

@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstitch.collectives.c10d.backend import C10dBackend
-from lockstitch.collectives.c10d.hub import Hub
-from lockstitch.collectives.c10d.plane import GroupPlane, Plane
-from lockstitch.collectives.c10d.star import Centre, Spoke, Terms, call_hub
+from lockstitch.collectives.c10d.coordinator import Coordinator
+from lockstitch.collectives.c10d.coordinator_link import (
+    CoordinatorClient,
+    CoordinatorServer,
+    LinkOptions,
+    connect_to_coordinator,
+)
+from lockstitch.collectives.c10d.group_operations import GroupOperations, ProcessGroupOperations
 from lockstitch.collectives.placement import Placement, placed
 from lockstitch.rendezvous import LOOPBACK, address_towards, host_identity
 from lockstitch.transport import TcpTransport
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
     from lockstitch.trust import Secret
 
 
-class NcclDoors:
+class NcclBootstrap:
     """Of one rank's session. `store`: the session's own part of it."""
 
     def __init__(
@@ -59,7 +64,7 @@ class NcclDoors:
         self._lock = threading.Lock()
 
     def place(self, process_set: ProcessSet, device: torch.device | None) -> Placement:
-        """See `Doors`."""
+        """See `DeviceBootstrap`."""
         mine = self._placed(device)
         if self._rank != process_set.ranks[0]:
             return mine
@@ -73,24 +78,29 @@ class NcclDoors:
     def connect(
         self, process_set: ProcessSet, device: torch.device | None, first: Placement
     ) -> C10dBackend:
-        """See `Doors`."""
-        rank, centre, seconds = self._rank, process_set.ranks[0], self._options.timeout_seconds
-        terms = Terms.of(first.word, self._secret, seconds, centre)
+        """See `DeviceBootstrap`."""
+        rank, coordinator_rank = self._rank, process_set.ranks[0]
+        seconds = self._options.timeout_seconds
+        link_options = LinkOptions.of(first.word, self._secret, seconds, coordinator_rank)
 
-        def connect(hear: Callable[[Message], None]) -> Centre | Spoke:
-            if rank == centre:
+        def connect(hear: Callable[[Message], None]) -> CoordinatorServer | CoordinatorClient:
+            if rank == coordinator_rank:
                 with self._lock:
                     transport, listener = self._open.pop(process_set.id)
-                hub = Hub(self._topology.size, self._options.fusion_bytes)
+                coordinator = Coordinator(self._topology.size, self._options.fusion_bytes)
                 others = process_set.ranks[1:]
-                return Centre(hub, transport, listener, hear, terms, expected=others)
-            line = call_hub(TcpTransport(LOOPBACK), first.door, rank, terms, self._pending.check)
-            return Spoke(rank, line, hear, centre)
+                return CoordinatorServer(
+                    coordinator, transport, listener, hear, link_options, expected=others
+                )
+            line = connect_to_coordinator(
+                TcpTransport(LOOPBACK), first.door, rank, link_options, self._pending.check
+            )
+            return CoordinatorClient(rank, line, hear, coordinator_rank)
 
         store = PrefixStore(f"devices of {process_set.id}", self._store)
-        plane = self._plane(store, device)
+        groups = self._groups(store, device)
         return C10dBackend(
-            plane,
+            groups,
             self._sets,
             self._pending,
             connect,
@@ -100,7 +110,7 @@ class NcclDoors:
         )
 
     def shut(self, process_set: ProcessSet) -> None:
-        """See `Doors`."""
+        """See `DeviceBootstrap`."""
         with self._lock:
             opened = self._open.pop(process_set.id, None)
         if opened is not None:
@@ -113,8 +123,8 @@ class NcclDoors:
     def _placed(self, device: torch.device | None) -> Placement:
         return placed(device, self._host, self._options.device_operations)
 
-    def _plane(self, store: Store, device: torch.device | None) -> Plane:
-        return GroupPlane(self._rank, store, str(device), self._options.timeout_seconds)
+    def _groups(self, store: Store, device: torch.device | None) -> GroupOperations:
+        return ProcessGroupOperations(self._rank, store, str(device), self._options.timeout_seconds)
 
     def _own_address(self) -> str:
         """At which the ranks of other hosts reach this one."""

@@ -21,7 +21,7 @@ _DEEPEST: Final = 16
 _OWN_WAYS: Final = ("__getstate__", "__reduce__", "__reduce_ex__")
 
 
-def describe_culprit(
+def describe_unpicklable(
     parts: Sequence[tuple[str, object]],
     registry: PicklingRegistry,
     *,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.worker import Worker
 
 
-class Turns:
+class UpdateLock:
     """A lock over all parameters that live on one worker, as a context manager.
 
     One for all of them: optimizers of different trainers usually update the very same parameters. A
@@ -21,7 +21,7 @@ class Turns:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, worker: Worker) -> Turns:
+    def of(cls, worker: Worker) -> UpdateLock:
         """The one of this worker."""
         return worker.obtain(cls, lambda: cls(worker))
 

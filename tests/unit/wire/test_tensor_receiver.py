@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.wire.arrivals import Arrivals, finish
 from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.encoding import encode
 from lockstitch.wire.encodings import ONE_TENSOR
 from lockstitch.wire.messages import Payload, Reply
+from lockstitch.wire.tensor_receiver import TensorReceiver, finish
 from lockstitch.wire.tensors import (
     INLINE_BYTES,
     PARAMETER,
@@ -30,13 +30,13 @@ from tests.unit.wire.road import cross
 BYTES = torch.arange(INLINE_BYTES, dtype=torch.int64).to(torch.uint8)
 
 
-def arrivals(small: int = 0, bulk: int = 0) -> Arrivals:
+def receiver(small: int = 0, bulk: int = 0) -> TensorReceiver:
     assert small <= BYTES.numel()
-    return Arrivals(BYTES.data_ptr(), small, bulk)
+    return TensorReceiver(BYTES.data_ptr(), small, bulk)
 
 
 def test_small_memories_are_filled_one_behind_the_other() -> None:
-    incoming = arrivals(small=6)
+    incoming = receiver(small=6)
     incoming.add((4, (2,)))
     incoming.add(None)
     incoming.add(3)
@@ -48,7 +48,7 @@ def test_small_memories_are_filled_one_behind_the_other() -> None:
 
 def test_large_memories_become_targets() -> None:
     size = INLINE_BYTES + 1
-    incoming = arrivals(bulk=3 * size)
+    incoming = receiver(bulk=3 * size)
     incoming.add((4, (size,)))
     incoming.add(size)
     stream = incoming.add_stream(size)
@@ -101,14 +101,14 @@ def test_large_memories_become_targets() -> None:
     ids=str,
 )
 def test_header_that_makes_no_sense_is_the_peers_fault(header: Any) -> None:
-    incoming = arrivals(small=6)
+    incoming = receiver(small=6)
     with pytest.raises(RemoteProtocolError):  # noqa: PT012 - either may find it out
         incoming.add(header)
         incoming.check_complete()
 
 
 def test_frame_longer_than_its_tensors() -> None:
-    incoming = arrivals(small=6)
+    incoming = receiver(small=6)
     incoming.add((4, (5,)))
     with pytest.raises(RemoteProtocolError, match="longer"):
         incoming.check_complete()
@@ -122,7 +122,7 @@ def test_huge_announcement_is_refused_before_anything_is_allocated() -> None:
         (4 | STRIDED | SHARED, (1,), (1,), 0, 1 << 62),
     ):
         with pytest.raises(RemoteProtocolError, match="shorter than its tensors need"):
-            arrivals(small=6, bulk=100).add(header)
+            receiver(small=6, bulk=100).add(header)
 
 
 PLAIN = st.recursive(
@@ -158,7 +158,7 @@ CODES = st.integers(0, 0x3FFF)
 )
 @pytest.mark.filterwarnings("ignore")
 def test_no_header_can_do_harm(headers: list[Any], small: int) -> None:
-    incoming = arrivals(small=small, bulk=1 << 16)
+    incoming = receiver(small=small, bulk=1 << 16)
     try:
         for header in headers:
             incoming.add(header)
@@ -258,4 +258,4 @@ def test_indices_that_point_outside_a_sparse_tensor_are_refused(size: int) -> No
 )
 def test_what_is_no_shape_is_refused_before_it_is_counted_with(header: Any) -> None:
     with pytest.raises(RemoteProtocolError):
-        Arrivals(0, 64, 1 << 30).add(header)
+        TensorReceiver(0, 64, 1 << 30).add(header)

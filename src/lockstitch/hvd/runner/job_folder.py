@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Call = "tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]"
 
 
-class Desk:
+class JobFolder:
     """See the module; the folder is the caller's."""
 
     def __init__(self, folder: str | Path) -> None:

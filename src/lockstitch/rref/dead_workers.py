@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 GRACE_SECONDS: Final = 5.0
 
 
-class Dead:
+class DeadWorkers:
     """Lives that are over: of each rank the last generation that died, and all before it."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Dead:
         return worker is not None and worker.generation <= self._last.get(worker.rank, -1)
 
 
-class Mourning:
+class RecentlyDead:
     """Workers that died, until `GRACE_SECONDS` after the first tick since then."""
 
     def __init__(self) -> None:

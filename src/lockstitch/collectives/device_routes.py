@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 1.0
 
 
-class Doors(Protocol):
+class DeviceBootstrap(Protocol):
     """How the ranks of a set find each other for operations between devices."""
 
     def place(self, process_set: ProcessSet, device: torch.device | None) -> Placement:
@@ -65,18 +65,18 @@ class SessionServices(Protocol):
         ...
 
 
-class Devices:
-    """Of one session. Without `doors` everything goes through host memory."""
+class DeviceRoutes:
+    """Of one session. Without a `bootstrap` everything goes through host memory."""
 
     def __init__(
         self,
         services: SessionServices,
-        doors: Doors | None,
+        bootstrap: DeviceBootstrap | None,
         staging: Staging,
         pending: PendingOperations,
     ) -> None:
         self._services = services
-        self._doors = doors
+        self._bootstrap = bootstrap
         self._staging = staging
         self._pending = pending
         self._routes: dict[int, _DeviceRoute] = {}
@@ -84,10 +84,10 @@ class Devices:
 
     def submit(self, handle: Handle[Any], process_set: ProcessSet) -> None:
         """Begins an operation with tensors on devices; raises what goes wrong at once."""
-        if self._doors is None:
+        if self._bootstrap is None:
             self.submit_through_host(handle)
         else:
-            self._route(process_set, self._doors).submit(handle)
+            self._route(process_set, self._bootstrap).submit(handle)
 
     def submit_through_host(self, handle: Handle[Any]) -> None:
         """The same, with copies in host memory."""
@@ -104,10 +104,10 @@ class Devices:
     def before_join(self, everybody: ProcessSet) -> None:
         """This rank is about to join: the devices of the others are told. What was submitted is on
         its way when it returns."""
-        if self._doors is not None:
+        if self._bootstrap is not None:
             route = self._routes.get(GLOBAL_SET)
             if route is None and is_gpu_context_open():
-                route = self._route(everybody, self._doors)
+                route = self._route(everybody, self._bootstrap)
             if route is not None:
                 route.join()
         self._staging.drive_unattended()
@@ -133,13 +133,13 @@ class Devices:
         with self._lock:
             return list(self._routes.values())
 
-    def _route(self, process_set: ProcessSet, doors: Doors) -> _DeviceRoute:
+    def _route(self, process_set: ProcessSet, bootstrap: DeviceBootstrap) -> _DeviceRoute:
         route = self._routes.get(process_set.id)
         if route is None:
             with self._lock:
                 route = self._routes.get(process_set.id)
                 if route is None:
-                    made = _DeviceRoute(process_set, self._services, doors, self, self._pending)
+                    made = _DeviceRoute(process_set, self._services, bootstrap, self, self._pending)
                     route = self._routes[process_set.id] = made
         return route
 
@@ -155,13 +155,13 @@ class _DeviceRoute:
         self,
         process_set: ProcessSet,
         services: SessionServices,
-        doors: Doors,
-        devices: Devices,
+        bootstrap: DeviceBootstrap,
+        devices: DeviceRoutes,
         pending: PendingOperations,
     ) -> None:
         self._process_set = process_set
         self._services = services
-        self._doors = doors
+        self._bootstrap = bootstrap
         self._devices = devices
         self._pending = pending
         self._lock = threading.Lock()
@@ -225,7 +225,7 @@ class _DeviceRoute:
             thread.join()
         if self.backend is not None:
             self.backend.close()
-        self._doors.shut(self._process_set)
+        self._bootstrap.shut(self._process_set)
 
     # ------------------------------------------------------------ inside
 
@@ -233,7 +233,7 @@ class _DeviceRoute:
         """Tells the others where this rank's tensors are; holds the lock."""
         if self._is_closed:
             self._pending.check()
-        mine = self._doors.place(self._process_set, device)
+        mine = self._bootstrap.place(self._process_set, device)
         asked = self._services.tell_all(mine.encode(), self._process_set)
         self._thread = threading.Thread(
             target=self._settle, args=(asked, device), name="where tensors are", daemon=True
@@ -249,11 +249,11 @@ class _DeviceRoute:
             if placements is None:
                 is_for_now = True
             elif is_for_nccl(placements, self._process_set.ranks):
-                backend = self._doors.connect(self._process_set, device, placements[0])
+                backend = self._bootstrap.connect(self._process_set, device, placements[0])
         except BaseException as raised:  # noqa: BLE001 - everybody who waits gets it
             error = raised
         if backend is None:
-            self._doors.shut(self._process_set)
+            self._bootstrap.shut(self._process_set)
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, []

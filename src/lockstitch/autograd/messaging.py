@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=Message)
 
 
-class Post(Protocol):
+class Messaging(Protocol):
     """Sends control messages and runs tasks. See `runtime.Agent` for each."""
 
     interceptor: Interceptor | None
@@ -68,6 +68,6 @@ class Participant(Protocol):
     def clock(self) -> Clock: ...
 
     @property
-    def agent(self) -> Post: ...
+    def agent(self) -> Messaging: ...
 
     def active(self) -> AbstractContextManager[None]: ...

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 
-from lockstitch.optim.turns import Turns
+from lockstitch.optim.update_lock import UpdateLock
 from lockstitch.testing.cluster import LocalCluster
 
 
 def test_turns_belong_to_the_worker() -> None:
     with LocalCluster(2) as cluster:
-        assert Turns.of(cluster[0]) is Turns.of(cluster[0])
-        assert Turns.of(cluster[0]) is not Turns.of(cluster[1])
+        assert UpdateLock.of(cluster[0]) is UpdateLock.of(cluster[0])
+        assert UpdateLock.of(cluster[0]) is not UpdateLock.of(cluster[1])
 
 
 def test_only_one_has_its_turn() -> None:
     with LocalCluster(1) as cluster:
-        turns = Turns.of(cluster[0])
+        turns = UpdateLock.of(cluster[0])
         inside, most = 0, 0
         together = threading.Barrier(4)
 
@@ -39,7 +39,7 @@ def test_only_one_has_its_turn() -> None:
 
 def test_an_error_ends_the_turn() -> None:
     with LocalCluster(1) as cluster:
-        turns = Turns.of(cluster[0])
+        turns = UpdateLock.of(cluster[0])
         try:
             with turns:
                 raise ValueError("no")

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _SIZES_DIFFER = (Kind.ALLGATHER, Kind.ALLTOALL)
 
 
-class Note(NamedTuple):
+class Addressed(NamedTuple):
     """To whom a message goes."""
 
     to: int
@@ -60,7 +60,7 @@ class _Known(NamedTuple):
     content: str
 
 
-class Hub:
+class Coordinator:
     """Everybody's submissions, and what follows from them."""
 
     def __init__(self, size: int, fusion_bytes: int) -> None:
@@ -70,28 +70,28 @@ class Hub:
         self._contents: dict[str, Description] = {}
         self._gone: set[int] = set()
 
-    def hear(self, told: Iterable[tuple[int, Message]]) -> list[Note]:
+    def hear(self, told: Iterable[tuple[int, Message]]) -> list[Addressed]:
         """Takes in what ranks have told, all that is there at this moment; returns the answers."""
         ready: list[tuple[int, Perform]] = []
-        notes: list[Note] = []
+        addressed: list[Addressed] = []
         for rank, message in told:
             if rank in self._gone:
                 continue
             try:
-                instructions = self._take_in(rank, message, notes)
+                instructions = self._take_in(rank, message, addressed)
             except ProtocolError as error:
-                notes += self.lost(rank, f"said what makes no sense ({error})")
+                addressed += self.lost(rank, f"said what makes no sense ({error})")
                 continue
             for set_id, instruction in instructions:
                 if isinstance(instruction, Perform):
                     ready.append((set_id, instruction))
                 else:
-                    notes += self._answers(set_id, instruction)
+                    addressed += self._answers(set_id, instruction)
         for bucket in buckets(ready, self._fusion_key, _size, self._fusion_bytes):
-            notes += self._orders(bucket)
-        return notes
+            addressed += self._orders(bucket)
+        return addressed
 
-    def lost(self, rank: int, why: str = UNREACHED) -> list[Note]:
+    def lost(self, rank: int, why: str = UNREACHED) -> list[Addressed]:
         """A rank's connection has ended, or it does not go on; see `Lost`. It is no loss if it had
         said goodbye."""
         if rank in self._gone:
@@ -99,12 +99,14 @@ class Hub:
         self._gone.add(rank)
         everybody = self._tables[GLOBAL_SET].ranks
         # The last first: rank 0, where this is decided, has most to do when it hears.
-        return [Note(each, Lost(rank, why)) for each in everybody[::-1] if each not in self._gone]
+        return [
+            Addressed(each, Lost(rank, why)) for each in everybody[::-1] if each not in self._gone
+        ]
 
     # ------------------------------------------------------------ inside
 
     def _take_in(
-        self, rank: int, message: Message, notes: list[Note]
+        self, rank: int, message: Message, addressed: list[Addressed]
     ) -> Sequence[tuple[int, Instruction]]:
         if isinstance(message, Submit):
             known = self._known_as(rank, message.number)
@@ -124,15 +126,15 @@ class Hub:
                 for each in table.handle(Left(rank))
             ]
         elif isinstance(message, Fail):
-            notes += self.lost(rank, f"could not go on: {message.why}")
+            addressed += self.lost(rank, f"could not go on: {message.why}")
         elif isinstance(message, Ask):
             if message.number == ANYTHING:
                 is_wanted = any(table.wants(rank) for table in self._tables.values())
-                notes.append(Note(rank, Missing(ANYTHING, (rank,) * is_wanted)))
+                addressed.append(Addressed(rank, Missing(ANYTHING, (rank,) * is_wanted)))
                 return ()
             known = self._known_as(rank, message.number)
             missing = self._tables[known.set_id].missing(known.description.name, rank)
-            notes.append(Note(rank, Missing(message.number, missing)))
+            addressed.append(Addressed(rank, Missing(message.number, missing)))
         return ()
 
     def _known_as(self, rank: int, number: int) -> _Known:
@@ -173,13 +175,13 @@ class Hub:
             return None
         return set_id, description.dtypes[0], reduction
 
-    def _orders(self, bucket: list[tuple[int, Perform]]) -> list[Note]:
+    def _orders(self, bucket: list[tuple[int, Perform]]) -> list[Addressed]:
         set_id, first = bucket[0]
         ranks = self._tables[set_id].ranks
         is_plain = len(first.parts) == len(ranks) and first.description.kind not in _SIZES_DIFFER
         if is_plain:
             return [
-                Note(rank, Order(tuple(ready.parts[rank].note for _, ready in bucket)))
+                Addressed(rank, Order(tuple(ready.parts[rank].note for _, ready in bucket)))
                 for rank in ranks
             ]
         (ready,) = (ready for _, ready in bucket)
@@ -188,7 +190,7 @@ class Hub:
             for rank in ranks
         )
         return [
-            Note(
+            Addressed(
                 rank,
                 Detailed(ready.parts[rank].note if rank in ready.parts else -1, set_id, described),
             )
@@ -196,14 +198,14 @@ class Hub:
             if rank not in self._gone
         ]
 
-    def _answers(self, set_id: int, instruction: Instruction) -> list[Note]:
+    def _answers(self, set_id: int, instruction: Instruction) -> list[Addressed]:
         if isinstance(instruction, AllJoined):
             ranks = self._tables[set_id].ranks
-            return [Note(rank, Joined(instruction.last)) for rank in ranks]
+            return [Addressed(rank, Joined(instruction.last)) for rank in ranks]
         if isinstance(instruction, Perform):
             raise AssertionError("orders are made by `_orders`")
         return [
-            Note(rank, Refused(part.note, instruction.objection, instruction.text))
+            Addressed(rank, Refused(part.note, instruction.objection, instruction.text))
             for rank, part in instruction.parts.items()
             if rank not in self._gone
         ]

@@ -51,7 +51,7 @@ class OwnCall:
         return output
 
 
-class Team:
+class ReplicaPool:
     """The slots beside the caller, one for each factory. `fills_unused`: whether a parameter that
     no slot used gets zeros as its gradient, as in the original, or none. `device`: the module's."""
 
@@ -79,7 +79,7 @@ class Team:
         self._threads_before: int | None = None
 
     def __repr__(self) -> str:
-        return f"<Team of {len(self._slots) + 1}: {', '.join(self.names)}>"
+        return f"<ReplicaPool of {len(self._slots) + 1}: {', '.join(self.names)}>"
 
     @property
     def names(self) -> list[str]:

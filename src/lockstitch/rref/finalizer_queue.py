@@ -26,7 +26,7 @@ _PATIENCE_SECONDS: Final = 0.005
 _MANY: Final = 16
 
 
-class Keeper:
+class FinalizerQueue:
     """Calls `drop(forks)` for what finalizers left; the thread starts with `start`."""
 
     def __init__(self, name: str, drop: Callable[[tuple[GlobalId, ...]], None]) -> None:

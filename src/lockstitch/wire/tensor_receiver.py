@@ -62,7 +62,7 @@ _prototypes: Final[dict[tuple[int, tuple[int, ...]], tuple[torch.Tensor, int]]] 
 """Dtype and shape → a tensor of that form, and how many bytes it has."""
 
 
-class Arrivals:
+class TensorReceiver:
     """The items of one message. `address` is that of the frame's small memories, `small_length` and
     `bulk_length` are the lengths of what lies in the frame and behind it; `allocate` may have
     memory for the latter."""

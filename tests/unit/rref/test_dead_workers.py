@@ -1,20 +1,20 @@
 from __future__ import annotations
 
 from lockstitch.ids import WorkerId
-from lockstitch.rref.deaths import GRACE_SECONDS, Dead, Mourning
+from lockstitch.rref.dead_workers import GRACE_SECONDS, DeadWorkers, RecentlyDead
 
 FIRST_LIFE, SECOND_LIFE = WorkerId(3, 0), WorkerId(3, 1)
 
 
 def test_a_replacement_of_a_dead_worker_is_alive():
-    dead = Dead()
+    dead = DeadWorkers()
     dead.add(FIRST_LIFE)
     assert FIRST_LIFE in dead
     assert SECOND_LIFE not in dead
 
 
 def test_the_death_of_a_replacement_does_not_bring_its_predecessor_back():
-    dead = Dead()
+    dead = DeadWorkers()
     dead.add(SECOND_LIFE)
     dead.add(FIRST_LIFE)
     assert FIRST_LIFE in dead
@@ -22,11 +22,11 @@ def test_the_death_of_a_replacement_does_not_bring_its_predecessor_back():
 
 
 def test_nobody_in_particular_is_not_dead():
-    assert None not in Dead()
+    assert None not in DeadWorkers()
 
 
 def test_mourning_is_over_once_after_the_grace_counted_from_the_first_tick():
-    mourning = Mourning()
+    mourning = RecentlyDead()
     mourning.add(FIRST_LIFE)
     assert mourning.over(100.0) == set()
     assert mourning.over(100.0 + GRACE_SECONDS - 0.1) == set()

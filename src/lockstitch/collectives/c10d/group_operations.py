@@ -53,7 +53,7 @@ _NCCL_TIMEOUT = timedelta(minutes=30)
 _BYTES_PER_SECOND = 1 << 20
 
 
-class Plane(Protocol):
+class GroupOperations(Protocol):
     """The operations; all ranks of a set call them in the same order, one at a time."""
 
     device: torch.device
@@ -99,11 +99,11 @@ class Plane(Protocol):
     def close(self) -> None: ...
 
 
-class GroupPlane:
-    """A plane over process groups, one for each process set. `connect_seconds`: how long its ranks
-    may take to connect to each other when a set is opened, and, beside the time that the bytes
-    take, an operation between them. `address`: at which Gloo awaits the
-    others; by default, and where GLOO_SOCKET_IFNAME says something, it finds one by itself."""
+class ProcessGroupOperations:
+    """The operations over process groups, one for each process set. `connect_seconds`: how long its
+    ranks may take to connect to each other when a set is opened, and, beside the time that the
+    bytes take, an operation between them. `address`: at which Gloo awaits the others; by default,
+    and where GLOO_SOCKET_IFNAME says something, it finds one by itself."""
 
     def __init__(
         self,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lockstitch.trust.registry import Registry
-from lockstitch.wire.culprits import describe_culprit
 from lockstitch.wire.encodings import PicklingRegistry
+from lockstitch.wire.unpicklable import describe_unpicklable
 from tests.labels import steady
 
 LOCK = threading.Lock()
@@ -52,7 +52,7 @@ def loop() -> Any:
 
 
 def found(value: Any, registry: PicklingRegistry | None = None) -> str:
-    return describe_culprit([("harmless", 1), ("it", value)], registry or PicklingRegistry())
+    return describe_unpicklable([("harmless", 1), ("it", value)], registry or PicklingRegistry())
 
 
 @pytest.mark.parametrize(

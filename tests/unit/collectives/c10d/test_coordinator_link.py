@@ -12,7 +12,13 @@ import pytest
 
 from lockstitch import __version__
 from lockstitch.clock import SYSTEM_CLOCK
-from lockstitch.collectives.c10d.hub import Hub
+from lockstitch.collectives.c10d.coordinator import Coordinator
+from lockstitch.collectives.c10d.coordinator_link import (
+    CoordinatorClient,
+    CoordinatorServer,
+    LinkOptions,
+    connect_to_coordinator,
+)
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     Ask,
@@ -23,7 +29,6 @@ from lockstitch.collectives.c10d.messages import (
     Welcome,
     encode,
 )
-from lockstitch.collectives.c10d.star import Centre, Spoke, Terms, call_hub
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.link import greetings
 from lockstitch.testing.clock import ManualClock
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
     from lockstitch.transport import Connection
 
 SECRET = Secret(bytes(range(32)))
-TERMS = Terms.of("word", SECRET, 60.0)
+TERMS = LinkOptions.of("word", SECRET, 60.0)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -53,18 +58,20 @@ class Room:
         self.transport = TcpTransport()
         listener = self.transport.listen()
         self.address = listener.address
-        hub = Hub(2, 1 << 20)
-        self.centre = Centre(hub, self.transport, listener, lambda m: None, TERMS, clock=clock)
+        coordinator = Coordinator(2, 1 << 20)
+        self.coordinator_rank = CoordinatorServer(
+            coordinator, self.transport, listener, lambda m: None, TERMS, clock=clock
+        )
 
     def connect(self) -> Connection:
         return TcpTransport().connect(self.address, 60.0)
 
-    def line(self, terms: Terms = TERMS) -> Any:
-        return call_hub(TcpTransport(), self.address, 1, terms)
+    def line(self, link_options: LinkOptions = TERMS) -> Any:
+        return connect_to_coordinator(TcpTransport(), self.address, 1, link_options)
 
     @property
     def ranks(self) -> set[int]:
-        return set(self.centre._lines)
+        return set(self.coordinator_rank._lines)
 
     def wait_for(self, ranks: set[int]) -> None:
         wait_until(lambda: self.ranks == ranks)
@@ -74,7 +81,7 @@ class Room:
 def room() -> Iterator[Room]:
     room = Room()
     yield room
-    room.centre.close()
+    room.coordinator_rank.close()
 
 
 def is_closed(connection: Connection) -> bool:
@@ -87,7 +94,7 @@ def is_closed(connection: Connection) -> bool:
 
 
 def join(room: Room) -> Any:
-    spoke = Spoke(1, room.line(), lambda message: None)
+    spoke = CoordinatorClient(1, room.line(), lambda message: None)
     room.wait_for({1})
     return spoke
 
@@ -106,27 +113,27 @@ def test_strangers_are_not_heard(room: Room) -> None:
 
 
 @pytest.mark.parametrize(
-    "terms",
+    "link_options",
     [
-        Terms.of("another word", SECRET, 60.0),
-        Terms.of("word", Secret(bytes(32)), 60.0),
-        Terms.of("word", None, 60.0),
-        Terms(SECRET),
+        LinkOptions.of("another word", SECRET, 60.0),
+        LinkOptions.of("word", Secret(bytes(32)), 60.0),
+        LinkOptions.of("word", None, 60.0),
+        LinkOptions(SECRET),
     ],
     ids=["another session", "another secret", "no secret", "the job's own"],
 )
-def test_who_has_not_both_word_and_secret_is_told_so(room: Room, terms: Terms) -> None:
+def test_who_has_not_both_word_and_secret_is_told_so(room: Room, link_options: LinkOptions) -> None:
     with pytest.raises(CollectiveError, match="rank 1 was not let in by rank 0 at .* proof is"):
-        room.line(terms)
+        room.line(link_options)
     assert room.ranks == set()
     join(room).close()
 
 
 def test_without_a_secret_whoever_knows_the_word_belongs_here() -> None:
-    terms = Terms.of("word", None, 60.0)
-    assert terms == Terms.of("word", None, 60.0)
-    assert (terms.is_sealed, TERMS.is_sealed) == (False, True)
-    assert terms.secret != Terms.of("guess", None, 60.0).secret
+    link_options = LinkOptions.of("word", None, 60.0)
+    assert link_options == LinkOptions.of("word", None, 60.0)
+    assert (link_options.is_authenticated, TERMS.is_authenticated) == (False, True)
+    assert link_options.secret != LinkOptions.of("guess", None, 60.0).secret
 
 
 def test_rank_that_is_here_already_is_not_let_in_again(room: Room) -> None:
@@ -156,13 +163,13 @@ def test_strangers_that_say_nothing_go_after_a_while() -> None:
     clock = ManualClock()
     room = Room(clock)
     stranger = room.connect()
-    wait_until(lambda: len(room.centre._door) == 1)
+    wait_until(lambda: len(room.coordinator_rank._door) == 1)
     clock.advance(30.5)
-    room.centre.tell(Ask(ANYTHING))  # wakes it
+    room.coordinator_rank.tell(Ask(ANYTHING))  # wakes it
     assert is_closed(stranger)
-    assert room.centre._door.refused() == {"too slow": 1}
+    assert room.coordinator_rank._door.refused() == {"too slow": 1}
     stranger.close()
-    room.centre.close()
+    room.coordinator_rank.close()
 
 
 class Tampered:
@@ -191,7 +198,7 @@ class Tampered:
 )
 def test_what_somebody_on_the_way_has_changed_is_not_heard(room: Room, change: Any) -> None:
     line = room.line()
-    spoke = Spoke(1, line, lambda message: None)
+    spoke = CoordinatorClient(1, line, lambda message: None)
     room.wait_for({1})
     line.stream = Tampered(line.stream, change)
     spoke.tell(Ask(ANYTHING))
@@ -203,7 +210,7 @@ def test_what_somebody_on_the_way_has_changed_is_not_heard(room: Room, change: A
 
 def test_what_is_sent_is_counted_with_its_seal(room: Room) -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
-    spoke = Spoke(1, room.line(), heard.put)
+    spoke = CoordinatorClient(1, room.line(), heard.put)
     spoke.tell(Ask(ANYTHING))
     assert heard.get(timeout=60) == Missing(ANYTHING, ())
     assert spoke.bytes_sent == 4 + len(encode(Ask(ANYTHING))) + 16
@@ -212,16 +219,16 @@ def test_what_is_sent_is_counted_with_its_seal(room: Room) -> None:
 
 def test_callers_wait_while_no_more_files_can_be_opened(room, monkeypatch) -> None:
     tried = threading.Event()
-    accept = room.centre._listener.accept
+    accept = room.coordinator_rank._listener.accept
 
     def none_left() -> None:
         tried.set()
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr(room.centre._listener, "accept", none_left)
+    monkeypatch.setattr(room.coordinator_rank._listener, "accept", none_left)
     caller = room.connect()
     assert tried.wait(60)
-    monkeypatch.setattr(room.centre._listener, "accept", accept)
+    monkeypatch.setattr(room.coordinator_rank._listener, "accept", accept)
     join(room).close()
     caller.close()
 
@@ -241,8 +248,8 @@ class Trio:
         listener = self.transport.listen()
         self.address = listener.address
         self.heard: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(3)]
-        self.centre = Centre(
-            Hub(3, 1 << 20),
+        self.coordinator_rank = CoordinatorServer(
+            Coordinator(3, 1 << 20),
             self.transport,
             listener,
             self.heard[0].put,
@@ -250,16 +257,16 @@ class Trio:
             expected=(1, 2),
             clock=clock,
         )
-        self.spokes: list[Spoke] = []
+        self.spokes: list[CoordinatorClient] = []
 
     def come(self, rank: int) -> None:
-        line = call_hub(TcpTransport(), self.address, rank, TERMS)
-        self.spokes.append(Spoke(rank, line, self.heard[rank].put))
+        line = connect_to_coordinator(TcpTransport(), self.address, rank, TERMS)
+        self.spokes.append(CoordinatorClient(rank, line, self.heard[rank].put))
 
     def close(self) -> None:
         for spoke in self.spokes:
             spoke.close()
-        self.centre.close()
+        self.coordinator_rank.close()
 
 
 def test_all_are_welcomed_when_all_have_come() -> None:
@@ -275,9 +282,9 @@ def test_rank_that_does_not_come_is_told_to_all_others_and_refused_later() -> No
     clock = ManualClock()
     trio = Trio(clock)
     trio.come(1)
-    wait_until(lambda: set(trio.centre._lines) == {1})
+    wait_until(lambda: set(trio.coordinator_rank._lines) == {1})
     clock.advance(61.0)
-    trio.centre.tell(Ask(ANYTHING))  # wakes it
+    trio.coordinator_rank.tell(Ask(ANYTHING))  # wakes it
     for rank in (0, 1):
         lost = heard_of_losses(trio.heard[rank])
         assert (lost.rank, lost.why) == (2, "did not come to rank 0 within 60 s")
@@ -317,7 +324,7 @@ def test_who_waits_for_rank_0_hears_that_another_has_failed() -> None:
         raise RankLostError("rank 2 gave up")
 
     with pytest.raises(RankLostError, match="^rank 2 gave up$"):
-        call_hub(transport, listener.address, 1, TERMS, look)
+        connect_to_coordinator(transport, listener.address, 1, TERMS, look)
     listener.close()
 
 
@@ -334,7 +341,7 @@ def test_wait_that_ends_without_anything_is_not_the_end(room: Room) -> None:
         receive(*arguments)
 
     line.stream.receive_into = nothing_yet
-    spoke = Spoke(1, line, heard.put)
+    spoke = CoordinatorClient(1, line, heard.put)
     spoke.tell(Ask(ANYTHING))
     assert heard.get(timeout=60) == Missing(ANYTHING, ())
     spoke.close()

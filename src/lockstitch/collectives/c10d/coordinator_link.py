@@ -1,17 +1,17 @@
 """The connections between rank 0 and the others: whole messages both ways. (Where a process set has
-a star of its own, its first rank stands where rank 0 stands here.)
+a coordinator of its own, its first rank stands where rank 0 stands here.)
 
-On rank 0 one thread reads all connections and asks the hub; elsewhere one thread reads the one.
-Whoever submits sends for himself. Rank 0 talks to its own hub without a connection. What goes over
-one is in `messages`.
+On rank 0 one thread reads all connections and asks the coordinator; elsewhere one thread reads the
+one. Whoever submits sends for himself. Rank 0 talks to its own coordinator without a connection.
+What goes over one is in `messages`.
 
 A connection on which anything has failed is over, whichever end and direction it was: what was to
 be said then is lost, and nobody could know. Its end reaches the thread that reads it on both sides,
-and from there the hub, which tells all others. So does a thread of ours that cannot go on.
+and from there the coordinator, which tells all others. So does a thread of ours that cannot go on.
 
 A rank proves with its greeting that it belongs here, and so does rank 0 (`link.handshake`): it has
 the job's secret, or where there is none, what rank 0 has put into the store. Where the job has a
-secret every message after that has a seal. Seals hide nothing: names and shapes can be read.
+secret every message after that has a MAC. That hides nothing: names and shapes can be read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives.c10d import messages
-from lockstitch.collectives.c10d.hub import Note
+from lockstitch.collectives.c10d.coordinator import Addressed
 from lockstitch.collectives.c10d.messages import Leave, Lost, Message, Welcome
 from lockstitch.collectives.requests import ranks_in_words
 from lockstitch.errors import CollectiveError, HandshakeError, ProtocolError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from lockstitch.clock import Clock
-    from lockstitch.collectives.c10d.hub import Hub
+    from lockstitch.collectives.c10d.coordinator import Coordinator
     from lockstitch.link.greetings import Hello
     from lockstitch.link.line import Line
     from lockstitch.transport import Connection, Listener, Pollable, Transport
@@ -51,24 +51,28 @@ _PAUSE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Terms:
-    """How the ranks of one star meet: by which secret, within which time, and where; and whether
-    what they say then is sealed."""
+class LinkOptions:
+    """How the ranks meet: by which secret, within which time, and where; and whether
+    what they say then is authenticated."""
 
     secret: Secret
     seconds: float = 60.0
-    centre: int = 0
-    is_sealed: bool = True
+    coordinator_rank: int = 0
+    is_authenticated: bool = True
 
     @classmethod
-    def of(cls, word: str, secret: Secret | None, seconds: float, centre: int = 0) -> Terms:
+    def of(
+        cls, word: str, secret: Secret | None, seconds: float, coordinator_rank: int = 0
+    ) -> LinkOptions:
         """`word` is what the rank `centre` has told all others, and is never used again. Where the
-        job has no secret, whoever has read it belongs here, and seals would keep nobody out."""
+        job has no secret, whoever has read it belongs here, and MACs would keep nobody out."""
         known = secret or Secret(sha256(word.encode()).digest())
-        return cls(known.of("reductions", word.encode()), seconds, centre, secret is not None)
+        return cls(
+            known.of("reductions", word.encode()), seconds, coordinator_rank, secret is not None
+        )
 
 
-class Spoke:
+class CoordinatorClient:
     """The end of every rank but 0."""
 
     def __init__(
@@ -76,9 +80,9 @@ class Spoke:
         rank: int,
         line: Line[Connection],
         hear: Callable[[Message], None],
-        centre: int = 0,
+        coordinator_rank: int = 0,
     ) -> None:
-        self._centre = centre
+        self._coordinator_rank = coordinator_rank
         self._line = line
         self._hear = hear
         self._is_closed = False
@@ -118,37 +122,39 @@ class Spoke:
         except Exception as error:  # noqa: BLE001 - whatever it was, nothing is read any more
             self._line.close()  # so that rank 0 hears of it, too
             if not self._is_closed:
-                self._hear(Lost(self._centre, f"{messages.UNREACHED} ({self._failure or error})"))
+                self._hear(
+                    Lost(self._coordinator_rank, f"{messages.UNREACHED} ({self._failure or error})")
+                )
 
 
-class Centre:
-    """The end of rank 0, which has the hub. `expected`: who has to come within the time of the
-    `terms`; when all have they are told `Welcome`, and else that somebody is lost."""
+class CoordinatorServer:
+    """The end of rank 0, which has the coordinator. `expected`: who has to come within the time of
+    the `terms`; when all have they are told `Welcome`, and else that somebody is lost."""
 
     def __init__(  # noqa: PLR0913 - all that it works with
         self,
-        hub: Hub,
+        coordinator: Coordinator,
         transport: Transport,
         listener: Listener,
         hear: Callable[[Message], None],
-        terms: Terms,
+        link_options: LinkOptions,
         *,
         expected: Iterable[int] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._terms = terms
-        self._rank = terms.centre
-        self._info = _info(terms.centre)
+        self._options = link_options
+        self._rank = link_options.coordinator_rank
+        self._info = _info(link_options.coordinator_rank)
         self._expected = set(expected)
         self._is_waiting = True
         """For those who are expected."""
         self._clock = clock
-        self._deadline = clock.now() + terms.seconds
+        self._deadline = clock.now() + link_options.seconds
         most = _MOST_STRANGERS + len(self._expected)
         self._door: Door[Guest[Connection]] = Door(clock, most, _GUEST_SECONDS, self._turn_away)
         self._guests: dict[int, Guest[Connection]] = {}
         """By what the poller knows of them: the connection."""
-        self._hub = hub
+        self._coordinator = coordinator
         self._hear = hear
         self._transport = transport
         self._listener = listener
@@ -166,7 +172,7 @@ class Centre:
         self._thread.start()
 
     def tell(self, message: Message) -> None:
-        """Says something to the hub."""
+        """Says something to the coordinator."""
         self.bytes_sent += len(messages.encode(message))
         self._own.put(message)
         self._poller.wake()
@@ -204,7 +210,7 @@ class Centre:
                 self._poller.arm(self._listener)
             while not self._own.empty():
                 told.append((self._rank, self._own.get()))
-            self._send(self._hub.hear(told))
+            self._send(self._coordinator.hear(told))
             if self._is_closed and self._own.empty():
                 break
 
@@ -218,15 +224,15 @@ class Centre:
         """Everybody has come, or the time is over."""
         if not self._expected:
             self._is_waiting = False
-            self._send([Note(rank, Welcome()) for rank in (*self._lines, self._rank)])
+            self._send([Addressed(rank, Welcome()) for rank in (*self._lines, self._rank)])
         elif self._clock.now() >= self._deadline:
             self._is_waiting = False
-            words = f"did not come to rank {self._rank} within {self._terms.seconds:g} s"
+            words = f"did not come to rank {self._rank} within {self._options.seconds:g} s"
             first, *others = sorted(self._expected)
             if others:
                 words += f", nor did {ranks_in_words(others)}"
             for rank in (first, *others):
-                self._send(self._hub.lost(rank, words))
+                self._send(self._coordinator.lost(rank, words))
 
     def _look_at(self, pollable: Pollable, told: list[tuple[int, Message]]) -> None:
         if pollable is self._listener:
@@ -259,7 +265,7 @@ class Centre:
             return
         self._is_full = False
         if connection is not None:
-            handshake = ListenerHandshake(self._info, self._terms.secret, self._why_not)
+            handshake = ListenerHandshake(self._info, self._options.secret, self._why_not)
             guest = self._guests[id(connection)] = Guest(connection, handshake)
             self._poller.add(connection)
             self._poller.arm(connection)
@@ -276,16 +282,16 @@ class Centre:
         if refusal:
             self._door.turn_away(guest, refusal)
         elif refusal is not None and self._door.let_in(guest):
-            self._seat(guest)
+            self._accept_rank(guest)
 
-    def _seat(self, guest: Guest[Connection]) -> None:
+    def _accept_rank(self, guest: Guest[Connection]) -> None:
         """A rank has come."""
         assert guest.handshake.caller is not None
         rank = guest.handshake.caller.id
         del self._guests[id(guest.stream)]
         self._ranks[id(guest.stream)] = rank
         try:
-            line = guest.line(messages.MOST_BYTES, is_sealed=self._terms.is_sealed)
+            line = guest.line(messages.MOST_BYTES, is_authenticated=self._options.is_authenticated)
             if rank in self._expected and not self._is_waiting:
                 line.send(messages.encode(Lost(rank, "came too late")))
         except ConnectionError:
@@ -306,10 +312,10 @@ class Centre:
         line.close()
         if rank is not None:
             del self._lines[rank]
-            self._send(self._hub.lost(rank, f"{messages.UNREACHED} ({why})"))
+            self._send(self._coordinator.lost(rank, f"{messages.UNREACHED} ({why})"))
 
-    def _send(self, notes: list[Note]) -> None:
-        for to, message in notes:
+    def _send(self, addressed: list[Addressed]) -> None:
+        for to, message in addressed:
             if to == self._rank:
                 self._hear(message)
                 continue
@@ -331,39 +337,41 @@ class Centre:
         self._transport.close()
 
 
-def call_hub(
+def connect_to_coordinator(
     transport: Transport,
     address: str,
     rank: int,
-    terms: Terms,
+    link_options: LinkOptions,
     look: Callable[[], object] = lambda: None,
 ) -> Line[Connection]:
     """The line of `rank` to rank 0. `look` is called now and then until rank 0 has answered, and
     may raise."""
-    centre = f"rank {terms.centre}"
+    coordinator_rank = f"rank {link_options.coordinator_rank}"
     try:
-        connection = transport.connect(address, terms.seconds)
+        connection = transport.connect(address, link_options.seconds)
     except (ConnectionError, TimeoutError) as error:
-        raise CollectiveError(f"{centre} cannot be reached at {address}: {error}") from error
+        raise CollectiveError(
+            f"{coordinator_rank} cannot be reached at {address}: {error}"
+        ) from error
     try:
         return call(
             connection,
             _info(rank),
-            _info(terms.centre).worker,
-            terms.secret,
+            _info(link_options.coordinator_rank).worker,
+            link_options.secret,
             messages.MOST_BYTES,
-            timeout_seconds=terms.seconds,
-            is_sealed=terms.is_sealed,
+            timeout_seconds=link_options.seconds,
+            is_authenticated=link_options.is_authenticated,
             look=look,
         )
     except CollectiveError:  # of `look`
         raise
     except HandshakeError as error:
         raise CollectiveError(
-            f"rank {rank} was not let in by {centre} at {address}: {error}"
+            f"rank {rank} was not let in by {coordinator_rank} at {address}: {error}"
         ) from error
     except (ConnectionError, TimeoutError) as error:
-        raise CollectiveError(f"{centre} could not be greeted: {error}") from error
+        raise CollectiveError(f"{coordinator_rank} could not be greeted: {error}") from error
 
 
 def _info(rank: int) -> WorkerInfo:

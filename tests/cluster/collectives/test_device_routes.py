@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lockstitch.collectives import AVERAGE, SUM, Kind, ReduceOp, Reduction, Session, Stall
-from lockstitch.collectives.c10d.plane import GroupPlane, Plane
-from lockstitch.collectives.doors import NcclDoors
+from lockstitch.collectives.c10d.group_operations import GroupOperations, ProcessGroupOperations
+from lockstitch.collectives.nccl_bootstrap import NcclBootstrap
 from lockstitch.collectives.placement import Placement
 from lockstitch.errors import CollectiveError, MismatchError, RankLostError
 from tests.cluster.collectives.ranks import Ranks
@@ -29,15 +29,15 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
     def is_on_host(request: Request) -> bool:
         return not any(tensor.is_floating_point() for tensor in request.tensors)
 
-    def placement(doors: NcclDoors, _device: object) -> Placement:
-        return Placement(gpus[doors._rank], True, doors._options.device_operations)
+    def placement(bootstrap: NcclBootstrap, _device: object) -> Placement:
+        return Placement(gpus[bootstrap._rank], True, bootstrap._options.device_operations)
 
-    def plane(doors: NcclDoors, store: Any, _device: object) -> Plane:
-        return GroupPlane(doors._rank, store, "cpu")
+    def groups(bootstrap: NcclBootstrap, store: Any, _device: object) -> GroupOperations:
+        return ProcessGroupOperations(bootstrap._rank, store, "cpu")
 
     monkeypatch.setattr(Session, "_is_on_host", staticmethod(is_on_host))
-    monkeypatch.setattr(NcclDoors, "_placed", placement)
-    monkeypatch.setattr(NcclDoors, "_plane", plane)
+    monkeypatch.setattr(NcclBootstrap, "_placed", placement)
+    monkeypatch.setattr(NcclBootstrap, "_groups", groups)
     return gpus
 
 

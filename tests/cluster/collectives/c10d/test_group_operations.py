@@ -7,27 +7,27 @@ import torch
 from torch.distributed import HashStore
 
 from lockstitch.collectives import SUM
-from lockstitch.collectives.c10d.plane import GroupPlane
+from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.errors import CollectiveError
 
 
 def test_ranks_that_do_not_connect_are_told_after_the_time_for_it() -> None:
-    plane = GroupPlane(0, HashStore(), "cpu", connect_seconds=0.1)
+    groups = ProcessGroupOperations(0, HashStore(), "cpu", connect_seconds=0.1)
     with pytest.raises(
         CollectiveError, match=r"rank 0 .* process set 3, \[1\], within 0.1 s: .* alive"
     ):
-        plane.open_set(ProcessSet(3, (0, 1)))
-    plane.close()
+        groups.open_set(ProcessSet(3, (0, 1)))
+    groups.close()
 
 
 def test_operations_may_take_longer_than_connecting() -> None:
-    plane = GroupPlane(0, HashStore(), "cpu", connect_seconds=0.1)
+    groups = ProcessGroupOperations(0, HashStore(), "cpu", connect_seconds=0.1)
     alone = ProcessSet(1, (0,))
-    plane.open_set(alone)
-    assert plane._may_last(torch.ones(3 << 18), 2).total_seconds() == pytest.approx(0.1 + 6)
+    groups.open_set(alone)
+    assert groups._may_last(torch.ones(3 << 18), 2).total_seconds() == pytest.approx(0.1 + 6)
     vector = torch.ones(3)
-    plane.reduce(vector, SUM.op, alone)
+    groups.reduce(vector, SUM.op, alone)
     assert vector.tolist() == [1.0] * 3
-    plane.close_set(alone)
-    plane.close()
+    groups.close_set(alone)
+    groups.close()
