@@ -92,7 +92,7 @@ def check_secret(environment: Mapping[str, str]) -> Finding:
     except (OSError, ValueError) as error:
         return wrong("secret", str(error), f"make one: lockstitch secret -o FILE, {FILE_VARIABLE}")
     if secret is not None:
-        return good("secret", "there is one, and nobody else can read it")
+        return good("secret", "there is one, and it is kept from others")
     if environment.get("LOCKSTITCH_INSECURE", "0") not in ("", "0"):
         return note(
             "secret",

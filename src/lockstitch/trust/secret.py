@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 SECRET_BYTES: Final = 32
 VARIABLE: Final = "LOCKSTITCH_SECRET"
 FILE_VARIABLE: Final = "LOCKSTITCH_SECRET_FILE"
 
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS: Final = stat.S_IWGRP | stat.S_IRWXO
+_ROOT: Final = 0
 _LONGEST_FILE: Final = 4096
 
 
@@ -56,17 +57,16 @@ class Secret:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Secret:
-        """Reads it from a file that belongs to this user and that nobody else may read or write.
+        """Reads it from a file that belongs to this user, or to root, and that nobody else may read
+        or write; but for this process's own group, where root lets it read the file. So Kubernetes
+        mounts a Secret for the `fsGroup` of a pod: it belongs to root, with mode 0440.
 
-        Raises `PermissionError` where somebody may, `OSError` where there is no such file.
+        Raises `PermissionError` where somebody else may, `OSError` where there is no such file.
         """
         with Path(path).open("rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_mode & _OTHERS or status.st_uid not in (os.geteuid(), 0):
-                raise PermissionError(
-                    f"the secret's file {path} can be read or written by others than its user: "
-                    "set its mode to 0600, and make another secret if others may have seen this one"
-                )
+            flaw = flaw_of(os.fstat(file.fileno()), os.geteuid(), {os.getegid(), *os.getgroups()})
+            if flaw:
+                raise PermissionError(f"the secret's file {path} {flaw}")
             return cls.from_text(file.read(_LONGEST_FILE).decode("ascii", "replace"))
 
     def write(self, path: str | Path) -> None:
@@ -99,6 +99,32 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a job's secret does not travel: hand it over by environment or file")
+
+
+def flaw_of(status: os.stat_result, user: int, groups: Collection[int]) -> str:
+    """Returns why a file with that status cannot hold the secret of a process of that user and
+    those groups, and what to do; empty where it can."""
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid not in (user, _ROOT):
+        return (
+            f"belongs to user {status.st_uid}, not to the user of this process, {user}: make it "
+            "this user's own, with mode 0600"
+        )
+    if mode & _OTHERS:
+        readers = "others than its user"
+    elif mode & stat.S_IRGRP and status.st_uid != _ROOT:
+        readers = f"group {status.st_gid}"
+    elif mode & stat.S_IRGRP and status.st_gid not in groups:
+        return (
+            f"can be read by group {status.st_gid} (its mode is {mode:04o}), in which this process "
+            "is not: set its mode to 0600, or in a pod fsGroup to that group"
+        )
+    else:
+        return ""
+    return (
+        f"can be read or written by {readers} (its mode is {mode:04o}): set its mode to 0600, and "
+        "make another secret if others may have seen this one"
+    )
 
 
 def hkdf(key: bytes, salt: bytes, info: bytes, length: int = 32) -> bytes:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
+import subprocess
+import sys
+import tempfile
 import traceback
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from lockstitch.trust.secret import Secret, find_secret, hkdf
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from lockstitch.trust.secret import Secret, find_secret, flaw_of, hkdf
 
 KEY = bytes(range(32))
 TEXT = KEY.hex()
@@ -94,10 +96,63 @@ def test_file_is_for_its_user_alone(tmp_path: Path) -> None:
     assert Secret.from_file(path) == Secret(KEY)
     with pytest.raises(FileExistsError):
         Secret.make().write(path)
-    for mode in (0o640, 0o604, 0o620):
+    for mode in (0o660, 0o604, 0o620):
         path.chmod(mode)
-        with pytest.raises(PermissionError, match="0600"):
+        with pytest.raises(PermissionError, match=f"mode is 0{mode:o}.*0600"):
             Secret.from_file(path)
+
+
+USER, POD, STAFF = 1000, 2000, 50
+
+
+def status(mode: int, user: int, group: int) -> os.stat_result:
+    return os.stat_result((0o100000 | mode, 0, 0, 1, user, group, 65, 0, 0, 0))
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o440, 0o640])
+def test_file_that_root_gives_to_a_pods_group_is_for_the_pod(mode: int) -> None:
+    assert flaw_of(status(mode, 0, POD), USER, {USER, POD}) == ""
+    assert flaw_of(status(mode, 0, POD), 0, {0, POD}) == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "user", "group", "flaw"),
+    [
+        (0o440, 0, STAFF, "can be read by group 50 .*in which this process is not.*fsGroup"),
+        (0o640, USER, POD, "can be read or written by group 2000 .*0640.*set its mode to 0600"),
+        (0o460, 0, POD, "written by others than its user .*0460"),
+        (0o444, 0, POD, "written by others than its user .*0444"),
+        (0o600, USER + 1, POD, "belongs to user 1001, not to the user of this process, 1000"),
+        (0o440, USER + 1, POD, "belongs to user 1001"),
+    ],
+)
+def test_file_that_others_could_read_or_change_is_refused(
+    mode: int, user: int, group: int, flaw: str
+) -> None:
+    assert re.search(flaw, flaw_of(status(mode, user, group), USER, {USER, POD}))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to a group")
+def test_pod_of_another_user_reads_what_is_mounted_for_its_group() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        path = Path(folder, "secret")
+        Secret(KEY).write(path)
+        os.chown(path, 0, POD)
+        path.chmod(0o440)
+        program = (
+            "import os, sys; from lockstitch.trust.secret import Secret\n"
+            f"os.setgroups([int(sys.argv[1])]); os.setegid({USER}); os.seteuid({USER})\n"
+            "try: print(len(Secret.from_file(sys.argv[2]).text()))\n"
+            "except PermissionError as error: print(error)"
+        )
+
+        def says(group: int) -> str:
+            command = [sys.executable, "-c", program, str(group), str(path)]
+            return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+        assert says(POD) == "64\n"
+        assert "Permission denied" in says(STAFF)  # the kernel's word
 
 
 def test_secret_is_found_in_the_options_before_the_environment(tmp_path: Path) -> None:
