@@ -23,7 +23,7 @@ TWO_AT_ONCE = -n 2 --dist worksteal
 SPELT = src tests docs examples benchmarks packaging changelog.d .github $(wildcard *.md) Makefile \
 	pyproject.toml
 
-.PHONY: help demo test test-gpu test-again test-all test-matrix coverage lint format bench docs \
+.PHONY: help demo test test-gpu test-engines test-again test-all test-matrix coverage lint format bench docs \
 	package changelog clean
 
 help:  ## list the targets
@@ -39,6 +39,9 @@ test: $(VENV)/installed-dev  ## the quick suite, warnings as errors
 
 test-gpu: $(VENV)/installed-dev  ## the tests that need a GPU, which the others do not see
 	LOCKSTITCH_TEST_GPU=1 python -m pytest tests/gpu
+
+test-engines: $(VENV)/installed-engines  ## what runs on, or is written for, the engines that start workers
+	python -m pytest tests/engines
 
 test-again: $(VENV)/installed-dev  ## the tests that failed last time
 	python -m pytest --last-failed --last-failed-no-failures none -m "not slow" $(TESTS)

@@ -2,6 +2,8 @@
 
     cli.py         the command `lockstitch`
     options.py     what may be said on its command line
+    manifest.py    the command `lockstitch manifest`
+    kubernetes     what it writes for Kubernetes
     config.py      what a file may say instead
     tuning.py      the variables that the options set in the workers' environment
     job.py         a job: processes that are started, followed and ended

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from lockstitch import __version__
-from lockstitch.launch import options
+from lockstitch.launch import manifest, options
 from lockstitch.launch.elastic import Elasticity, ElasticJob
 from lockstitch.launch.hosts import Slots, is_here, parse_hostfile, parse_hosts
 from lockstitch.launch.local import run_local
@@ -50,6 +50,7 @@ app = typer.Typer(
     no_args_is_help=True,
     **_PLAINLY,
 )
+app.add_typer(manifest.app, name="manifest")
 
 
 def main() -> None:
