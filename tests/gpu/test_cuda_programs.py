@@ -214,8 +214,8 @@ def test_scatter_and_gather_are_torchs_on_one_gpu():
     for place in ("cpu", GPU, -1):
         joined = parallel.gather(pieces, place)
         assert joined.device.type == ("cuda" if place == GPU else "cpu")
-        (slope,) = torch.autograd.grad(joined.pow(2).sum(), x, retain_graph=True)
-        alike(slope, 2 * x.detach())
+        (gradient,) = torch.autograd.grad(joined.pow(2).sum(), x, retain_graph=True)
+        alike(gradient, 2 * x.detach())
 
 
 def test_replicas_and_their_gradients():
@@ -267,12 +267,12 @@ def train_with_a_remote_slot(place, home):
             model(torch.randn(6, 8, device=home)).sum().backward()
         assert all(each.device == torch.device(home) for each in gradients(module))
         x = torch.randn(6, 8, device=home, requires_grad=True)
-        (slope,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
+        (gradient,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
         (expected,) = torch.autograd.grad(module(x).pow(2).sum(), x, create_graph=True)
-        alike(slope, expected)
+        alike(gradient, expected)
         weights = list(module.parameters())[0:2]
         alike(
-            torch.autograd.grad(slope.pow(2).sum(), weights),
+            torch.autograd.grad(gradient.pow(2).sum(), weights),
             torch.autograd.grad(expected.pow(2).sum(), weights),
         )
         return True

@@ -75,9 +75,9 @@ def test_gradients_of_gradients(model):
     x = torch.randn(8, 64, device="cuda:0", requires_grad=True)
 
     def penalty(net):
-        (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        (gradient,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
         model.module.zero_grad()
-        slope.pow(2).sum().backward()
+        gradient.pow(2).sum().backward()
         return model.module.first.weight.grad.clone()
 
     torch.testing.assert_close(penalty(model), penalty(model.module), rtol=1e-4, atol=1e-5)

@@ -164,9 +164,9 @@ def test_gradients_of_gradients_wait_for_another_stream_too(parallelize):
         with torch.cuda.stream(stream):
             output = each(x).pow(2).sum()
         torch.cuda.current_stream().wait_stream(stream)
-        (slope,) = torch.autograd.grad(output, x, create_graph=True)
+        (gradient,) = torch.autograd.grad(output, x, create_graph=True)
         module.zero_grad()
-        slope.pow(2).sum().backward()
+        gradient.pow(2).sum().backward()
         return [each.clone() for each in gradients(module)]
 
     torch.testing.assert_close(penalty(model, side), penalty(module, side), rtol=1e-3, atol=1e-3)
@@ -343,7 +343,7 @@ def test_threads_that_train_side_by_side(parallelize):
         alike(list(found[i]), gradients(module))
 
 
-class Slope(nn.Module):
+class InputGradient(nn.Module):
     """Goes back through a graph within its forward pass."""
 
     def __init__(self):
@@ -352,12 +352,12 @@ class Slope(nn.Module):
 
     def forward(self, x):
         x = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
-        return slope
+        (gradient,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+        return gradient
 
 
 def test_a_backward_pass_within_the_forward_pass(parallelize):
-    module, x = Slope(), batch()
+    module, x = InputGradient(), batch()
     model = parallelize(module, slots=3)
     outputs = [model(x) for _ in range(3)]
     sum(each.pow(2).mean() for each in outputs).backward()
@@ -411,8 +411,8 @@ def test_gradients_of_gradients_see_the_same_random_numbers(parallelize):
     output = model(x)
     (plain,) = torch.autograd.grad(output.sum(), x, retain_graph=True)
     before = torch.cuda.get_rng_state()
-    (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-    alike(slope.detach(), plain)
+    (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    alike(gradient.detach(), plain)
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
 

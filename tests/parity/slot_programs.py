@@ -63,7 +63,7 @@ class Run:
         self.module, self.model = module, model
         self.outputs = []
         self.inputs = []
-        self.slopes = []
+        self.input_gradients = []
         self.common = torch.ones(3, dtype=_DOUBLE, requires_grad=True)
         self.generator = torch.Generator().manual_seed(0)
 
@@ -166,23 +166,23 @@ class Run:
         output = self.outputs[i]
         value = output.square().sum() if number % 2 else output.sum()
         found = torch.autograd.grad(value, wanted, create_graph=True, allow_unused=True)
-        self.slopes += [each for each in found if each is not None and each.requires_grad]
+        self.input_gradients += [each for each in found if each is not None and each.requires_grad]
         return [each if each is None else each.detach() for each in found]
 
     def penalize(self, number):
-        if not self.slopes:
+        if not self.input_gradients:
             return None
-        chosen = self.slopes[number // 2 :] or self.slopes
+        chosen = self.input_gradients[number // 2 :] or self.input_gradients
         sum(each.square().sum() for each in chosen).backward(retain_graph=number % 2 == 0)
         return self._gradients()
 
     def differentiate_again(self, number):
-        if not self.slopes:
+        if not self.input_gradients:
             return None
-        value = self.slopes[number % len(self.slopes)].square().sum()
+        value = self.input_gradients[number % len(self.input_gradients)].square().sum()
         wanted = [each for each in (*self.inputs, self.module.scale) if each.requires_grad]
         found = torch.autograd.grad(value, wanted, create_graph=True, allow_unused=True)
-        self.slopes += [each for each in found if each is not None and each.requires_grad]
+        self.input_gradients += [each for each in found if each is not None and each.requires_grad]
         return [each if each is None else each.detach() for each in found]
 
     def step(self, number):
@@ -195,7 +195,7 @@ class Run:
 
     def forget(self, number):
         self.module.zero_grad()
-        for each in (self.outputs, self.inputs, self.slopes):
+        for each in (self.outputs, self.inputs, self.input_gradients):
             each.clear()
 
     def change(self, number):

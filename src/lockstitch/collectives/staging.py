@@ -19,7 +19,7 @@ import torch
 from lockstitch.collectives.fusion import Layout
 from lockstitch.collectives.host_memory import HostMemory
 from lockstitch.collectives.requests import Kind
-from lockstitch.collectives.shared_memory.helper import Helper
+from lockstitch.collectives.shared_memory.background_driver import BackgroundDriver
 from lockstitch.devices.streams import Streams, are_done, wait_for
 from lockstitch.torch_internals.tensors import copy_many
 
@@ -66,7 +66,7 @@ class Staging:
         self._memory = HostMemory(lambda size: backend.resident((size,), torch.uint8))
         self._copied: deque[_Copied] = deque()
         self._lock = threading.Lock()
-        self._helper = Helper(f"rank {pending.rank} copies", self)
+        self._background = BackgroundDriver(f"rank {pending.rank} copies", self)
         self.turns = 0
         """How often somebody has looked after the copies."""
 
@@ -90,7 +90,7 @@ class Staging:
         handle.route = self
         self._copied.append(_Copied(handle, events))
         if not handle.request.is_awaited:
-            self._helper.look_after()
+            self._background.look_after()
 
     def advance(self) -> None:
         """Tells the backend of what has been copied meanwhile; never waits."""
@@ -116,7 +116,7 @@ class Staging:
 
     def close(self) -> None:
         """Gives the memory back; the session is over."""
-        self._helper.close()
+        self._background.close()
         while (copied := self._next()) is not None:
             wait_for(copied.events)
         self._memory.close()

@@ -1,8 +1,8 @@
 """The slots of one module, and one call over all of them.
 
-Slots are made at the first call that needs them and kept; before each call a `Watch` says what has
-changed in the module since. A slot that has died is replaced, and all are when the module has
-become another one, or when making one of them has moved the parameters: the others may look at
+Slots are made at the first call that needs them and kept; before each call a `ChangeTracker` says
+what has changed in the module since. A slot that has died is replaced, and all are when the module
+has become another one, or when making one of them has moved the parameters: the others may look at
 where they were. A slot that is given up ends when nobody can go back through it any more.
 """
 
@@ -20,9 +20,9 @@ from lockstitch.nn.parallel.places import check_devices
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Blueprint, Request
 from lockstitch.nn.slots.lifting import fill, lift
+from lockstitch.nn.slots.module_changes import ChangeTracker, Told
 from lockstitch.nn.slots.nesting import inside
 from lockstitch.nn.slots.openmp import end_idle_threads
-from lockstitch.nn.slots.watch import Told, Watch
 from lockstitch.nn.stitch import Call
 from lockstitch.torch_internals.autograd import queue_callback
 
@@ -71,7 +71,7 @@ class ReplicaPool:
         self._factories = list(factories)
         self._slots: list[Slot | None] = [None] * len(factories)
         self._told: list[Told] = []
-        self._watch: Watch | None = None
+        self._tracker: ChangeTracker | None = None
         self._numbers = itertools.count(1)
         self.in_flight: dict[int, Slot] = {}
         """The numbers of passes that somebody can still go back through, and their slots."""
@@ -102,18 +102,18 @@ class ReplicaPool:
         count = len(parts) - 1
         with self.lock:
             self._restore_threads()
-            watch = self._prepare(count)
+            tracker = self._prepare(count)
             threads = torch.get_num_threads()
             share = self._share_of(threads)
             try:
                 if share != threads:
                     end_idle_threads()
                     torch.set_num_threads(share)
-                calls = self._post(watch, parts[1:])
+                calls = self._post(tracker, parts[1:])
                 with inside():
                     args, kwargs = parts[0]
                     outputs = [self.module(*args, **kwargs)]
-                watch.settle()
+                tracker.settle()
                 for call, told in zip(calls, self._told, strict=False):
                     outputs.append(self._end(call, told))
                 return outputs
@@ -130,8 +130,8 @@ class ReplicaPool:
     def run_on(self, number: int, part: Part) -> Any:
         """Calls the module with `part` on a slot other than the caller's."""
         with self.lock:
-            watch = self._prepare(number)
-            (call,) = self._post(watch, [part], first=number)
+            tracker = self._prepare(number)
+            (call,) = self._post(tracker, [part], first=number)
             return self._end(call, self._told[number - 1])
 
     def _end(self, call: Call | OwnCall, told: Told) -> Any:
@@ -147,21 +147,21 @@ class ReplicaPool:
             return threads
         return max(1, threads // (len(self._slots) + 1))
 
-    def _prepare(self, count: int) -> Watch:
+    def _prepare(self, count: int) -> ChangeTracker:
         """Sees to it that the first `count` slots are there and can be told what has changed."""
-        watch = self._watch
-        if watch is None or not watch.look():
+        tracker = self._tracker
+        if tracker is None or not tracker.look():
             for i in range(len(self._slots)):
                 self._forget(i)
             check_devices(self.module, self._device)
-            fresh = Watch(self.module)
-            if watch is not None:
-                fresh.succeed(watch)
-            watch = self._watch = fresh
+            fresh = ChangeTracker(self.module)
+            if tracker is not None:
+                fresh.succeed(tracker)
+            tracker = self._tracker = fresh
             self._told = [Told() for _ in self._slots]
         while (missing := self._first_missing(count)) is not None:
-            self._replace(missing, watch)
-        return watch
+            self._replace(missing, tracker)
+        return tracker
 
     def _first_missing(self, count: int) -> int | None:
         for i, slot in enumerate(self._slots[:count]):
@@ -169,21 +169,21 @@ class ReplicaPool:
                 return i
         return None
 
-    def _replace(self, i: int, watch: Watch) -> None:
+    def _replace(self, i: int, tracker: ChangeTracker) -> None:
         self._forget(i)
         threads = self._share_of(torch.get_num_threads())
         blueprint = Blueprint(
-            self.module, watch.leaves, threads, len(self._slots) + 1, self._device
+            self.module, tracker.leaves, threads, len(self._slots) + 1, self._device
         )
         # A slot outlives the modes in which it is made: what it makes now is for training too.
         with torch.inference_mode(mode=False):
             slot = self._factories[i](i + 1, blueprint)
-        if watch.refresh():
+        if tracker.refresh():
             for number, other in enumerate(self._slots):
                 if other is not None and other.shares_parameters:
                     self._forget(number)  # it looks at where they were
         self._slots[i] = slot
-        self._told[i] = watch.new_told()
+        self._told[i] = tracker.new_told()
 
     def _forget(self, i: int) -> None:
         """Gives up a slot. If somebody can still go back through it, or it has kept gradients, it
@@ -193,14 +193,16 @@ class ReplicaPool:
             return
         slot.close()
 
-    def _post(self, watch: Watch, parts: Sequence[Part], first: int = 1) -> list[Call | OwnCall]:
+    def _post(
+        self, tracker: ChangeTracker, parts: Sequence[Part], first: int = 1
+    ) -> list[Call | OwnCall]:
         """Begins the call on the slots from number `first` on."""
         builds_graph = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         state = generators.fingerprint(self._device)
         may_be_own = (
             builds_graph
             and self.syncs_gradients
-            and watch.is_quiet
+            and tracker.is_quiet
             and not torch.is_autocast_enabled("cpu")  # whose cache the slots would share
         )
         modes: Modes | None = None
@@ -208,12 +210,12 @@ class ReplicaPool:
         for i, part in enumerate(parts, start=first - 1):
             slot = self._slots[i]
             assert slot is not None
-            changes = watch.changes(self._told[i])
+            changes = tracker.changes(self._told[i])
             skeleton, tensors = lift(part)
             wants_gradient = [builds_graph and tensor.requires_grad for tensor in tensors]
             data = [tensor.data for tensor in tensors]
             if may_be_own and not changes and not any(wants_gradient):
-                run = slot.own_pass(state, watch.leaves, fills_unused=self.fills_unused)
+                run = slot.own_pass(state, tracker.leaves, fills_unused=self.fills_unused)
                 if run is not None:
                     calls.append(OwnCall(run, fill(skeleton, data)))
                     continue
@@ -229,7 +231,7 @@ class ReplicaPool:
                 state,
                 changes,
             )
-            call = Call(self, slot, request, tensors, watch.leaves)
+            call = Call(self, slot, request, tensors, tracker.leaves)
             call.begin(builds_graph=builds_graph)
             calls.append(call)
         return calls
@@ -280,4 +282,4 @@ class ReplicaPool:
             if slot is not None:
                 slot.close()
         self._kept.clear()
-        self._watch = None
+        self._tracker = None

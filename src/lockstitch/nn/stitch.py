@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from lockstitch.nn.parallel.modes import Modes
-from lockstitch.nn.slots.base import BackwardOrder, Request, SlopeOf
+from lockstitch.nn.slots.base import BackwardRequest, Request, VjpOf
 from lockstitch.nn.slots.lifting import fill, lift
 from lockstitch.torch_internals.autograd import keeps_graph as keeps_graph_now
 from lockstitch.torch_internals.tensors import versions_of
@@ -98,7 +98,7 @@ class Call:
         self._is_spent = False
         self._may_keep = not pool.syncs_gradients
         self._fills_unused = pool.fills_unused
-        self._slope: Call | None = None
+        self._vjp: Call | None = None
         pool.in_flight[self.number] = slot
 
     def __del__(self) -> None:
@@ -160,18 +160,18 @@ class Call:
         if not self.slot.is_thread_safe:
             self.pool.limit_threads_until_end_of_backward()
         if torch.is_grad_enabled():
-            self._post_slope(wanted, SlopeOf(self.number, keeps_graph))
+            self._post_vjp(wanted, VjpOf(self.number, keeps_graph))
             return
         number, keeps_gradients = self.number, self._may_keep and not self.pool.syncs_gradients
         with self._alone():
             self.slot.start_backward(
-                BackwardOrder(number, wanted, keeps_graph, keeps_gradients=keeps_gradients)
+                BackwardRequest(number, wanted, keeps_graph, keeps_gradients=keeps_gradients)
             )
 
     def await_gradients(self) -> tuple[torch.Tensor | None, ...]:
         """[5]: of the inputs and the leaves."""
-        if self._slope is not None:
-            return self._await_slope()
+        if self._vjp is not None:
+            return self._await_vjp()
         with self._alone():
             found: Gradients = self.slot.finish_backward(self.number)
         if self._is_spent:
@@ -190,7 +190,7 @@ class Call:
     def _alone(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.slot.is_thread_safe else self.pool.lock
 
-    def _post_slope(self, gradients: Sequence[torch.Tensor | None], slope_of: SlopeOf) -> None:
+    def _post_vjp(self, gradients: Sequence[torch.Tensor | None], vjp_of: VjpOf) -> None:
         """[1] of the call whose outputs are this one's gradients."""
         # What the engine does with those that nothing depends on is the plain module's from here.
         self._fills_unused = False
@@ -203,20 +203,20 @@ class Call:
             Modes.of_this_thread(),
             torch.get_default_dtype(),
             seed=0,
-            slope_of=slope_of,
+            vjp_of=vjp_of,
         )
-        self._slope = slope = Call(self.pool, self.slot, request, tensors, self.leaves)
-        slope.inputs = [*self.inputs, *slope.inputs]
-        slope._fills_unused = False
+        self._vjp = vjp = Call(self.pool, self.slot, request, tensors, self.leaves)
+        vjp.inputs = [*self.inputs, *vjp.inputs]
+        vjp._fills_unused = False
         with self._alone():
-            slope.begin(builds_graph=True)
+            vjp.begin(builds_graph=True)
 
-    def _await_slope(self) -> tuple[torch.Tensor | None, ...]:
+    def _await_vjp(self) -> tuple[torch.Tensor | None, ...]:
         """[3] of that call."""
-        slope, self._slope = self._slope, None
-        assert slope is not None
+        vjp, self._vjp = self._vjp, None
+        assert vjp is not None
         with self._alone():
-            found = slope.end()
+            found = vjp.end()
         sources = [*self.inputs, *self.leaves]
         return tuple(
             [

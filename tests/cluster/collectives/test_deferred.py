@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lockstitch.collectives import SUM
-from lockstitch.collectives.shared_memory.helper import Helper
+from lockstitch.collectives.shared_memory.background_driver import BackgroundDriver
 from lockstitch.errors import CollectiveError
 from tests.cluster.collectives.ranks import Ranks
 
@@ -22,7 +22,7 @@ _SECONDS = 60
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """No thread looks after anything."""
-    monkeypatch.setattr(Helper, "look_after", lambda _helper: None)
+    monkeypatch.setattr(BackgroundDriver, "look_after", lambda _background: None)
     with Ranks(SIZE, "shared_memory") as running:
         yield running
 

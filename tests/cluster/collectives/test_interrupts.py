@@ -97,7 +97,7 @@ def made(session: Session, count: int, is_resident: bool) -> torch.Tensor:
 
 
 def submitted(session: Session, tensors: tuple[torch.Tensor, ...]) -> Handle[Any]:
-    # "Awaited": so that no helper thread does what is to be interrupted.
+    # "Awaited": so that no background thread does what is to be interrupted.
     request = Request(
         Kind.ALLREDUCE, "sum", tensors, tensors, AVERAGE, is_group=len(tensors) > 1, is_awaited=True
     )

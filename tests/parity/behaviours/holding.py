@@ -50,8 +50,8 @@ def a_leaf_that_the_forward_pass_makes_is_its_own_affair(wrap):
     def forward(self, x):
         offset = torch.zeros(len(x), 3, requires_grad=True)
         energy = (self.linear(x) + offset).pow(3).sum()
-        (slope,) = torch.autograd.grad(energy, offset, create_graph=True)
-        return slope + self.linear(x) + offset
+        (gradient,) = torch.autograd.grad(energy, offset, create_graph=True)
+        return gradient + self.linear(x) + offset
 
     module = Of(forward)
     return step(wrap(module), module, batch())

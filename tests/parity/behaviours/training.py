@@ -139,10 +139,10 @@ def gradients_of_gradients(wrap):
 @same
 def a_penalty_on_gradients_reaches_what_it_depends_on_and_no_more(wrap):
     module, x = nn.Linear(4, 1), batch(requires_grad=True)
-    (slope,) = torch.autograd.grad(wrap(module)(x).sum(), x, create_graph=True)
-    slope.pow(2).mean().backward()
+    (gradient,) = torch.autograd.grad(wrap(module)(x).sum(), x, create_graph=True)
+    gradient.pow(2).mean().backward()
     assert module.bias.grad is None
-    return slope, module.weight.grad
+    return gradient, module.weight.grad
 
 
 @same
@@ -153,9 +153,9 @@ def a_penalty_on_gradients_after_steps_of_training(wrap):
     for _ in range(20):
         module.zero_grad()
         x = batch(requires_grad=True)
-        (slope,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
-        slope.pow(2).sum().backward()
-        results.append([slope, *gradients(module.linear)])
+        (gradient,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
+        gradient.pow(2).sum().backward()
+        results.append([gradient, *gradients(module.linear)])
         assert module.unused.weight.grad is None
     return results
 
@@ -179,9 +179,9 @@ def gradients_of_the_third_order(wrap):
     module, x = Of(lambda self, x: self.linear(x).tanh()), batch(requires_grad=True)
     value, results = wrap(module)(x).sum(), []
     for _ in range(3):
-        (slope,) = torch.autograd.grad(value, x, create_graph=True)
-        value = slope.pow(2).sum()
-        results.append(slope)
+        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+        value = gradient.pow(2).sum()
+        results.append(gradient)
     value.backward()
     return results, x.grad, module.linear.weight.grad
 
@@ -213,9 +213,9 @@ def the_module_as_it_was_counts_for_gradients_of_gradients(wrap):
             list(_changes(module))[i]()
             if calls_again:
                 model(batch())
-            (slope,) = torch.autograd.grad(value, x, create_graph=True)
-            found = torch.autograd.grad(slope.pow(2).sum(), [x, *parameters], allow_unused=True)
-            results.append([slope, *[each for each in found if each is not None]])
+            (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+            found = torch.autograd.grad(gradient.pow(2).sum(), [x, *parameters], allow_unused=True)
+            results.append([gradient, *[each for each in found if each is not None]])
     return results
 
 

@@ -177,8 +177,8 @@ def test_slots_hear_when_nobody_can_go_back_any_more(pool):
 def test_gradients_of_gradients_are_those_of_the_whole(pool, module):
     x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     parts = [((piece,), {}) for piece in x.chunk(3)]
-    (slope,) = torch.autograd.grad(torch.cat(pool.run(parts)).pow(2).sum(), x, create_graph=True)
-    slope.sum().backward()  # 2 · weight² · x, summed: its derivative is 4 · weight · sum(x)
+    (gradient,) = torch.autograd.grad(torch.cat(pool.run(parts)).pow(2).sum(), x, create_graph=True)
+    gradient.sum().backward()  # 2 · weight² · x, summed: its derivative is 4 · weight · sum(x)
     assert module.weight.grad.tolist() == [48]
 
 

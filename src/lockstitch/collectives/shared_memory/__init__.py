@@ -1,7 +1,7 @@
 """Reductions between the ranks of one host, through memory that all of them map.
 
-- `backend`: who drives: the threads that submit and wait, one at a time (`token`); `helper` where
-  nobody waits
+- `backend`: who drives: the threads that submit and wait, one at a time (`token`), and a thread of
+  its own for what nobody waits for (`background_driver`)
 - `channel`: one process set: logs, table, operations under way; `publishing`: what it tells others
 - `operations`: how tensors move: `whole`, `in_place`, or `in_chunks`, chosen by `routes`
 - `definitions`: what is known of each name

@@ -5,7 +5,7 @@ coordinator and no cycle. Of several waiting threads one holds the *token*: it l
 again and again for a moment, then sleeps until somebody rings. The others sleep on their handles.
 The holder completes their operations too, and passes the token on when its own is done.
 
-Operations that nobody waits for are looked after by a helper thread (`helper`).
+Operations that nobody waits for are looked after by a background thread (`background_driver`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from lockstitch.collectives.mappings import declare_private
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET, Kind
+from lockstitch.collectives.shared_memory.background_driver import BackgroundDriver
 from lockstitch.collectives.shared_memory.channel import Channel
-from lockstitch.collectives.shared_memory.helper import Helper
 from lockstitch.collectives.shared_memory.publishing import LogFullError
 from lockstitch.collectives.shared_memory.segment import Geometry, Segment
 from lockstitch.collectives.shared_memory.token import Token
@@ -73,7 +73,7 @@ class SharedMemoryBackend:
         self._is_closed = False
         self._is_abandoned = False
         self._turns = 0
-        self._helper = Helper(f"rank {rank} reductions", self)
+        self._background = BackgroundDriver(f"rank {rank} reductions", self)
         self.open_set(ProcessSet(GLOBAL_SET, tuple(range(geometry.ranks))))
         abandon_in_child(self)
 
@@ -95,8 +95,8 @@ class SharedMemoryBackend:
         except BaseException as error:
             self._pending.fail(handle, error)
             raise
-        if not handle.is_done and self._helper.is_parked and not handle.request.is_awaited:
-            self._helper.look_after()
+        if not handle.is_done and self._background.is_parked and not handle.request.is_awaited:
+            self._background.look_after()
 
     def _try_submit(self, handle: Handle[Any]) -> bool:
         with self._lock:
@@ -147,12 +147,12 @@ class SharedMemoryBackend:
                 if gives_up is not None and gives_up():
                     return
                 if not self._token.hold(lambda: self._drive(handle, gives_up)):
-                    self._token.follow(handle, self._call_off_helper, _LOOK_SECONDS)
+                    self._token.follow(handle, self._call_off_background, _LOOK_SECONDS)
         except Exception as error:  # noqa: BLE001 - told to all: nobody goes on without this rank
             self._give_up(error)
         except BaseException:  # an interrupt: perhaps nobody waits for it any more
             handle.request.is_awaited = False
-            self._helper.look_after()
+            self._background.look_after()
             raise
 
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -205,10 +205,10 @@ class SharedMemoryBackend:
             return
         self._is_closed = True
         with self._lock:
-            self._say_goodbye()
+            self._publish_leave()
         # Whoever is inside a sleep is woken, and gone when the token is free.
         self._wakeups.wake_own()
-        self._helper.close()
+        self._background.close()
         self._token.wait()
         self._wakeups.close()
 
@@ -325,22 +325,22 @@ class SharedMemoryBackend:
         finally:
             self._wakeups.announce_awake()
         if dead:
-            self._mourn(dead)
+            self._handle_deaths(dead)
         self._pending.look_for_stalls(self._missing, give_up=self._give_up)
 
     def _sleep_without_token(self) -> None:
-        """For a moment: others give room back without ringing."""
+        """For a moment: others give room back without waking anybody."""
         if not self._token.hold(lambda: self._sleep(None, _ROOM_SECONDS)):
             threading.Event().wait(_ROOM_SECONDS)
 
-    def _call_off_helper(self) -> None:
+    def _call_off_background(self) -> None:
         """If it is the one who drives."""
-        if self._helper.is_driving:
+        if self._background.is_driving:
             self._token.is_wanted = True
             self._wakeups.wake_own()
 
     def drive_unattended(self) -> None:
-        """What the helper does: drives if nobody else does."""
+        """What the background thread does: drives if nobody else does."""
         # The session has ended with what goes wrong, and others will be told.
         with contextlib.suppress(Exception):
             if not self._token.is_wanted:
@@ -360,7 +360,7 @@ class SharedMemoryBackend:
 
     # ------------------------------------------------------------ ends
 
-    def _mourn(self, dead: list[int]) -> None:
+    def _handle_deaths(self, dead: list[int]) -> None:
         with self._lock:
             self._turn()  # what they had finished is finished
             lost = [rank for rank in dead if self._wakeups.is_watched(rank)]
@@ -375,7 +375,7 @@ class SharedMemoryBackend:
                 f"the session ended when rank {self._rank} could not do its part: {error!r}"
             )
         self._pending.break_off(error)
-        self._say_goodbye(str(error), isinstance(error, RankLostError))
+        self._publish_leave(str(error), isinstance(error, RankLostError))
 
     def end(self, error: BaseException) -> None:
         """Ends the session with that, for the other ranks too, before it has begun here."""
@@ -386,7 +386,7 @@ class SharedMemoryBackend:
         with self._lock:
             self._break(error)
 
-    def _say_goodbye(self, reason: str = "", is_by_death: bool = False) -> None:
+    def _publish_leave(self, reason: str = "", is_by_death: bool = False) -> None:
         if not self._has_left:
             self._has_left = True
             for channel in self._channels.values():

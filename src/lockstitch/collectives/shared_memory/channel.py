@@ -84,7 +84,7 @@ class Channel:
         self._announced: deque[Submitted] = deque()
         """What the others have been told, and this rank's own table will be told in the next turn
         (`Request.is_deferred`)."""
-        self._lingering: set[Operation] = set()
+        self._still_read: set[Operation] = set()
         """Over for this rank, but others still read what it has put there."""
         self._joining: Handle[Any] | None = None
         self._gone: dict[int, RankLostError] = {}
@@ -125,7 +125,7 @@ class Channel:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way that this rank has submitted."""
-        return not self._active and not self._lingering and not self._announced
+        return not self._active and not self._still_read and not self._announced
 
     # ------------------------------------------------------------ submitting
 
@@ -146,9 +146,9 @@ class Channel:
         self.is_changing = True
         offset = place - self._arena_begin if place != NOWHERE else 0
         if news:
-            self._publisher.say(*news)
+            self._publisher.publish(*news)
             cached.note = definition
-        self._publisher.say_one(word(log.SUBMIT, cached.number, offset | flags))
+        self._publisher.publish_word(word(log.SUBMIT, cached.number, offset | flags))
         part = Part(self.rank, definition, place, bool(flags))
         part.operation = operation
         submitted = Submitted(self.rank, definition.description, part)
@@ -173,7 +173,7 @@ class Channel:
         self._take_in_own()
         self._joining = handle
         now = time.monotonic_ns()
-        self._publisher.say_one(log.JOIN | now << 4)
+        self._publisher.publish_word(log.JOIN | now << 4)
         self._follow(self.table.handle(Joined(self.rank, now)))
         self._end_changes()
 
@@ -189,9 +189,9 @@ class Channel:
 
     def advance(self) -> bool:
         """Reads what is new and does what can be done; whether anything was new."""
-        if self._publisher.owed:
+        if self._publisher.backlog:
             self.is_changing = True
-            self._publisher.pay()
+            self._publisher.flush()
             self.is_changing = False
         is_news = self._is_behind
         if self._announced:
@@ -258,7 +258,7 @@ class Channel:
         operation = part.operation
         if operation is not None:
             operation.unread -= 1
-            if operation.unread == 0 and operation in self._lingering:
+            if operation.unread == 0 and operation in self._still_read:
                 self._release(operation)
 
     def _left(self, rank: int, reason: str, is_by_death: bool) -> None:
@@ -272,7 +272,7 @@ class Channel:
         for operation in list(self._active):
             if self._is_orphaned(operation):
                 self._active.remove(operation)
-        for operation in list(self._lingering):
+        for operation in list(self._still_read):
             for part in operation.present:
                 if part.rank == rank:
                     self._done(part)
@@ -284,7 +284,7 @@ class Channel:
             error = self._gone.get(part.rank)
             if error is not None and operation.owes(part):
                 self._pending.fail(operation.handle, error)
-                self._linger(operation)
+                self._keep_until_read(operation)
                 return True
         return False
 
@@ -343,30 +343,32 @@ class Channel:
             if not isinstance(operation, Whole):
                 raise  # the others wait for what this rank cannot give: the session is over
             self._pending.fail(operation.handle, error)
-            self._linger(operation)
+            self._keep_until_read(operation)
             return True
         except BaseException as interrupt:  # noqa: BLE001 - raised by `_end_changes`
             self._interrupt = interrupt
             return False
         if is_over:
-            self._linger(operation)
+            self._keep_until_read(operation)
             self._pending.complete(operation.handle, operation.result())
         return is_over
 
-    def _linger(self, operation: Operation) -> None:
+    def _keep_until_read(self, operation: Operation) -> None:
         """This rank's part is over; others may still read what it has put there."""
         if isinstance(operation, InPlace):
             self._release(operation)  # each reads its own part only, at the end
             return
         if operation.request.tensors:
-            self._publisher.say_one(word(log.DONE, operation.handle.cached.number), is_urgent=False)
+            self._publisher.publish_word(
+                word(log.DONE, operation.handle.cached.number), is_urgent=False
+            )
         if operation.unread == 0:
             self._release(operation)
         else:
-            self._lingering.add(operation)
+            self._still_read.add(operation)
 
     def _release(self, operation: Operation) -> None:
-        self._lingering.discard(operation)
+        self._still_read.discard(operation)
         self.give_back(operation)
         operation.end()
 
@@ -384,16 +386,16 @@ class Channel:
         operation.held = []
 
     def tell_progress(self, operation: Operation, count: int) -> None:
-        self._publisher.say_one(word(log.SLICE_DONE, operation.handle.cached.number, count))
+        self._publisher.publish_word(word(log.SLICE_DONE, operation.handle.cached.number, count))
         self._own_part(operation).produced = count
 
     def tell_reduced(self, operation: Operation, count: int) -> None:
-        self._publisher.say_one(word(log.REDUCED, operation.handle.cached.number, count))
+        self._publisher.publish_word(word(log.REDUCED, operation.handle.cached.number, count))
         self._own_part(operation).reduced = count
 
     def tell_place(self, operation: Operation, place: int) -> None:
         offset = place - self._arena_begin
-        self._publisher.say_one(word(log.PLACE, operation.handle.cached.number, offset))
+        self._publisher.publish_word(word(log.PLACE, operation.handle.cached.number, offset))
         self._own_part(operation).whole_place = place
 
     def _own_part(self, operation: Operation) -> Part:
@@ -404,8 +406,8 @@ class Channel:
     # ------------------------------------------------------------ the end
 
     def leave(self, reason: str, is_by_death: bool) -> None:
-        """The last word; see `Publisher.say_goodbye`."""
-        self._publisher.say_goodbye(reason, is_by_death)
+        """The last word; see `Publisher.publish_leave`."""
+        self._publisher.publish_leave(reason, is_by_death)
 
     def missing(self, name: str) -> tuple[int, ...]:
         """Whom this rank waits for."""

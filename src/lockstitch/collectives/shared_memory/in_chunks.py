@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives.fusion import Piece
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.shared_memory.definitions import Definition
-    from lockstitch.collectives.shared_memory.operations import Part, Room
+    from lockstitch.collectives.shared_memory.operations import OperationContext, Part
 
 DEPTH: Final = 2
 
@@ -72,17 +72,17 @@ class InChunks(Operation):
     def _own(self) -> Part:
         return self.present[self._index]
 
-    def prepare(self, room: Room) -> int:
+    def prepare(self, context: OperationContext) -> int:
         """Fills the first chunks; returns where the ring is."""
-        self._chunk_bytes = room.chunk_bytes
-        self._chunks = self.definition.chunks(room.chunk_bytes)
+        self._chunk_bytes = context.chunk_bytes
+        self._chunks = self.definition.chunks(context.chunk_bytes)
         flat = [tensor.contiguous().view(-1) for tensor in self.request.tensors]
         self._sources = self._cut(flat)
         slots = min(2 * DEPTH, len(self._chunks))
-        self.ring = room.take(
+        self.ring = context.take(
             self, slots * self._chunk_bytes if slots > 1 else self.definition.layout.size
         )
-        self._produce(room)
+        self._produce(context)
         return self.ring
 
     def begin(self, parts: list[Part | None], present: list[Part], position: int) -> None:
@@ -105,22 +105,22 @@ class InChunks(Operation):
         is_own_intact = self._factor == 1.0 and len(present) == 2
         self._peer = present[1 - self._index] if is_own_intact else None
 
-    def step(self, room: Room) -> bool:
+    def step(self, context: OperationContext) -> bool:
         count = len(self._chunks)
         while self.consumed < count:
-            self._produce(room)
+            self._produce(context)
             if self._own.produced < self.produced:
-                room.tell_progress(self, self.produced)
+                context.tell_progress(self, self.produced)
             ready = min(part.produced for part in self.present)
             if self._has_slices:
-                self._reduce_slices(room, ready)
+                self._reduce_slices(context, ready)
                 ready = min(part.reduced for part in self.present)
             if ready <= self.consumed:
                 return False
             if self._has_slices:
-                self._collect_slices(room)
+                self._collect_slices(context)
             else:
-                self._consume(room)
+                self._consume(context)
             # Without a call in between, so that no interrupt can separate them.
             self._is_consuming = False
             self.consumed += 1
@@ -142,9 +142,9 @@ class InChunks(Operation):
             for chunk in self._chunks
         ]
 
-    def _produce(self, room: Room) -> None:
+    def _produce(self, context: OperationContext) -> None:
         while self.produced < len(self._chunks) and self.produced - self.consumed < DEPTH:
-            views = self._views(room, self.ring, self.produced)
+            views = self._views(context, self.ring, self.produced)
             for source, view in zip(self._sources[self.produced], views, strict=True):
                 if self._factor == 1.0:
                     copy(view, source)
@@ -152,32 +152,33 @@ class InChunks(Operation):
                     scaled_copy(source, self._factor, view)
             self.produced += 1
 
-    def _consume(self, room: Room) -> None:
+    def _consume(self, context: OperationContext) -> None:
         index = self.consumed
         sinks = self._sinks[index]
         if self._is_consuming:  # the tensor may be where the sum goes; its copy is as it was
             self._peer = None
         self._is_consuming = True
         if self._peer is not None:
-            peers = self._views(room, self._peer.place, index)
+            peers = self._views(context, self._peer.place, index)
             for own, peer, out in zip(self._sources[index], peers, sinks, strict=True):
                 self._fold(own, peer, out=out)
         else:
-            rings = [self._views(room, part.place, index) for part in self.present]
+            rings = [self._views(context, part.place, index) for part in self.present]
             for out, *tensors in zip(sinks, *rings, strict=True):
                 fold(self._fold, tensors, out)
         for out in sinks:
             self._result_scale.apply_(out)
 
-    def _reduce_slices(self, room: Room, ready: int) -> None:
+    def _reduce_slices(self, context: OperationContext, ready: int) -> None:
         """This rank's slice of every chunk that is there; nobody else reads that slice of its ring
         before it is told."""
         while self.reduced < ready:
             if self._is_reducing:
-                self._restore_slices(room)
+                self._restore_slices(context)
             self._is_reducing = True
             rings = [
-                self._slices(room, part.place, self.reduced, self._index) for part in self.present
+                self._slices(context, part.place, self.reduced, self._index)
+                for part in self.present
             ]
             for tensors in zip(*rings, strict=True):
                 self._reduce_slice(tensors)
@@ -185,12 +186,12 @@ class InChunks(Operation):
             self._is_reducing = False
             self.reduced += 1
         if self._own.reduced < self.reduced:
-            room.tell_reduced(self, self.reduced)
+            context.tell_reduced(self, self.reduced)
 
-    def _restore_slices(self, room: Room) -> None:
+    def _restore_slices(self, context: OperationContext) -> None:
         """Of the next chunk: as they were before sums were written there."""
         chunk, sources = self._chunks[self.reduced], self._sources[self.reduced]
-        slices = self._slices(room, self.ring, self.reduced, self._index)
+        slices = self._slices(context, self.ring, self.reduced, self._index)
         for piece, source, out in zip(chunk, sources, slices, strict=True):
             begin, end = _share(piece.end - piece.begin, len(self.present), self._index)
             scaled_copy(source[begin:end], self._factor, out)
@@ -211,16 +212,18 @@ class InChunks(Operation):
             combine_two(first, second, out=sink)
             self._result_scale.apply_(sink)
 
-    def _collect_slices(self, room: Room) -> None:
+    def _collect_slices(self, context: OperationContext) -> None:
         chunk = self._chunks[self.consumed]
         count = len(self.present)
         for index, part in enumerate(self.present):
-            slices = self._slices(room, part.place, self.consumed, index)
+            slices = self._slices(context, part.place, self.consumed, index)
             for piece, sink, each in zip(chunk, self._sinks[self.consumed], slices, strict=True):
                 begin, end = _share(piece.end - piece.begin, count, index)
                 copy(sink[begin:end], each)
 
-    def _slices(self, room: Room, ring: int, chunk: int, index: int) -> list[torch.Tensor]:
+    def _slices(
+        self, context: OperationContext, ring: int, chunk: int, index: int
+    ) -> list[torch.Tensor]:
         """One slice of each piece of a chunk."""
         at = ring + chunk % (2 * DEPTH) * self._chunk_bytes
         found = []
@@ -228,12 +231,12 @@ class InChunks(Operation):
             dtype = self.definition.dtypes[piece.tensor]
             begin, end = _share(piece.end - piece.begin, len(self.present), index)
             place = at + piece.offset + begin * dtype.itemsize
-            found.append(room.segment.vector(place, dtype, end - begin))
+            found.append(context.segment.vector(place, dtype, end - begin))
         return found
 
-    def _views(self, room: Room, ring: int, chunk: int) -> list[torch.Tensor]:
+    def _views(self, context: OperationContext, ring: int, chunk: int) -> list[torch.Tensor]:
         begin = ring + chunk % (2 * DEPTH) * self._chunk_bytes
-        dtypes, vector = self.definition.dtypes, room.segment.vector
+        dtypes, vector = self.definition.dtypes, context.segment.vector
         return [
             vector(begin + piece.offset, dtypes[piece.tensor], piece.end - piece.begin)
             for piece in self._chunks[chunk]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.shared_memory.definitions import Definition
-    from lockstitch.collectives.shared_memory.operations import Part, Room
+    from lockstitch.collectives.shared_memory.operations import OperationContext, Part
 
 
 class InPlace(Operation):
@@ -40,34 +40,34 @@ class InPlace(Operation):
         assert own is not None
         return own
 
-    def step(self, room: Room) -> bool:
+    def step(self, context: OperationContext) -> bool:
         if not self._own.produced:
-            if not self._is_placed(room):
+            if not self._is_placed(context):
                 return False
-            self._reduce_slice(room)
-            room.tell_progress(self, 1)
+            self._reduce_slice(context)
+            context.tell_progress(self, 1)
         for part in self.present:  # no generator: this is called for every piece of news
             if not part.produced:
                 return False
         self._results = outputs_of(self.request)
         if not self._own.is_resident:
-            views = self.definition.views(room.segment, self._own.whole_place)
+            views = self.definition.views(context.segment, self._own.whole_place)
             for out, view in zip(self._results, views, strict=True):
                 copy(out, view)
         return True
 
-    def _is_placed(self, room: Room) -> bool:
+    def _is_placed(self, context: OperationContext) -> bool:
         """Whether all tensors are in the arenas; sees to this rank's own."""
         if self._own.whole_place == NOWHERE:
             try:
                 if self._own_place == NOWHERE:
-                    self._own_place = room.take(self, self.definition.layout.size)
+                    self._own_place = context.take(self, self.definition.layout.size)
             except ArenaFullError:  # until others are done with something
                 return False
             if not self._is_staged:
-                stage(self.request, self.definition.views(room.segment, self._own_place))
+                stage(self.request, self.definition.views(context.segment, self._own_place))
             self._is_staged = True  # others write there as soon as they are told
-            room.tell_place(self, self._own_place)
+            context.tell_place(self, self._own_place)
         for part in self.present:  # noqa: SIM110 - as above
             if part.whole_place == NOWHERE:
                 return False
@@ -79,13 +79,13 @@ class InPlace(Operation):
     def result(self) -> object:
         return self.finish(self._results)
 
-    def _reduce_slice(self, room: Room) -> None:
+    def _reduce_slice(self, context: OperationContext) -> None:
         assert self.request.reduction is not None
         combine_two = self.definition.fold
         scale = result_scale(self.request.reduction, len(self.parts))
         places = tuple(part.whole_place for part in self.present)
-        index = [part.rank for part in self.present].index(room.rank)
-        blocks = self.definition.blocks(room.segment, places, index)
+        index = [part.rank for part in self.present].index(context.rank)
+        blocks = self.definition.blocks(context.segment, places, index)
         while self._blocks_done < len(blocks):
             if self._begun is None:
                 block = blocks[self._blocks_done]

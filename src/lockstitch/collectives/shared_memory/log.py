@@ -61,7 +61,7 @@ def definition(number: int, content: bytes) -> list[int]:
     return [word(DEFINE, number, len(content)), *_words(content)]
 
 
-def farewell(reason: bytes, is_death: bool) -> list[int]:
+def leave_record(reason: bytes, is_death: bool) -> list[int]:
     """The words of a LEAVE record. A long reason is cut."""
     reason = reason[:_MOST_REASON_BYTES]
     return [word(LEAVE, 0, len(reason) | BY_DEATH * is_death), *_words(reason)]

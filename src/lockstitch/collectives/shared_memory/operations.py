@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NOWHERE: Final = 0
 
 
-class Room(Protocol):
+class OperationContext(Protocol):
     """What operations need of their surroundings."""
 
     rank: int
@@ -126,7 +126,7 @@ class Operation:
         self.present = []
         self.held = []
 
-    def step(self, room: Room) -> bool:
+    def step(self, context: OperationContext) -> bool:
         """Goes on as far as it can without waiting; True when this rank's part is over. Where an
         interrupt ends it, at any call, it is called again: nothing may be lost or done twice."""
         raise NotImplementedError

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives.shared_memory.log import LogWriter
     from lockstitch.collectives.shared_memory.wakeups import Wakeups
 
-# Room in the log that submissions leave to the progress of what is under way.
+# OperationContext in the log that submissions leave to the progress of what is under way.
 _RESERVE_WORDS = 1024
 
 
@@ -31,7 +31,7 @@ class Publisher:
         self._writer = writer
         self._wakeups = wakeups
         self._others = others
-        self.owed: list[int] = []
+        self.backlog: list[int] = []
         """Words for which there was no room."""
 
     @property
@@ -41,33 +41,33 @@ class Publisher:
 
     def check_room(self, count: int) -> None:
         """Raises `LogFullError` where a submission of so many words would leave too little room."""
-        if self.owed or not self._writer.has_room(count + _RESERVE_WORDS):
+        if self.backlog or not self._writer.has_room(count + _RESERVE_WORDS):
             raise LogFullError
 
-    def say(self, *words: int) -> None:
-        """Tells a record, now or when there is room."""
-        if self.owed or not self._writer.has_room(len(words)):
-            self.owed += words
+    def publish(self, *words: int) -> None:
+        """Writes a record to the log and wakes the others, now or when there is room."""
+        if self.backlog or not self._writer.has_room(len(words)):
+            self.backlog += words
             return
         self._writer.append(words)
         self._wakeups.wake(self._others)
 
-    def say_one(self, word: int, is_urgent: bool = True) -> None:
-        """Tells a record of one word; wakes nobody for what is not urgent."""
-        if self.owed or not self._writer.has_room(1):
-            self.owed.append(word)
+    def publish_word(self, word: int, is_urgent: bool = True) -> None:
+        """Writes a record of one word; wakes nobody for what is not urgent."""
+        if self.backlog or not self._writer.has_room(1):
+            self.backlog.append(word)
             return
         self._writer.append_one(word)
         if is_urgent:
             self._wakeups.wake(self._others)
 
-    def say_goodbye(self, reason: str, is_death: bool) -> None:
+    def publish_leave(self, reason: str, is_death: bool) -> None:
         """The last word: why this rank's session ends, and whether another one's death is why."""
-        self.say(*log.farewell(reason.encode(), is_death))
+        self.publish(*log.leave_record(reason.encode(), is_death))
 
-    def pay(self) -> None:
-        """Tells what is owed, if there is room by now."""
-        if self._writer.has_room(len(self.owed)):
-            owed, self.owed = self.owed, []
-            self._writer.append(owed)
+    def flush(self) -> None:
+        """Writes the backlog to the log, if there is room by now."""
+        if self._writer.has_room(len(self.backlog)):
+            backlog, self.backlog = self.backlog, []
+            self._writer.append(backlog)
             self._wakeups.wake(self._others)

@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.requests import Request
     from lockstitch.collectives.shared_memory.definitions import Definition
-    from lockstitch.collectives.shared_memory.operations import Part, Room
+    from lockstitch.collectives.shared_memory.operations import OperationContext, Part
     from lockstitch.collectives.shared_memory.segment import Segment
 
 
 def prepared(
-    room: Room, handle: Handle[Any], definition: Definition, in_place_bytes: int
+    context: OperationContext, handle: Handle[Any], definition: Definition, in_place_bytes: int
 ) -> tuple[Operation, int, int]:
     """The operation, where this rank's tensors are, and flags for the log. A tensor that lives in
     the arena is reduced where it lies from `in_place_bytes` on."""
     request = handle.request
     is_one = definition.has_single or (request.is_packed and definition.is_uniform)
     if is_one and definition.layout.size >= in_place_bytes:
-        place = _resident_place(room.segment, room.rank, request)
+        place = _resident_place(context.segment, context.rank, request)
         if place != NOWHERE:
             return InPlace(handle, definition), place, log.RESIDENT
     operation = (InChunks if definition.is_large else Whole)(handle, definition)
     try:
-        return operation, operation.prepare(room), 0
+        return operation, operation.prepare(context), 0
     except BaseException:  # a tensor that cannot be read, say: nobody knows of the operation yet
-        room.give_back(operation)
+        context.give_back(operation)
         raise
 
 

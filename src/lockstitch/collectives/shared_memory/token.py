@@ -22,7 +22,7 @@ class Token:
         self._lock = threading.Lock()
         self._followers: list[Handle[Any]] = []
         self.is_wanted = False
-        """Whether somebody waits for it who ought to have it rather than a helper."""
+        """Whether somebody waits for it who ought to have it rather than the background thread."""
 
     def hold(self, work: Callable[[], None]) -> bool:
         """Does the work if nobody else has the token; whether that was so."""

@@ -15,7 +15,7 @@ from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, 
 if TYPE_CHECKING:
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.shared_memory.definitions import Definition
-    from lockstitch.collectives.shared_memory.operations import Part, Room
+    from lockstitch.collectives.shared_memory.operations import OperationContext, Part
 
 # What is smaller is in the cache anyway, whichever copy of it is read.
 _CACHED_BYTES: Final = 1 << 16
@@ -30,38 +30,38 @@ class Whole(Operation):
         self._is_begun = False
         """Whether the result may have been written, in part, before an interrupt."""
 
-    def prepare(self, room: Room) -> int:
+    def prepare(self, context: OperationContext) -> int:
         """Copies the tensors; returns where they are."""
         request = self.request
-        if not request.tensors or (request.kind is Kind.BROADCAST and request.root != room.rank):
+        if not request.tensors or (request.kind is Kind.BROADCAST and request.root != context.rank):
             return NOWHERE
         definition = self.definition
-        place = room.take(self, definition.layout.size)
+        place = context.take(self, definition.layout.size)
         if definition.has_single and request.reduction.prescale == 1.0:  # type: ignore[union-attr]
-            copy(definition.view(room.segment, place), request.tensors[0])
+            copy(definition.view(context.segment, place), request.tensors[0])
             return place
-        views = definition.views(room.segment, place)
+        views = definition.views(context.segment, place)
         if request.reduction is None or request.reduction.prescale == 1.0:
             copy_all(views, request.tensors)
         else:
             stage(request, views)
         return place
 
-    def step(self, room: Room) -> bool:
+    def step(self, context: OperationContext) -> bool:
         if self.definition.has_single:
-            self._reduce_one(room)
+            self._reduce_one(context)
         elif self.definition.is_uniform:
-            self._reduce_together(room)
+            self._reduce_together(context)
         else:
-            self._combine(room)
+            self._combine(context)
         return True
 
-    def _reduce_one(self, room: Room) -> None:
+    def _reduce_one(self, context: OperationContext) -> None:
         """The usual case, with less ado."""
         request, reduction = self.request, self.request.reduction
         assert reduction is not None
         out = request.outputs[0] if request.outputs is not None else outputs_of(request)[0]
-        view, segment = self.definition.view, room.segment
+        view, segment = self.definition.view, context.segment
         tensors = [view(segment, part.place) for part in self.present]
         if len(tensors) == 2:
             if not self._is_begun and self._can_read_own():
@@ -74,13 +74,13 @@ class Whole(Operation):
         result_scale(reduction, len(self.parts)).apply_(out)
         self._value = [out] if request.is_group else out
 
-    def _reduce_together(self, room: Room) -> None:
+    def _reduce_together(self, context: OperationContext) -> None:
         """Several tensors of one dtype, as the one vector in which they lie, gaps included."""
         request, definition = self.request, self.definition
         assert request.reduction is not None
         dtype = definition.dtypes[0]
         count = definition.layout.size // dtype.itemsize
-        vectors = [room.segment.vector(part.place, dtype, count) for part in self.present]
+        vectors = [context.segment.vector(part.place, dtype, count) for part in self.present]
         flat = fold(definition.fold, vectors, torch.empty(count, dtype=dtype))
         result_scale(request.reduction, len(self.parts)).apply_(flat)
         begins = [offset // dtype.itemsize for offset in definition.layout.offsets]
@@ -101,8 +101,8 @@ class Whole(Operation):
             and self.request.reduction.prescale == 1.0
         )
 
-    def _combine(self, room: Room) -> None:
-        segment = room.segment
+    def _combine(self, context: OperationContext) -> None:
+        segment = context.segment
         tensors = [
             None
             if part is None

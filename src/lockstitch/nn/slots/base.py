@@ -5,13 +5,13 @@ are numbered, so that an answer nobody waits for any more disturbs nobody:
 
     start(request)            posts a forward pass and returns at once
     finish(number)            waits for its outputs
-    start_backward(order)     posts the gradients of the outputs, and returns at once
+    start_backward(request)   posts the gradients of the outputs, and returns at once
     finish_backward(number)   waits for the gradients of inputs and leaves
     release(number)           forgets the graph of a forward pass: nobody can go back through it
 
 A slot works through its requests one by one, in their order. What it computes with is a replica:
 its parameters are the caller's own memory or copies that are kept equal, everything else is its own
-and brought up to date by the `Changes` that come with a request (`watch.py`).
+and brought up to date by the `Changes` that come with a request (`module_changes.py`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Changes:
     attributes: Sequence[tuple[int, str, Any]] = ()
     """The number of a submodule (in the order of `modules()`), an attribute's name and value."""
     others: Sequence[tuple[int, torch.Tensor | None]] = ()
-    """The number of a buffer or a frozen parameter (`watch.places_of_others`), and a copy of it as
-    it is now."""
+    """The number of a buffer or a frozen parameter (`module_changes.places_of_others`), and a copy
+    of it as it is now."""
 
     def __bool__(self) -> bool:
         return bool(self.attributes or self.others)
@@ -56,7 +56,7 @@ def is_short(work: WorkEstimate) -> bool:
     return work.is_below(SHORT_SECONDS)
 
 
-class SlopeOf(NamedTuple):
+class VjpOf(NamedTuple):
     """Of which pass gradients are to be computed that can be differentiated themselves."""
 
     number: int
@@ -66,7 +66,7 @@ class SlopeOf(NamedTuple):
 @dataclass(slots=True)
 class Request:
     """One forward pass of one slot: through its module, or through the gradients of an earlier pass
-    (`slope_of`), where these are to be differentiated."""
+    (`vjp_of`), where these are to be differentiated."""
 
     number: int
     skeleton: Any
@@ -82,9 +82,9 @@ class Request:
     generator_state: int = 0
     """The caller's generator before the call (`generators.fingerprint`)."""
     changes: Changes = NO_CHANGES
-    slope_of: SlopeOf | None = None
+    vjp_of: VjpOf | None = None
     """Then the positional arguments are the gradients of the outputs of that pass, as in a
-    `BackwardOrder`, and what is returned are those of its inputs and of the leaves, on a graph."""
+    `BackwardRequest`, and what is returned are those of its inputs and the leaves, on a graph."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class BackwardOrder:
+class BackwardRequest:
     """A backward pass through the graph of the forward pass `number`."""
 
     number: int
@@ -154,14 +154,14 @@ class Blueprint:
 
 class Slot(ABC):
     """One slot other than the caller. All methods are called by the caller's process, under the
-    lock of the team that the slot belongs to; only `release` may be called from anywhere, at any
+    lock of the pool that the slot belongs to; only `release` may be called from anywhere, at any
     time, and must neither block nor raise."""
 
     name: str
     """For errors: "slot 1 (process 4711)"."""
     statistics: SlotStatistics
     is_thread_safe = False
-    """Whether passes backward may be asked for and waited for without the lock of the team."""
+    """Whether passes backward may be asked for and waited for without the lock of the pool."""
     shares_parameters = True
     """Whether the replica's parameters lie where the caller's do, and must lie there."""
 
@@ -189,7 +189,7 @@ class Slot(ABC):
         return None
 
     @abstractmethod
-    def start_backward(self, order: BackwardOrder) -> None:
+    def start_backward(self, request: BackwardRequest) -> None:
         """Posts a backward pass; like `start`."""
 
     @abstractmethod

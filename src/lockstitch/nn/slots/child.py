@@ -19,23 +19,23 @@ import torch
 
 from lockstitch.memory.waiting import WorkEstimate
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
-from lockstitch.nn.slots.base import BackwardOrder
+from lockstitch.nn.slots.base import BackwardRequest
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import describe
 from lockstitch.nn.slots.lifting import Hole
 from lockstitch.nn.slots.nesting import mark_inside
-from lockstitch.nn.slots.orders import Unpacker
+from lockstitch.nn.slots.request_packing import Unpacker
 from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_memory
 from lockstitch.torch_internals.autograd import forget_hooks
 
 if TYPE_CHECKING:
     from lockstitch.nn.slots.base import Blueprint
     from lockstitch.nn.slots.mailbox import Mailbox
-    from lockstitch.nn.slots.packets import Postbox
+    from lockstitch.nn.slots.messages import MessageCodec
 
 
 def run_child(
-    blueprint: Blueprint, mailbox: Mailbox, postbox: Postbox, name: str, crash_file: int
+    blueprint: Blueprint, mailbox: Mailbox, codec: MessageCodec, name: str, crash_file: int
 ) -> None:
     """All that the process does; returns when the parent has hung up."""
     torch.set_num_threads(1)
@@ -51,7 +51,7 @@ def run_child(
         numpy.random.seed(random.getrandbits(32))
     for leaf in [*blueprint.module.parameters(), *blueprint.module.buffers()]:
         _disarm(leaf)
-    server = _Server(blueprint, mailbox, postbox, name)
+    server = _Server(blueprint, mailbox, codec, name)
     thread = threading.Thread(target=server.serve, name=f"lockstitch-{name}", daemon=True)
     thread.start()
     thread.join()
@@ -66,10 +66,12 @@ def _disarm(leaf: torch.Tensor) -> None:
 class _Server:
     """Answers one message after the other."""
 
-    def __init__(self, blueprint: Blueprint, mailbox: Mailbox, postbox: Postbox, name: str) -> None:
+    def __init__(
+        self, blueprint: Blueprint, mailbox: Mailbox, codec: MessageCodec, name: str
+    ) -> None:
         self._threads = blueprint.threads
         self._mailbox = mailbox
-        self._postbox = postbox
+        self._codec = codec
         self._name = name
         self._executor = Executor(blueprint.module, blueprint.leaves)
         self._unpacker = Unpacker()
@@ -81,7 +83,7 @@ class _Server:
         mark_inside()
         kind = FORWARD
         while (message := self._mailbox.receive(kind)) is not None:
-            kind, _ = self._postbox.key(message)
+            kind, _ = self._codec.key(message)
             answer = self._answer(message)
             del message
             if not self._mailbox.send(answer):
@@ -89,26 +91,26 @@ class _Server:
             sys.stdout.flush()
 
     def _answer(self, message: bytes) -> bytes:
-        key = self._postbox.key(message)
+        key = self._codec.key(message)
         try:
             return self._work(key, message)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the parent waits for it
-            return self._postbox.encode(key, describe(error, self._name, crosses=True))
+            return self._codec.encode(key, describe(error, self._name, crosses=True))
 
     def _work(self, key: Any, message: bytes) -> bytes:
         what, number = key
-        body, tensors, _ = self._postbox.decode(message)
-        released, order = body
+        body, tensors, _ = self._codec.decode(message)
+        released, content = body
         for each in released:
             self._executor.release(each)
         if what == FORWARD:
-            request = self._unpacker.unpack(number, order, tensors)
-            del tensors, order
-            start = None if request.slope_of else self._start(what)
+            request = self._unpacker.unpack(number, content, tensors)
+            del tensors, content
+            start = None if request.vjp_of else self._start(what)
             outcome = self._executor.forward(request)
             seconds = None if start is None else time.perf_counter() - start
             del request
-            return self._postbox.encode(
+            return self._codec.encode(
                 key,
                 (
                     () if type(outcome.skeleton) is Hole else (outcome.skeleton,),
@@ -119,18 +121,18 @@ class _Server:
                 outcome.tensors,
             )
         if what == BACKWARD:
-            keeps_graph, keeps_gradients = order
+            keeps_graph, keeps_gradients = content
             start = self._start(what)
             gradients = self._executor.backward(
-                BackwardOrder(number, tensors, keeps_graph, keeps_gradients)
+                BackwardRequest(number, tensors, keeps_graph, keeps_gradients)
             )
             del tensors
             leaves = None if keeps_gradients else gradients.leaves
             seconds = None if start is None else time.perf_counter() - start
-            return self._postbox.encode(key, seconds, gradients.inputs, leaves)
+            return self._codec.encode(key, seconds, gradients.inputs, leaves)
         assert what == COLLECT
         sums = self._executor.collect()
-        return self._postbox.encode(key, None, (), sums or None)
+        return self._codec.encode(key, None, (), sums or None)
 
     def _start(self, kind: int) -> float | None:
         """When a pass begins that is to be measured. (Not in time of the CPU: one that waits for

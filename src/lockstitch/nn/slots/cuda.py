@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from lockstitch.devices.streams import Event
     from lockstitch.nn.slots.answers import Key
-    from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Outcome, Request
+    from lockstitch.nn.slots.base import BackwardRequest, Blueprint, Outcome, Request
 
 
 class OnStream:
@@ -114,7 +114,7 @@ class CudaSlot(Slot):
         self._devices = list({device, self._home, *(leaf.device for leaf in self._originals)})
         stream = SideStream(device)
         self._executor = self._make_executor(blueprint, stream)
-        self._bench = _Bench(self.name, stream, self._devices)
+        self._runner = _StreamRunner(self.name, stream, self._devices)
         self._work: SimpleQueue[_Task | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._answers: dict[Key, SimpleQueue[tuple[Any, Sequence[Event]]]] = {}
@@ -123,7 +123,7 @@ class CudaSlot(Slot):
         self._estimate = WorkEstimate()
         self._thread = threading.Thread(
             target=_serve,
-            args=(self._work, self._bench),
+            args=(self._work, self._runner),
             name=f"lockstitch-{self.name}",
             daemon=True,
         )
@@ -144,7 +144,7 @@ class CudaSlot(Slot):
         return _DeviceExecutor(replica, copies, self._device)
 
     def start(self, request: Request) -> None:
-        if request.slope_of is not None:
+        if request.vjp_of is not None:
             work = partial(self._executor.forward, request)
             self._hand_over(self._task((FORWARD, request.number), work))
             return
@@ -191,11 +191,11 @@ class CudaSlot(Slot):
         if asked.deferred is not None:
             task = asked.deferred._replace(work=partial(asked.deferred.work, draws=draws))
             with generators.kept(self._device) if draws else contextlib.nullcontext():
-                self._bench.do(task)
+                self._runner.do(task)
 
-    def start_backward(self, order: BackwardOrder) -> None:
-        work = partial(self._executor.backward, order)
-        self._hand_over(self._task((BACKWARD, order.number), work))
+    def start_backward(self, request: BackwardRequest) -> None:
+        work = partial(self._executor.backward, request)
+        self._hand_over(self._task((BACKWARD, request.number), work))
 
     def finish_backward(self, number: int) -> Gradients:
         gradients: Gradients = self._wait((BACKWARD, number))
@@ -250,7 +250,7 @@ class CudaSlot(Slot):
         ]
 
 
-class _Bench:
+class _StreamRunner:
     """Where the slot's work is done: one task at a time, by whichever thread."""
 
     def __init__(self, name: str, stream: SideStream, devices: Sequence[torch.device]) -> None:
@@ -272,10 +272,10 @@ class _Bench:
         task.answer.put((result, queued))
 
 
-def _serve(work: SimpleQueue[_Task | None], bench: _Bench) -> None:
+def _serve(work: SimpleQueue[_Task | None], runner: _StreamRunner) -> None:
     """The thread: works until it is told to end."""
     while (task := work.get()) is not None:
-        bench.do(task)
+        runner.do(task)
         del task
 
 
@@ -288,9 +288,9 @@ class _DeviceExecutor(Executor):
         changes = dataclasses.replace(request.changes, others=others)
         return super().forward(dataclasses.replace(request, changes=changes))
 
-    def backward(self, order: BackwardOrder) -> Gradients:
-        gradients = [self._here(each) for each in order.gradients]
-        return super().backward(dataclasses.replace(order, gradients=gradients))
+    def backward(self, request: BackwardRequest) -> Gradients:
+        gradients = [self._here(each) for each in request.gradients]
+        return super().backward(dataclasses.replace(request, gradients=gradients))
 
     def bring(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         return [self._here(tensor) for tensor in tensors]

@@ -16,14 +16,14 @@ from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Gradients, Outcome
 from lockstitch.nn.slots.lifting import fill, lift
-from lockstitch.nn.slots.strays import StrayWatch
-from lockstitch.nn.slots.watch import apply_changes, places_of_others, versions_of
+from lockstitch.nn.slots.module_changes import apply_changes, places_of_others, versions_of
+from lockstitch.nn.slots.untracked_leaves import UntrackedLeafSearch
 from lockstitch.torch_internals.autograd import run_from_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.nn.slots.base import BackwardOrder, Request, SlopeOf
+    from lockstitch.nn.slots.base import BackwardRequest, Request, VjpOf
 
 
 _NOTE: Final = "lockstitch"
@@ -68,7 +68,7 @@ class Executor:
         self._graphs: dict[int, _Graph] = {}
         self._sums: list[torch.Tensor | None] = []
         self._released: deque[int] = deque()
-        self._strays = StrayWatch()
+        self._untracked = UntrackedLeafSearch()
         # The engine looks up each node of the graph where it is told for which leaves to go back: a
         # twentieth of the time of a pass over small operators. Gathering in `.grad` needs no such
         # table; but it runs what a program has hooked to the accumulation, the caller's affair.
@@ -90,12 +90,12 @@ class Executor:
         inputs, given = _attach(request)
         before = versions_of(self._others)
         if request.modes.is_grad_enabled:
-            self._strays.begin_pass()
+            self._untracked.begin_pass()
         with request.modes.active():
             args, kwargs = fill(request.skeleton, self.bring(given))
             del given
-            if request.slope_of is not None:
-                inputs, output = self._slope(request.slope_of, args, inputs)
+            if request.vjp_of is not None:
+                inputs, output = self._vjp(request.vjp_of, args, inputs)
             else:
                 if self.draws_random_numbers:
                     generators.seed(request.seed, self.device)
@@ -103,46 +103,46 @@ class Executor:
         skeleton, outputs = lift(output)
         requires_grad = [tensor.requires_grad for tensor in outputs]
         if any(requires_grad):
-            if request.slope_of is None:
-                self._strays.end_pass(outputs, inputs, self.leaves, self._module.training)
-            is_shared = request.slope_of is not None
+            if request.vjp_of is None:
+                self._untracked.end_pass(outputs, inputs, self.leaves, self._module.training)
+            is_shared = request.vjp_of is not None
             self._graphs[request.number] = _Graph(inputs, outputs, is_shared)
         pairs = zip(before, versions_of(self._others) if before else (), strict=True)
         written = [i for i, (old, new) in enumerate(pairs) if old != new]
         return Outcome(skeleton, [each.detach() for each in outputs], requires_grad, written)
 
-    def backward(self, order: BackwardOrder) -> Gradients:
+    def backward(self, request: BackwardRequest) -> Gradients:
         """Goes back through the graph of a forward pass."""
         self._drop_released()
-        graph = self._take(order.number, keeps=order.keeps_graph)
-        roots, gradients = _roots_of(graph, order.gradients)
+        graph = self._take(request.number, keeps=request.keeps_graph)
+        roots, gradients = _roots_of(graph, request.gradients)
         sources = [*graph.inputs, *self.leaves]
         found: Sequence[torch.Tensor | None] = [None] * len(sources)
         if roots and sources:
             # A re-entrant checkpoint gathers gradients in `.grad`, and refuses to go back else.
-            gathers = self._gathers or self._strays.is_reentrant
+            gathers = self._gathers or self._untracked.is_reentrant
             try:
-                keeps_graph = order.keeps_graph or graph.is_shared
+                keeps_graph = request.keeps_graph or graph.is_shared
                 found = run_from_tensors(roots, gradients, () if gathers else sources, keeps_graph)
             finally:
                 if gathers:  # also what a pass has gathered that failed
                     found = tuple([_taken(source) for source in sources])
         of_inputs, of_leaves = found[: len(graph.inputs)], found[len(graph.inputs) :]
-        if order.keeps_gradients:
+        if request.keeps_gradients:
             self._add(of_leaves)
             return Gradients(of_inputs)
         return Gradients(of_inputs, of_leaves)
 
-    def _slope(
+    def _vjp(
         self,
-        slope_of: SlopeOf,
+        vjp_of: VjpOf,
         gradients: Sequence[torch.Tensor | None],
         own_inputs: list[torch.Tensor],
     ) -> tuple[list[torch.Tensor], tuple[torch.Tensor | None, ...]]:
         """The gradients of an earlier pass as functions of all that they depend on, of which the
         inputs are returned first. Its graph has what was in force in that pass: modes, buffers,
         random numbers."""
-        number, keeps = slope_of
+        number, keeps = vjp_of
         graph = self._take(number, keeps=keeps)
         if keeps:
             self._graphs[number] = graph._replace(is_shared=True)

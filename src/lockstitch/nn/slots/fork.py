@@ -3,7 +3,7 @@ run at once.
 
 The fork has the module as it is. Its trainable parameters are moved into shared memory before
 (`shared_leaves.py`), all else is its own and is told of changes. Messages and their tensors go
-through shared memory too (`mailbox.py`, `packets.py`, `memory.py`).
+through shared memory too (`mailbox.py`, `messages.py`, `memory.py`).
 
 What takes less than a message there and back is not sent: a pass that the child has found to be
 short is run by the caller, as with threads (`own_passes.py`), if all that the module keeps is in
@@ -39,9 +39,9 @@ from lockstitch.nn.slots.forkable import obstacle
 from lockstitch.nn.slots.lifting import SINGLE
 from lockstitch.nn.slots.mailbox import Mailbox, create_memory, spin_seconds_for
 from lockstitch.nn.slots.memory import NAME, OwnedMemory, ReadMemory
-from lockstitch.nn.slots.orders import Packer
+from lockstitch.nn.slots.messages import Leaves, MessageCodec
 from lockstitch.nn.slots.own_passes import OwnPasses
-from lockstitch.nn.slots.packets import Leaves, Postbox
+from lockstitch.nn.slots.request_packing import Packer
 from lockstitch.nn.slots.shared_leaves import forking_a_slot, share
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import torch
 
     from lockstitch.nn.slots.answers import Key
-    from lockstitch.nn.slots.base import BackwardOrder, Blueprint, OwnPass, Request
+    from lockstitch.nn.slots.base import BackwardRequest, Blueprint, OwnPass, Request
 
 
 class ForkSlot(Slot):
@@ -73,8 +73,8 @@ class ForkSlot(Slot):
         rings, spin_seconds = create_memory(), spin_seconds_for(blueprint.slots)
         to_child, to_parent, crash_file = create_file(NAME), create_file(NAME), create_file(NAME)
         leaves = Leaves(blueprint.leaves)
-        postbox = Postbox(OwnedMemory(to_child), ReadMemory(to_parent), leaves)
-        childs_postbox = Postbox(OwnedMemory(to_parent), ReadMemory(to_child), leaves)
+        codec = MessageCodec(OwnedMemory(to_child), ReadMemory(to_parent), leaves)
+        childs_codec = MessageCodec(OwnedMemory(to_parent), ReadMemory(to_child), leaves)
         title = f"slot {number}"
         pid = _fork()
         if not pid:
@@ -82,21 +82,21 @@ class ForkSlot(Slot):
                 ours.close()
                 name = f"{title} (process {os.getpid()})"
                 mailbox = Mailbox(rings, 1, theirs, spin_seconds)
-                run_child(blueprint, mailbox, childs_postbox, name, crash_file)
+                run_child(blueprint, mailbox, childs_codec, name, crash_file)
             finally:
                 os._exit(0)
         theirs.close()
         self.name = f"{title} (process {pid})"
         self._mailbox = Mailbox(rings, 0, ours, spin_seconds)
-        self._postbox = postbox
+        self._codec = codec
         self._packer = Packer()
         self._own_passes = OwnPasses(self.name)
         # Without a cycle of references, so that a slot ends when nobody wants it any more.
         receive_one = weakref.WeakMethod(self._receive)
         self._answers = Answers(lambda kind: receive_one()(kind))  # type: ignore[misc]
         self._released: deque[int] = deque()
-        self._life = _Life(pid, ours, [to_child, to_parent, crash_file])
-        self._finalizer = weakref.finalize(self, self._life.end)
+        self._process = _ChildProcess(pid, ours, [to_child, to_parent, crash_file])
+        self._finalizer = weakref.finalize(self, self._process.end)
         self._collects = 0
 
     def own_pass(
@@ -116,11 +116,11 @@ class ForkSlot(Slot):
     def start(self, request: Request) -> None:
         if request.changes:
             self._own_passes.disturb()
-        self.statistics.passes += request.slope_of is None
-        order, tensors = self._packer.pack(request)
+        self.statistics.passes += request.vjp_of is None
+        content, tensors = self._packer.pack(request)
         for _, tensor in request.changes.others:
             self.statistics.other_bytes += 0 if tensor is None else tensor.nbytes
-        self._send((FORWARD, request.number), order, tensors)
+        self._send((FORWARD, request.number), content, tensors)
 
     def finish(self, number: int) -> Outcome:
         (skeletons, requires_grad, written, seconds), tensors, _ = self._wait((FORWARD, number))
@@ -128,9 +128,9 @@ class ForkSlot(Slot):
         skeleton = skeletons[0] if skeletons else SINGLE
         return Outcome(skeleton, tensors, requires_grad, written)
 
-    def start_backward(self, order: BackwardOrder) -> None:
-        keeps = order.keeps_graph, order.keeps_gradients
-        self._send((BACKWARD, order.number), keeps, order.gradients)
+    def start_backward(self, request: BackwardRequest) -> None:
+        keeps = request.keeps_graph, request.keeps_gradients
+        self._send((BACKWARD, request.number), keeps, request.gradients)
 
     def finish_backward(self, number: int) -> Gradients:
         seconds, inputs, leaves = self._wait((BACKWARD, number))
@@ -153,19 +153,19 @@ class ForkSlot(Slot):
 
     @property
     def is_alive(self) -> bool:
-        return self._life.is_running
+        return self._process.is_running
 
     def close(self) -> None:
         self._finalizer()
 
-    def _send(self, key: Key, order: Any, tensors: Sequence[torch.Tensor | None]) -> None:
+    def _send(self, key: Key, content: Any, tensors: Sequence[torch.Tensor | None]) -> None:
         if not self.is_alive:
-            raise SlotDiedError(self.name, self._life.story)
+            raise SlotDiedError(self.name, self._process.end_described)
         self._drain()
         released = []
         while self._released:
             released.append(self._released.popleft())
-        message = self._postbox.encode(key, (released, order), tensors)
+        message = self._codec.encode(key, (released, content), tensors)
         self._answers.expect(key)
         if not self._mailbox.send(message, self._drain):
             raise self._died()
@@ -175,7 +175,7 @@ class ForkSlot(Slot):
 
     def _wait(self, key: Key) -> Any:
         if not self._answers.is_expected(key):
-            raise SlotDiedError(self.name, self._life.story)
+            raise SlotDiedError(self.name, self._process.end_described)
         try:
             message = self._answers.wait(key)
         except Exception:
@@ -184,7 +184,7 @@ class ForkSlot(Slot):
             # Interrupted, perhaps between receiving and keeping: what the slot has said is lost.
             self.close()
             raise
-        body, tensors, leaves = self._postbox.decode(message)
+        body, tensors, leaves = self._codec.decode(message)
         if isinstance(body, Failure):
             raise body.error()
         return body, tensors, leaves
@@ -193,11 +193,11 @@ class ForkSlot(Slot):
         message = self._mailbox.receive(kind) if self.is_alive else None
         if message is None:
             raise self._died()
-        return self._postbox.key(message), message
+        return self._codec.key(message), message
 
     def _died(self) -> SlotDiedError:
         self.close()
-        return SlotDiedError(self.name, self._life.story)
+        return SlotDiedError(self.name, self._process.end_described)
 
 
 def _fork() -> int:
@@ -210,7 +210,7 @@ def _fork() -> int:
         return os.fork()
 
 
-class _Life:
+class _ChildProcess:
     """The process, and what belongs to it in the parent."""
 
     def __init__(self, pid: int, connection: socket.socket, files: list[int]) -> None:
@@ -218,7 +218,7 @@ class _Life:
         self._connection = connection
         self._files = files
         self.is_running = True
-        self.story = "it has been closed"
+        self.end_described = "it has been closed"
         abandon_in_child(self)
 
     def end(self) -> None:
@@ -230,14 +230,14 @@ class _Life:
         self._connection.close()
         os.kill(self._pid, signal.SIGKILL)
         _, status = os.waitpid(self._pid, 0)
-        self.story = _story(status) + _last_words(self._files[-1])
+        self.end_described = _description_of(status) + _crash_report(self._files[-1])
         self._close_files()
 
     def abandon(self) -> None:
         """In a forked child: the slot is its parent's."""
         if self.is_running:
             self.is_running = False
-            self.story = "it belongs to the process that this one was forked from"
+            self.end_described = "it belongs to the process that this one was forked from"
             self._connection.close()
             self._close_files()
 
@@ -247,14 +247,14 @@ class _Life:
         self._files = []
 
 
-def _story(status: int) -> str:
+def _description_of(status: int) -> str:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return f"its process was ended by signal {number} ({signal.Signals(number).name})"
     return f"its process ended with exit code {os.waitstatus_to_exitcode(status)}"
 
 
-def _last_words(descriptor: int) -> str:
+def _crash_report(descriptor: int) -> str:
     """What the process wrote as it crashed."""
     text = Path(f"/proc/self/fd/{descriptor}").read_text(errors="replace").strip()
     return f"\n{text}" if text else ""

@@ -20,10 +20,10 @@ import torch
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.failures import describe
 from lockstitch.nn.slots.lifting import Hole, fill, lift
+from lockstitch.nn.slots.module_changes import keeps_nothing_else, places_of_others, versions_of
 from lockstitch.nn.slots.nesting import mark_inside
 from lockstitch.nn.slots.replicas import replicate_here
-from lockstitch.nn.slots.touch import Touch
-from lockstitch.nn.slots.watch import keeps_nothing_else, places_of_others, versions_of
+from lockstitch.nn.slots.zero_fill import ZeroFill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,7 +130,7 @@ def _with_zeros_for_unused(output: Any, leaves: Sequence[torch.Tensor]) -> Any:
         missing.update(_unreached(outputs[i], leaves))
     if not missing:
         return output
-    touched = Touch.apply(len(wanting), *[outputs[i] for i in wanting], *missing.values())  # type: ignore[no-untyped-call]
+    touched = ZeroFill.apply(len(wanting), *[outputs[i] for i in wanting], *missing.values())  # type: ignore[no-untyped-call]
     for i, each in zip(wanting, touched, strict=True):
         outputs[i] = each
     return fill(skeleton, outputs)

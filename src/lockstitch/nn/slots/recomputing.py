@@ -35,7 +35,7 @@ class Recomputing:
         power = self._passes.bit_length() - 1
         return self.is_seen or (self._passes == 1 << power and power % 3 == 0)
 
-    def watch(self, work: Callable[[], Any]) -> Any:
+    def run(self, work: Callable[[], Any]) -> Any:
         """Does the work of a pass that is alone, and looks on unless somebody else does."""
         if self.is_seen or sys.getprofile() is not None:
             return work()

@@ -1,9 +1,10 @@
 """A slot on another worker: its replica is made there once, then kept equal.
 
 What travels to it with a call is its part of the batch, what has changed in the module
-(`watch.py`), and the parameters that have another version than when they were last sent: after an
-optimizer's step all that it moved, before the next step none. (A version counts changes through
-the tensor itself. Those through `tensor.data` do not count: call `DataParallel.close` after them.)
+(`module_changes.py`), and the parameters that have another version than when they were last sent:
+after an optimizer's step all that it moved, before the next step none. (A version counts changes
+through the tensor itself. Those through `tensor.data` do not count: call `DataParallel.close` after
+them.)
 Back come outputs, and in a backward pass gradients.
 
 Each request is a call that ends when the worker dies and not before, made when the one before it
@@ -24,8 +25,8 @@ from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure, describe
+from lockstitch.nn.slots.module_changes import trainable
 from lockstitch.nn.slots.nesting import inside
-from lockstitch.nn.slots.watch import trainable
 from lockstitch.rpc import remote, rpc_async
 from lockstitch.runtime.worker import current_worker, has_current_worker
 from lockstitch.torch_internals.distributed import RemoteDevice
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from lockstitch.ids import WorkerInfo
-    from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Request
+    from lockstitch.nn.slots.base import BackwardRequest, Blueprint, Request
     from lockstitch.rpc import RRef
     from lockstitch.runtime.worker import Worker
 
@@ -144,7 +145,7 @@ class RemoteSlot(Slot):
         for i in numbers:
             self._sent[i] = version_of(self._leaves[i])
             self.statistics.parameter_bytes += self._leaves[i].nbytes
-        self.statistics.passes += request.slope_of is None
+        self.statistics.passes += request.vjp_of is None
         self.statistics.other_bytes += sum(
             0 if tensor is None else tensor.nbytes for _, tensor in request.changes.others
         )
@@ -153,8 +154,8 @@ class RemoteSlot(Slot):
         outcome: Outcome = self._wait(("forward", number))
         return outcome
 
-    def start_backward(self, order: BackwardOrder) -> None:
-        self._post(("backward", order.number), Replica.backward, self._news(), order)
+    def start_backward(self, request: BackwardRequest) -> None:
+        self._post(("backward", request.number), Replica.backward, self._news(), request)
 
     def finish_backward(self, number: int) -> Gradients:
         gradients: Gradients = self._wait(("backward", number))
@@ -283,10 +284,10 @@ class Replica:
             torch.set_default_dtype(dtype)
         return dataclasses.replace(outcome, tensors=[tensor.cpu() for tensor in outcome.tensors])
 
-    def backward(self, order: BackwardOrder) -> Gradients:
+    def backward(self, request: BackwardRequest) -> Gradients:
         """Goes back through one forward pass."""
         found = self._executor.backward(
-            dataclasses.replace(order, gradients=self._here(order.gradients))
+            dataclasses.replace(request, gradients=self._here(request.gradients))
         )
         return Gradients(_on_host(found.inputs), _on_host(found.leaves))
 

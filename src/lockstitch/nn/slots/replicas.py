@@ -4,7 +4,7 @@ A copy of the module tree whose parameters are real ones, on the caller's memory
 step is seen at once, and autograd notices one between forward and backward, because a detached
 alias shares the version of its tensor. Buffers are copies. Attributes go by reference, except that
 lists, tables, methods, closures and plain objects which refer to parts of the tree are copied and
-refer to the replica's parts. What still escapes, `strays.py` finds.
+refer to the replica's parts. What still escapes, `untracked_leaves.py` finds.
 """
 
 from __future__ import annotations

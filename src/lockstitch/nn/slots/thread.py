@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from lockstitch.nn.slots.answers import Key
     from lockstitch.nn.slots.base import (
-        BackwardOrder,
+        BackwardRequest,
         Blueprint,
         Gradients,
         Outcome,
@@ -64,16 +64,16 @@ class ThreadSlot(Slot):
         self.statistics = SlotStatistics()
         self._module = weakref.ref(blueprint.module)
         self._executor = self.make_executor(blueprint)
-        self._desk = _Desk()
-        self._answers = Answers(self._desk.take)
+        self._queue = _WorkQueue()
+        self._answers = Answers(self._queue.take)
         self._thread = threading.Thread(
             target=_serve,
-            args=(self._desk.work, self._desk.done, self.name, blueprint.threads),
+            args=(self._queue.work, self._queue.done, self.name, blueprint.threads),
             name=f"lockstitch-{self.name}",
             daemon=True,
         )
         self._thread.start()
-        self._end = weakref.finalize(self, self._desk.work.put, None)
+        self._end = weakref.finalize(self, self._queue.work.put, None)
         self._draws: dict[tuple[bool, bool], bool] = {}
         self._estimates = {kind: WorkEstimate() for kind in (FORWARD, BACKWARD, COLLECT)}
         self._recomputing = Recomputing()
@@ -113,10 +113,10 @@ class ThreadSlot(Slot):
     @property
     def _is_at_rest(self) -> bool:
         """Whether nothing is under way that the caller's own pass could overtake."""
-        return not (self._own or self._deferred or self._desk.under_way) and self.is_alive
+        return not (self._own or self._deferred or self._queue.under_way) and self.is_alive
 
     def start(self, request: Request) -> None:
-        if request.slope_of is not None:
+        if request.vjp_of is not None:
             self._start_going_back(
                 (FORWARD, request.number), partial(self._executor.forward, request)
             )
@@ -156,14 +156,16 @@ class ThreadSlot(Slot):
 
         self._post((FORWARD, request.number), run, self._estimates[FORWARD])
 
-    def start_backward(self, order: BackwardOrder) -> None:
-        self._start_going_back((BACKWARD, order.number), partial(self._executor.backward, order))
+    def start_backward(self, request: BackwardRequest) -> None:
+        self._start_going_back(
+            (BACKWARD, request.number), partial(self._executor.backward, request)
+        )
 
     def _start_going_back(self, key: Key, work: Callable[[], Any]) -> None:
         self._answers.expect(key)
         estimate = self._estimates[BACKWARD]
         if self._recomputing.must_be_alone():
-            self._post(key, partial(self._recomputing.watch, work), estimate, by_caller=True)
+            self._post(key, partial(self._recomputing.run, work), estimate, by_caller=True)
         else:
             self._post(key, work, estimate)
 
@@ -186,7 +188,7 @@ class ThreadSlot(Slot):
         if is_short(estimate) or by_caller:
             self._own.append(item)
         else:
-            self._desk.hand_over(item)
+            self._queue.hand_over(item)
 
     def _wait(self, key: Key) -> Any:
         self._run_own()
@@ -199,7 +201,7 @@ class ThreadSlot(Slot):
         """Runs what the caller does itself, because it is short or has to be alone, when the thread
         has done what came before."""
         while self._own:
-            while self._desk.under_way:
+            while self._queue.under_way:
                 self._answers.take_one()
             key, work, context = self._own.popleft()
             self._answers.accept(key, context.run(attempt, work, self.name))
@@ -218,7 +220,7 @@ class ThreadSlot(Slot):
             self._thread.join()
 
 
-class _Desk:
+class _WorkQueue:
     """Between the caller and the thread."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ def make() -> tuple[LogWriter, LogReader, LogReader]:
 
 def test_farewell_says_why() -> None:
     for reason, is_death in ((b"", False), (b"rank 2 died", True), (b"x" * 5000, True)):
-        words = [word(log.DONE), *log.farewell(reason, is_death)]
+        words = [word(log.DONE), *log.leave_record(reason, is_death)]
         assert log.content(words, 1) == (reason[:1024], len(words))
         assert words[1] & 15 == log.LEAVE
         assert bool(words[1] >> 20 & log.BY_DEATH) == is_death

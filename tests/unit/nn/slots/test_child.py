@@ -17,7 +17,7 @@ from lockstitch.nn.slots.child import _disarm, _Server
 from lockstitch.nn.slots.failures import Failure
 from lockstitch.nn.slots.lifting import lift
 from lockstitch.nn.slots.nesting import is_inside
-from lockstitch.nn.slots.orders import Packer
+from lockstitch.nn.slots.request_packing import Packer
 
 X = torch.ones(2, 3)
 
@@ -29,7 +29,7 @@ class Message(NamedTuple):
     leaves: Any = None
 
 
-class Postbox:
+class MessageCodec:
     """Its messages are what they mean."""
 
     encode = Message
@@ -62,8 +62,8 @@ def forward(number, released=()):
     request = Request(
         number, skeleton, tensors, [False], Modes.of_this_thread(), torch.float32, seed=1
     )
-    order, tensors = Packer().pack(request)
-    return Message((FORWARD, number), (list(released), order), tensors)
+    content, tensors = Packer().pack(request)
+    return Message((FORWARD, number), (list(released), content), tensors)
 
 
 def backward(number, *, keeps_graph=False, keeps_gradients=False):
@@ -78,7 +78,7 @@ def serve(*messages, module=None, **options):
     module = module or nn.Linear(3, 1, bias=False)
     mailbox = Mailbox(messages, **options)
     blueprint = Blueprint(module, list(module.parameters()))
-    server = _Server(blueprint, mailbox, Postbox(), "slot 7")
+    server = _Server(blueprint, mailbox, MessageCodec(), "slot 7")
     contextvars.copy_context().run(server.serve)
     return mailbox
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lockstitch.nn.parallel.modes import Modes
-from lockstitch.nn.slots.base import BackwardOrder, Changes, Request, SlopeOf
+from lockstitch.nn.slots.base import BackwardRequest, Changes, Request, VjpOf
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.lifting import fill, lift
 from lockstitch.torch_internals import autograd
@@ -46,7 +46,7 @@ X = torch.ones(4, 2)
 
 
 def back(executor, number=1, keeps_graph=False, **others):
-    return executor.backward(BackwardOrder(number, [torch.ones(4, 2)], keeps_graph, **others))
+    return executor.backward(BackwardRequest(number, [torch.ones(4, 2)], keeps_graph, **others))
 
 
 def test_outputs_come_detached_with_what_takes_gradients(executor):
@@ -164,23 +164,23 @@ def test_the_engine_needs_no_table_of_leaves_where_nothing_is_hooked(executor, m
     assert asked == [()]
 
 
-def slope(executor, of=1, number=2, **options):
+def vjp(executor, of=1, number=2, **options):
     """The gradients of `X` and of the leaves, on a graph, as functions of a gradient of ones."""
     skeleton, tensors = lift(((torch.ones(4, 2),), {}))
     modes = Modes.of_this_thread()
     options.setdefault("keeps_graph", True)
     asked = Request(
-        number, skeleton, tensors, [True], modes, torch.float32, 0, slope_of=SlopeOf(of, **options)
+        number, skeleton, tensors, [True], modes, torch.float32, 0, vjp_of=VjpOf(of, **options)
     )
     return executor.forward(asked)
 
 
 def test_gradients_are_outputs_where_they_are_to_be_differentiated(executor):
     executor.forward(request(X))
-    outcome = slope(executor)
+    outcome = vjp(executor)
     of_x, of_weight, of_unused = fill(outcome.skeleton, outcome.tensors)
     assert (of_x.tolist(), of_weight.tolist(), of_unused) == ([[2, 3]] * 4, [4, 4], None)
-    found = executor.backward(BackwardOrder(2, [torch.ones(4, 2), torch.ones(2)], False))
+    found = executor.backward(BackwardRequest(2, [torch.ones(4, 2), torch.ones(2)], False))
     # Of x, of the gradient that was given, and of the weight.
     assert [each.tolist() for each in found.inputs] == [[[1, 1]] * 4, [[3, 4]] * 4]
     assert found.leaves[0].tolist() == [4, 4]
@@ -191,7 +191,7 @@ def test_gradients_to_be_differentiated_are_those_of_the_module_as_it_was(execut
     executor.forward(request(X))
     changes = Changes([(0, "factor", 5.0)], [(1, torch.full((1,), 7.0))])
     executor.forward(request(X, number=2, changes=changes))
-    outcome = slope(executor, number=3, keeps_graph=False)
+    outcome = vjp(executor, number=3, keeps_graph=False)
     assert fill(outcome.skeleton, outcome.tensors)[0].tolist() == [[2, 3]] * 4
     with pytest.raises(RuntimeError, match="graph of this slot's forward pass is gone"):
-        slope(executor, number=4)
+        vjp(executor, number=4)

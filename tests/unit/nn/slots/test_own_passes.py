@@ -69,8 +69,8 @@ def test_zeros_only_where_they_are_wanted():
 def test_who_goes_back_through_gradients_reaches_what_they_depend_on_and_no_more():
     module = Parts()
     output, _ = prepared(module).run((torch.ones(2, requires_grad=True),), {})
-    (slope,) = torch.autograd.grad(output.sum(), module.used, create_graph=True)
-    slope.sum().backward()
+    (gradient,) = torch.autograd.grad(output.sum(), module.used, create_graph=True)
+    gradient.sum().backward()
     assert module.used.grad.tolist() == [2, 2]
     assert module.unused.grad is None
 

@@ -28,9 +28,9 @@ def recompute():
 
 def test_all_are_alone_once_one_has_set_the_generator():
     recomputing = Recomputing()
-    assert recomputing.watch(lambda: "nothing") == "nothing"
+    assert recomputing.run(lambda: "nothing") == "nothing"
     assert not recomputing.is_seen
-    assert recomputing.watch(recompute) == "done"
+    assert recomputing.run(recompute) == "done"
     assert recomputing.is_seen
     assert all(recomputing.must_be_alone() for _ in range(20))
     assert sys.getprofile() is None
@@ -39,7 +39,7 @@ def test_all_are_alone_once_one_has_set_the_generator():
 def test_what_a_pass_raises_is_raised():
     recomputing = Recomputing()
     with pytest.raises(ZeroDivisionError):
-        recomputing.watch(lambda: 1 / 0)
+        recomputing.run(lambda: 1 / 0)
     assert sys.getprofile() is None
 
 
@@ -52,7 +52,7 @@ def test_a_program_that_is_being_profiled_goes_on_to_be():
     recomputing = Recomputing()
     sys.setprofile(profile)
     try:
-        recomputing.watch(recompute)
+        recomputing.run(recompute)
         assert sys.getprofile() is profile
     finally:
         sys.setprofile(None)

@@ -11,7 +11,7 @@ from torch import nn
 from lockstitch.errors import SlotDiedError
 from lockstitch.nn.parallel.modes import Modes
 from lockstitch.nn.slots import base, generators
-from lockstitch.nn.slots.base import BackwardOrder, Blueprint, Request
+from lockstitch.nn.slots.base import BackwardRequest, Blueprint, Request
 from lockstitch.nn.slots.lifting import lift
 from lockstitch.nn.slots.thread import ThreadSlot
 
@@ -91,7 +91,7 @@ def test_backward_gives_the_gradients_of_the_leaves(make_slot):
     slot = make_slot(Where())
     for number in range(3):
         run(slot, number)
-        slot.start_backward(BackwardOrder(number, [torch.full((2,), 3.0)], keeps_graph=False))
+        slot.start_backward(BackwardRequest(number, [torch.full((2,), 3.0)], keeps_graph=False))
         assert slot.finish_backward(number).leaves[0].tolist() == [3, 3]
 
 

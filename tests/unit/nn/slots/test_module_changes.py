@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 from lockstitch.nn.slots.base import Changes
-from lockstitch.nn.slots.watch import Deleted, Watch, apply_changes, places_of_others
+from lockstitch.nn.slots.module_changes import (
+    ChangeTracker,
+    Deleted,
+    apply_changes,
+    places_of_others,
+)
 
 
 class Net(nn.Module):
@@ -26,59 +31,59 @@ def net():
 
 
 @pytest.fixture
-def watch(net):
-    return Watch(net)
+def tracker(net):
+    return ChangeTracker(net)
 
 
-def test_nothing_has_changed(net, watch):
-    told = watch.new_told()
-    assert watch.look()
-    assert not watch.changes(told)
+def test_nothing_has_changed(net, tracker):
+    told = tracker.new_told()
+    assert tracker.look()
+    assert not tracker.changes(told)
 
 
-def test_plain_attributes_are_told_once(net, watch):
-    told = watch.new_told()
+def test_plain_attributes_are_told_once(net, tracker):
+    told = tracker.new_told()
     net.factor = 2
     net.eval()
     del net.last
-    assert watch.look()
-    changes = watch.changes(told)
+    assert tracker.look()
+    changes = tracker.changes(told)
     assert set(changes.attributes) == {
         (0, "factor", 2),
         (0, "last", Deleted),
         *((i, "training", False) for i in range(3)),
     }
-    assert watch.look()
-    assert not watch.changes(told)
+    assert tracker.look()
+    assert not tracker.changes(told)
 
 
-def test_each_slot_is_told_what_it_has_missed(net, watch):
-    told = watch.new_told(), watch.new_told()
+def test_each_slot_is_told_what_it_has_missed(net, tracker):
+    told = tracker.new_told(), tracker.new_told()
     net.factor = 2
-    assert watch.look()
-    watch.changes(told[0])
+    assert tracker.look()
+    tracker.changes(told[0])
     net.factor = 3
-    assert watch.look()
-    assert [value for *_, value in watch.changes(told[0]).attributes] == [3]
-    assert [value for *_, value in watch.changes(told[1]).attributes] == [3]
+    assert tracker.look()
+    assert [value for *_, value in tracker.changes(told[0]).attributes] == [3]
+    assert [value for *_, value in tracker.changes(told[1]).attributes] == [3]
 
 
-def test_lists_of_plain_values_are_told(net, watch):
-    told = watch.new_told()
+def test_lists_of_plain_values_are_told(net, tracker):
+    told = tracker.new_told()
     net.names.append("b")
-    assert watch.look()
-    assert watch.changes(told).attributes == [(0, "names", ["a", "b"])]
-    assert watch.look()
+    assert tracker.look()
+    assert tracker.changes(told).attributes == [(0, "names", ["a", "b"])]
+    assert tracker.look()
 
 
-def test_all_buffers_of_a_submodule_are_told_together(net, watch):
-    told = watch.new_told()
+def test_all_buffers_of_a_submodule_are_told_together(net, tracker):
+    told = tracker.new_told()
     net.norm(torch.randn(4, 2))  # writes running_mean without a new version
-    assert watch.look()
-    assert [number for number, _ in watch.changes(told).others] == [0, 1, 2]
-    assert not watch.changes(told).others
+    assert tracker.look()
+    assert [number for number, _ in tracker.changes(told).others] == [0, 1, 2]
+    assert not tracker.changes(told).others
     net.norm.running_var = torch.ones(2)
-    assert len(watch.changes(told).others) == 3
+    assert len(tracker.changes(told).others) == 3
 
 
 def replace_parameter(net):
@@ -126,72 +131,72 @@ def add_buffer(net):
         add_buffer,
     ],
 )
-def test_slots_are_made_anew_for(net, watch, change):
+def test_slots_are_made_anew_for(net, tracker, change):
     change(net)
-    assert not watch.look()
-    assert Watch(net).look()
+    assert not tracker.look()
+    assert ChangeTracker(net).look()
 
 
-def test_an_optimizers_step_is_no_change(net, watch):
+def test_an_optimizers_step_is_no_change(net, tracker):
     with torch.no_grad():
         net.linear.weight.add_(1)
-    assert watch.look()
+    assert tracker.look()
 
 
-def test_what_a_module_keeps_of_each_pass_is_its_own_affair(net, watch):
-    assert watch.is_quiet
+def test_what_a_module_keeps_of_each_pass_is_its_own_affair(net, tracker):
+    assert tracker.is_quiet
     keep_a_tensor(net)  # in the pass of slot 0
-    watch.settle()
-    assert not watch.is_quiet
-    assert watch.look()
-    assert not watch.changes(watch.new_told())
+    tracker.settle()
+    assert not tracker.is_quiet
+    assert tracker.look()
+    assert not tracker.changes(tracker.new_told())
     keep_a_tensor(net)  # by somebody else
-    assert not watch.look()
+    assert not tracker.look()
 
 
-def test_a_state_that_is_set_back_between_calls_is_told(net, watch):
-    told = watch.new_told()
+def test_a_state_that_is_set_back_between_calls_is_told(net, tracker):
+    told = tracker.new_told()
     net.state = {"h": None}
     net.counts = []
-    assert watch.look()
-    watch.changes(told)
+    assert tracker.look()
+    tracker.changes(told)
     for _ in range(2):
         keep_a_tensor(net)  # in the pass of slot 0
         net.state["h"] = torch.zeros(2)
         net.factor += 1
         net.counts.append(torch.zeros(()))
-        watch.settle()
+        tracker.settle()
         net.last, net.state["h"], net.factor = None, None, 1
         net.counts.clear()
-        assert watch.look()
-        attributes = {name: value for _, name, value in watch.changes(told).attributes}
+        assert tracker.look()
+        attributes = {name: value for _, name, value in tracker.changes(told).attributes}
         assert attributes == {"last": None, "state": {"h": None}, "factor": 1, "counts": []}
 
 
-def test_what_a_module_counts_is_told(net, watch):
-    told = watch.new_told()
+def test_what_a_module_counts_is_told(net, tracker):
+    told = tracker.new_told()
     net.factor += 1
     net.names.append("b")
     net.sizes = [3]
-    watch.settle()
-    assert watch.look()
-    attributes = {name: value for _, name, value in watch.changes(told).attributes}
+    tracker.settle()
+    assert tracker.look()
+    attributes = {name: value for _, name, value in tracker.changes(told).attributes}
     assert attributes == {"factor": 2, "names": ["a", "b"], "sizes": [3]}
 
 
-def test_hooks_of_a_forward_pass_are_a_reason_to_make_slots_anew(net, watch):
+def test_hooks_of_a_forward_pass_are_a_reason_to_make_slots_anew(net, tracker):
     add_hook(net)
-    watch.settle()
-    assert not watch.look()
+    tracker.settle()
+    assert not tracker.look()
 
 
 def test_copies_for_slots_are_no_tensors_of_inference_mode():
     module = nn.BatchNorm1d(2)
-    watch = Watch(module)
-    told = watch.new_told()
+    tracker = ChangeTracker(module)
+    told = tracker.new_told()
     with torch.inference_mode():
         module.running_mean.add_(1)
-        changes = watch.changes(told)
+        changes = tracker.changes(told)
     assert changes.others
     assert not any(tensor.is_inference() for _, tensor in changes.others)
 
@@ -200,12 +205,12 @@ def test_a_buffer_whose_changes_nobody_counts_is_told_each_time():
     module = nn.Module()
     with torch.inference_mode():
         module.register_buffer("shift", torch.zeros(2))
-    watch = Watch(module)
-    told = watch.new_told()
+    tracker = ChangeTracker(module)
+    told = tracker.new_told()
     for value in (1.0, 2.0):
         with torch.inference_mode():
             module.shift.fill_(value)
-        ((_, copied),) = watch.changes(told).others
+        ((_, copied),) = tracker.changes(told).others
         assert copied.tolist() == [value, value]
 
 
@@ -226,10 +231,10 @@ def test_a_buffer_in_the_memory_of_a_parameter_is_told_each_time():
     module = nn.Linear(2, 2)
     module.register_buffer("beside", torch.zeros(2))
     module.register_buffer("same", module.bias.data)
-    watch = Watch(module)
-    told = watch.new_told()
+    tracker = ChangeTracker(module)
+    told = tracker.new_told()
     for value in (1.0, 2.0):
         with torch.no_grad():
             module.bias.fill_(value)
-        sent = dict(watch.changes(told).others)
-        assert sent[watch.others.index((module._buffers, "same"))].tolist() == [value] * 2
+        sent = dict(tracker.changes(told).others)
+        assert sent[tracker.others.index((module._buffers, "same"))].tolist() == [value] * 2

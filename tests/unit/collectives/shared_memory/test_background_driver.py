@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from lockstitch.collectives.shared_memory.helper import Helper
+from lockstitch.collectives.shared_memory.background_driver import BackgroundDriver
 
 if TYPE_CHECKING:
     import pytest
@@ -26,15 +26,15 @@ class Driven:
 
 def test_it_drives_when_nobody_does_and_again_after_parking() -> None:
     driven = Driven()
-    helper = Helper("helper", driven)
-    assert helper.is_parked
+    background = BackgroundDriver("background", driven)
+    assert background.is_parked
     for _ in range(2):
         driven.is_busy = True
         driven.was_driven.clear()
-        helper.look_after()
+        background.look_after()
         assert driven.was_driven.wait(30)
-    helper.close()
-    helper.close()
+    background.close()
+    background.close()
 
 
 def test_it_leaves_alone_what_somebody_drives() -> None:
@@ -54,10 +54,10 @@ def test_it_leaves_alone_what_somebody_drives() -> None:
             self.was_looked_at = threading.Event()
 
     driven = Restless()
-    helper = Helper("helper", driven)
-    helper.look_after()
+    background = BackgroundDriver("background", driven)
+    background.look_after()
     assert driven.was_looked_at.wait(30)
-    helper.close()
+    background.close()
     assert not driven.was_driven.is_set()
 
 
@@ -67,10 +67,10 @@ def test_it_ends_without_a_word_when_what_it_looks_after_is_gone(
     failures: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failures.append)
     driven = Driven()
-    helper = Helper("helper", driven)
-    helper.look_after()
+    background = BackgroundDriver("background", driven)
+    background.look_after()
     assert driven.was_driven.wait(30)
-    (thread,) = (each for each in threading.enumerate() if each.name == "helper")
+    (thread,) = (each for each in threading.enumerate() if each.name == "background")
     del driven
     thread.join(30)
     assert not thread.is_alive()

@@ -8,9 +8,9 @@ import pickle
 import torch
 
 from lockstitch.nn.parallel.modes import Modes
-from lockstitch.nn.slots.base import Changes, Request, SlopeOf
+from lockstitch.nn.slots.base import Changes, Request, VjpOf
 from lockstitch.nn.slots.lifting import lift
-from lockstitch.nn.slots.orders import Packer, Unpacker
+from lockstitch.nn.slots.request_packing import Packer, Unpacker
 
 
 def request(number=1, changes=None, **modes):
@@ -28,8 +28,8 @@ def request(number=1, changes=None, **modes):
 
 
 def sent(packer, unpacker, original):
-    order, tensors = packer.pack(original)
-    return unpacker.unpack(original.number, pickle.loads(pickle.dumps(order)), tensors)
+    content, tensors = packer.pack(original)
+    return unpacker.unpack(original.number, pickle.loads(pickle.dumps(content)), tensors)
 
 
 def test_a_request_comes_out_as_it_went_in():
@@ -64,7 +64,7 @@ def test_modes_are_pickled_when_they_change_and_read_once():
 
 
 def test_it_says_whose_gradients_are_wanted():
-    original = dataclasses.replace(request(), slope_of=SlopeOf(3, keeps_graph=True))
+    original = dataclasses.replace(request(), vjp_of=VjpOf(3, keeps_graph=True))
     got = sent(Packer(), Unpacker(), original)
-    assert got.slope_of == SlopeOf(3, keeps_graph=True)
-    assert sent(Packer(), Unpacker(), request()).slope_of is None
+    assert got.vjp_of == VjpOf(3, keeps_graph=True)
+    assert sent(Packer(), Unpacker(), request()).vjp_of is None

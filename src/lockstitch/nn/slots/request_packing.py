@@ -43,9 +43,9 @@ class Packer:
             told = changes.attributes, [i for i, _ in changes.others]
             tensors = [*tensors, *(tensor for _, tensor in changes.others)]
         skeleton = None if is_single_argument(request.skeleton) else request.skeleton
-        slope_of = request.slope_of
-        order = skeleton, request.wants_gradient, self._packed, request.seed, told, slope_of
-        return order, tensors
+        vjp_of = request.vjp_of
+        content = skeleton, request.wants_gradient, self._packed, request.seed, told, vjp_of
+        return content, tensors
 
 
 class Unpacker:
@@ -54,9 +54,9 @@ class Unpacker:
     def __init__(self) -> None:
         self._modes: dict[bytes, tuple[Modes, torch.dtype]] = {}
 
-    def unpack(self, number: int, order: Any, tensors: Sequence[Any]) -> Request:
+    def unpack(self, number: int, content: Any, tensors: Sequence[Any]) -> Request:
         """The request of this number. Buffers and the like become the slot's own."""
-        skeleton, wants_gradient, packed, seed, told, slope_of = order
+        skeleton, wants_gradient, packed, seed, told, vjp_of = content
         if skeleton is None:
             skeleton = SINGLE_ARGUMENT
         modes = self._modes.get(packed)
@@ -84,5 +84,5 @@ class Unpacker:
             dtype,
             seed,
             changes=changes,
-            slope_of=slope_of,
+            vjp_of=vjp_of,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-class Touch(torch.autograd.Function):
+class ZeroFill(torch.autograd.Function):
     """The first `count` tensors as they are; whoever goes back through them reaches the others too,
     with zeros: as parameters do that are broadcast in the original, used or not. Not so where
     gradients are differentiated themselves (`create_graph`), from then on: zeros would reach

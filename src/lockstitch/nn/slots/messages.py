@@ -99,7 +99,7 @@ class Leaves:
         return [found[i] for i in range(self.count)]
 
 
-class Postbox:
+class MessageCodec:
     """Writes and reads the messages of one side."""
 
     def __init__(self, own: OwnedMemory, other: ReadMemory, leaves: Leaves) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lockstitch.nn.slots.strays import StrayWatch, check_for_strays
+from lockstitch.nn.slots.untracked_leaves import UntrackedLeafSearch, check_for_untracked_leaves
 
 
 def leaf(*shape):
@@ -16,7 +16,7 @@ def leaf(*shape):
 
 def test_known_leaves_are_none():
     weight, x = leaf(3), leaf(2, 3)
-    check_for_strays([(weight * x).sum(), weight, torch.ones(2)], [weight, x])
+    check_for_untracked_leaves([(weight * x).sum(), weight, torch.ones(2)], [weight, x])
 
 
 def test_one_that_is_kept_is_found_however_deep():
@@ -25,19 +25,19 @@ def test_one_that_is_kept_is_found_however_deep():
     for _ in range(50):
         hidden = hidden * 1.01 + kept.sum()
     with pytest.raises(RuntimeError, match=r"shape \(2, 3\) .* would be lost"):
-        check_for_strays([weight * 1, hidden], [weight])
+        check_for_untracked_leaves([weight * 1, hidden], [weight])
 
 
 def test_an_output_may_be_one_itself():
     kept = leaf(5)
     with pytest.raises(RuntimeError, match=r"shape \(5,\)"):
-        check_for_strays([kept], [])
+        check_for_untracked_leaves([kept], [])
 
 
 def test_one_that_only_the_graph_keeps_is_none():
     weight = leaf(3)
     output = weight * leaf(3) + leaf(1).exp()
-    check_for_strays([output], [weight])
+    check_for_untracked_leaves([output], [weight])
     output.sum().backward()
 
 
@@ -45,17 +45,17 @@ class Pass:
     """Passes of a module that depends on `weight`, and on others from some pass on."""
 
     def __init__(self):
-        self.watch = StrayWatch()
+        self.search = UntrackedLeafSearch()
         self.weight, self.x = leaf(3), leaf(2, 3)
 
     def run(self, *others, depth=3, weight=None):
-        self.watch.begin_pass()
+        self.search.begin_pass()
         output = self.x * (self.weight if weight is None else weight)
         for _ in range(depth):
             output = output.tanh()
         for other in others:
             output = output + other
-        self.watch.end_pass([output], [self.x], [self.weight], True)
+        self.search.end_pass([output], [self.x], [self.weight], True)
 
 
 def test_one_that_is_first_reached_in_a_later_pass_is_found():
@@ -77,7 +77,8 @@ def test_one_that_takes_the_place_of_a_parameter_is_found_in_the_end():
 def test_a_graph_that_has_been_searched_is_not_searched_again(monkeypatch):
     searched = []
     monkeypatch.setattr(
-        "lockstitch.nn.slots.strays.check_for_strays", lambda *_: searched.append(1)
+        "lockstitch.nn.slots.untracked_leaves.check_for_untracked_leaves",
+        lambda *_: searched.append(1),
     )
     passes = Pass()
     for depth in (3, 5, 3, 3, 3, 5, 5, 3):
@@ -95,8 +96,8 @@ def test_a_search_that_found_one_is_made_again():
 @pytest.mark.parametrize("is_reentrant", [True, False])
 def test_a_checkpoint_that_goes_back_by_itself_is_seen(is_reentrant):
     weight, x = nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)
-    watch = StrayWatch()
-    watch.begin_pass()
+    search = UntrackedLeafSearch()
+    search.begin_pass()
     output = checkpoint(lambda y: y * weight, x * 2, use_reentrant=is_reentrant) + 1
-    watch.end_pass([output], [x], [weight], True)
-    assert watch.is_reentrant == is_reentrant
+    search.end_pass([output], [x], [weight], True)
+    assert search.is_reentrant == is_reentrant

@@ -79,7 +79,7 @@ def versions_of(places: Iterable[Place]) -> list[int]:
 
 def keeps_nothing_else(module: nn.Module) -> bool:
     """Whether no submodule has more than tensors, plain values, and functions: nothing in which it
-    could keep something from one call to the next that a `Watch` does not see. A hook could."""
+    could keep something from one call to the next unseen by a `ChangeTracker`. A hook could."""
     return all(
         _is_plain(value)
         or (isinstance(value, dict) and not value)
@@ -127,7 +127,7 @@ class Told:
         self.others: dict[int, tuple[torch.Tensor | None, int]] = {}
 
 
-class Watch:
+class ChangeTracker:
     """Keeps an eye on one module."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -198,7 +198,7 @@ class Watch:
 
     def look(self) -> bool:
         """Whether the slots can go on, with what `changes` tells them; else they have to be made
-        anew, with a new watch."""
+        anew, with a new tracker."""
         return self._traits == self._current_traits() and self._compare(is_own=False)
 
     def settle(self) -> None:
@@ -243,9 +243,9 @@ class Watch:
         self._last_news += 1
         self._news[number, name] = (self._last_news, value)
 
-    def succeed(self, other: Watch) -> None:
-        """This watch follows `other`, on the same module: what that one learned of attributes that
-        change in forward passes holds on."""
+    def succeed(self, other: ChangeTracker) -> None:
+        """This tracker follows `other`, on the same module, and keeps what that one has learned of
+        attributes that change in forward passes."""
         self._keeps_own |= other._keeps_own
 
     def changes(self, told: Told) -> Changes:

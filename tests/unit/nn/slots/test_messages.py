@@ -9,7 +9,7 @@ import torch
 
 from lockstitch.memory.mapping import create_file
 from lockstitch.nn.slots.memory import OwnedMemory, ReadMemory
-from lockstitch.nn.slots.packets import LARGEST, Leaves, Postbox
+from lockstitch.nn.slots.messages import LARGEST, Leaves, MessageCodec
 
 KEY = (1, 42)
 LEAVES = [
@@ -26,8 +26,8 @@ def boxes():
     there, back = create_file(), create_file()
     leaves = Leaves(LEAVES)
     both = [
-        Postbox(OwnedMemory(there), ReadMemory(back), leaves),
-        Postbox(OwnedMemory(back), ReadMemory(there), leaves),
+        MessageCodec(OwnedMemory(there), ReadMemory(back), leaves),
+        MessageCodec(OwnedMemory(back), ReadMemory(there), leaves),
     ]
     yield both
     both.clear()

@@ -35,7 +35,7 @@ class Driven(Protocol):
         ...
 
 
-class Helper:
+class BackgroundDriver:
     """The thread; it begins with the first operation that is not done at once."""
 
     def __init__(self, name: str, driven: Driven) -> None:

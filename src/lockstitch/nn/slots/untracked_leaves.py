@@ -31,8 +31,8 @@ _MOST_GRAPHS: Final = 1000
 _CHECKPOINT: Final = f"{CheckpointFunction.__name__}Backward"
 
 
-class StrayWatch:
-    """Looks for strays in the passes of one slot, where there may be any."""
+class UntrackedLeafSearch:
+    """Looks for such leaves in the passes of one slot, where there may be any."""
 
     def __init__(self) -> None:
         with torch.inference_mode(False):
@@ -70,28 +70,30 @@ class StrayWatch:
         graph = is_training, len(inputs), tuple(distances)
         self._passes += 1
         if graph not in self._known or not self._passes & (self._passes - 1):
-            if check_for_strays(outputs, [*inputs, *leaves]):
+            if check_for_untracked_leaves(outputs, [*inputs, *leaves]):
                 self.is_reentrant = True
             if len(self._known) >= _MOST_GRAPHS:
                 self._known.clear()
             self._known.add(graph)
 
 
-def check_for_strays(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> bool:
+def check_for_untracked_leaves(
+    outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]
+) -> bool:
     """Raises `RuntimeError` if the outputs depend on leaves that are not `known` and that somebody
     keeps. Returns whether a node goes back through a graph of its own, as a re-entrant checkpoint
     does."""
     expected = set(map(id, known))
-    strays, is_reentrant = [], False
+    untracked, is_reentrant = [], False
     for node in _nodes(outputs):
         if not hasattr(node, "variable"):
             is_reentrant = is_reentrant or type(node).__name__ == _CHECKPOINT
         elif id(node.variable) not in expected:
-            strays.append(node)
-    if not strays:
+            untracked.append(node)
+    if not untracked:
         return is_reentrant
     of_nobody = _references(_accumulator_of_nobody())
-    for accumulator in strays:
+    for accumulator in untracked:
         if _references(accumulator) > of_nobody:
             leaf = accumulator.variable
             raise RuntimeError(
