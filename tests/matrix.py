@@ -2,10 +2,13 @@
 
     python -m tests.matrix                        all of them, with the Pythons that are here
     python -m tests.matrix --torch 2.10.0 --here  one of them, with this Python
+    python -m tests.matrix --python 3.12          all that are tested with this Python
     python -m tests.matrix --torch 2.15.0 -- -k pickling   … and what pytest is told
 
-Each gets an environment of its own in `.matrix`, with the ordinary wheel of torch, and keeps it for
-the next time. A table of all results is written to `out/matrix.md` as well.
+Each gets an environment of its own in `.matrix`, with the ordinary wheel of torch and all that it
+asks for, and keeps it for the next time, unless `--discard` is given; they take 5 to 8 GB each.
+With `--least` it gets only what torch cannot be imported without. A table of all results is written
+to `out/matrix.md` as well.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 VERSIONS = (
     # Python, torch
+    ("3.10", "2.10.0"),
     ("3.11", "2.10.0"),
     ("3.11", "2.11.0"),
     ("3.11", "2.12.1"),
@@ -33,7 +37,10 @@ VERSIONS = (
     ("3.14", "2.13.0"),
     ("3.11", "2.14.1"),
     ("3.11", "2.15.0"),
+    ("3.14", "2.15.0"),
 )
+# What torch asks for and can be imported without, where there is no GPU.
+UNNEEDED = {"triton", "cuda-bindings"}
 CORE = ("tests/unit", "tests/cluster", "tests/parity")
 # What pytest says at its end: "3 failed, 4967 passed, 262 skipped in 380.12s".
 _COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped)\b")
@@ -57,7 +64,7 @@ def main() -> int:
     wanted = [
         (python, torch)
         for python, torch in VERSIONS
-        if options.torch in (None, torch) or options.here
+        if options.torch in (None, torch) and options.python in (None, python)
     ]
     if options.here:
         here = ".".join(map(str, sys.version_info[:2]))
@@ -68,7 +75,7 @@ def main() -> int:
         if interpreter is None:
             missing.append((python, torch))
             continue
-        results.append(try_one(python, interpreter, torch, options.pytest))
+        results.append(try_one(python, interpreter, torch, options))
         write_table(results, missing)
     return int(any(result.failed or not result.passed for result in results) or not results)
 
@@ -76,7 +83,10 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--torch", help="only this version")
+    parser.add_argument("--python", help="only this version")
     parser.add_argument("--here", action="store_true", help="with the Python that runs this")
+    parser.add_argument("--least", action="store_true", help="only what torch's import needs")
+    parser.add_argument("--discard", action="store_true", help="keep no environment")
     parser.add_argument("pytest", nargs="*", help="options of pytest, behind --")
     return parser.parse_args()
 
@@ -100,14 +110,15 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def try_one(python: str, interpreter: str, torch: str, pytest: list[str]) -> Result:
+def try_one(python: str, interpreter: str, torch: str, options: argparse.Namespace) -> Result:
     """Makes the environment where there is none, and runs the core in it."""
-    environment = ROOT / ".matrix" / f"python{python}-torch{torch}"
+    kind = "-least" if options.least else ""
+    environment = ROOT / ".matrix" / f"python{python}-torch{torch}{kind}"
     installed = environment / "installed.json"
     if not installed.exists():
         print(f"== installing torch {torch} for Python {python}", flush=True)
         begun = time.monotonic()
-        install(environment, interpreter, torch)
+        install(environment, interpreter, torch, is_least=options.least)
         installed.write_text(json.dumps({"seconds": round(time.monotonic() - begun)}))
     print(f"== torch {torch}, Python {python}", flush=True)
     begun = time.monotonic()
@@ -115,7 +126,11 @@ def try_one(python: str, interpreter: str, torch: str, pytest: list[str]) -> Res
     # The source is this checkout's, whatever the environment has.
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.Popen(
-        [*command, *CORE, *pytest], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True
+        [*command, *CORE, *options.pytest],
+        cwd=ROOT,
+        env=variables,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     last = ""
     assert done.stdout is not None
@@ -124,9 +139,9 @@ def try_one(python: str, interpreter: str, torch: str, pytest: list[str]) -> Res
         last = line if _COUNT.search(line) else last
     done.wait()
     counts = {kind.rstrip("s"): int(number) for number, kind in _COUNT.findall(last)}
-    return Result(
+    result = Result(
         python,
-        torch,
+        torch + kind,
         counts.get("passed", 0),
         counts.get("failed", 0) + counts.get("error", 0),
         counts.get("skipped", 0),
@@ -134,10 +149,14 @@ def try_one(python: str, interpreter: str, torch: str, pytest: list[str]) -> Res
         json.loads(installed.read_text())["seconds"],
         round(time.monotonic() - begun),
     )
+    if options.discard:
+        shutil.rmtree(environment)
+    return result
 
 
-def install(environment: Path, interpreter: str, torch: str) -> None:
-    """The ordinary wheel with all that it asks for; of the rest, what `constraints.txt` says."""
+def install(environment: Path, interpreter: str, torch: str, *, is_least: bool) -> None:
+    """The ordinary wheel with all that it asks for, or with the least; of the rest, what
+    `constraints.txt` says."""
     shutil.rmtree(environment, ignore_errors=True)
     subprocess.run([interpreter, "-m", "venv", environment], check=True)
     rest = [
@@ -147,10 +166,16 @@ def install(environment: Path, interpreter: str, torch: str) -> None:
     ]
     constraints = environment / "constraints.txt"
     constraints.write_text("\n".join([*rest, f"torch=={torch}"]))
-    pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet"]
-    subprocess.run(
-        [*pip, "--no-cache-dir", "-c", constraints, "-e", ".[demo,test,tls]"], cwd=ROOT, check=True
-    )
+    pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+    ours = ["-c", constraints, "-e", ".[demo,test,tls]"]
+    if is_least:
+        report = environment / "report.json"
+        subprocess.run([*pip, "--dry-run", "--report", report, *ours], cwd=ROOT, check=True)
+        found = [it["metadata"] for it in json.loads(report.read_text())["install"]]
+        pinned = [f"{it['name']}=={it['version']}" for it in found if it["name"] != "lockstitch"]
+        kept = [it for it in pinned if it.partition("==")[0] not in UNNEEDED]
+        ours = ["--no-deps", *kept, "-e", "."]
+    subprocess.run([*pip, *ours], cwd=ROOT, check=True)
 
 
 def size_of(folder: Path) -> int:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lockstitch.versions import (
     RANGE,
@@ -17,6 +18,7 @@ from lockstitch.versions import (
     tell_of_missing,
     tell_of_unknown,
 )
+from tests.matrix import VERSIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,3 +103,15 @@ def test_the_range_is_told_alike_everywhere():
     project = (ROOT / "pyproject.toml").read_text()
     assert f'"{REQUIREMENT}"' in project
     assert RANGE in (ROOT / "docs" / "reference" / "versions.md").read_text()
+
+
+def test_the_ends_of_the_ranges_are_tested_and_the_workflow_tests_what_make_does():
+    torches = {parse(torch) for _, torch in VERSIONS}
+    (major, first), (_, end) = TORCH
+    assert torches == {(major, minor) for minor in range(first, end)}
+    project = (ROOT / "pyproject.toml").read_text()
+    pythons = re.findall(r"Programming Language :: Python :: (3\.\d+)", project)
+    assert {python for python, _ in VERSIONS} == set(pythons)
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
+    included = workflow["jobs"]["matrix"]["strategy"]["matrix"]["include"]
+    assert [(each["python"], each["torch"]) for each in included] == list(VERSIONS)
