@@ -27,6 +27,11 @@ def parse(version: str) -> tuple[int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
+def are_alike(one: str, other: str) -> bool:
+    """Whether two versions, of whatever package, agree in their first two numbers."""
+    return one.split(".")[:2] == other.split(".")[:2]
+
+
 def is_tested(version: str) -> bool:
     """Whether it lies in the range."""
     known = parse(version)

@@ -12,6 +12,7 @@ from lockstitch.versions import (
     RANGE,
     REQUIREMENT,
     TORCH,
+    are_alike,
     is_tested,
     parse,
     refuse_old,
@@ -43,6 +44,13 @@ def test_a_torch_within_the_range_is_taken_without_a_word(version):
     tell_of_unknown(version)
     tell_of_missing(version, [("torch._C._one is missing", "quick copies: does without it")])
     assert is_tested(version)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_alike"), [("1.2.9", True), ("1.2", True), ("1.3.0", False), ("2.2.0", False)]
+)
+def test_versions_are_alike_whose_first_two_numbers_are_the_same(other, is_alike):
+    assert are_alike("1.2.0.dev0", other) is are_alike(other, "1.2.0.dev0") is is_alike
 
 
 @pytest.mark.parametrize("version", ["2.9.1", "1.13.1+cu117"])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from lockstitch import __version__
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.collectives.c10d.backend import C10dBackend
 from lockstitch.collectives.c10d.beginning import in_thread
@@ -63,6 +64,7 @@ from lockstitch.rendezvous import (
 from lockstitch.rendezvous.static_group import call_off as call_off_meeting
 from lockstitch.transport import TcpTransport
 from lockstitch.trust import find_secret
+from lockstitch.versions import are_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,8 +78,9 @@ _PREFIX = "reductions"
 _CALL_OFF_SECONDS = 10.0
 # A store that is at work answers within so long.
 _STORE_SECONDS = 10.0
-# What ranks publish: their host, where it may be entered, and, by rank 0, how to reach the hub.
-_HOST, _DOOR, _HUB, _TOKEN = "host:", "door:", "hub:", "token:"
+# What ranks publish: their Lockstitch, their host, where it may be entered, and, by rank 0, how to
+# reach the hub.
+_VERSION, _HOST, _DOOR, _HUB, _TOKEN = "version:", "host:", "door:", "hub:", "token:"
 
 
 @in_plain_modes
@@ -161,10 +164,16 @@ class _Opening:
         introductions = IntroductionListener()
         listener = self._listen() if self._rank == 0 else None
         try:
-            addresses = [_HOST + (options.host or host_identity()), _DOOR + introductions.address]
+            host = options.host or host_identity()
+            addresses = [
+                _VERSION + __version__,
+                _HOST + host,
+                _DOOR + introductions.address,
+            ]
             if listener is not None:
                 addresses += [_HUB + listener.address, _TOKEN + secrets.token_hex(16)]
             roster = self._join(addresses)
+            _check_versions(_published(roster, _VERSION))
             self._notice = GiveUpNotice(self._store, roster.me.generation)
             topology = Topology.of(self._rank, _published(roster, _HOST))
             name = _chosen_backend(topology, options)
@@ -348,6 +357,17 @@ def _own_address(store: Store) -> str:
 def _machines(roster: StaticRoster) -> list[str]:
     """Where the ranks really are, whatever their hosts are called."""
     return [member.host for member in sorted(roster.members(), key=lambda member: member.info.id)]
+
+
+def _check_versions(versions: Sequence[str]) -> None:
+    """All ranks see at once that one runs another Lockstitch, whose messages and memory are laid
+    out differently."""
+    for rank, version in enumerate(versions):
+        if not are_alike(version, versions[0]):
+            raise CollectiveError(
+                f"rank 0 runs lockstitch {versions[0]}, rank {rank} {version}, and neither would "
+                "understand the other; install the same on all ranks"
+            )
 
 
 def _check_reach(roster: StaticRoster) -> None:

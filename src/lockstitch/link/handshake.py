@@ -38,6 +38,7 @@ from lockstitch.link.greetings import (
     decode,
     encode,
 )
+from lockstitch.versions import are_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,15 +64,15 @@ class SessionKeys:
 
 def why_other_version(hello: Hello, **others: str) -> str:
     """Why this process cannot exchange anything with a caller of another version; empty if it can.
-    What counts of each version are the first two numbers: of lockstitch, and, where they matter to
-    what is exchanged, of `python` and `torch`."""
+    What counts (`are_alike`) are the versions of lockstitch, and, where they matter to what is
+    exchanged, of `python` and `torch`."""
     versions = {"lockstitch": __version__, **others}
     for what, ours in versions.items():
         theirs: str = getattr(hello, what)
-        if theirs.split(".")[:2] != ours.split(".")[:2]:
+        if not are_alike(ours, theirs):
             return (
-                f"of the caller, values would not be understood: it runs {_NAMES.get(what, what)} "
-                f"{theirs}, this worker {ours}; install the same on all workers"
+                f"it runs {_NAMES.get(what, what)} {ours}, its caller {theirs}, and neither would "
+                "understand the other; install the same on all workers"
             )
     return ""
 

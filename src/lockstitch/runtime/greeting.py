@@ -55,8 +55,8 @@ def greet(core: Core, peer: WorkerInfo, connection: Connection) -> FrameDecoder:
     if handshake.is_proved and welcome.refusal.startswith(GIVEN_UP):
         raise ConnectionRefusedError(welcome.refusal)
     if welcome.refusal:
-        where = f"it listens at {connection.peer}"
-        raise RpcError(f"{whom} refused the connection: {welcome.refusal} ({where})")
+        who, where = f"worker {core.info.name!r}", f"it listens at {connection.peer}"
+        raise RpcError(f"{whom} refused the connection of {who}: {welcome.refusal} ({where})")
     decoder = core.decoder(connection, handshake.keys)
     if decoder.is_authenticated and handshake.keys is not None:
         connection.seal(FrameAuthenticator(handshake.keys.outgoing))

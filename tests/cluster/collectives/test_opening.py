@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import HashStore
 
+from lockstitch import __version__
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives import SessionOptions, open_session, opening
 from lockstitch.errors import CollectiveError
@@ -88,6 +89,21 @@ def test_rank_whose_groups_do_not_connect_is_told_to_all(monkeypatch: pytest.Mon
     for error in errors[:2]:
         assert "rank 2 " in str(error), errors
         assert "no way to rank 1" in str(error), errors
+
+
+@pytest.mark.parametrize("backend", ["shared_memory", "c10d"])
+def test_rank_with_another_version_of_the_library_is_told_by_all(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def publish(rank: Any, addresses: list[str]) -> Any:
+        version = "version:9.1.0" if rank._rank == 2 else addresses[0]
+        return whole(rank, [version, *addresses[1:]])
+
+    whole = opening._Opening._join
+    monkeypatch.setattr(opening._Opening, "_join", publish)
+    for error in open_three(backend):
+        assert f"rank 0 runs lockstitch {__version__}, rank 2 9.1.0, and" in str(error)
+        assert "install the same on all ranks" in str(error)
 
 
 def test_listener_that_nobody_on_another_host_reaches_is_told_by_all(

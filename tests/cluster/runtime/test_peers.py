@@ -118,7 +118,8 @@ def test_caller_that_does_not_fit_is_refused_with_the_reason(
         cluster[1].agent.pending_handshakes, "judge", lambda _: "it runs Python 2.7.18"
     )
     with pytest.raises(
-        RpcError, match=r"'worker1' refused the connection: it runs Python 2\.7\.18"
+        RpcError,
+        match=r"'worker1' refused the connection of worker 'worker0': it runs Python 2\.7\.18",
     ):
         call(cluster[0], 1, here)
     wait_until(cluster[0].agent.is_at_rest)

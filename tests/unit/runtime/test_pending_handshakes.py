@@ -90,8 +90,8 @@ def test_caller_without_a_secret_hears_why() -> None:
 def test_caller_of_another_python_or_torch_hears_why() -> None:
     with Stage() as stage:
         for versions, words in (
-            (("2.7.1", Stage.versions()[1]), "it runs Python 2.7.1"),
-            ((Stage.versions()[0], "0.4.0"), "it runs torch 0.4.0"),
+            (("2.7.1", Stage.versions()[1]), "its caller 2.7.1"),
+            ((Stage.versions()[0], "0.4.0"), "its caller 0.4.0"),
         ):
             old = Hello(False, bytes(32), WorkerId(0, 0), "peer1", WorkerId(1, 0), *versions)
             welcome = Caller(stage, WorkerInfo("peer1", 1), hello=encode(old)).receive_welcome()
