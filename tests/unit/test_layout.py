@@ -47,6 +47,7 @@ EXCEPTIONS = {
     "collectives/shared_memory/whole.py": "run by tests/cluster/collectives/test_session.py",
     "collectives/c10d/backend.py": "run by tests/cluster/collectives/test_session.py",
     "collectives/c10d/hierarchical.py": "run by tests/cluster/collectives/test_session.py",
+    "collectives/c10d/orders.py": "run by tests/cluster/collectives/test_session.py",
     "collectives/c10d/performing.py": "run by tests/cluster/collectives/test_session.py",
     "hvd/runner/launching.py": "starts processes; run by tests/processes/test_hvd_run.py",
     "hvd/common/elastic.py": "names",

@@ -9,7 +9,8 @@ is ready for it. Operations that are ready together are fused.
 - `messages`: what ranks and coordinator tell each other; no I/O
 - `coordinator_link`: the connections between them
 - `beginning`: waiting until all are there
-- `performing`: carrying out orders, one after the other
+- `orders`: performing the orders of rank 0 on one rank, one after the other
+- `performing`: what an order comes down to: from requests to results
 - `group_operations`: the operations of a process group
 - `hierarchical`: the same, with the ranks of each host going through shared memory
 """

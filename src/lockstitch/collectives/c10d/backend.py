@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from lockstitch.collectives.arithmetic import rows_gathered
 from lockstitch.collectives.c10d.beginning import Beginning, in_thread
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
@@ -35,19 +34,11 @@ from lockstitch.collectives.c10d.messages import (
     Submit,
     Welcome,
 )
-from lockstitch.collectives.c10d.performing import (
-    contribute_nothing,
-    is_reducible,
-    perform,
-    perform_bucket,
-    take_part_in_gather,
-)
-from lockstitch.collectives.events import Step
+from lockstitch.collectives.c10d.orders import OrderPerformer
 from lockstitch.collectives.negotiation import Refuse
-from lockstitch.collectives.outcomes import error_of, value_of
-from lockstitch.collectives.requests import GLOBAL_SET, Description, Kind
-from lockstitch.devices.kinds import is_gpu, is_host
-from lockstitch.devices.streams import SideStream
+from lockstitch.collectives.outcomes import error_of
+from lockstitch.collectives.requests import GLOBAL_SET, Kind
+from lockstitch.devices.kinds import is_host
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.forks import abandon_in_child
 
@@ -59,10 +50,9 @@ if TYPE_CHECKING:
     from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
     from lockstitch.collectives.request_cache import CachedRequest
-    from lockstitch.devices.streams import SideStreamOperation
 
 _LOOK_SECONDS = 1.0
-_PATIENCE_SECONDS = 1.0
+_GRACE_SECONDS = 1.0
 _ANSWER_SECONDS = 1.0
 _LOOKS_FOR_ANSWER = 20
 
@@ -103,8 +93,6 @@ class C10dBackend:
         self.name = name
         self._only_for = only_for
         self._route = None if only_for is None else self
-        self._stream = SideStream(groups.device) if is_gpu(groups.device) else None
-        self._side_operations: dict[int, SideStreamOperation] = {}
         self._end: CollectiveError | None = None
         """Why it takes nothing any more, though the session goes on."""
         self._rank = pending.rank
@@ -113,7 +101,10 @@ class C10dBackend:
         self._pending = pending
         self._told: dict[int, CachedRequest] = {}
         """What each number stands for, as rank 0 knows it."""
-        self._under_way: dict[int, Handle[Any]] = {}
+        self._performer = OrderPerformer(groups, sets, pending)
+        self._stream = self._performer.stream
+        self._side_operations = self._performer.side_operations
+        self._under_way = self._performer.under_way
         self._joining: Handle[Any] | None = None
         self._missing: dict[int, tuple[int, ...]] = {}
         self._orders: SimpleQueue[Message | None] = SimpleQueue()
@@ -123,14 +114,14 @@ class C10dBackend:
         self._beginning = Beginning(0 if only_for is None else only_for.ranks[0], pending)
         self._knows_why = threading.Event()
         """Set when a rank was lost, or this one ends: what fails then fails for that reason."""
-        self._performer = threading.Thread(
+        self._thread = threading.Thread(
             target=self._run, name=f"rank {self._rank} reductions", daemon=True
         )
         self._link = connect(self._hear)
         try:
             self._beginning.await_all(start_seconds, has_failed)
             self.open_set(only_for or sets[GLOBAL_SET])
-            self._performer.start()
+            self._thread.start()
         except BaseException as error:
             self._give_up_start(error)
             raise
@@ -231,7 +222,7 @@ class C10dBackend:
             in_thread(lambda: self._groups.open_set(process_set), self._pending)
         except Exception as error:
             # It may have failed since a rank died, of which the news are on their way.
-            self._knows_why.wait(_PATIENCE_SECONDS)
+            self._knows_why.wait(_GRACE_SECONDS)
             self._give_up(error)
             self._pending.check()
             raise
@@ -247,13 +238,13 @@ class C10dBackend:
         self._link.close()
         self._orders.put(None)
         # What is being performed is let go on for a moment: other ranks may be in it, too.
-        self._performer.join(_PATIENCE_SECONDS)
-        if self._performer.is_alive():
+        self._thread.join(_GRACE_SECONDS)
+        if self._thread.is_alive():
             self._groups.abort()
-            self._performer.join(_PATIENCE_SECONDS)
+            self._thread.join(_GRACE_SECONDS)
         # Gloo waits all the same for a live rank that does not come, and its groups cannot end
         # before it. Then the thread is left to it, with what it holds.
-        if not self._performer.is_alive():
+        if not self._thread.is_alive():
             self._groups.close()
 
     def abandon(self) -> None:
@@ -304,7 +295,7 @@ class C10dBackend:
     def _fail(self, error: Exception) -> None:
         """Others wait in the operation that failed here, so nobody can go on. The connection to a
         rank that died may break before the news of its death, which say more, are here."""
-        self._knows_why.wait(_PATIENCE_SECONDS)
+        self._knows_why.wait(_GRACE_SECONDS)
         broken = CollectiveError(f"an operation failed on rank {self._rank}: {error}")
         broken.__cause__ = error
         self._give_up(broken)
@@ -318,9 +309,9 @@ class C10dBackend:
 
     def _obey(self, message: Message) -> None:
         if isinstance(message, Order):
-            self._perform_together([self._under_way.pop(number) for number in message.numbers])
+            self._performer.perform_together(message.numbers)
         elif isinstance(message, Detailed):
-            self._perform_detailed(message)
+            self._performer.perform_detailed(message)
         elif isinstance(message, Refused):
             handle = self._under_way.pop(message.number)
             self._side_operations.pop(message.number, None)
@@ -343,68 +334,10 @@ class C10dBackend:
             return
         with self._submitting:
             self._end = error
-            left, self._under_way = list(self._under_way.values()), {}
+            left = list(self._under_way.values())
+            self._under_way.clear()
         for handle in left:
             self._pending.fail(handle, error)
-
-    def _perform_together(self, handles: list[Handle[Any]]) -> None:
-        for handle in handles:
-            self._pending.tell(handle, Step.READY)
-        request = handles[0].request
-        process_set = self._sets[request.process_set]
-        if is_reducible(handles[0].cached.description, self._groups):
-            requests = [handle.request for handle in handles]
-            self._let_begin(handles)
-            results = perform_bucket(requests, self._groups, process_set)
-            self._let_end(handles)
-            for handle, tensors in zip(handles, results, strict=True):
-                self._pending.complete(handle, value_of(handle.request, tensors))
-            return
-        for handle in handles:
-            self._perform_one(handle, [handle.cached.description] * process_set.size)
-
-    def _perform_detailed(self, message: Detailed) -> None:
-        process_set = self._sets[message.set_id]
-        described = [
-            None if content is None else Description.decode(content.encode())
-            for content in message.described
-        ]
-        present = next(each for each in described if each is not None)
-        if message.number == -1:
-            if is_reducible(present, self._groups):
-                contribute_nothing(present, self._groups, process_set)
-            elif present.shapes:
-                take_part_in_gather(described, self._groups, process_set)
-            return
-        handle = self._under_way.pop(message.number)
-        self._pending.tell(handle, Step.READY)
-        if is_reducible(present, self._groups):
-            self._let_begin([handle])
-            (results,) = perform_bucket([handle.request], self._groups, process_set)
-            self._let_end([handle])
-            self._pending.complete(handle, value_of(handle.request, results))
-        else:
-            self._perform_one(handle, described)
-
-    def _perform_one(self, handle: Handle[Any], described: list[Description | None]) -> None:
-        process_set = self._sets[handle.request.process_set]
-        me = process_set.position(self._rank)
-        self._let_begin([handle])
-        results = perform(handle.request, described, self._groups, me, process_set)
-        self._let_end([handle])
-        if handle.request.kind is Kind.ALLGATHER:
-            handle.rows = rows_gathered(described)
-        self._pending.complete(handle, value_of(handle.request, results))
-
-    def _let_begin(self, handles: list[Handle[Any]]) -> None:
-        if self._stream is not None:
-            for handle in handles:
-                self._side_operations[handle.cached.number].begin()
-
-    def _let_end(self, handles: list[Handle[Any]]) -> None:
-        if self._stream is not None:
-            for handle in handles:
-                self._side_operations.pop(handle.cached.number).end()
 
     def _refuse_child(self) -> None:
         raise CollectiveError(

@@ -1,0 +1,110 @@
+"""Performing the orders of rank 0 on one rank, one after the other; it completes their handles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.collectives.arithmetic import rows_gathered
+from lockstitch.collectives.c10d.performing import (
+    contribute_nothing,
+    is_reducible,
+    perform,
+    perform_bucket,
+    take_part_in_gather,
+)
+from lockstitch.collectives.events import Step
+from lockstitch.collectives.outcomes import value_of
+from lockstitch.collectives.requests import Description, Kind
+from lockstitch.devices.kinds import is_gpu
+from lockstitch.devices.streams import SideStream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.collectives.c10d.group_operations import GroupOperations
+    from lockstitch.collectives.c10d.messages import Detailed
+    from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.pending_operations import PendingOperations
+    from lockstitch.collectives.process_sets import ProcessSets
+    from lockstitch.devices.streams import SideStreamOperation
+
+
+class OrderPerformer:
+    """Performs orders by the operations of process groups. All methods but `__init__` are called by
+    the one thread that performs; whoever submits an operation enters it in `under_way` before."""
+
+    def __init__(
+        self, groups: GroupOperations, sets: ProcessSets, pending: PendingOperations
+    ) -> None:
+        self._groups = groups
+        self._sets = sets
+        self._pending = pending
+        self.stream = SideStream(groups.device) if is_gpu(groups.device) else None
+        """The stream on which operations of a GPU are performed; None on the CPU."""
+        self.side_operations: dict[int, SideStreamOperation] = {}
+        """How each operation on that stream is ordered among the streams of who submitted it."""
+        self.under_way: dict[int, Handle[Any]] = {}
+        """The operations that this rank has submitted, by number, until they are performed."""
+
+    def perform_together(self, numbers: Sequence[int]) -> None:
+        """Performs the operations with these numbers, as one where that is possible."""
+        handles = [self.under_way.pop(number) for number in numbers]
+        for handle in handles:
+            self._pending.tell(handle, Step.READY)
+        request = handles[0].request
+        process_set = self._sets[request.process_set]
+        if is_reducible(handles[0].cached.description, self._groups):
+            requests = [handle.request for handle in handles]
+            self._let_begin(handles)
+            results = perform_bucket(requests, self._groups, process_set)
+            self._let_end(handles)
+            for handle, tensors in zip(handles, results, strict=True):
+                self._pending.complete(handle, value_of(handle.request, tensors))
+            return
+        for handle in handles:
+            self._perform_one(handle, [handle.cached.description] * process_set.size)
+
+    def perform_detailed(self, message: Detailed) -> None:
+        """Performs one operation whose sizes differ between ranks, or which some ranks have joined
+        without; this rank may be one of these."""
+        process_set = self._sets[message.set_id]
+        described = [
+            None if content is None else Description.decode(content.encode())
+            for content in message.described
+        ]
+        present = next(each for each in described if each is not None)
+        if message.number == -1:
+            if is_reducible(present, self._groups):
+                contribute_nothing(present, self._groups, process_set)
+            elif present.shapes:
+                take_part_in_gather(described, self._groups, process_set)
+            return
+        handle = self.under_way.pop(message.number)
+        self._pending.tell(handle, Step.READY)
+        if is_reducible(present, self._groups):
+            self._let_begin([handle])
+            (results,) = perform_bucket([handle.request], self._groups, process_set)
+            self._let_end([handle])
+            self._pending.complete(handle, value_of(handle.request, results))
+        else:
+            self._perform_one(handle, described)
+
+    def _perform_one(self, handle: Handle[Any], described: list[Description | None]) -> None:
+        process_set = self._sets[handle.request.process_set]
+        me = process_set.position(self._pending.rank)
+        self._let_begin([handle])
+        results = perform(handle.request, described, self._groups, me, process_set)
+        self._let_end([handle])
+        if handle.request.kind is Kind.ALLGATHER:
+            handle.rows = rows_gathered(described)
+        self._pending.complete(handle, value_of(handle.request, results))
+
+    def _let_begin(self, handles: list[Handle[Any]]) -> None:
+        if self.stream is not None:
+            for handle in handles:
+                self.side_operations[handle.cached.number].begin()
+
+    def _let_end(self, handles: list[Handle[Any]]) -> None:
+        if self.stream is not None:
+            for handle in handles:
+                self.side_operations.pop(handle.cached.number).end()
