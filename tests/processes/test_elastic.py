@@ -72,6 +72,35 @@ def test_a_killed_worker_is_replaced_while_the_other_goes_on(tmp_path):
     assert "worker 1 has ended: killed by SIGKILL" in done.stderr
 
 
+# Worker 1 is killed by a call of worker 0's; who is started in its place comes under its name.
+OF_RPC = r"""
+import os
+import signal
+import sys
+
+from lockstitch import rpc
+
+name = "server" if os.environ["LOCKSTITCH_WORKER"] == "0" else "trainer"
+rpc.init_rpc(name)
+if name == "server":
+    first = rpc.wait_for_worker("trainer", timeout=120)
+    rpc.rpc_async("trainer", os.kill, args=(rpc.rpc_sync("trainer", os.getpid), signal.SIGKILL))
+    second = rpc.wait_for_worker("trainer", timeout=120, after=first)
+    sys.stdout.write(f"{second.id == first.id} {rpc.rpc_sync('trainer', max, args=(3, 5))}\n")
+else:
+    rpc.wait_for_worker("server", timeout=120)
+rpc.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_rpc_find_each_other_at_the_launcher_also_those_that_come_later(tmp_path):
+    done = run(tmp_path / "program.py", OF_RPC, "-np", "2", "--min-np", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[w0] True 5" in done.stdout
+    assert "worker 1 has ended: killed by SIGKILL" in done.stderr
+
+
 @pytest.mark.slow
 def test_ranks_that_are_too_few_alone_wait_for_the_new_one(tmp_path):
     done = run(tmp_path / "program.py", PROGRAM, "-np", "2", "--min-np", "2")

@@ -15,8 +15,9 @@ from lockstitch.hvd.job import PROCESS, active, current_session, has_session
 from lockstitch.hvd.logs import begin_logs, end_logs
 from lockstitch.hvd.process_sets import ProcessSet, add_first_sets, ids_by_ranks
 from lockstitch.hvd.timeline import begin_timeline_of, end_timeline
-from lockstitch.hvd.worlds import LAUNCHER
+from lockstitch.hvd.worlds import WORLDS
 from lockstitch.inquiry import tell_of_crashes
+from lockstitch.launcher_link.process import JOB
 from lockstitch.modes import in_plain_modes
 from lockstitch.observe.waits import listen
 
@@ -82,7 +83,7 @@ def init(
     try:
         begin_logs(os.environ, session.rank)
         _log.info("rank %d of %d, over %s", session.rank, session.size, session.backend_name)
-        begin_timeline_of(session, os.environ, is_first_world=LAUNCHER.is_first_world())
+        begin_timeline_of(session, os.environ, is_first_world=JOB.is_first_world())
         with active(session):
             add_first_sets(process_sets or ())
     except BaseException:
@@ -91,17 +92,18 @@ def init(
         end_logs()
         raise
     PROCESS.session = session
+    JOB.take_part(shutdown)
 
 
 def _open(comm: Sequence[int] | Communicator | None) -> Session:
     if isinstance(comm, Communicator):
         rank, size, store = PROCESS.meeting_of(comm)
         return open_session(rank, size, store, options_of(os.environ))
-    link = LAUNCHER.link()
+    link = JOB.client()
     if link is not None:
         if comm:
             raise ValueError("where workers come and go all of them are the job: leave out comm")
-        return LAUNCHER.open(link)
+        return WORLDS.open(link)
     settings = LauncherSettings.read(os.environ)
     members = list(comm or range(settings.size))
     if len(set(members)) != len(members) or not set(members) <= set(range(settings.size)):

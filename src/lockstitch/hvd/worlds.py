@@ -1,8 +1,8 @@
 """The way into a session where the launcher lets workers come and go: with the ranks that it names
 now.
 
-A world may end before all of its ranks have met, since one has died. Those who
-wait are told, call the meeting off, and ask for a place in the next world.
+A world may end before all of its ranks have met, since one has died. Those who wait are told, call
+the meeting off, and ask for a place in the next world.
 """
 
 from __future__ import annotations
@@ -13,68 +13,41 @@ import os
 import socket
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import torch
 
 from lockstitch.collectives import call_off, open_session
 from lockstitch.errors import BoardLostError
 from lockstitch.hvd.environment import options_of
-from lockstitch.launcher_link import LauncherClient, Over
+from lockstitch.launcher_link import Over
 from lockstitch.launcher_link.client import REACHED_AT
+from lockstitch.launcher_link.process import WorkerDismissed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from lockstitch.collectives import Session
-    from lockstitch.launcher_link import RankAssignment, Update
+    from lockstitch.launcher_link import LauncherClient, RankAssignment
 
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
 
 
-class Launcher:
-    """What the launcher has to say to this process, if it was started by one that says anything."""
+class Worlds:
+    """This process's way from one world to the next."""
 
     def __init__(self) -> None:
-        self._link: LauncherClient | None = None
         self._is_opening = threading.Event()
-        self._listeners: list[Callable[[Update], None]] = []
-        os.register_at_fork(after_in_child=self._listeners.clear)
-
-    def link(self) -> LauncherClient | None:
-        """The link, where the environment names one."""
-        if self._link is None:
-            self._link = LauncherClient.from_environment(os.environ)
-            if self._link is not None:
-                self._link.on_update = self._tell
-                self._link.on_void = self._call_off
-        return self._link
-
-    def is_first_world(self) -> bool:
-        """Whether no ranks have met before those of now."""
-        link = self.link()
-        return link is None or link.place is None or link.place.generation == 1
-
-    def listen(self, listener: Callable[[Update], None]) -> None:
-        """Calls `listener` for each update, from the link's thread; at once for the one that the
-        world of now does not account for, if any."""
-        self._listeners.append(listener)
-        self.remind(listener)
-
-    def remind(self, listener: Callable[[Update], None]) -> None:
-        """Tells the listener what it may have missed."""
-        link = self.link()
-        if link is not None and link.last_update is not None:
-            listener(link.last_update)
-
-    def forget(self, listener: Callable[[Update], None]) -> None:
-        """Ends `listen`."""
-        self._listeners.remove(listener)
 
     def open(self, link: LauncherClient) -> Session:
-        """This process's session in the next world that it has a place in. Where there will be
-        none any more, the process has nothing left to do: raises `SystemExit`."""
+        """Returns this process's session in the next world that it has a place in. Raises
+        `WorkerDismissed` where there will be none any more: the process has nothing left to do."""
         options = replace(options_of(os.environ), address=os.environ.get(REACHED_AT))
+        link.on_void = self._call_off
+        if link.place is None:
+            _take_one_step()
         for attempt in range(1, _ATTEMPTS + 1):
             self._is_opening.set()
             try:
@@ -82,7 +55,7 @@ class Launcher:
                     answer = link.next_place(port)
                     if isinstance(answer, Over):
                         _log.info("no place for this worker: %s", answer.reason)
-                        raise SystemExit(0)
+                        raise WorkerDismissed(answer.reason)
                     session = open_session(answer.rank, answer.size, answer.store, options)
                     # Where programs of the original look.
                     os.environ["HOROVOD_RANK"] = str(answer.rank)
@@ -98,16 +71,21 @@ class Launcher:
                 self._is_opening.clear()
         raise AssertionError("unreachable")
 
-    # ------------------------------------------------------------ in the link's thread
-
-    def _tell(self, update: Update) -> None:
-        for listener in list(self._listeners):
-            listener(update)
-
     def _call_off(self, place: RankAssignment) -> None:
+        """Runs in the link's thread."""
         if self._is_opening.is_set():
             with contextlib.suppress(RuntimeError):  # the store has gone with the launcher
                 call_off(place.size, place.store)
+
+
+def _take_one_step() -> None:
+    """Has torch import what it needs for a first step of a training, its compiler among it, which
+    takes seconds: all other ranks would wait for a newcomer's first step."""
+    parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    torch.autograd.backward(2 * parameter)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 @contextlib.contextmanager
@@ -120,4 +98,4 @@ def _held_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-LAUNCHER = Launcher()
+WORLDS: Final = Worlds()

@@ -193,16 +193,10 @@ def environment_among_hosts(
 
 
 def elastic_environment(
-    host: str, slot: int, workers_here: int, inherited: Mapping[str, str]
+    told: Mapping[str, str], workers_here: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns the variables of a worker that will be told its rank later, and perhaps another after
-    that: they say only where it runs."""
-    told = {
-        "HOROVOD_ELASTIC": "1",
-        "HOROVOD_HOSTNAME": host,
-        "HOROVOD_LOCAL_RANK": str(slot),
-        "LOCAL_RANK": str(slot),
-    }
+    that. `told`: what it is told at the beginning; it says only where the worker runs."""
     kept = {name: value for name, value in inherited.items() if name not in _OF_A_FIXED_WORLD}
     return {**_defaults(workers_here), **kept, **told, **_first_of_all(inherited)}
 

@@ -3,9 +3,12 @@ in this way.
 
     messages          what is said, over a `link.line`
     client            the worker's end
+    process           the one link of a process, and who listens to it
     server            the launcher's end
+    conductor         carries out what the rank coordinator decides, wherever workers are started
     rank_coordinator  who gets which rank, and when the ranks meet anew: a table; no I/O, no time
     slots             where workers may run: which slots there are, and which are left empty
+    values            the job's store, which outlives every worker: a table; no I/O
 
 Nothing here needs torch, which the launcher does without.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lockstitch.errors import BoardLostError, HandshakeError, RemoteProtocolError
 from lockstitch.launcher_link.messages import (
@@ -20,6 +20,8 @@ from lockstitch.launcher_link.messages import (
     Over,
     RankAssignment,
     Ready,
+    StoreReply,
+    StoreRequest,
     Update,
     Void,
     worker_info,
@@ -61,6 +63,9 @@ class LauncherClient:
         self._answer: RankAssignment | Over | None = None
         self._place: RankAssignment | None = None
         self._failure: Exception | None = None
+        self._replies: dict[int, StoreReply | None] = {}
+        """By the number of the request; None while it is waited for."""
+        self._requests = 0
         self._thread = threading.Thread(
             target=self._run, name="lockstitch launcher link", daemon=True
         )
@@ -92,10 +97,7 @@ class LauncherClient:
         with self._is_told:
             self._answer = None
             self._check()
-            try:
-                self._line.send(CODEC.encode(Ready(port)))
-            except OSError as error:
-                raise BoardLostError(f"the launcher is gone: {error}") from error
+            self._send(Ready(port))
             while True:
                 answer: RankAssignment | Over | None = self._answer
                 if answer is not None:
@@ -103,12 +105,41 @@ class LauncherClient:
                 self._check()
                 self._is_told.wait()
 
+    def ask_store(
+        self,
+        operation: Literal["get", "set", "compare_set", "add", "delete"],
+        key: str,
+        value: str = "",
+        expected: str = "",
+    ) -> str | None:
+        """Has the launcher do something with a key of the job's store (`values.Values.answer`);
+        returns the value in its reply. From any thread. Raises `BoardLostError`."""
+        with self._is_told:
+            self._check()
+            self._requests += 1
+            number = self._requests
+            self._replies[number] = None
+            try:
+                self._send(StoreRequest(number, operation, key, value, expected))
+                while (reply := self._replies[number]) is None:
+                    self._check()
+                    self._is_told.wait()
+                return reply.value
+            finally:
+                del self._replies[number]
+
     def close(self) -> None:
         """Hangs up; harmless when repeated."""
         self._line.close()
         self._thread.join()
 
     # ------------------------------------------------------------ inside
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._line.send(CODEC.encode(message))
+        except OSError as error:
+            raise BoardLostError(f"the launcher is gone: {error}") from error
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -130,6 +161,11 @@ class LauncherClient:
                     self._place = message
                     self.last_update = None
                 self._is_told.notify_all()
+        elif isinstance(message, StoreReply):
+            with self._is_told:
+                if message.number in self._replies:
+                    self._replies[message.number] = message
+                    self._is_told.notify_all()
         elif isinstance(message, Update):
             self.last_update = message
             if self.on_update is not None:

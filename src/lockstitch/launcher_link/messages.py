@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from lockstitch.ids import WorkerInfo
 from lockstitch.link.codec import Codec
@@ -63,15 +63,37 @@ class Over:
     reason: str
 
 
-Message = Ready | RankAssignment | Update | Void | Over
+@dataclass(frozen=True, slots=True)
+class StoreRequest:
+    """From a worker: something to be done with one key of the job's store (`values`). `number`
+    comes back in the reply; bytes are written as the characters of the same numbers (Latin-1)."""
+
+    number: int
+    operation: Literal["get", "set", "compare_set", "add", "delete"]
+    key: str
+    value: str = ""
+    expected: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReply:
+    """From the launcher: what came of the request of that number; None where there is no value."""
+
+    number: int
+    value: str | None
+
+
+Message = Ready | RankAssignment | Update | Void | Over | StoreRequest | StoreReply
 
 LAUNCHER: Final = WorkerInfo("launcher", 0)
 """The launcher, as it greets workers."""
-MOST_BYTES: Final = 1 << 16
-"""The length of the longest message, in bytes."""
+MOST_BYTES: Final = 1 << 20
+"""The length of the longest message, in bytes: an entry of the store that names thousands of
+workers."""
 
 CODEC: Final[Codec[Message]] = Codec(
-    Ready, RankAssignment, Update, Void, Over, complaint="not a message of the board"
+    *(Ready, RankAssignment, Update, Void, Over, StoreRequest, StoreReply),
+    complaint="not a message of the board",
 )
 """Turns messages into bytes and back; raises `RemoteProtocolError` for what is none."""
 

@@ -12,6 +12,8 @@ run, and which slots are left empty, is kept in `launcher_link.slots`. A worker 
   that were in a world before keep their order, so rank 0 has the state whenever anybody has it.
 - A worker that fails is replaced at once, while its slot is open. The ranks that are left need not
   wait for the new one: they go on if they are enough, and are told when it waits.
+- Ranks that train are told of newcomers when no other worker of the same hosts is about to come,
+  or after `settle_seconds`: a host with several slots comes in by one new world, not by several.
 - When the first worker has finished, nobody is started any more. Ranks that are thrown back then
   may still meet and finish.
 - All is over when nobody is left; or when a whole world has failed, for then the state is lost; or
@@ -46,6 +48,8 @@ class CoordinatorOptions:
     slot_failures: int = 3
     cooldown_seconds: tuple[float, float] = (0.0, 0.0)
     """How long a slot stays empty after its first failure, and at most; it doubles each time."""
+    settle_seconds: float = 1.0
+    """How long a newcomer waits for those that are being started on its host."""
     is_fixed: bool = True
     """Whether there will never be other hosts than those named at the beginning."""
 
@@ -126,6 +130,7 @@ class _Worker:
     slot: Slot
     started_at: float
     is_ready: bool = False
+    ready_at: float = 0.0
     rank: int | None = None
     """In the last world that it was in; None for a newcomer."""
     is_in_world: bool = False
@@ -166,7 +171,7 @@ class RankCoordinator:
             if isinstance(event, HostsFound):
                 self._note_hosts(event)
             elif isinstance(event, CameReady):
-                self._note_ready(event.worker)
+                self._note_ready(event.worker, now)
             elif isinstance(event, Ended):
                 self._note_end(event, now)
             self._fill_slots(now)
@@ -188,11 +193,19 @@ class RankCoordinator:
         if self.is_given_up or self.is_finishing:
             return None
         times = self._slots.reopenings
+        settles_at = self._settles_at()
+        if settles_at is not None and not self._pending_update & UpdateKind.ADDED:
+            times.append(settles_at)
         if self.generation == 0:
             times.append(self.began_at + self.options.start_seconds)
         if self._waits_since is not None:
             times.append(self._waits_since + self.options.elastic_seconds)
         return min(times, default=None)
+
+    @property
+    def workers(self) -> list[int]:
+        """The numbers of all workers that have been started and have not ended."""
+        return list(self._workers)
 
     def host_of(self, worker: int) -> str:
         """Returns the host of a worker that runs."""
@@ -218,11 +231,11 @@ class RankCoordinator:
                     self._out.append(Stop(worker.number))
         self._send_updates()
 
-    def _note_ready(self, number: int) -> None:
+    def _note_ready(self, number: int, now: float) -> None:
         worker = self._workers.get(number)
         if worker is None:
             return
-        worker.is_ready, worker.is_in_world = True, False
+        worker.is_ready, worker.is_in_world, worker.ready_at = True, False, now
         if worker.is_dismissed:
             self._tell(worker, Over("its host is to be used no longer"))
 
@@ -293,7 +306,9 @@ class RankCoordinator:
         if any(worker.is_in_world for worker in self._living()):
             self._waits_since = None
             if any(worker.rank is None for worker in waiting):
-                self._pending_update |= UpdateKind.ADDED
+                settles_at = self._settles_at()
+                if settles_at is None or now >= settles_at:
+                    self._pending_update |= UpdateKind.ADDED
             self._send_updates()
             return
         if waiting and len(waiting) >= self._needed(now):
@@ -362,6 +377,18 @@ class RankCoordinator:
         self._out.append(Tell(worker.number, message))
 
     # ------------------------------------------------------------ figures
+
+    def _settles_at(self) -> float | None:
+        """When the ranks that train are to be told of newcomers at the latest; None where there are
+        none, where nobody trains, or nobody else is about to come on the newcomers' hosts."""
+        if not any(worker.is_in_world for worker in self._living()):
+            return None
+        new = [w for w in self._living() if w.rank is None and not w.is_dismissed]
+        ready = [worker for worker in new if worker.is_ready]
+        hosts = {worker.slot.host for worker in ready}
+        if not any(not worker.is_ready and worker.slot.host in hosts for worker in new):
+            return None
+        return min(worker.ready_at for worker in ready) + self.options.settle_seconds
 
     def _living(self) -> list[_Worker]:
         return list(self._workers.values())

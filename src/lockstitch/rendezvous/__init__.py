@@ -2,6 +2,7 @@
 
 - `store`: opening the store, and waiting on it
 - `reaching`: whether it is there already, and telling who waits
+- `launcher_store`: the store of a launcher that lets workers come and go
 - `sealed_store`: the store of a job that has a secret
 - `hosts`: which machine this is, and which of a worker's addresses to take
 - `roster`: who a member is and where to reach it, and a table of members; no I/O

@@ -22,10 +22,14 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not in its __al
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from lockstitch.launcher_link.process import JOB
+from lockstitch.rendezvous.launcher_store import LauncherStore
 from lockstitch.rendezvous.reaching import NOTICE_SECONDS, Address, say, wait_for_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from lockstitch.launcher_link import LauncherClient
 
 _PREFIX = "lockstitch"
 # torch's word for "any number".
@@ -44,7 +48,8 @@ def open_store(
     whose errors ("environment variable RANK expected, but not set", "No rendezvous handler") is
     added what to do; a file whose folder does not exist is a ValueError too. With `tcp://` and `env://`
     rank 0 hosts the store for as long as it keeps it; under `lockstitch run`, `env://` means a file
-    of the launcher's, which outlives every worker.
+    of the launcher's or, where workers come and go, the store that it keeps for them: either
+    outlives every worker.
     `world_size` None or 0 means a group that ranks join and leave; `rank` -1 means "not given".
     `timeout_seconds` is for reaching the store and for reading what should be there; torch's
     `DistError` tells that nobody was reached.
@@ -55,6 +60,8 @@ def open_store(
     elif init_method.startswith("env://") and (path := _launchers_file()) is not None:
         store = FileStore(path, _ANY)
         store.set_timeout(timeout)
+    elif init_method.startswith("env://") and (link := _link_to_launcher()) is not None:
+        return LauncherStore(link, timeout_seconds)
     else:
         _check_folder(init_method)
         url = _with_members(init_method, rank, world_size)
@@ -208,6 +215,12 @@ def _launchers_file() -> str | None:
     path = os.environ.get("LOCKSTITCH_STORE")
     is_ours = path is not None and os.path.basename(path) == os.environ.get("MASTER_PORT")
     return path if is_ours else None
+
+
+def _link_to_launcher() -> LauncherClient | None:
+    """Returns the link to a launcher that lets workers come and go, unless somebody has named
+    another store since."""
+    return None if "MASTER_ADDR" in os.environ else JOB.client()
 
 
 def _check_folder(url: str) -> None:

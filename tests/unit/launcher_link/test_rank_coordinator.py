@@ -245,6 +245,37 @@ def test_workers_of_a_new_host_come_in():
     assert job.ranks() == {0: 0, 1: 1, 2: 2}
 
 
+def test_a_host_that_comes_with_several_slots_comes_in_by_one_new_world():
+    job = in_world(min_workers=1, is_fixed=False)
+    job.found(("a", 2), ("b", 2), ("c", 1))
+    job.ready(2)
+    assert not any(isinstance(message, Update) for message in job.told[0])
+    job.ready(3)
+    assert job.last(0) == job.last(1) == Update(1, UpdateKind.ADDED)
+    job.ready(0, 1)
+    assert set(job.ranks()) == {0, 1, 2, 3}
+
+
+def test_the_other_slots_of_a_new_host_are_not_waited_for_longer_than_a_second():
+    job = in_world(min_workers=1, is_fixed=False)
+    job.found(("a", 2), ("b", 2))
+    job.now = 5.0
+    job.ready(2)
+    assert job.table.deadline == 6.0
+    assert not any(isinstance(message, Update) for message in job.told[0])
+    job.pass_to_deadline()
+    assert job.last(0) == Update(1, UpdateKind.ADDED)
+    assert job.table.deadline is None  # nobody is to be woken for it again
+
+
+def test_the_other_slots_of_a_new_host_are_not_waited_for_when_they_have_failed():
+    job = in_world(min_workers=1, is_fixed=False, slot_failures=1)
+    job.found(("a", 2), ("b", 2))
+    job.ready(2)
+    job.fail(3)
+    assert job.last(0) == Update(1, UpdateKind.ADDED)
+
+
 def test_workers_of_a_host_that_is_gone_leave_in_order():
     job = in_world(hosts=(("a", 1), ("b", 2)), min_workers=1, is_fixed=False)
     job.found(("b", 2))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from lockstitch.hvd.basics import init, shutdown
 from lockstitch.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from lockstitch.hvd.worlds import LAUNCHER
+from lockstitch.launcher_link.process import JOB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,11 +63,11 @@ def run_fn(
         def hear(update: Update) -> None:
             state.on_hosts_updated(update.number, update.kind)
 
-        LAUNCHER.listen(hear)
+        JOB.listen(hear)
         try:
             return _run(func, reset, state, hear, args, kwargs)
         finally:
-            LAUNCHER.forget(hear)
+            JOB.forget(hear)
 
     return wrapper  # type: ignore[return-value]  # mypy gives the state a name
 
@@ -86,7 +86,7 @@ def _run(
             if is_reset_needed:
                 reset()
                 state.on_reset()
-                LAUNCHER.remind(hear)
+                JOB.remind(hear)
                 is_reset_needed = False
             state.sync()
             return func(state, *args, **kwargs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lockstitch.hvd.environment import LauncherSettings
 from lockstitch.hvd.runner.job_folder import JobFolder
-from lockstitch.hvd.worlds import LAUNCHER
+from lockstitch.launcher_link.process import JOB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ def main(folder: str, environment: Mapping[str, str]) -> None:
 
 
 def _rank(environment: Mapping[str, str]) -> int:
-    link = LAUNCHER.link()
+    link = JOB.client()
     if link is None:
         return LauncherSettings.read(environment).rank
     return 0 if link.place is None else link.place.rank

@@ -7,8 +7,8 @@ import torch
 
 from lockstitch import hvd
 from lockstitch.hvd import elastic
-from lockstitch.hvd.worlds import LAUNCHER
 from lockstitch.launcher_link import Update
+from lockstitch.launcher_link.process import JOB
 from tests.cluster.hvd.elastic.worlds import Died, Worlds
 
 STEPS = 6
@@ -179,8 +179,8 @@ def launcher(monkeypatch):
     class Link:
         last_update = Update(7, 2)
 
-    monkeypatch.setattr(LAUNCHER, "_link", Link())
-    return LAUNCHER
+    monkeypatch.setattr(JOB, "_client", Link())
+    return JOB
 
 
 def test_news_that_came_before_the_training_began_are_not_lost(launcher):
@@ -193,7 +193,7 @@ def test_news_that_came_before_the_training_began_are_not_lost(launcher):
 
     def meet():
         state.done.append("meet")
-        launcher._link.last_update = None
+        launcher._client.last_update = None
 
     assert elastic.run_fn(func, meet)(state) == "result"
     assert launcher._listeners == []
@@ -201,7 +201,7 @@ def test_news_that_came_before_the_training_began_are_not_lost(launcher):
 
 def test_news_that_came_while_the_ranks_met_are_not_lost(launcher):
     state = Kept()
-    launcher._link.last_update = None
+    launcher._client.last_update = None
     state.register_reset_callbacks([lambda: state.done.append("callback")])
 
     def func(state):
@@ -214,7 +214,7 @@ def test_news_that_came_while_the_ranks_met_are_not_lost(launcher):
     def meet():
         is_first = "meet" not in state.done
         state.done.append("meet")
-        launcher._link.last_update = Update(8, 2) if is_first else None
+        launcher._client.last_update = Update(8, 2) if is_first else None
 
     assert elastic.run_fn(func, meet)(state) == 2
 

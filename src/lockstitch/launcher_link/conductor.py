@@ -1,0 +1,256 @@
+"""Carries out what the `RankCoordinator` decides, wherever a job's workers are started.
+
+    HostsFound, Ended ── post ─▶ conductor ─▶ RankCoordinator
+    (from any thread)               │  ▲
+                     Starter ◀──────┘  └──────▶ LauncherServer ◀─▶ workers
+                     (start, stop)
+
+Who starts and ends workers is a `Starter`: processes of this machine, a remote shell, an engine
+such as Ray. The conductor knows no processes and no signals of its own process, and may run in any
+thread. It is driven by `run`, or by a loop of somebody else's that sleeps in the same selector.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Protocol
+
+from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.launcher_link.client import ADDRESS, PURPOSE, WORKER
+from lockstitch.launcher_link.messages import (
+    Message,
+    RankAssignment,
+    Ready,
+    StoreRequest,
+)
+from lockstitch.launcher_link.rank_coordinator import (
+    CameReady,
+    CoordinatorOptions,
+    Ended,
+    Event,
+    GiveUp,
+    HostsFound,
+    Instruction,
+    RankCoordinator,
+    Start,
+    Stop,
+    Tell,
+    TimePassed,
+)
+from lockstitch.launcher_link.server import LauncherServer
+from lockstitch.launcher_link.values import Values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from lockstitch.clock import Clock
+    from lockstitch.launcher_link.slots import Slot
+    from lockstitch.trust import Secret
+
+
+class Starter(Protocol):
+    """Who starts workers somewhere. Neither method raises or waits: whatever becomes of a worker,
+    and be it that it could not be started, is told by one `Ended`."""
+
+    def start(self, worker: int, slot: Slot, environment: Mapping[str, str]) -> None:
+        """Starts a worker in a slot. `environment` says where it is and how it reaches the
+        conductor; it lacks the job's secret, which the starter hands over."""
+        ...
+
+    def stop(self, worker: int, number: signal.Signals) -> None:
+        """Ends a worker, if it still runs: at once for SIGKILL, else in good order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NewWorld:
+    """A world that is about to meet: the host of each rank, and a port of rank 0's host that is
+    kept for it."""
+
+    generation: int
+    hosts: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a conductor needs to know of where it runs."""
+
+    listen_at: str
+    """Where workers reach it: `unix:PATH` or `tcp:HOST:PORT`; port 0 for any that is free."""
+    meet_at: Callable[[NewWorld], str]
+    """Returns the store at which a world meets: `file://PATH` or `tcp://HOST:PORT`."""
+    selector: selectors.BaseSelector | None = None
+    """That of the loop which drives the conductor; None for one of its own, for `run`."""
+    clock: Clock = SYSTEM_CLOCK
+    tell_of_world: Callable[[NewWorld], None] = lambda _world: None
+    """Called when a world is about to meet."""
+    give_up: Callable[[], None] | None = None
+    """Called when the job has failed, to end all workers; None: the conductor stops them."""
+
+
+class Conductor:
+    """A job whose workers come and go. `secret` is the job's."""
+
+    def __init__(
+        self,
+        options: CoordinatorOptions,
+        secret: Secret,
+        starter: Starter,
+        surroundings: Surroundings,
+    ) -> None:
+        self._starter = starter
+        self._surroundings = surroundings
+        self._clock = surroundings.clock
+        self._coordinator = RankCoordinator(options, self._clock.now())
+        self._values = Values()
+        self._ports: dict[int, int] = {}
+        """What workers have said of their hosts, by worker."""
+        self._posted: SimpleQueue[HostsFound | Ended] = SimpleQueue()
+        self._owns_selector = surroundings.selector is None
+        self._selector = surroundings.selector or selectors.DefaultSelector()
+        self._is_closed = False
+        self.reason: str | None = None
+        """Why the job has failed; None while it has not."""
+        self._wake_end, self._waking_end = os.pipe()
+        os.set_blocking(self._waking_end, False)
+        self._selector.register(self._wake_end, selectors.EVENT_READ, self._take_posted)
+        self.server = LauncherServer(
+            self._selector, secret.of(PURPOSE), self._hear, surroundings.listen_at, self._clock
+        )
+
+    def __repr__(self) -> str:
+        workers, world = len(self._coordinator.workers), self._coordinator.generation
+        return f"<Conductor · {workers} workers · world {world}>"
+
+    # ------------------------------------------------------------ from any thread
+
+    def post(self, event: HostsFound | Ended) -> None:
+        """Tells that there are other hosts, or that a worker has ended; it is handled in the loop,
+        soon. From any thread; without effect after `close`."""
+        self._posted.put(event)
+        try:
+            os.write(self._waking_end, b"\0")
+        except BlockingIOError:  # it will wake up all the same
+            pass
+        except OSError:
+            if not self._is_closed:
+                raise
+
+    # ------------------------------------------------------------ in the loop
+
+    def run(self) -> None:
+        """Runs the job until it is over: all workers have ended, or, where it has failed, have been
+        stopped and ended."""
+        while not self.is_over:
+            for key, _ in self._selector.select(self.seconds_to_next()):
+                key.data()
+            self.pass_time()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is left and nobody will come."""
+        return self._coordinator.is_over and self._posted.empty()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether a worker has finished since the last failure."""
+        return self._coordinator.is_well
+
+    def is_dismissed(self, worker: int) -> bool:
+        """Whether a worker is of no use any more, so that its end says nothing."""
+        return self._coordinator.is_dismissed(worker)
+
+    def seconds_to_next(self) -> float | None:
+        """Returns how long until `pass_time` wants to be called; None for never."""
+        waits = [self.server.seconds_to_next()]
+        if self._coordinator.deadline is not None:
+            waits.append(max(0.0, self._coordinator.deadline - self._clock.now()))
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def pass_time(self) -> None:
+        """Does what is due."""
+        deadline = self._coordinator.deadline
+        if deadline is not None and self._clock.now() >= deadline:
+            self._handle(TimePassed())
+        self.server.pass_time()
+
+    def close(self) -> None:
+        """Hangs up on all workers; harmless when repeated."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.server.close()
+        self._selector.unregister(self._wake_end)
+        os.close(self._wake_end)
+        os.close(self._waking_end)
+        if self._owns_selector:
+            self._selector.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _take_posted(self) -> None:
+        os.read(self._wake_end, 1 << 12)
+        try:
+            while True:
+                self._handle(self._posted.get_nowait())
+        except Empty:
+            return
+
+    def _hear(self, worker: int, message: Message) -> None:
+        if isinstance(message, Ready):
+            self._ports[worker] = message.port
+            self._handle(CameReady(worker))
+        elif isinstance(message, StoreRequest):
+            self.server.tell(worker, self._values.answer(message))
+
+    def _handle(self, event: Event) -> None:
+        instructions = self._coordinator.handle(event, self._clock.now())
+        placed = {
+            each.message.rank: each.worker
+            for each in instructions
+            if isinstance(each, Tell) and isinstance(each.message, RankAssignment)
+        }
+        store = self._store(placed) if placed else ""
+        for instruction in instructions:
+            self._follow(instruction, store)
+
+    def _store(self, placed: Mapping[int, int]) -> str:
+        """Returns where the ranks of a new world meet. `placed`: the worker of each rank."""
+        hosts = tuple(self._coordinator.host_of(placed[rank]) for rank in sorted(placed))
+        world = NewWorld(self._coordinator.generation, hosts, self._ports[placed[0]])
+        self._surroundings.tell_of_world(world)
+        return self._surroundings.meet_at(world)
+
+    def _follow(self, instruction: Instruction, store: str) -> None:
+        if isinstance(instruction, Start):
+            self._start(instruction.worker, instruction.slot)
+        elif isinstance(instruction, Tell):
+            message = instruction.message
+            if isinstance(message, RankAssignment):
+                message = replace(message, store=store)
+            self.server.tell(instruction.worker, message)
+        elif isinstance(instruction, Stop):
+            self._starter.stop(instruction.worker, signal.SIGKILL)
+        elif isinstance(instruction, GiveUp):
+            self.reason = instruction.reason
+            if self._surroundings.give_up is not None:
+                self._surroundings.give_up()
+            else:
+                for worker in self._coordinator.workers:
+                    self._starter.stop(worker, signal.SIGTERM)
+
+    def _start(self, worker: int, slot: Slot) -> None:
+        environment = {
+            "HOROVOD_ELASTIC": "1",
+            "HOROVOD_HOSTNAME": slot.host,
+            "HOROVOD_LOCAL_RANK": str(slot.index),
+            "LOCAL_RANK": str(slot.index),
+            ADDRESS: self.server.address,
+            WORKER: str(worker),
+        }
+        self._starter.start(worker, slot, environment)
