@@ -121,13 +121,14 @@ def test_a_program_that_fails_on_all_ranks_fails_with_its_traceback(tmp_path):
 def test_hosts_come_and_go_by_a_script_and_are_reached_by_a_remote_shell(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCKSTITCH_ADDRESS", "127.0.0.1")
     (tmp_path / "hosts").write_text("127.0.0.2:1\n")
+    (tmp_path / "more").write_text("127.0.0.2:1\n127.0.0.3:1\n")
     shell = tmp_path / "shell.sh"
     shell.write_text('#!/bin/sh\nshift\nexec "$@"\n')
     shell.chmod(0o700)
     text = PROGRAM.replace("state.step == 2:", "False:").replace(
         "        state.commit()",
-        f"""        if hvd.size() == 1:
-            open({str(tmp_path / "hosts")!r}, "w").write("127.0.0.2:1\\n127.0.0.3:1\\n")
+        f"""        if hvd.size() == 1 and os.path.exists({str(tmp_path / "more")!r}):
+            os.rename({str(tmp_path / "more")!r}, {str(tmp_path / "hosts")!r})  # never half written
         state.commit()""",
     )
     done = run(
