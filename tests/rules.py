@@ -7,6 +7,7 @@ to give. What import-linter checks, the floors, is not repeated here.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,10 @@ class Rule:
 def parsed(sources: Path) -> Iterator[tuple[str, ast.Module]]:
     """Each file below, by its name there."""
     for path in sorted(sources.rglob("*.py")):
-        yield path.relative_to(sources).as_posix(), ast.parse(path.read_text())
+        yield path.relative_to(sources).as_posix(), _parsed(path.read_text())
+
+
+_parsed = functools.cache(ast.parse)
 
 
 def dotted(node: ast.AST) -> str:
@@ -104,17 +108,14 @@ RULES = (
         {"devices/": "where it is answered"},
     ),
     Rule(
-        "what passes between two processes has one road, and proves itself there: only "
+        "what passes between two processes takes one route, and proves itself there: only "
         "lockstitch.link and lockstitch.transport open sockets",
         _opens_sockets,
         {
             "link/": "the proof",
-            "transport/": "the road",
+            "transport/": "the route",
             "collectives/shared_memory/introduction.py": "hands descriptors to ranks of the same "
             "host, which only a unix socket can; the kernel says whose the other end is",
-            "hvd/batch.py": "asks who is at the other end of a socket of MPI's",
-            "hvd/worlds.py": "keeps a port from others, and says nothing over it",
-            "launch/meeting.py": "keeps a port from others, and says nothing over it",
             "launch/stopping.py": "a pair within one process, on which Python tells signals",
             "memory/handover.py": "a pair that one worker hands another over their connection",
             "nn/slots/fork.py": "a pair between a process and its own child",
@@ -123,6 +124,113 @@ RULES = (
         },
     ),
 )
+
+
+def state_born_late(sources: Path = SOURCES) -> list[str]:
+    """Where a method gives its object an attribute that was not born with it, as `file:line`.
+
+    Born with it is what `__init__` assigns, what methods assign that `__init__` calls, and what the
+    body of the class declares; also in the classes that it derives from, which are told by name.
+    """
+    classes: dict[str, list[ast.ClassDef]] = {}
+    found = []
+    trees = list(parsed(sources))
+    for _, tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(node)
+    for name, tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                born = _born(node, classes)
+                found += [
+                    f"{name}:{line}: {node.name}.{attribute} is not there from the beginning: "
+                    "assign it in __init__, or declare it in the class"
+                    for method in _methods(node).values()
+                    for attribute, line in _assigned(method).items()
+                    if attribute not in born
+                ]
+    return found
+
+
+_BEGINNING = ("__init__", "__new__", "__post_init__", "__setstate__")
+
+
+def _born(node: ast.ClassDef, classes: Mapping[str, list[ast.ClassDef]]) -> set[str]:
+    methods = _methods(node)
+    born = _declared(node) | methods.keys()
+    ahead = [name for name in _BEGINNING if name in methods]
+    seen = set(ahead)
+    while ahead:
+        method = methods[ahead.pop()]
+        born |= _assigned(method).keys()
+        called = _called(method) & methods.keys() - seen
+        seen |= called
+        ahead += called
+    for base in map(_name_of_base, node.bases):
+        for each in classes.get(base, ()):
+            if each is not node:
+                born |= _born(each, classes)
+    return born
+
+
+def _declared(node: ast.ClassDef) -> set[str]:
+    """The names that the body of the class itself assigns or annotates."""
+    targets: list[ast.expr] = []
+    for each in node.body:
+        if isinstance(each, ast.Assign):
+            targets += each.targets
+        elif isinstance(each, ast.AnnAssign):
+            targets.append(each.target)
+    return {each.id for each in targets if isinstance(each, ast.Name)}
+
+
+def _name_of_base(node: ast.expr) -> str:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return dotted(node).rpartition(".")[2]
+
+
+def _methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    return {
+        each.name: each
+        for each in node.body
+        if isinstance(each, ast.FunctionDef)
+        and not any(dotted(by) in ("classmethod", "staticmethod") for by in each.decorator_list)
+    }
+
+
+def _of_self(node: ast.AST, method: ast.FunctionDef) -> bool:
+    first = method.args.args[0].arg if method.args.args else None
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == first
+    )
+
+
+def _assigned(method: ast.FunctionDef) -> dict[str, int]:
+    """The attributes that a method assigns to its object, and where first."""
+    found: dict[str, int] = {}
+    for node in ast.walk(method):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and _of_self(node, method)
+        ):
+            found.setdefault(node.attr, node.lineno)
+    return found
+
+
+def _called(method: ast.FunctionDef) -> set[str]:
+    """The methods of its object that a method calls."""
+    return {
+        node.func.attr
+        for node in ast.walk(method)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and _of_self(node.func, method)
+    }
 
 
 def circles(sources: Path = SOURCES) -> list[list[str]]:
@@ -182,6 +290,7 @@ def _reached(name: str, edges: Mapping[str, set[str]]) -> set[str]:
 def main() -> int:
     """The exit status: 1 if a rule is broken."""
     found = [line for rule in RULES for line in (*rule.broken(), *rule.needless())]
+    found += state_born_late()
     found += [f"{', '.join(each)}: import each other in a circle" for each in circles()]
     for line in found:
         print(line)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.rules import RULES, Rule, circles
+from tests.rules import RULES, Rule, circles, state_born_late
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,3 +75,29 @@ def test_circles_are_found_through_annotations_too(tmp_path: Path):
     (tmp_path / "c.py").write_text("import lockstitch.a\n")
     (tmp_path / "d.py").write_text("from lockstitch import a\n")
     assert circles(tmp_path) == [["a.py", "b.py", "c.py"]]
+
+
+def test_all_state_is_there_from_the_beginning():
+    assert state_born_late() == []
+
+
+LATE = "class A:\n    def f(self):\n        self.x = 1\n"
+IN_TIME = [
+    "class A:\n    def __init__(self):\n        self.x = 0\n    def f(self):\n        self.x = 1\n",
+    "class A:\n    def __init__(self):\n        self.f()\n    def f(self):\n        self.x = 1\n",
+    "class A:\n    x: int\n    def f(self):\n        self.x = 1\n",
+    "class A(b.B[int]):\n    def f(self):\n        self.x = 1\nclass B:\n    x = 0\n",
+    "class A:\n    @classmethod\n    def f(cls):\n        cls.x = 1\n",
+]
+
+
+def test_state_that_is_born_late_is_found(tmp_path: Path):
+    (tmp_path / "late.py").write_text(LATE)
+    (found,) = state_born_late(tmp_path)
+    assert found.startswith("late.py:3: A.x is not there")
+
+
+@pytest.mark.parametrize("source", IN_TIME)
+def test_state_that_is_born_in_time_is_left_alone(tmp_path: Path, source: str):
+    (tmp_path / "in_time.py").write_text(source)
+    assert state_born_late(tmp_path) == []

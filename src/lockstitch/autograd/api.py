@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from lockstitch.autograd.context import DistAutogradContext
+
 
 def service() -> AutogradService:
     """Distributed autograd of the current worker. Raises `NotInitializedError` without one."""
@@ -37,6 +39,9 @@ class context:  # noqa: N801 - torch's name, used as a statement: `with context(
 
     After `torch.distributed.autograd.context`.
     """
+
+    _service: AutogradService
+    _context: DistAutogradContext
 
     def __enter__(self) -> int:
         self._service = service()

@@ -7,12 +7,11 @@ come to the same without a word. MASTER_ADDR and MASTER_PORT, where they are set
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import struct
 import zlib
 from typing import TYPE_CHECKING, Final
+
+from lockstitch.link.sockets import peer_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +26,6 @@ RANK_AND_SIZE: Final = (
 
 # Below those that a system gives away by itself.
 _FIRST_PORT, _PORTS = 20_000, 12_000
-_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 _FIRST_NODE = re.compile(r"([^\[,]+)(?:\[(\d+))?")
 
 
@@ -52,11 +50,9 @@ def _starter(environment: Mapping[str, str]) -> str | None:
     if not given.isdecimal():
         return None
     try:
-        with socket.socket(fileno=os.dup(int(given))) as line:
-            peer = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return f"started by {peer_process(int(given))}"
     except OSError:  # closed on the way here, by a process in between
         return None
-    return f"started by {_CREDENTIALS.unpack(peer)[0]}"
 
 
 def first_node(nodes: str) -> str:

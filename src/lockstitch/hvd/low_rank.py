@@ -44,6 +44,8 @@ class LowRankExchange(Exchange):
         with self._exactly():
             self._left = self._matrix @ self._memory.factor
         self._first = self._begin_mean(self._left, "left")
+        self._factor = self._memory.factor
+        """The right factor; the new one once the first reduction is there."""
         self._second: Handle[torch.Tensor] | None = None
         self._is_done = False
 

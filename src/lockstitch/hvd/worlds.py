@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -23,10 +22,9 @@ from lockstitch.hvd.environment import options_of
 from lockstitch.launcher_link import Over
 from lockstitch.launcher_link.client import REACHED_AT
 from lockstitch.launcher_link.process import WorkerDismissed
+from lockstitch.link.sockets import HeldPort
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from lockstitch.collectives import Session
     from lockstitch.launcher_link import LauncherClient, RankAssignment
 
@@ -51,8 +49,8 @@ class Worlds:
         for attempt in range(1, _ATTEMPTS + 1):
             self._is_opening.set()
             try:
-                with _held_port() as port:
-                    answer = link.next_place(port)
+                with HeldPort() as port:
+                    answer = link.next_place(port.number)
                     if isinstance(answer, Over):
                         _log.info("no place for this worker: %s", answer.reason)
                         raise WorkerDismissed(answer.reason)
@@ -86,16 +84,6 @@ def _take_one_step() -> None:
     torch.autograd.backward(2 * parameter)
     optimizer.step()
     optimizer.zero_grad()
-
-
-@contextlib.contextmanager
-def _held_port() -> Iterator[int]:
-    """A port that is kept from others, though this process may listen there: a socket is bound to
-    it, and does not listen."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("", 0))
-        yield held.getsockname()[1]
 
 
 WORLDS: Final = Worlds()

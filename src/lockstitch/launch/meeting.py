@@ -1,29 +1,25 @@
 """Where the workers of a job meet: a file of the launcher's, so that no worker's death takes it
 along, and a port for process groups of the program's own.
 
-The file lies in a fresh directory that only its user may enter. The port is *held*, not just found:
-a socket that is bound to it but does not listen keeps the kernel from giving it to anybody else,
-while rank 0, which asks for the address to be reusable as all servers do, can listen there.
+The file lies in a fresh directory that only its user may enter. The port is *held*, not just found
+(`link.sockets.HeldPort`): nobody else gets it, and rank 0 can listen there.
 """
 
 from __future__ import annotations
 
-import socket
-
 from lockstitch.folders import Folder
+from lockstitch.link.sockets import HeldPort
 
 
 class MeetingPlace:
     """The file and the port of a job; a context manager, after which they are gone."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket()
+        self._port = HeldPort("127.0.0.1")
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind(("127.0.0.1", 0))
             self._folder = Folder()
         except BaseException:
-            self._socket.close()
+            self._port.close()
             raise
 
     def __repr__(self) -> str:
@@ -32,8 +28,7 @@ class MeetingPlace:
     @property
     def port(self) -> int:
         """A TCP port of 127.0.0.1 that is kept for rank 0."""
-        port: int = self._socket.getsockname()[1]
-        return port
+        return self._port.number
 
     @property
     def store(self) -> str:
@@ -45,5 +40,5 @@ class MeetingPlace:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._socket.close()
+        self._port.close()
         self._folder.close()

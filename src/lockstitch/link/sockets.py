@@ -1,18 +1,22 @@
 """Sockets for those who do without torch, and hence without `transport`: a launcher and its
-workers. Addresses are `unix:PATH` or `tcp:HOST:PORT`.
+workers. Addresses are `unix:PATH` or `tcp:HOST:PORT`. Also what is asked of the kernel about
+sockets: to keep a port, and who is at the other end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _BACKLOG = 128
+_CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
 
 
 class SocketStream:
@@ -107,3 +111,55 @@ def connect(address: str, timeout_seconds: float) -> SocketStream:
         sock = socket.create_connection((host, int(port)), timeout_seconds)
     sock.setblocking(True)
     return SocketStream(sock)
+
+
+class HeldPort:
+    """A free TCP port that the kernel gives to nobody else as long as it is held, although nothing
+    listens there yet: whoever asks for the address to be reusable, as all servers do, still can.
+
+    `host` is the address of this machine at which the port is held; by default all of them. A
+    context manager. Raises `OSError`."""
+
+    def __init__(self, host: str = "") -> None:
+        self._socket = socket.socket()
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, 0))
+        except BaseException:
+            self._socket.close()
+            raise
+        self.number: int = self._socket.getsockname()[1]
+
+    def __repr__(self) -> str:
+        return f"<HeldPort {self.number}{' · closed' if self._socket.fileno() < 0 else ''}>"
+
+    def __enter__(self) -> HeldPort:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the port back; harmless when repeated."""
+        self._socket.close()
+
+
+def peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    """Returns the ids of the process and of the user at the other end of a unix socket, as the
+    kernel recorded them when it was connected. Raises `OSError`."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _group = _CREDENTIALS.unpack(raw)
+    return process, user
+
+
+def peer_process(descriptor: int) -> int:
+    """Returns the id of the process at the other end of the unix socket with that descriptor, which
+    stays open. Raises `OSError` where it is no such socket."""
+    copy = os.dup(descriptor)
+    try:
+        sock = socket.socket(fileno=copy)
+    except BaseException:
+        os.close(copy)
+        raise
+    with sock:
+        return peer_credentials(sock)[0]

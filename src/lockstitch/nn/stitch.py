@@ -94,6 +94,8 @@ class Call:
         self.written: Sequence[int] = ()
         self._token: torch.Tensor | None = None
         self._outcome: Outcome | None = None
+        self._requires_grad: Sequence[bool] = ()
+        """Which of the outputs take a gradient."""
         self._versions: list[int] = []
         self._is_spent = False
         self._may_keep = not pool.syncs_gradients

@@ -107,6 +107,7 @@ class StreamConnection(SocketEnd):
     is_exposed = False
     ring: RingReader | None = None
     """What short messages come by while this end looks for them."""
+    _seal: Seal
 
     def __init__(self, sock: socket.socket, peer: str, *, is_own_process: bool = False) -> None:
         super().__init__(sock)
@@ -115,6 +116,8 @@ class StreamConnection(SocketEnd):
         self.is_own_process = is_own_process
         self.progress = 0
         """See `Connection.progress`."""
+        self._sealed: tuple[int, list[int]] = (0, [])
+        """Where in the stream the next message begins, and what of one that was not sent whole."""
         self._left_over: tuple[bytes, list[int]] | None = None
         """The rest of a message whose sender had no time left, and what of it has left."""
         self._receiving = False
@@ -276,7 +279,7 @@ class StreamConnection(SocketEnd):
     def seal(self, seal: Seal) -> None:
         """See `Connection.seal`."""
         self._seal = seal
-        self._sealed: tuple[int, list[int]] = (0, [])
+        self._sealed = (0, [])
         self.send = self._send_sealed  # type: ignore[method-assign]
 
     def _send_sealed(

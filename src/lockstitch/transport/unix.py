@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.folders import Folder
+from lockstitch.link.sockets import peer_credentials
 from lockstitch.memory import handover, mapping, ring
 from lockstitch.memory.mapping import Mapping
 from lockstitch.memory.received_segments import ReceivedSegments
@@ -47,13 +47,15 @@ class UnixConnection(RingStream):
 
     def __init__(self, sock: socket.socket, peer: str, segments: SegmentPool | None) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        process, _user = _credentials(sock)
+        process, _user = peer_credentials(sock)
         super().__init__(sock, peer, is_own_process=process == os.getpid())
         self._process = process
         self._segments = segments
         self._handover: Handover | None = None
         self._lent: LentSegments | None = None
         self._received: ReceivedSegments | None = None
+        self._beginning: list[Note] = []
+        """What the first byte was, once the caller has sent it."""
 
     def signs_of_life(self) -> tuple[int, ...]:
         """What of a long message has left, and the CPU time of the process at the other end: it may
@@ -111,7 +113,6 @@ class UnixConnection(RingStream):
 
     def await_beginning(self) -> None:
         """This end was called: the first byte tells whether the caller shares memory."""
-        self._beginning: list[Note] = []
         self._recv_into = self._receive_beginning  # type: ignore[assignment]
 
     def _receive_beginning(self, view: memoryview, nbytes: int = 0, flags: int = 0) -> int:
@@ -262,7 +263,7 @@ def _path_of(address: str) -> str:
 
 def _check_peer(sock: socket.socket) -> int:
     """The process at the other end; raises `PermissionError` when that is a stranger's."""
-    process, user = _credentials(sock)
+    process, user = peer_credentials(sock)
     if user != os.geteuid():
         raise PermissionError(f"the other end belongs to user {user}, not to {os.geteuid()}")
     return process
@@ -275,10 +276,3 @@ def _cpu_ticks(process: int) -> int:
     except OSError:  # it is gone, or in a namespace of its own
         return 0
     return int(fields[11]) + int(fields[12])
-
-
-def _credentials(sock: socket.socket) -> tuple[int, int]:
-    """Process id and user id of the other end, as the kernel recorded them."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    process, user, _group = struct.unpack("3i", raw)
-    return process, user

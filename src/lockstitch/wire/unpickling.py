@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.trust.registry import Registry
+    from lockstitch.wire.encodings import Find
     from lockstitch.wire.messages import Payload
 
 # How the streams of `wire.pickling` name what the unpickler puts something of its own for.
@@ -200,6 +201,9 @@ class _Discarded(dict[tuple[str, str], "Callable[..., Any]"]):
 
 
 class _Unpickler(pickle.Unpickler):
+    _rebuild: partial[Any]
+    _find: Find
+
     def prepare(self, session: UnpickleSession, registry: PicklingRegistry) -> None:
         # Not a method: the unpickler's memo keeps it, and would keep the unpickler with all values.
         self._rebuild = partial(_rebuild, session, registry.rebuilders)

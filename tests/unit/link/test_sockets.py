@@ -1,12 +1,21 @@
-"""Sockets as streams of lines."""
+"""Sockets as streams of lines, held ports, and who is at the other end."""
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
-from lockstitch.link.sockets import SocketListener, SocketStream, connect
+from lockstitch.link.sockets import (
+    HeldPort,
+    SocketListener,
+    SocketStream,
+    connect,
+    peer_credentials,
+    peer_process,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,3 +96,31 @@ def test_a_child_lets_go_of_a_stream_without_ending_it(listener: SocketListener)
     assert received(far) == b"still here"
     near.close()
     far.close()
+
+
+def test_a_held_port_is_free_for_a_server_and_for_nobody_else() -> None:
+    with HeldPort("127.0.0.1") as port:
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", port.number))
+        SocketListener(f"tcp:127.0.0.1:{port.number}").close()
+    assert "closed" in repr(port)
+    port.close()
+    with socket.socket() as another:
+        another.bind(("127.0.0.1", port.number))
+
+
+def test_the_kernel_tells_who_is_at_the_other_end() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        assert peer_credentials(near) == (os.getpid(), os.getuid())
+        assert peer_process(far.fileno()) == os.getpid()
+        near.sendall(b"x")
+        assert far.recv(1) == b"x"  # it stays open
+
+
+def test_what_is_no_socket_has_no_other_end_and_stays_as_it_was(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(OSError, match="socket"):
+            peer_process(file.fileno())
+        assert os.listdir("/proc/self/fd") == before

@@ -80,7 +80,7 @@ def test_a_temporary_directory_with_a_long_name_is_not_used(transport, tmp_path,
 
 
 def test_a_stranger_is_turned_away_by_the_listener(transport, listener, monkeypatch):
-    monkeypatch.setattr(unix, "_credentials", lambda _: (1, os.geteuid() + 1))
+    monkeypatch.setattr(unix, "peer_credentials", lambda _: (1, os.geteuid() + 1))
     stranger = socket.socket(socket.AF_UNIX)
     stranger.connect(str(path_of(listener.address)))
     assert listener.accept() is None
@@ -89,7 +89,7 @@ def test_a_stranger_is_turned_away_by_the_listener(transport, listener, monkeypa
 
 
 def test_a_strangers_listener_is_not_talked_to(transport, listener, monkeypatch):
-    monkeypatch.setattr(unix, "_credentials", lambda _: (1, os.geteuid() + 1))
+    monkeypatch.setattr(unix, "peer_credentials", lambda _: (1, os.geteuid() + 1))
     with pytest.raises(ConnectionError, match="belongs to user"):
         transport.connect(listener.address, 1.0)
 

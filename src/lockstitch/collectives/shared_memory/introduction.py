@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lockstitch.collectives.requests import ranks_in_words
 from lockstitch.errors import CollectiveError
+from lockstitch.link.sockets import peer_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -231,9 +232,8 @@ def _receive(sock: socket.socket, size: int, count: int) -> tuple[bytes, Sequenc
 
 
 def _is_same_user(sock: socket.socket) -> bool:
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    _pid, uid, _gid = struct.unpack("iII", credentials)
-    return bool(uid == os.getuid())
+    _process, user = peer_credentials(sock)
+    return user == os.getuid()
 
 
 def _has_hung_up(peers: Iterable[socket.socket]) -> bool:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from lockstitch.doctor.surroundings import KNOWN
-from lockstitch.hvd.environment import Place
+from lockstitch.hvd.environment import LauncherSettings
 from lockstitch.launch.kubernetes import pods
 from lockstitch.launch.kubernetes.workload import Kind, Workload
 
@@ -30,8 +30,8 @@ def values(told: list[dict], index: int = 0) -> dict[str, str]:
 
 def test_ranks_are_told_their_place_as_launchers_tell_it() -> None:
     told = values(pods.variables(WORKLOAD, "digits-0.digits"), 3)
-    place = Place.read(told)
-    assert (place.rank, place.size, place.store) == (3, 4, "env://")
+    settings = LauncherSettings.read(told)
+    assert (settings.rank, settings.size, settings.store) == (3, 4, "env://")
     assert told["MASTER_ADDR"] == "digits-0.digits"
     assert told["LOCKSTITCH_ADDRESS"] == "10.0.0.7"
     assert told["OMP_NUM_THREADS"] == "2"
