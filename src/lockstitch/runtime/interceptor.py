@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Interceptor(Protocol):
-    """What the agent calls on the road of a message."""
+    """What the agent calls on the route of a message."""
 
     @property
     def is_active(self) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""Calls to oneself: the same road without a socket. Values are copied as on the wire, and the
+"""Calls to oneself: the same route without a socket. Values are copied as on the wire, and the
 function runs on another thread, so a program behaves alike whoever it calls."""
 
 from __future__ import annotations
