@@ -55,7 +55,8 @@ _running = _Running()
 
 
 def is_run_by_this_thread(context: DistAutogradContext) -> bool:
-    """Whether the calling code is part of a backward pass of `context`: a hook, for example."""
+    """Returns whether the calling code is part of a backward pass of `context`: a hook, for
+    example."""
     return _running.context is context
 
 
@@ -301,7 +302,7 @@ class BackwardPass:
             return progress.arrived.get(entry.message)
 
     def _fall_asleep(self, progress: Progress, entry: Entry) -> Pending | None:
-        """What will be finished when something changes; None once `entry` is settled."""
+        """Returns what will be finished when something changes; None once `entry` is settled."""
         with self._lock:
             if self._failure is not None or entry.message in progress.settled:
                 return None

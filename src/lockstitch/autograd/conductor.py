@@ -157,8 +157,8 @@ class RemoteInitiator:
         return False
 
     def long_wait_seconds(self) -> float | None:
-        """How long a run waits before it asks; None: for ever. A fast pass needs no parts, and the
-        initiator sees if it is stuck."""
+        """Returns how long a run waits before it asks; None: for ever. A fast pass needs no parts,
+        and the initiator sees if it is stuck."""
         return None if self._has_asked or self._options.fast else LONG_WAIT_SECONDS
 
     def sleep(self, sleeper: Pending) -> bool:

@@ -65,7 +65,7 @@ class Pass(Protocol):
         ...
 
     def status(self) -> PassStatus:
-        """What it has done, and what it waits for."""
+        """Returns what it has done, and what it waits for."""
         ...
 
 
@@ -259,7 +259,7 @@ class DistAutogradContext:
 
 
 def _is_laid_out_like(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
-    """Whether a gradient may be kept as it is: dense in memory and without overlaps."""
+    """Returns whether a gradient may be kept as it is: dense in memory and without overlaps."""
     if gradient.layout is torch.strided:
         if gradient.untyped_storage().nbytes() != gradient.nbytes:
             return False  # a part of something larger, which would have to be kept

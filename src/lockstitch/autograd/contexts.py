@@ -21,7 +21,7 @@ _REMEMBERED_RELEASES: Final = 4096
 
 
 def not_found(identifier: int) -> RuntimeError:
-    """What to raise for a context that is not there."""
+    """Returns what to raise for a context that is not there."""
     return RuntimeError(
         f"Could not find autograd context with id: {identifier}. A context lives until the block "
         "ends that opened it: with lockstitch.autograd.context() as context_id"

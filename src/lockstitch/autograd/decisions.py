@@ -75,6 +75,7 @@ def _decide_unknowing(
 
 
 def _is_whole(entry: Entry, arrived: Mapping[GlobalId | None, Gradients | None]) -> bool:
-    """Whether the gradients of all its tensors are there, so that all that it reaches will run."""
+    """Returns whether the gradients of all its tensors are there, so that all that it reaches will
+    run."""
     gradients = arrived.get(entry.message)
     return gradients is not None and all(gradient is not None for gradient in gradients)

@@ -47,7 +47,7 @@ def find_reach(
     masks: dict[Node, int] = {}
 
     def mask_of(node: Node, index: int) -> int | None:
-        """What lies below the edge (node, index); None while that is not known yet."""
+        """Returns what lies below the edge (node, index); None while that is not known yet."""
         if node is None or type(node) is AccumulateGrad:
             return 0
         message = received_message(node)

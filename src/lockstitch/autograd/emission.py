@@ -65,8 +65,8 @@ class Emission:
         self._post(receive, some)
 
     def remaining(self) -> list[tuple[Receive, Gradients | None]]:
-        """What is to be sent at the end: null tokens of receives that no gradient reached, so that
-        nobody waits for them, and what was held."""
+        """Returns what is to be sent at the end: null tokens of receives that no gradient reached,
+        so that nobody waits for them, and what was held."""
         if len(self._fired) == len(self._receives):
             return self._held
         nulls: list[tuple[Receive, Gradients | None]] = [

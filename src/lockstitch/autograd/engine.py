@@ -84,8 +84,8 @@ class ComponentRun(NamedTuple):
     def _pass_straight(
         self, edges: list[GradientEdge], gradients: list[torch.Tensor]
     ) -> list[torch.Tensor | None] | None:
-        """What the engine would capture, without it, where all that was sent are leaves: then there
-        is no node to run. None in all other cases; else `gradients` is emptied."""
+        """Returns what the engine would capture, without it, where all that was sent are leaves:
+        then there is no node to run. None in all other cases; else `gradients` is emptied."""
         leaves = self.component.leaves
         if (
             self.component.receives
@@ -193,7 +193,7 @@ def _leaf(edge: GradientEdge) -> torch.Tensor:
 
 
 def _fits(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
-    """Whether the engine would hand `gradient` to the leaf as it is."""
+    """Returns whether the engine would hand `gradient` to the leaf as it is."""
     return (
         gradient.shape == leaf.shape
         and gradient.dtype is leaf.dtype

@@ -87,7 +87,7 @@ class _Area:
         self.size = 0
 
     def component(self, entries: tuple[Entry, ...], is_covered: bool) -> Component:
-        """What these entries, which reached it, form."""
+        """Returns what these entries, which reached it, form."""
         leaves: tuple[GradientEdge, ...] = ()
         hooked: tuple[int, ...] = ()
         if self.leaves:

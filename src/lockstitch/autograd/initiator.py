@@ -76,14 +76,14 @@ class Initiator:
         self.backward_pass = BackwardPass(worker, context, options, self)
 
     def describe(self) -> str:
-        """What the pass waits for."""
+        """Returns what the pass waits for."""
         with self._lock:
             if not self._roots_ran:
                 return "the graph of its roots runs"
             return f"on their way or being worked on: {self._balance!r}"
 
     def involves(self, worker: WorkerId) -> bool:
-        """Whether something of this pass may come from `worker`, or go there."""
+        """Returns whether something of this pass may come from `worker`, or go there."""
         return worker in self.context.workers or worker in self._asked
 
     # ------------------------------------------------------------ on the thread that called
@@ -176,7 +176,8 @@ class Initiator:
             self._rouse()
 
     def long_wait_seconds(self) -> float | None:
-        """How long its waiting threads wait before they call `lose_patience`; None: for ever."""
+        """Returns how long its waiting threads wait before they call `lose_patience`; None: for
+        ever."""
         if self.options.fast:
             return self._silence
         return LONG_WAIT_SECONDS if self._closure is None else None

@@ -89,7 +89,8 @@ class Progress:
         return awaited
 
     def take_report(self) -> tuple[tuple[GlobalId, ...], tuple[GlobalId, ...]]:
-        """What was emitted and consumed here, or told by gradients that came, since last asked."""
+        """Returns what was emitted and consumed here, or told by gradients that came, since last
+        asked."""
         emitted, self.emitted = self.emitted, []
         consumed, self.consumed = self.consumed, []
         return cancel(emitted, consumed)

@@ -145,7 +145,8 @@ def _apply(function: type[torch.autograd.Function], *arguments: object) -> Any:
 
 
 def _outlives_its_tensors(make: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    """Whether the node of what `make` returns can be asked when no tensor holds it any more."""
+    """Returns whether the node of what `make` returns can be asked when no tensor holds it any
+    more."""
     with plain_modes(), torch.enable_grad():  # this may be imported in any mode
         node: Node = make(torch.zeros(1, requires_grad=True)).grad_fn
     try:
@@ -177,7 +178,7 @@ class Stitcher:
         """Whether the current thread is inside a context, be it another worker's."""
 
     def is_recording(self) -> bool:
-        """Whether `outgoing` would record tensors that require grad."""
+        """Returns whether `outgoing` would record tensors that require grad."""
         context = current_context(self._home)
         return context is not None and not context.is_released and torch.is_grad_enabled()
 

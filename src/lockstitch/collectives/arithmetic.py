@@ -35,7 +35,7 @@ FOLDS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
 
 @functools.cache
 def can_reduce(dtype: torch.dtype, op: ReduceOp) -> bool:
-    """Whether torch knows how to do this with tensors of this type, on the CPU."""
+    """Returns whether torch knows how to do this with tensors of this type, on the CPU."""
     if op is ReduceOp.ADASUM:
         return dtype.is_floating_point and can_reduce(dtype, ReduceOp.SUM)
     try:
@@ -70,7 +70,7 @@ _DIVISIBLE: Final = (torch.int64, torch.int32, torch.int16, torch.int8, torch.ui
 
 
 def result_scale(reduction: Reduction, set_size: int) -> Scale:
-    """What is done to the folded parts at the end; `UNSCALED` if nothing."""
+    """Returns what is done to the folded parts at the end; `UNSCALED` if nothing."""
     postscale = reduction.postscale
     if reduction.op is not ReduceOp.AVERAGE or set_size == 1:
         return UNSCALED if postscale == 1.0 else Scale(postscale)
@@ -152,7 +152,7 @@ def row_ranges(rows: int, set_size: int) -> list[tuple[int, int]]:
 
 
 def splits_of(description: Description, set_size: int) -> tuple[int, ...]:
-    """How many rows an alltoall sends to each position."""
+    """Returns how many rows an alltoall sends to each position."""
     if description.splits is not None:
         return description.splits
     return (description.shapes[0][0] // set_size,) * set_size
@@ -164,7 +164,8 @@ def splits_of(description: Description, set_size: int) -> tuple[int, ...]:
 def combine(
     request: Request, described: Sequence[Description | None], parts: Parts, position: int
 ) -> list[torch.Tensor]:
-    """What the rank at `position` gets out of the operation, in its outputs if it has named some.
+    """Returns what the rank at `position` gets out of the operation, in its outputs if it has named
+    some.
 
     No part may share memory with the outputs. The parts are prescaled already.
     """
@@ -279,5 +280,5 @@ def rows_gathered(described: Sequence[Description | None]) -> tuple[tuple[int, .
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """How many elements a tensor of that shape has."""
+    """Returns how many elements a tensor of that shape has."""
     return math.prod(shape)

@@ -43,8 +43,8 @@ class Backend(Protocol):
         ...
 
     def is_wanted(self) -> bool:
-        """Whether other ranks wait for an operation that this one has not submitted, as far as is
-        known."""
+        """Returns whether other ranks wait for an operation that this one has not submitted, as far
+        as is known."""
         ...
 
     def missing(self, handle: Handle[Any]) -> tuple[int, ...] | None:
@@ -62,7 +62,7 @@ class Backend(Protocol):
         ...
 
     def is_resident(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in that memory; True where all memory is as good."""
+        """Returns whether a tensor lies in that memory; True where all memory is as good."""
         ...
 
     def open_set(self, process_set: ProcessSet) -> None:

@@ -44,7 +44,7 @@ def copy_all(outs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> N
 
 
 def _is_plain(out: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether copying means moving bytes, and one thread shall do it."""
+    """Returns whether copying means moving bytes, and one thread shall do it."""
     return (
         out.dtype is source.dtype
         and out.is_cpu

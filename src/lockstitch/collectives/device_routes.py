@@ -38,8 +38,8 @@ class DeviceBootstrap(Protocol):
     """How the ranks of a set find each other for operations between devices."""
 
     def place(self, process_set: ProcessSet, device: torch.device | None) -> Placement:
-        """What to tell the others: this rank's tensors are there. Opens a door for them if this
-        rank is the set's first."""
+        """Returns what to tell the others: this rank's tensors are there. Opens a door for them if
+        this rank is the set's first."""
         ...
 
     def connect(
@@ -98,7 +98,7 @@ class DeviceRoutes:
             raise
 
     def is_wanted(self) -> bool:
-        """Whether others wait on a device for what this rank has not submitted."""
+        """Returns whether others wait on a device for what this rank has not submitted."""
         return any(route.backend.is_wanted() for route in self._all() if route.backend is not None)
 
     def before_join(self, everybody: ProcessSet) -> None:
@@ -266,7 +266,7 @@ class _DeviceRoute:
                 self._let_go(each, backend, error)
 
     def _heard(self, asked: Handle[torch.Tensor]) -> list[Placement] | None:
-        """What all ranks have told; None where one has joined and will not."""
+        """Returns what all ranks have told; None where one has joined and will not."""
         try:
             return [Placement.decode(each) for each in self._services.hear_all(asked)]
         except CollectiveError:

@@ -42,7 +42,7 @@ class Sharing(enum.Enum):
 
 
 def is_ours(tensor: torch.Tensor) -> bool:
-    """Whether torch has allocated its memory, for this process alone."""
+    """Returns whether torch has allocated its memory, for this process alone."""
     if tensor.layout is not torch.strided:
         return True  # will be refused
     storage = tensor.untyped_storage()
@@ -55,7 +55,7 @@ def declare_private(tensor: torch.Tensor) -> None:
 
 
 def sharing_of(tensor: torch.Tensor) -> Sharing:
-    """What the kernel knows of it."""
+    """Returns what the kernel knows of it."""
     storage: Any = tensor.untyped_storage()
     known: Sharing | None = getattr(storage, _ATTRIBUTE, None)
     if known is None:
@@ -81,8 +81,8 @@ def found_in(lines: Iterable[str], begin: int, end: int) -> Sharing:
 
 
 def must_be_copied(request: Request) -> bool:
-    """Whether it may not be performed on its own tensors. Raises `ValueError` where a result cannot
-    be written where it is wanted."""
+    """Returns whether it may not be performed on its own tensors. Raises `ValueError` where a
+    result cannot be written where it is wanted."""
     tensors, outputs = request.tensors, request.outputs or ()
     if outputs is not tensors:
         tensors += outputs

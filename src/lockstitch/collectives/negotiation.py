@@ -159,14 +159,14 @@ class Negotiation:
         ]
 
     def missing(self, name: str, rank: int) -> tuple[int, ...]:
-        """Whom `rank` waits for under this name."""
+        """Returns whom `rank` waits for under this name."""
         for entry in self._open.get(name, ()):
             if rank in entry.parts:
                 return tuple(self._missing(entry))
         return ()
 
     def wants(self, rank: int) -> bool:
-        """Whether others wait for something that this rank has not submitted."""
+        """Returns whether others wait for something that this rank has not submitted."""
         return any(
             rank in self._missing(entry) for entries in self._open.values() for entry in entries
         )

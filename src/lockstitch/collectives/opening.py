@@ -327,7 +327,7 @@ class GiveUpNotice:
         return None
 
     def read(self, patience_seconds: float = 0.0) -> str | None:
-        """What is posted, by then."""
+        """Returns what is posted, by then."""
         # Where the store has gone with rank 0, the end of rank 0 is seen as well.
         with contextlib.suppress(RuntimeError):
             if patience_seconds:
@@ -404,7 +404,7 @@ def _chosen_backend(topology: Topology, options: SessionOptions) -> BackendName:
 
 
 def _published(roster: StaticRoster, what: str) -> list[str]:
-    """What the ranks have published under a prefix, in the order of ranks."""
+    """Returns what the ranks have published under a prefix, in the order of ranks."""
     members = sorted(roster.members(), key=lambda member: member.info.id)
     return [
         address.removeprefix(what)

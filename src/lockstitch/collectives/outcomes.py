@@ -27,7 +27,7 @@ def error_of(refusal: Refuse) -> CollectiveError:
 def value_of(
     request: Request, results: list[torch.Tensor]
 ) -> torch.Tensor | list[torch.Tensor] | None:
-    """What `wait` returns: a tensor, a list where a group was submitted, or nothing."""
+    """Returns what `wait` returns: a tensor, a list where a group was submitted, or nothing."""
     if request.is_group:
         return results
     return results[0] if results else None

@@ -87,7 +87,7 @@ class PendingOperations:
         return self._handles.get((process_set, name))
 
     def is_in_flight(self, key: tuple[int, str]) -> bool:
-        """Whether there is one, by process set and name."""
+        """Returns whether there is one, by process set and name."""
         return key in self._handles
 
     def complete(self, handle: Handle[Any], value: object) -> None:

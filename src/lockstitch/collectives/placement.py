@@ -55,7 +55,7 @@ def placed(device: torch.device | None, host: str, wish: DeviceOperations) -> Pl
 
 
 def is_for_nccl(placements: Sequence[Placement], ranks: Sequence[int]) -> bool:
-    """Whether these ranks, in the order of their placements, reduce by NCCL.
+    """Returns whether these ranks, in the order of their placements, reduce by NCCL.
 
     Left to itself it is so where each has a GPU of its own and a torch with NCCL. Raises
     `CollectiveError` where NCCL is demanded and cannot be, and where ranks demand different things.

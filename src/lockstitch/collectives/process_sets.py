@@ -24,7 +24,7 @@ class ProcessSet:
         return len(self.ranks)
 
     def includes(self, rank: int) -> bool:
-        """Whether a global rank belongs to it."""
+        """Returns whether a global rank belongs to it."""
         return rank in self.ranks
 
     def position(self, rank: int) -> int:

@@ -57,7 +57,7 @@ class CachedRequest:
         """For the backend; None while it has not seen it."""
 
     def fits(self, request: Request) -> bool:
-        """Whether the request is the same as this one but for the values of its tensors."""
+        """Returns whether the request is the same as this one but for the values of its tensors."""
         if (
             self.kind is not request.kind
             or (self.reduction is not request.reduction and self.reduction != request.reduction)
@@ -102,7 +102,7 @@ class RequestCache:
         process_set: ProcessSet,
         is_in_flight: Callable[[tuple[int, str]], bool],
     ) -> CachedRequest:
-        """What is known of a request; raises `ValueError` where it makes no sense."""
+        """Returns what is known of a request; raises `ValueError` where it makes no sense."""
         key = (request.process_set, request.name)
         cached = self._known.get(key)
         if cached is not None and cached.fits(request):

@@ -119,7 +119,7 @@ class Description:
 
     @classmethod
     def decode(cls, content: bytes) -> Description:
-        """What `encode` made bytes of. Raises `ProtocolError` for anything else."""
+        """Returns what `encode` made bytes of. Raises `ProtocolError` for anything else."""
         described = _CODEC.decode(content)
         described.check()
         return described
@@ -168,7 +168,7 @@ _FREE_FIRST_DIMENSION = (Kind.ALLGATHER, Kind.ALLTOALL)
 
 
 def disagreement(described: Mapping[int, Description]) -> str | None:
-    """What the ranks do not agree about, in words; None where everything fits."""
+    """Returns what the ranks do not agree about, in words; None where everything fits."""
     ranks = list(described)
     first = described[ranks[0]]
     if all(each is first for each in described.values()):

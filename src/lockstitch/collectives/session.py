@@ -161,7 +161,7 @@ class Session(Operations):
     # ------------------------------------------------------------ handles
 
     def submit(self, request: Request) -> Handle[Any]:
-        """What all operations come down to. Raises `ValueError` when the request makes no
+        """Returns what all operations come down to. Raises `ValueError` when the request makes no
         sense or its name is in flight, `CollectiveError` when the session is over."""
         if not are_plain():
             with plain_modes():
@@ -196,7 +196,7 @@ class Session(Operations):
         return handle
 
     def poll(self, handle: Handle[Any]) -> bool:
-        """Whether the operation is done; never waits."""
+        """Returns whether the operation is done; never waits."""
         if not handle.is_done and not are_plain():
             with plain_modes():
                 return self.poll(handle)
@@ -249,7 +249,7 @@ class Session(Operations):
         return self._backend.resident(shape, dtype)
 
     def is_resident(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lives where `resident` makes them."""
+        """Returns whether a tensor lives where `resident` makes them."""
         return self._backend.is_resident(tensor)
 
     # ------------------------------------------------------------ process sets
@@ -364,7 +364,7 @@ class Session(Operations):
 
 
 def _in_words(kind: Kind, missing: tuple[int, ...] | None) -> str:
-    """Whom an operation waits for."""
+    """Returns whom an operation waits for."""
     if missing is None:
         return "which ranks have not submitted it is not known here"
     if not missing:

@@ -39,7 +39,7 @@ _LOOK_SECONDS = 1.0
 
 
 def is_on_host(request: Request) -> bool:
-    """Whether all its tensors are in host memory."""
+    """Returns whether all its tensors are in host memory."""
     for tensor in request.tensors:  # no generators: this is asked about every operation
         if not tensor.is_cpu:
             return False

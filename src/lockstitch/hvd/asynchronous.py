@@ -244,7 +244,7 @@ def sparse_operation(
     op: ReduceOp,
     process_set: ProcessSet,
 ) -> Operation[torch.Tensor]:
-    """What `sparse_allreduce_async` comes down to."""
+    """Returns what `sparse_allreduce_async` comes down to."""
     if op not in (Average, Sum):
         raise ValueError(f"sparse tensors can be summed or averaged, not {op!r}")
     entries = tensor.detach().coalesce()

@@ -128,7 +128,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether it is after `init` and before `shutdown`."""
+    """Returns whether it is after `init` and before `shutdown`."""
     return has_session()
 
 
@@ -163,7 +163,7 @@ def cross_rank() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether each host has the same number of ranks."""
+    """Returns whether each host has the same number of ranks."""
     return _topology().is_homogeneous
 
 
@@ -184,12 +184,12 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Whether ranks of several hosts can use Gloo."""
+    """Returns whether ranks of several hosts can use Gloo."""
     return gloo_built()
 
 
 def gloo_built() -> bool:
-    """Whether torch has been built with Gloo."""
+    """Returns whether torch has been built with Gloo."""
     return torch.distributed.is_gloo_available()
 
 
@@ -209,12 +209,12 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether torch has been built with CUDA."""
+    """Returns whether torch has been built with CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Whether torch has been built with ROCm."""
+    """Returns whether torch has been built with ROCm."""
     return torch.version.hip is not None
 
 

@@ -44,8 +44,8 @@ def meeting_place(environment: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def _starter(environment: Mapping[str, str]) -> str | None:
-    """What tells the jobs of MPICH on one host apart: the process at the other end of the socket
-    that each rank is given to speak with it."""
+    """Returns what tells the jobs of MPICH on one host apart: the process at the other end of the
+    socket that each rank is given to speak with it."""
     given = environment.get("PMI_FD", "")
     if not given.isdecimal():
         return None

@@ -54,7 +54,7 @@ class Bucket:
         return f"<Bucket of {len(self.views)} gradients · {self.flat.nbytes} bytes>"
 
     def suits(self, session: Session, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether it was made for these, and nobody needs what is in it."""
+        """Returns whether it was made for these, and nobody needs what is in it."""
         if (
             session is not self._session()
             or len(parameters) != len(self._parameters)
@@ -79,7 +79,7 @@ class Bucket:
                 parameter.grad = view
 
     def _count_holders(self) -> tuple[int, ...]:
-        """How many look at the memory and at each part of it, and have each gradient."""
+        """Returns how many look at the memory and at each part of it, and have each gradient."""
         return (*users_of(self._storages), *map(sys.getrefcount, self.views))
 
 
@@ -113,8 +113,8 @@ class BucketExchange(Exchange):
 def fits_into_bucket(
     session: Session, options: ReducerOptions, parameters: Sequence[torch.Tensor]
 ) -> bool:
-    """Whether the gradients of these, all dense, can be reduced in a bucket. The same on all ranks
-    of which the parameters are."""
+    """Returns whether the gradients of these, all dense, can be reduced in a bucket. The same on
+    all ranks of which the parameters are."""
     if (
         session.backend_name != "shared_memory"
         or options.compression is not NoneCompressor

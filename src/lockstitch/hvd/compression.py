@@ -20,7 +20,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """What is sent in place of `tensor`, and what `decompress` must know."""
+        """Returns what is sent in place of `tensor`, and what `decompress` must know."""
         raise NotImplementedError
 
     @staticmethod
@@ -100,7 +100,7 @@ class PowerSGD(NoneCompressor):
         return f"<PowerSGD of rank {self.rank} · {len(self._memories)} matrices>"
 
     def compresses(self, parameter: torch.Tensor) -> bool:
-        """Whether it is worth while with a gradient of this parameter."""
+        """Returns whether it is worth while with a gradient of this parameter."""
         if parameter.ndim < 2 or not parameter.dtype.is_floating_point or not parameter.numel():
             return False
         rows = parameter.shape[0]
@@ -110,7 +110,8 @@ class PowerSGD(NoneCompressor):
 
     @in_plain_modes
     def state_of(self, parameter: torch.Tensor, name: str) -> FactorState:
-        """What is kept for a parameter; the first factor is random, but the same on all ranks."""
+        """Returns what is kept for a parameter; the first factor is random, but the same on all
+        ranks."""
         memory = self._memories.get(parameter)
         if memory is None:
             rows = parameter.shape[0]

@@ -78,7 +78,7 @@ def _store(environment: Mapping[str, str]) -> str:
 
 
 def options_of(environment: Mapping[str, str]) -> SessionOptions:
-    """What the environment says about how to run a session."""
+    """Returns what the environment says about how to run a session."""
     stall_warning = float(_number(environment, "HOROVOD_STALL_CHECK_TIME_SECONDS", 60))
     stall_failure = float(_number(environment, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0))
     if environment.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):

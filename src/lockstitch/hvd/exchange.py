@@ -69,7 +69,7 @@ class Exchange:
         return self._operation is None or self._operation.wait_unless_wanted()
 
     def is_disturbed(self) -> bool:
-        """Whether the program has changed a gradient since it was submitted."""
+        """Returns whether the program has changed a gradient since it was submitted."""
         pairs = zip(self.parameters, self._gradients, strict=True)
         return versions_of(self._gradients) != self._versions or any(
             parameter.grad is not gradient for parameter, gradient in pairs

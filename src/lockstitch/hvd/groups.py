@@ -111,9 +111,9 @@ class Groups:
         return done == len(group) or done == sum(each.requires_grad for each in group)
 
     def unit(self, parameter: torch.Tensor) -> list[torch.Tensor]:
-        """What is reduced together with a parameter, itself included: of its group those that want
-        gradients and were not submitted yet. One that was frozen, and has a gradient from before,
-        goes alone."""
+        """Returns what is reduced together with a parameter, itself included: of its group those
+        that want gradients and were not submitted yet. One that was frozen, and has a gradient from
+        before, goes alone."""
         number = self._states[parameter].group
         if number is None or not parameter.requires_grad:
             return [parameter]

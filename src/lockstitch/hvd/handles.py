@@ -42,8 +42,8 @@ class Operation(Generic[T]):
         return self.wait()
 
     def is_done(self) -> bool:
-        """Whether there is a result or an error. If not yet, does what can be done at once, which
-        the next call sees."""
+        """Returns whether there is a result or an error. If not yet, does what can be done at once,
+        which the next call sees."""
         if self._handle.is_done:
             return True
         self._session.poll(self._handle)
@@ -66,9 +66,9 @@ class Operation(Generic[T]):
 
 
 def poll(handle: Operation[Any]) -> bool:
-    """Whether the operation is done, so that `synchronize` would not wait. It is not when the call
-    that has begun it returns: another call, or a thread, goes on with it. Raises `ValueError` for
-    what is no handle."""
+    """Returns whether the operation is done, so that `synchronize` would not wait. It is not when
+    the call that has begun it returns: another call, or a thread, goes on with it. Raises
+    `ValueError` for what is no handle."""
     return _checked(handle).is_done()
 
 

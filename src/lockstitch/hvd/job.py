@@ -78,7 +78,7 @@ PROCESS = Process()
 
 
 def has_session() -> bool:
-    """Whether `current_session` would return one."""
+    """Returns whether `current_session` would return one."""
     return (_active.get() or PROCESS.session) is not None
 
 

@@ -345,7 +345,7 @@ def _groups(
     parameters: list[torch.Tensor],
     names: Iterable[torch.Tensor],
 ) -> list[list[torch.Tensor]]:
-    """Which parameters are reduced together: as was asked for, or in buckets."""
+    """Returns which parameters are reduced together: as was asked for, or in buckets."""
     if groups is None:
         own = set(parameters)  # there may be names of others, which have an optimizer of their own
         return buckets_of([each for each in names if each in own])

@@ -62,13 +62,13 @@ class ProcessSet:
         return list(self._ranks)
 
     def included(self) -> bool | None:
-        """Whether this process belongs to it; None while its ranks are not known."""
+        """Returns whether this process belongs to it; None while its ranks are not known."""
         rank = current_session().rank
         is_open = self.mpi_comm is not None and self.process_set_id is None
         return None if is_open else rank in self.ranks
 
     def size(self) -> int | None:
-        """How many ranks it has; None while it is not known to the job."""
+        """Returns how many ranks it has; None while it is not known to the job."""
         return None if self.process_set_id is None else size_of(self)
 
     def rank(self) -> int | None:
@@ -203,5 +203,5 @@ def id_of(process_set: ProcessSet) -> int:
 
 
 def size_of(process_set: ProcessSet) -> int:
-    """How many ranks a set has; raises what `id_of` does."""
+    """Returns how many ranks a set has; raises what `id_of` does."""
     return current_session().process_set(id_of(process_set)).size

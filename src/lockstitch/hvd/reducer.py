@@ -108,7 +108,7 @@ class GradientReducer:
         return bool(self._under_way)
 
     def is_finished(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether all gradients of these are reduced."""
+        """Returns whether all gradients of these are reduced."""
         return self.is_settled and not self._missing(parameters)
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -194,9 +194,9 @@ class GradientReducer:
         self._groups.begin_anew()
 
     def _was_changed(self, state: ParameterState, gradient: torch.Tensor) -> bool:
-        """Whether the program has changed the gradient in place since it was reduced, as it does to
-        clip it, or to set it to zero when `GradScaler` has passed over a step. An average is the
-        same on all ranks: what is added to it and averaged again is right. A sum is not."""
+        """Returns whether the program has changed the gradient in place since it was reduced, as it
+        does to clip it, or to set it to zero when `GradScaler` has passed over a step. An average
+        is the same on all ranks: what is added to it and averaged again is right. A sum is not."""
         reduced, state.reduced_version = state.reduced_version, None
         is_average = self._options.reduction.op is ReduceOp.AVERAGE
         return is_average and reduced is not None and version_of(gradient) > reduced + 1
@@ -243,7 +243,7 @@ class GradientReducer:
         return True
 
     def _missing(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """What has to be submitted before the step."""
+        """Returns what has to be submitted before the step."""
         if not self.is_needed:
             return []
         state = self._state
@@ -308,7 +308,7 @@ class GradientReducer:
         return BucketExchange(session, self._options, name, bucket, parameters)
 
     def _becomes_narrow(self, parameter: torch.Tensor) -> bool:
-        """Whether its gradient travels as two narrow matrices."""
+        """Returns whether its gradient travels as two narrow matrices."""
         compression = self._options.compression
         return isinstance(compression, PowerSGD) and compression.compresses(parameter)
 
@@ -340,7 +340,7 @@ class GradientReducer:
 def _hook(
     me: weakref.ref[GradientReducer], state: ParameterState
 ) -> Callable[[torch.Tensor], None]:
-    """What is called when a gradient was added to. It keeps no reducer alive."""
+    """Returns what is called when a gradient was added to. It keeps no reducer alive."""
 
     def notice(parameter: torch.Tensor) -> None:
         reducer = me()

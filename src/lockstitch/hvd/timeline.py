@@ -111,7 +111,7 @@ class Timeline:
 
 
 def _events_of(path: str) -> list[dict[str, Any]]:
-    """What a timeline's file has; nothing where it is no timeline."""
+    """Returns what a timeline's file has; nothing where it is no timeline."""
     try:
         events = json.loads(Path(path).read_bytes())
     except (OSError, ValueError):

@@ -21,7 +21,7 @@ _MOST: Final = 1 << 80  # the number of a context holds a rank, a generation and
 
 
 def check_of(annotation: Any) -> Check:
-    """What says whether a plain value fits an annotation."""
+    """Returns what says whether a plain value fits an annotation."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         checks = [check_of(each) for each in arguments]

@@ -55,7 +55,7 @@ class Codec(Generic[T]):
         self._by_name = by_name
 
     def encode(self, record: T) -> bytes:
-        """As JSON, in ASCII; equal for equal records."""
+        """Returns the record as JSON, in ASCII; equal records give equal bytes."""
         plain: Any
         if self._only is None:
             name = type(record).__name__
@@ -67,7 +67,7 @@ class Codec(Generic[T]):
         return _to_json(plain).encode()
 
     def decode(self, content: bytes | bytearray) -> T:
-        """The reverse."""
+        """Returns the record that `encode` has written."""
         try:
             return self._read(json.loads(content))
         except _NONSENSE as error:
@@ -132,7 +132,7 @@ class _Fields(Generic[T]):
 
 
 def _plain(value: Any) -> Any:
-    """What JSON writes instead of a value that it does not know."""
+    """Returns what JSON writes instead of a value that it does not know."""
     if isinstance(value, enum.Enum):
         return value.value
     return [getattr(value, field.name) for field in fields(value)]

@@ -36,7 +36,8 @@ S = TypeVar("S", bound=Stream)
 
 
 class Guest(Generic[S]):
-    """One who has connected over `stream`: what it says is taken in as it comes."""
+    """Somebody who has connected over `stream` and has not proved to have the secret yet. What it
+    says is taken in as it comes."""
 
     def __init__(self, stream: S, handshake: ListenerHandshake) -> None:
         self.stream = stream
@@ -46,8 +47,8 @@ class Guest(Generic[S]):
         self._reader = GreetingReader()
 
     def listen(self) -> str | None:
-        """Takes in and answers what it has said so far, without waiting. None: more is to come;
-        empty: it may come in; or else why it may not."""
+        """Takes in and answers what the guest has said so far, without waiting. Returns None where
+        more is to come, an empty text where the guest may come in, and else why it may not."""
         try:
             while not self.handshake.is_over:
                 self._take_in()
@@ -81,8 +82,9 @@ class Guest(Generic[S]):
 
 
 class Door(Generic[G]):
-    """Those of one listener. At most `most`, each for `seconds`; `part` is called with each that is
-    turned away. Any thread may use it."""
+    """Those who have connected to one listener and have not proved themselves yet: at most `most`,
+    each for at most `seconds`. `part` is called with each that is turned away. Any thread may use
+    it."""
 
     def __init__(
         self, clock: Clock, most: int, seconds: float, part: Callable[[G], object]
@@ -103,7 +105,7 @@ class Door(Generic[G]):
         return len(self._guests)
 
     def admit(self, guest: G) -> bool:
-        """Somebody has connected; False where nobody is let in any more."""
+        """Takes in somebody who has connected; returns False where nobody is let in any more."""
         oldest = None
         with self._lock:
             if len(self._guests) >= self._most:
@@ -116,12 +118,12 @@ class Door(Generic[G]):
         return not self._closed
 
     def let_in(self, guest: G) -> bool:
-        """It has proved itself; False if it was turned away before."""
+        """Lets in a guest that has proved itself; returns False if it was turned away before."""
         with self._lock:
             return self._guests.pop(guest, None) is not None
 
     def turn_away(self, guest: G, reason: str) -> None:
-        """It goes, for that reason; harmless when repeated."""
+        """Turns a guest away for a reason, which is counted; harmless when repeated."""
         with self._lock:
             is_known = self._guests.pop(guest, None) is not None
             if is_known:
@@ -130,8 +132,8 @@ class Door(Generic[G]):
             self._part(guest)
 
     def make_room(self) -> None:
-        """This process can open no more files: the one that has been here longest goes, unless it
-        may be about to prove itself."""
+        """Makes room for a new connection where this process can open no more files: turns away the
+        guest that has been here longest, unless it may be about to prove itself."""
         latest = self._clock.now() + self._seconds - _USUAL_SECONDS
         with self._lock:
             oldest, end = next(iter(self._guests.items()), (None, 0.0))
@@ -139,7 +141,7 @@ class Door(Generic[G]):
             self.turn_away(oldest, PUSHED_OUT)
 
     def seconds_to_next(self) -> float | None:
-        """How long until `pass_time` wants to be called; None for never."""
+        """Returns how long until `pass_time` wants to be called; None for never."""
         with self._lock:
             first = next(iter(self._guests.values()), None)
         return None if first is None else max(0.0, first - self._clock.now())
@@ -156,7 +158,7 @@ class Door(Generic[G]):
             self.turn_away(guest, TOO_SLOW)
 
     def refused(self) -> dict[str, int]:
-        """How many were turned away, by reason."""
+        """Returns how many were turned away, by reason."""
         with self._lock:
             return dict(self._refused)
 

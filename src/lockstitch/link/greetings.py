@@ -92,7 +92,7 @@ class Challenge(Greeting):
 
 @dataclass(frozen=True, slots=True)
 class Proof(Greeting):
-    """Caller → listener."""
+    """The caller proves to the listener that it has the secret."""
 
     KIND = 7
     mac: bytes
@@ -132,13 +132,14 @@ GREETINGS: Final[dict[int, type[Greeting]]] = {
 
 
 def encode(greeting: Hello | Challenge | Proof | Welcome) -> bytes:
-    """As it travels."""
+    """Returns a greeting as it travels."""
     body = greeting.body()
     return _PREFIX.pack(_MAGIC, greeting.KIND, VERSION, len(body)) + body
 
 
 def decode(data: bytes) -> Hello | Challenge | Proof | Welcome:
-    """The reverse. Raises `HandshakeError` where it is nothing of the kind."""
+    """Returns the greeting that `encode` has made. Raises `HandshakeError` where it is nothing of
+    the kind."""
     if not _PREFIX.size <= len(data) <= LONGEST:
         raise _garbage()
     kind, version, length = _prefix(data)
@@ -256,7 +257,7 @@ class GreetingReader:
         self._wanted = _PREFIX.size
 
     def space(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """Returns where the next bytes belong; never empty."""
         return self._buffer[self._filled : self._wanted]
 
     def absorb(self, count: int) -> bytes | None:

@@ -131,7 +131,8 @@ class CallerHandshake:
         self.opening = self._transcript.add(encode(hello))
 
     def take(self, data: bytes) -> bytes:
-        """What to answer. Raises `HandshakeError` where the other side is not what it should be."""
+        """Returns what to answer. Raises `HandshakeError` where the other side is not what it
+        should be."""
         greeting = decode(data)
         if isinstance(greeting, Welcome) and (greeting.refusal or self._awaits is Welcome):
             return self._enter(greeting, data)
@@ -182,7 +183,7 @@ class ListenerHandshake:
         self.refused: HandshakeError | None = None
 
     def take(self, data: bytes) -> bytes:
-        """What to answer. Raises `HandshakeError` for what deserves no answer."""
+        """Returns what to answer. Raises `HandshakeError` for what deserves no answer."""
         try:
             greeting = decode(data)
         except HandshakeError as error:

@@ -30,7 +30,7 @@ class SocketStream:
         return f"<SocketStream · {'closed' if self._socket.fileno() < 0 else 'open'}>"
 
     def fileno(self) -> int:
-        """For a selector; -1 once it is closed."""
+        """Returns the descriptor, for a selector; -1 once it is closed."""
         return self._socket.fileno()
 
     def send(self, buffers: Sequence[bytes]) -> None:
@@ -81,17 +81,18 @@ class SocketListener:
         self._socket.setblocking(False)
 
     def fileno(self) -> int:
-        """For a selector; -1 once it is closed."""
+        """Returns the descriptor, for a selector; -1 once it is closed."""
         return self._socket.fileno()
 
     def accept(self) -> SocketStream:
-        """One who waits. Raises `OSError`: it has gone again, or no more files can be opened."""
+        """Returns the connection of one who waits, which does not block. Raises `OSError` where it
+        has gone again, or no more files can be opened."""
         connection, _ = self._socket.accept()
         connection.setblocking(False)
         return SocketStream(connection)
 
     def close(self) -> None:
-        """Harmless when repeated."""
+        """Ends listening; harmless when repeated."""
         self._socket.close()
 
 

@@ -262,7 +262,8 @@ def _cores() -> int:
 
 
 def _is_ordinary_training() -> bool:
-    """Whether this thread builds a graph, and nothing looks on that slots are hidden from."""
+    """Returns whether this thread builds a graph, and nothing looks on that slots are hidden
+    from."""
     return (
         torch.is_grad_enabled()
         and not torch.is_inference_mode_enabled()
@@ -284,8 +285,8 @@ def _may_be_cut(module: nn.Module) -> bool:
 
 
 def _is_seen_elsewhere(module: nn.Module) -> bool:
-    """Whether others than the module look at the memory of its parameters: views, arrays, other
-    processes. They would be left behind when it moves to where forked slots see it."""
+    """Returns whether others than the module look at the memory of its parameters: views, arrays,
+    other processes. They would be left behind when it moves to where forked slots see it."""
     return any(
         _has_lent_memory(each) or _uses_of_memory(each) > _OWN_USES
         for each in module.parameters()
@@ -294,13 +295,15 @@ def _is_seen_elsewhere(module: nn.Module) -> bool:
 
 
 def _has_lent_memory(tensor: torch.Tensor) -> bool:
-    """Whether its memory is not torch's own (an array's, a file's), or is shared with processes."""
+    """Returns whether its memory is not torch's own (an array's, a file's), or is shared with
+    processes."""
     storage = tensor.untyped_storage()
     return storage.is_shared() or not storage.resizable()
 
 
 def _uses_of_memory(tensor: torch.Tensor) -> int:
-    """How many look at it: the tensor, its views, holders of the storage as such, and this look."""
+    """Returns how many look at it: the tensor, its views, holders of the storage as such, and this
+    look."""
     storage = tensor.untyped_storage()
     return storage_users(tensor) + sys.getrefcount(storage)
 
@@ -310,7 +313,7 @@ with plain_modes():
 
 
 def _kind(value: Any) -> Any:
-    """What must be the same in two calls for one to say something of the other."""
+    """Returns what must be the same in two calls for one to say something of the other."""
     return value if type(value) in (bool, str, type(None)) else type(value)
 
 
@@ -337,7 +340,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_batch(output: Any, size: int, dim: int) -> bool:
-    """Whether `output` consists of tensors with `size` elements along `dim`."""
+    """Returns whether `output` consists of tensors with `size` elements along `dim`."""
     if isinstance(output, torch.Tensor):
         is_known = type(output) is torch.Tensor and -output.dim() <= dim < output.dim()
         return is_known and output.shape[dim] == size

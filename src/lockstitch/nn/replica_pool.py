@@ -46,7 +46,7 @@ class OwnCall:
         self.written: Sequence[int] = ()
 
     def end(self) -> Any:
-        """What the module returned."""
+        """Returns what the module returned."""
         output, self.written = self._run(*self._part)
         return output
 
@@ -141,8 +141,8 @@ class ReplicaPool:
         return output
 
     def _share_of(self, threads: int) -> int:
-        """How many of the caller's intra-op threads each slot may have: its part where all of them
-        compute with the CPU."""
+        """Returns how many of the caller's intra-op threads each slot may have: its part where all
+        of them compute with the CPU."""
         if not is_host(self._device):
             return threads
         return max(1, threads // (len(self._slots) + 1))

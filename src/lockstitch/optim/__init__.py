@@ -27,7 +27,8 @@ __all__ = ["DistributedOptimizer"]
 if not TYPE_CHECKING:  # else a type checker would find any name here
 
     def __getattr__(name: str) -> object:
-        """What torch offers under this name; imported when first asked for: it takes a second."""
+        """Returns what torch offers under this name; imported when first asked for: it takes a
+        second."""
         if not name.startswith("__"):
             theirs = importlib.import_module("torch.distributed.optim")
             if hasattr(theirs, name):

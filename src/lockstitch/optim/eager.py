@@ -88,6 +88,6 @@ def _is_plain(optimizer_class: type) -> bool:
 
 
 def _unwrapped(function: Any, code: Any) -> Any:
-    """What `function` wraps, where it is a wrapper of that code; else None."""
+    """Returns what `function` wraps, where it is a wrapper of that code; else None."""
     is_such = code is not None and getattr(function, "__code__", None) is code
     return getattr(function, "__wrapped__", None) if is_such else None

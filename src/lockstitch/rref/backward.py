@@ -18,7 +18,7 @@ UNSET_CONTEXT = -1
 
 @runtime_checkable
 class BackwardService(Protocol):
-    """What distributed autograd plugs into the worker."""
+    """The part of distributed autograd that a backward pass from a reference needs."""
 
     def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool) -> None:
         """Begins a backward pass at `roots`, which are here, in the context `context_id`."""

@@ -42,7 +42,7 @@ class Creation:
         self._channel, self._pending = channel, pending
 
     def complete(self, _value: object, error: BaseException | None) -> None:
-        """It is over; harmless when repeated."""
+        """Notes that the creation is over; harmless when repeated."""
         if self._is_over:
             return
         # Whoever keeps the error must not keep what its frames hold.

@@ -15,7 +15,7 @@ GRACE_SECONDS: Final = 5.0
 
 
 class DeadWorkers:
-    """Lives that are over: of each rank the last generation that died, and all before it."""
+    """The workers that have died: of each rank the last generation that died, and all before it."""
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}
@@ -38,11 +38,11 @@ class RecentlyDead:
         return len(self._until)
 
     def add(self, worker: WorkerId) -> None:
-        """The time of `worker` begins with the next tick."""
+        """Notes that `worker` has died; its time begins with the next tick."""
         self._until.setdefault(worker, None)
 
     def over(self, now: float) -> set[WorkerId]:
-        """Those whose time is over; they are forgotten with this."""
+        """Returns the workers whose time is over, and forgets them."""
         for worker, until in self._until.items():
             if until is None:
                 self._until[worker] = now + GRACE_SECONDS

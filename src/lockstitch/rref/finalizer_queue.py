@@ -48,7 +48,8 @@ class FinalizerQueue:
                 self._bell.put(None)
 
     def relieve(self) -> None:
-        """If many references wait to be told of, they wait no longer. Cheap; not for finalizers."""
+        """Ends the waiting of references that are to be told of, if they are many. It is cheap, and
+        not for finalizers."""
         if len(self._left) >= _MANY and not self._hurry.is_set():
             self._hurry.set()
 

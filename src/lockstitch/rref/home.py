@@ -29,7 +29,8 @@ LOAN_LENGTH: Final = 3
 
 
 class Home(ABC, Generic[R]):
-    """See the module. `R` is what programs hold: an `RRef`."""
+    """The operations of a worker's references that an `RRef` calls. `R` is the type that programs
+    hold: `RRef`."""
 
     worker: Worker
 
@@ -50,7 +51,7 @@ class Home(ABC, Generic[R]):
         kwargs: dict[str, Any] | None = None,
         timeout: float = UNSET_TIMEOUT,
     ) -> R:
-        """See `rpc.remote`."""
+        """Has a worker run a function and keep the value; see `rpc.remote`."""
 
     @abstractmethod
     def send_off(self, rref: R, to: WorkerId | None) -> State:

@@ -49,7 +49,7 @@ TICK_SECONDS: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ReferenceStatistics:
-    """What references a worker has to do with at a moment."""
+    """A count of the references that a worker has to do with at a moment."""
 
     owned: int
     """Values of this worker that others can reach."""
@@ -67,7 +67,7 @@ class ReferenceStatistics:
 
 @dataclass(slots=True)
 class Actions:
-    """What is to be done after the lock was given back."""
+    """Actions to be done after the lock was given back."""
 
     sends: list[Send] = field(default_factory=list)
     confirmed: list[UserFork] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Actions:
 
 
 class Ledger:
-    """See the module."""
+    """The two tables of one worker behind one lock; it carries out what follows from them."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -128,7 +128,7 @@ class Ledger:
         return value
 
     def _decide_owner(self, event: OwnerEvent) -> Actions | None:
-        """What follows from `event`; None where nothing does."""
+        """Returns what follows from `event` for the owner's table; None where nothing does."""
         with self._lock:
             todo = self._owner.handle(event)
             self._after_change(self._owner)
@@ -155,7 +155,7 @@ class Ledger:
         return actions
 
     def _decide_user(self, event: UserEvent) -> Actions | None:
-        """What follows from `event`; None where nothing does."""
+        """Returns what follows from `event` for the user's table; None where nothing does."""
         with self._lock:
             todo = self._user.handle(event)
             self._after_change(self._user)
@@ -224,7 +224,7 @@ class Ledger:
         self._act_soon(self._decide_user(Arrived(sender, message)))
 
     def worker_lost(self, worker: WorkerId) -> None:
-        """That worker is gone."""
+        """Takes in that a worker is gone."""
         self.tell_owner(WorkerLost(worker))
         self.tell_user(WorkerLost(worker))
 
@@ -266,7 +266,7 @@ class Ledger:
         return value
 
     def fork(self, reference: GlobalId, fork: GlobalId, owner: WorkerInfo) -> UserFork:
-        """What is known of that fork; begins to know it when it is new."""
+        """Returns what is known of that fork; begins to know it when it is new."""
         with self._lock:
             known = self._forks.get(fork)
             if known is None:
@@ -297,11 +297,11 @@ class Ledger:
             return list(self._forks.values()), tuple(self._user.held)
 
     def creation_began(self, reference: GlobalId) -> None:
-        """A `remote` was called."""
+        """Notes that a `remote` was called."""
         self._creating.add(reference)
 
     def creation_ended(self, reference: GlobalId) -> None:
-        """It was answered, or failed; harmless when repeated."""
+        """Notes that a `remote` was answered, or failed; harmless when repeated."""
         self._creating.discard(reference)
 
     # ------------------------------------------------------------ waiting, and looking inside

@@ -46,14 +46,14 @@ class Outbox:
         return self._letters.pop(key, None) is not None
 
     def forget(self, worker: WorkerId) -> None:
-        """Nothing need be sent to `worker` any more."""
+        """Drops all messages to `worker`."""
         for key in [
             key for key, unanswered in self._letters.items() if unanswered.send.to == worker
         ]:
             del self._letters[key]
 
     def tick(self, now: float) -> list[Send]:
-        """What is to be sent again now."""
+        """Returns the messages that are to be sent again now."""
         again: list[Send] = []
         for unanswered in self._letters.values():
             if unanswered.due is None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CallKind(Enum):
-    """How a proxy calls."""
+    """How a proxy calls: `rpc_sync`, `rpc_async` or `remote`."""
 
     SYNC = "rpc_sync"
     ASYNC = "rpc_async"
@@ -85,8 +85,8 @@ def _as_called(_rref: Reference, name: str, /, *args: Any, **kwargs: Any) -> Any
 
 @needed
 def run_method(rref: Reference, name: str, /, *args: Any, **kwargs: Any) -> Any:
-    """What the owner runs: the method `name` of the value, whose future it waits for where the
-    method is marked by `async_execution`."""
+    """Runs the method `name` of the value, on its owner, and waits for its future where the method
+    is marked by `async_execution`."""
     value = rref.local_value()
     allowed = rref._home.worker.agent.allowed
     if allowed is not None:

@@ -38,17 +38,17 @@ class UserFork:
 
     @property
     def description(self) -> str:
-        """How the incumbent names it, for whoever searches a log."""
+        """How the incumbent names the fork, for whoever searches a log."""
         return f"UserRRef(rref_id={self.reference}, fork_id={self.fork})"
 
     @property
     def whose(self) -> str:
-        """How errors begin: for people."""
+        """The beginning of errors about the reference, for people."""
         return f"the reference of worker {self.holder!r} to a value of worker {self.owner.name!r}"
 
     @property
     def condition(self) -> str:
-        """One word for people."""
+        """The state of the fork in one word, for people."""
         if isinstance(self._trouble, str):
             return "deleted"
         if self._trouble is not None:
@@ -94,7 +94,7 @@ class UserFork:
         self._end(self.loss(how or f"its owner {self.owner.name!r} died, or has left"))
 
     def loss(self, how: object) -> OwnerDiedError:
-        """What is to be raised then."""
+        """Returns the error to be raised once the fork is lost."""
         return OwnerDiedError(f"{self.whose} lost its value: {how} ({self.description})")
 
     def delete(self) -> None:

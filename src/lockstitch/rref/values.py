@@ -26,7 +26,8 @@ TIMED_OUT = (
 
 
 class OwnedValue:
-    """See the module. The first `set` or `fail` counts, later ones are ignored."""
+    """The value of a reference on its owner, or the exception in its place. The first `set` or
+    `fail` counts, later ones are ignored."""
 
     __slots__ = (
         "__weakref__",
@@ -59,7 +60,7 @@ class OwnedValue:
         self._finish(value, None)
 
     def fail(self, error: BaseException) -> None:
-        """There will be no value, because of `error`."""
+        """Notes that there will be no value, because of `error`."""
         self._finish(None, error)
 
     def _finish(self, value: object, error: BaseException | None) -> None:
@@ -76,7 +77,8 @@ class OwnedValue:
             waiter()
 
     def forbid(self, error: BaseException) -> None:
-        """Whoever made the reference was told that it failed: it must not be used, value or not."""
+        """Forbids the use of the reference, value or not: whoever made it was told that it
+        failed."""
         self.fail(error)
         self._forbidden = error
 

@@ -99,7 +99,8 @@ PRIVATES = (*_base.finish(), *_counts.finish())
 
 
 def is_sole_owner(holder: list[torch.Tensor | None], index: int) -> bool:
-    """Whether `holder` alone holds `holder[index]`: no hook, user or other tensor shares it."""
+    """Returns whether `holder` alone holds `holder[index]`: no hook, user or other tensor shares
+    it."""
     if sys.getrefcount(holder[index]) != _REFERENCES_OF_ONE:
         return False
     gradient = holder[index]
@@ -114,7 +115,7 @@ def is_sole_owner(holder: list[torch.Tensor | None], index: int) -> bool:
 
 
 def storage_users(tensor: torch.Tensor) -> int:
-    """How many look at the memory of a tensor, the asking one included."""
+    """Returns how many look at the memory of a tensor, the asking one included."""
     return _use_count(_address_of(tensor.untyped_storage()))
 
 

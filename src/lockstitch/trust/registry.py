@@ -46,8 +46,8 @@ def _home(thing: object) -> tuple[str, str]:
 
 
 def _harmless() -> dict[tuple[str, str], object]:
-    """What every registry lets pass: making one of these runs nobody's code and takes no more
-    memory than its parts. (Not `range` nor `list`: a few bytes would ask for any amount of it.)"""
+    """Returns what every registry lets pass: (Not `range` nor `list`: a few bytes would ask for any
+    amount of it.)"""
     plain: list[Any] = [complex, slice, OrderedDict, deque, torch.Size, torch.device]
     plain += [datetime.date, datetime.time, datetime.datetime, datetime.timedelta]
     plain += [datetime.timezone, WorkerInfo, WorkerId, GlobalId]
@@ -99,12 +99,13 @@ class Registry:
         return found  # type: ignore[return-value]
 
     def part(self, module: str, name: str) -> Any:
-        """What a peer names in values that it sends. Raises `SerializationError` likewise."""
+        """Returns the function or class that a peer names in values that it sends. Raises
+        `SerializationError` where it may not."""
         found = self._harmless.get((module, name))
         return self.function(module, name) if found is None else found
 
     def holds(self, thing: object) -> bool:
-        """Whether that very function or class is registered."""
+        """Returns whether that very function or class is registered."""
         known = (*self._things.values(), *_needed.values())
         return any(each is thing for each in known)
 
@@ -129,7 +130,7 @@ class Registry:
 
 
 def _is_reloaded(known: object, thing: object) -> bool:
-    """Whether one is what a reloaded module has made in place of the other."""
+    """Returns whether one is what a reloaded module has made in place of the other."""
     return isinstance(known, _CODE) and type(known) is type(thing)
 
 

@@ -84,7 +84,7 @@ class Secret:
         return hkdf(self._key, b"lockstitch", purpose.encode() + b"\0" + context)
 
     def of(self, purpose: str, context: bytes = b"") -> Secret:
-        """Likewise a secret, for handshakes of one kind: who proves to have it in one of them
+        """Returns a secret for handshakes of one kind: whoever proves to have it in one of them
         proves nothing in another."""
         return Secret(self.derive(purpose, context))
 

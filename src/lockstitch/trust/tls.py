@@ -39,8 +39,8 @@ class TlsContexts:
 
 
 def contexts_of_files(files: TlsFiles) -> TlsContexts:
-    """From the user's own certificates. Raises `OSError` for files that cannot be read,
-    `ssl.SSLError` for those that are none."""
+    """Makes the contexts from the user's own certificates. Raises `OSError` for files that cannot
+    be read, `ssl.SSLError` for those that are none."""
 
     def prepare(context: ssl.SSLContext) -> None:
         context.load_cert_chain(files.certificate, files.key)
@@ -50,8 +50,8 @@ def contexts_of_files(files: TlsFiles) -> TlsContexts:
 
 
 def contexts_of_job(secret: Secret) -> TlsContexts:
-    """From certificates made for the job out of its secret. Raises `ImportError` where the extra
-    `lockstitch[tls]` is not installed."""
+    """Makes the contexts from certificates that are made for the job out of its secret. Raises
+    `ImportError` where the extra `lockstitch[tls]` is not installed."""
     try:
         certificates = importlib.import_module("lockstitch.trust.certificates")
     except ImportError as error:

@@ -177,7 +177,8 @@ class FrameDecoder:
 
     @property
     def position(self) -> tuple[int, ...]:
-        """How far it is; another one whenever bytes have come."""
+        """A mark of how far the stream has been read: it is another one whenever bytes have
+        come."""
         return self._start, self._end, self._target, self._filled
 
     def space(self) -> memoryview:

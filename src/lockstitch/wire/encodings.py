@@ -41,7 +41,7 @@ ONE_ITEM_TWICE: Final = marshal.dumps((..., (0,)))
 
 
 class PickleSession:
-    """One value being pickled: collects what is extracted."""
+    """The state of pickling one value; it collects what is extracted from it."""
 
     __slots__ = ("items", "kept", "leaf_ids", "plain", "records", "to", "undo")
 
@@ -63,7 +63,7 @@ class PickleSession:
         """What takes back what reducers did, called if the pickling fails."""
 
     def keep_plain_leaves(self) -> None:
-        """What holds for an instance of a subclass holds for what was extracted for it."""
+        """Lets the plain tensors that stand for leaves of other types stay leaves, too."""
         for tensor, plain in self.plain:
             if id(tensor) in self.leaf_ids:
                 self.leaf_ids.add(id(plain))
@@ -91,7 +91,8 @@ class TakeBack:
 
 
 class UnpickleSession:
-    """One value being unpickled; `received` collects what must be confirmed before it is used."""
+    """The state of unpickling one value; `received` collects what must be confirmed before the
+    value is used."""
 
     __slots__ = ("received", "sender")
 
@@ -114,7 +115,8 @@ def _find(module: str, name: str, find: Callable[[str, str], Any]) -> Any:
 
 
 class PicklingRegistry:
-    """How instances of certain types cross the wire, by exact type; one registry per worker."""
+    """A registry of how instances of certain types cross the wire, by exact type. Each worker has
+    one."""
 
     def __init__(self) -> None:
         self.reducers: dict[type, tuple[str, Reduce]] = {}

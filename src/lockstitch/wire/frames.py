@@ -72,5 +72,5 @@ DEFAULT_LIMITS: Final = FrameLimits()
 
 
 def digest_of(stream: bytes | memoryview) -> bytes:
-    """What stands in an authenticated frame for a stream that travels outside of it."""
+    """Returns the digest that an authenticated frame has of a stream that travels outside of it."""
     return blake2b(stream, digest_size=DIGEST_BYTES).digest()

@@ -53,7 +53,8 @@ def _plainer(annotation: Any) -> Callable[[Any], Any]:
 
 
 def _restorer(annotation: Any) -> Callable[[Any], Any] | None:
-    """What turns a plain value back into a value of the annotated type; None where it is one."""
+    """Returns what turns a plain value back into a value of the annotated type; None where it is
+    one."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _IDS:
         return annotation._make  # type: ignore[no-any-return]

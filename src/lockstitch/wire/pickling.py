@@ -217,7 +217,7 @@ def _pack_pickle(
 
 
 def can_pack(value: object, registry: PicklingRegistry, *, records: Records | None = None) -> bool:
-    """Whether `value` can be pickled. Its reducers are run."""
+    """Returns whether `value` can be pickled. Its reducers are run."""
     try:
         _pack_pickle(value, registry, PickleSession(None, None, records=records))
     except Exception:  # noqa: BLE001 - whatever a __reduce__ may raise
@@ -267,7 +267,7 @@ def _run_pickler(
 
 
 def take(item: T) -> T:
-    """What a pickle stream calls on an extracted item."""
+    """Returns its argument: a pickle stream calls it on an extracted item."""
     return item
 
 
@@ -277,7 +277,7 @@ def rebuild(tag: str, *_state: object) -> Any:
 
 
 class _Reducing:
-    """What both picklers do with an object before they look at it themselves."""
+    """The part of both picklers that looks at an object before they do so themselves."""
 
     session: PickleSession
     reducers: dict[type, tuple[str, Reduce]]
@@ -364,7 +364,7 @@ class _ClosurePickler(_Reducing, cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _advice(reason: str) -> str:
-    """What to do about what torch says of its scripts."""
+    """Returns what a user can do about an object that torch refuses to pickle, such as a script."""
     if not reason.startswith("Script"):
         return ""
     return " (TorchScript is not carried: pass the Python function that was scripted)"

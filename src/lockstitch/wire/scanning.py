@@ -55,7 +55,7 @@ class _Walk:
         """How large each value is that may be named again; 0 while it is open."""
 
     def end(self) -> int:
-        """Where the first value ends."""
+        """Returns where the first value ends, in bytes."""
         data, shared = self._data, self._shared
         most = _ALWAYS_FINE + _MOST_REPETITION * len(data)
         # For each open container: entries to come, its place in `shared`, size where it began.

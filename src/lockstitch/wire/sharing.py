@@ -92,7 +92,7 @@ def find_shared(items: Sequence[object], stitched: Collection[int] = ()) -> dict
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a strided tensor may be one in memory."""
+    """Returns whether two elements of a strided tensor may be one in memory."""
     extent = 1
     for step, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if count > 1:

@@ -32,7 +32,7 @@ class Pinnable(Protocol):
     """Shared memory that a device may copy from or to more than once."""
 
     def pin(self) -> None:
-        """It is to be copied from or to now."""
+        """Prepares the memory for being copied from or to now."""
         ...
 
 
@@ -46,7 +46,7 @@ class Fetching:
         self._memories = [each for each in memories if type(each) is DeviceMemory]
 
     def begin_small(self) -> None:
-        """Begins to fetch those that travel inside the frame, into memory of their own."""
+        """Begins to fetch the memories that travel inside the frame, into memory of their own."""
         small = [each for each in self._memories if 0 < each.nbytes <= INLINE_BYTES]
         if small:
             scratch = staging_bytes(sum([each.nbytes for each in small]))
@@ -57,7 +57,7 @@ class Fetching:
                 address += each.nbytes
 
     def begin_large(self) -> None:
-        """Likewise for the large ones, where nobody lends memory for them."""
+        """Begins to fetch the large memories, where nobody lends memory for them."""
         for each in self._memories:
             if each.nbytes > INLINE_BYTES:
                 host = staging_bytes(each.nbytes)

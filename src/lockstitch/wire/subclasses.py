@@ -24,7 +24,8 @@ _TORCHS_PICKLING: Final = (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__redu
 
 
 def is_plain_at_heart(tensor: torch.Tensor) -> bool:
-    """Whether memory and attributes are all that there is to this instance of a subclass."""
+    """Returns whether memory and attributes are all that there is to this instance of a
+    subclass."""
     cls = type(tensor)
     return (
         is_kept_in_memory(cls)
@@ -34,7 +35,7 @@ def is_plain_at_heart(tensor: torch.Tensor) -> bool:
 
 
 def is_kept_in_memory(cls: type[torch.Tensor]) -> bool:
-    """Whether instances of this class have their values where plain tensors have theirs."""
+    """Returns whether instances of this class have their values where plain tensors have theirs."""
     return bool(cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__)
 
 
@@ -46,7 +47,7 @@ def reduce_subclass(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
 
 
 def rebuild_subclass(cls: type[torch.Tensor], plain: torch.Tensor, state: Any) -> torch.Tensor:
-    """What was reduced, on the graph of `plain`, or a leaf if that is one."""
+    """Returns what was reduced, on the graph of `plain`, or a leaf if that is one."""
     if not issubclass(cls, torch.Tensor):
         raise SerializationError(f"{cls.__qualname__} is no class of tensors")
     # The modes of a thread that sends or receives are none of the tensor's.

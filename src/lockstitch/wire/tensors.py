@@ -79,7 +79,8 @@ _string_at: Final = ctypes.string_at
 
 
 def is_extractable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor can cross as header and memory; others are left to their own pickling."""
+    """Returns whether a tensor can cross as header and memory; others are left to their own
+    pickling."""
     if tensor.is_meta:
         raise SerializationError(
             "a tensor on the meta device has no data to send; materialise it first (to_empty)"
@@ -134,7 +135,7 @@ class DeviceMemory(Memory):
             begin_fetch(self.flat, address)
 
     def settle(self, address: int, keep: object) -> None:
-        """They will be at `address`, which is there as long as `keep`."""
+        """Notes that the bytes will be at `address`, which is valid as long as `keep` lives."""
         self.address = address
         self.keep = (self.flat, keep)
 
@@ -281,7 +282,8 @@ def _describe_sparse(tensor: torch.Tensor, code: int, memories: list[Memory]) ->
 
 
 def span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """How many elements lie between the first and the last that a tensor views, both included."""
+    """Returns how many elements lie between the first and the last that a tensor views, both
+    included."""
     extent = 1
     for size, step in zip(shape, stride, strict=True):
         if size == 0:

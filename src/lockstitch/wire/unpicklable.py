@@ -27,7 +27,7 @@ def describe_unpicklable(
     *,
     records: Records | None = None,
 ) -> str:
-    """What part of a value cannot be sent: how it is reached and what it is, such as
+    """Returns what part of a value cannot be sent: how it is reached and what it is, such as
     `args[1].model.lock is <unlocked _thread.lock object>`; "" where each part alone could be.
 
     `parts`: those of the value as a whole, each with what a path to it begins with; `records`: see
@@ -60,7 +60,7 @@ def _without_effects(registry: PicklingRegistry) -> PicklingRegistry:
 
 
 def _parts_of(value: object) -> Iterator[tuple[str, object]]:
-    """What is pickled with `value`, and how it is reached from there."""
+    """Returns what is pickled with `value`, and how it is reached from there."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", part) for key, part in list(value.items()))
     elif isinstance(value, (list, tuple)):

@@ -98,8 +98,8 @@ def _unpickle(payload: Payload, registry: PicklingRegistry, session: UnpickleSes
 
 
 def missing_here(what: str, error: ImportError | AttributeError) -> SerializationError:
-    """What to raise where a function or class that a message names may be missing: `what` says what
-    happened."""
+    """Returns what to raise where a function or class that a message names may be missing: `what`
+    says what happened."""
     return SerializationError(
         f"{what}: {type(error).__name__}: {error}. The RPC pickler does not "
         "serialize the code of functions and classes that a module holds: make sure that the same "
@@ -196,7 +196,7 @@ class _Discarded(dict[tuple[str, str], "Callable[..., Any]"]):
         return _Nothing
 
     def get(self, name: tuple[str, str], default: Any = None) -> Any:  # noqa: ARG002
-        """Never without something."""
+        """Returns a stand-in for every name, never None."""
         return self[name]
 
 

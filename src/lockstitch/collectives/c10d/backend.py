@@ -186,7 +186,7 @@ class C10dBackend:
                 return
 
     def is_wanted(self) -> bool:
-        """What rank 0 has answered to the last such question; asks anew."""
+        """Returns what rank 0 has answered to the last such question; asks anew."""
         self._link.tell(Ask(ANYTHING))
         return bool(self._missing.pop(ANYTHING, ()))
 
@@ -203,7 +203,7 @@ class C10dBackend:
         return [("", ())] if self._answer(lambda: self._missing.pop(ANYTHING, None)) else []
 
     def _answer(self, look: Callable[[], tuple[int, ...] | None]) -> tuple[int, ...] | None:
-        """What rank 0 says, if it does so soon."""
+        """Returns what rank 0 says, if it does so soon."""
         for _ in range(_LOOKS_FOR_ANSWER):
             if (answer := look()) is not None:
                 return answer

@@ -65,7 +65,7 @@ class GroupOperations(Protocol):
     def close_set(self, process_set: ProcessSet) -> None: ...
 
     def can_reduce(self, dtype: torch.dtype) -> bool:
-        """Whether `reduce` takes it."""
+        """Returns whether `reduce` takes it."""
         ...
 
     def reduce(self, flat: torch.Tensor, op: ReduceOp, process_set: ProcessSet) -> None:
@@ -214,7 +214,7 @@ class ProcessGroupOperations:
         return group
 
     def _may_last(self, content: torch.Tensor, count: int) -> timedelta:
-        """How long an operation with so many bytes from each of `count` ranks may take."""
+        """Returns how long an operation with so many bytes from each of `count` ranks may take."""
         if is_gpu(self.device):
             return _NCCL_TIMEOUT
         return timedelta(seconds=self._connect_seconds + count * content.nbytes / _BYTES_PER_SECOND)

@@ -154,7 +154,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """What `encode` has made. Raises `ProtocolError` for anything else."""
+    """Returns what `encode` has made. Raises `ProtocolError` for anything else."""
     if body[0] == _RARE:
         return _CODEC.decode(body[1:])
     try:

@@ -64,7 +64,7 @@ def perform_bucket(
 
 
 def is_reducible(description: Description, groups: GroupOperations) -> bool:
-    """Whether an operation is an allreduce that the process group can do."""
+    """Returns whether an operation is an allreduce that the process group can do."""
     reduction = description.reduction
     return (
         description.kind is Kind.ALLREDUCE
@@ -197,7 +197,7 @@ def _byte_counts(description: Description) -> list[int]:
 
 
 def _neutral(reduction: Reduction, dtype: torch.dtype) -> float:
-    """What changes nothing."""
+    """Returns what changes nothing."""
     if reduction.op is ReduceOp.PRODUCT:
         return 1
     if reduction.op in (ReduceOp.MIN, ReduceOp.MAX):

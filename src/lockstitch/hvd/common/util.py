@@ -51,7 +51,7 @@ rocm_built = _asked(basics.rocm_built)
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
-    """Whether there is an interface for a framework: for `"torch"`."""
+    """Returns whether there is an interface for a framework: for `"torch"`."""
     return ext_base_name == "torch"
 
 
@@ -62,12 +62,12 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework sees a GPU of CUDA."""
+    """Returns whether a framework sees a GPU of CUDA."""
     return extension_available(ext_base_name, verbose) and are_gpus_usable()
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether a number of ranks is 1, 2, 4, 8, …"""
+    """Returns whether a number of ranks is 1, 2, 4, 8, …"""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
@@ -80,5 +80,5 @@ def split_list(values: Sequence[T], num_parts: int) -> list[list[T]]:
 
 
 def is_iterable(value: Any) -> bool:
-    """Whether one can go through it."""
+    """Returns whether one can go through it."""
     return isinstance(value, Iterable)

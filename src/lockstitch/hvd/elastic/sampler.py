@@ -59,7 +59,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_indices.update(indices)
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """What batch number `batch_idx` of this rank consists of."""
+        """Returns what batch number `batch_idx` of this rank consists of."""
         start = batch_idx * batch_size
         return self.indices[start : start + batch_size]
 
@@ -87,7 +87,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return iter(self.indices)
 
     def __len__(self) -> int:
-        """How many indices this rank gets."""
+        """Returns how many indices this rank gets."""
         return self.num_samples
 
     def _part(self) -> list[int]:

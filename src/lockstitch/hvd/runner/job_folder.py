@@ -32,7 +32,7 @@ class JobFolder:
         self._write("call", (func, tuple(args), dict(kwargs)))
 
     def call(self) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
-        """What to do."""
+        """Returns what to do."""
         found: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] = self._read("call")
         return found
 
@@ -45,11 +45,12 @@ class JobFolder:
         self._write(f"error.{worker}", remote_errors.describe(error, worker))
 
     def results(self, size: int) -> list[Any]:
-        """What the ranks returned, in their order. `FileNotFoundError` where one is missing."""
+        """Returns what the ranks returned, in their order. `FileNotFoundError` where one is
+        missing."""
         return [self._read(f"result.{rank}") for rank in range(size)]
 
     def world_size(self) -> int:
-        """How many ranks have returned something."""
+        """Returns how many ranks have returned something."""
         return len(list(self.folder.glob("result.*")))
 
     @property
@@ -58,8 +59,8 @@ class JobFolder:
         return self.folder / "verdict"
 
     def failure(self) -> tuple[str, BaseException | None]:
-        """What the job failed of, in words, and what the worker that failed first has raised, if
-        anything. Empty words where the launcher has told of no worker."""
+        """Returns what the job failed of, in words, and what the worker that failed first has
+        raised, if anything. Empty words where the launcher has told of no worker."""
         if not self.verdict.exists():
             return "", None
         worker, how = self.verdict.read_text().split(" ", 1)
@@ -68,7 +69,7 @@ class JobFolder:
         return (words if error is None else f"{words}; it raised {error!r}"), error
 
     def error(self, worker: str) -> BaseException | None:
-        """What a worker raised, if anything."""
+        """Returns what a worker raised, if anything."""
         name = f"error.{worker}"
         if not (self.folder / name).exists():
             return None

@@ -241,7 +241,7 @@ def _check_sources(tensors: Sequence[torch.Tensor], dim: int) -> None:
 
 
 def _differ_along(tensor: torch.Tensor, other: torch.Tensor, dim: int) -> bool:
-    """Whether two shapes are the same but for their lengths along `dim`."""
+    """Returns whether two shapes are the same but for their lengths along `dim`."""
     one, two = list(tensor.shape), list(other.shape)
     if len(one) != len(two) or not one:
         return one == two

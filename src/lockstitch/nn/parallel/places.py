@@ -52,7 +52,7 @@ def check_devices(module: nn.Module, device: torch.device) -> None:
 
 
 def are_different_gpus(devices: Iterable[torch.device]) -> bool:
-    """Whether these are several CUDA devices and none comes twice: what torch's own functions, and
-    NCCL behind them, are for."""
+    """Returns whether these are several CUDA devices and none comes twice: what torch's own
+    functions, and NCCL behind them, are for."""
     listed = list(devices)
     return len(set(listed)) == len(listed) > 1 and all(map(is_gpu, listed))

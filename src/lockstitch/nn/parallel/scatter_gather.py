@@ -91,7 +91,8 @@ def _split(inputs: Any, places: Sequence[Place], dim: int, path: str) -> list[An
 
 
 def _chunks(tensor: torch.Tensor, places: Sequence[Place], dim: int) -> Sequence[Any]:
-    """What `_split` makes of a tensor of the CPU that is cut for places there, if that is plain."""
+    """Returns what `_split` makes of a tensor of the CPU that is cut for places there, if that is
+    plain."""
     if (
         not tensor.is_cpu
         or tensor.requires_grad
@@ -105,7 +106,7 @@ def _chunks(tensor: torch.Tensor, places: Sequence[Place], dim: int) -> Sequence
 
 
 def _count_pieces(inputs: Any, limit: int, dim: int, path: str) -> int:
-    """How many places get a piece."""
+    """Returns how many places get a piece."""
     first: tuple[str, int] | None = None
     for where, tensor, axis in _cut_tensors(inputs, dim, path):
         if not -tensor.dim() <= axis < tensor.dim():
@@ -211,7 +212,7 @@ def _are_of_one_type(one: Any, other: Any) -> bool:
 
 
 def _are_on_host(outputs: list[Any], device: Place) -> bool:
-    """Whether these are tensors of the CPU, with dimensions, to be joined there."""
+    """Returns whether these are tensors of the CPU, with dimensions, to be joined there."""
     return is_host(device_of(device)) and all(
         isinstance(each, torch.Tensor) and each.is_cpu and each.dim() for each in outputs
     )
@@ -233,7 +234,7 @@ def _join_mappings(outputs: list[Any], device: Place, dim: int, path: str) -> An
 
 
 def _same_in_all(outputs: list[Any], device: Place, dim: int, path: str) -> Any:
-    """What is no tensor and no container that we know."""
+    """Returns what is no tensor and no container that we know."""
     out = outputs[0]
     if all(other is out for other in outputs):
         return out

@@ -32,7 +32,7 @@ class Announced(Message):
 
 @kind(50)
 class CalledOff(Message):
-    """To neighbours: the meeting does not take place; `reason` says why."""
+    """Sent to neighbours: the barrier does not take place; `reason` says why."""
 
     barrier_id: str
     reason: str

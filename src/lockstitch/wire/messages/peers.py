@@ -39,7 +39,7 @@ class Cancel(Message):
 
 @kind(12)
 class AskWaits(Message):
-    """What do you wait for? Answered by `TellWaits` with the same `question`."""
+    """Asks what the receiver waits for. It answers by `TellWaits` with the same `question`."""
 
     question: GlobalId
 
