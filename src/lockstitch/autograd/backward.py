@@ -61,7 +61,8 @@ def is_run_by_this_thread(context: DistAutogradContext) -> bool:
 
 
 class BackwardPass:
-    """See the module. A `Task` that a method returns may be run by any thread, at once or later."""
+    """One worker's part of one backward pass. A `Task` that a method returns may be run by any
+    thread, at once or later."""
 
     # Many passes never get other values, and then these cost nothing.
     _roots: Entry | None = None

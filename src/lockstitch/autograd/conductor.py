@@ -45,7 +45,8 @@ class PassOptions(NamedTuple):
 
 
 class Conductor(Protocol):
-    """Who conducts the pass: the initiator itself, or what speaks to it from another worker."""
+    """Whoever conducts a backward pass: the initiator itself, or on another worker what speaks to
+    it."""
 
     is_distant: bool
 
@@ -60,15 +61,18 @@ class Conductor(Protocol):
         ...
 
     def listens_to(self, worker: WorkerId) -> bool:
-        """A gradient is about to be sent to `worker`: whether it may answer on the way back."""
+        """Returns whether `worker`, to which a gradient is about to be sent, may push its answer
+        (`runtime.reply_side_push`)."""
         ...
 
     def sleep(self, sleeper: Pending) -> bool:
-        """Blocks a run until `sleeper` is finished; False when patience ends before."""
+        """Blocks a run until `sleeper` is finished; returns False when `long_wait_seconds` are over
+        before."""
         ...
 
     def waited_too_long(self) -> None:
-        """A blocking run waits in vain: asks who takes part, or whether the pass is stuck."""
+        """Is called by a blocking run that waits in vain: asks who takes part, or whether the pass
+        is stuck."""
         ...
 
     def send(self, worker: WorkerId, message: Message) -> None:
@@ -96,33 +100,33 @@ class NoConductor:
     def report(
         self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool = False
     ) -> None:
-        """Too late."""
+        """Does nothing: the pass has ended."""
 
     def need_parts(self) -> None:
-        """Too late."""
+        """Does nothing: the pass has ended."""
 
     def listens_to(self, _worker: WorkerId) -> bool:
-        """Too late."""
+        """Returns False: the pass has ended."""
         return False
 
     def sleep(self, _sleeper: Pending) -> bool:
-        """There is nothing to wait for."""
+        """Returns at once: there is nothing to wait for."""
         return True
 
     def waited_too_long(self) -> None:
-        """Too late."""
+        """Does nothing: the pass has ended."""
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """Too late."""
+        """Does nothing: the pass has ended."""
 
     def answer_by_reply_push(self) -> None:
-        """Too late."""
+        """Does nothing: the pass has ended."""
 
     def hand_over(self, task: Task) -> None:
-        """Too late."""
+        """Does nothing: the pass has ended."""
 
     def fail(self, error: BaseException) -> None:
-        """Too late."""
+        """Does nothing: the pass has ended."""
 
 
 NOBODY: Final = NoConductor()
@@ -153,7 +157,7 @@ class RemoteInitiator:
         self._tell(NeedParts(self._context, self._options.id))
 
     def listens_to(self, _worker: WorkerId) -> bool:
-        """Only the initiator reads on the way back."""
+        """Returns False: only the initiator reads what is pushed."""
         return False
 
     def long_wait_seconds(self) -> float | None:
@@ -167,7 +171,7 @@ class RemoteInitiator:
         return Listening(self._worker.agent).sleep(sleeper, self.long_wait_seconds())
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """Sends a message of the pass, on the way back where the initiator listens."""
+        """Sends a message of the pass; pushes it where the initiator listens."""
         is_initiator = worker == self._options.initiator
         try:
             if self._is_listened_to and is_initiator:
@@ -180,11 +184,11 @@ class RemoteInitiator:
             raise
 
     def answer_by_reply_push(self) -> None:
-        """See `Conductor.answer_on_way_back`."""
+        """See `Conductor.answer_by_reply_push`."""
         self._is_listened_to = True
 
     def waited_too_long(self) -> None:
-        """See `Conductor.lose_patience`."""
+        """See `Conductor.waited_too_long`."""
         self.need_parts()
 
     def hand_over(self, task: Task) -> None:

@@ -46,7 +46,7 @@ class Send(NamedTuple):
     """Where the tensors are; None: all are on the host."""
 
     def entry(self) -> Entry:
-        """Where the gradients of this send enter the graph."""
+        """Returns where the gradients of this send enter the graph."""
         edges = tuple([GradientEdge(*alias.next_functions[0]) for alias in self.aliases])
         return Entry(self.message, edges, self.aliases, self.order, self.devices)
 
@@ -57,15 +57,15 @@ class Pass(Protocol):
     options: PassOptions
 
     def fail(self, error: BaseException) -> bool:
-        """It ends in an error; False: it had ended before."""
+        """Ends the pass in an error; returns False where it had ended before."""
         ...
 
     def abandon(self, error: BaseException) -> None:
-        """It may never hear the rest of what it waits for."""
+        """Notes that the pass may never hear the rest of what it waits for."""
         ...
 
     def status(self) -> PassStatus:
-        """Returns what it has done, and what it waits for."""
+        """Returns what the pass has done here, and what it waits for."""
         ...
 
 
@@ -280,11 +280,11 @@ def _copy(gradient: torch.Tensor, variable: torch.Tensor) -> torch.Tensor:
 
 
 class PassGate:
-    """Lets runs of one backward pass of a context through together, those of the next one later.
+    """A gate that lets the runs of one backward pass of a context through together, and those of
+    the next one later.
 
     A receive node knows only one running pass. Passes follow one another, but a pass that failed
-    may leave a run behind which has not noticed yet.
-    """
+    may leave a run behind which has not noticed yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

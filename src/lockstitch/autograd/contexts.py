@@ -29,8 +29,8 @@ def not_found(identifier: int) -> RuntimeError:
 
 
 class Contexts:
-    """See the module. `home` is what tells the contexts of this worker from those of others in the
-    same process; see `current_context`."""
+    """The contexts of one worker. `home` tells them from those of other workers in the same
+    process; see `current_context`."""
 
     def __init__(self, worker: WorkerId, home: object) -> None:
         self._worker = worker

@@ -76,7 +76,7 @@ def find_components(entries: Sequence[Entry], receive_type: type) -> list[Compon
 
 
 class _Area:
-    """What one entry reached first."""
+    """The part of the graph that one entry reached first."""
 
     __slots__ = ("hooked", "leaves", "receives", "size")
 

@@ -169,14 +169,15 @@ class Initiator:
                 self._rouse()
 
     def need_parts(self) -> None:
-        """Somebody here needs to know. The caller's thread asks when no more gradients come in."""
+        """Notes that a component here waits to know who takes part. The caller's thread asks when
+        no more gradients come in."""
         with self._lock:
             self._needs_parts = True
             self._progress += 1
             self._rouse()
 
     def long_wait_seconds(self) -> float | None:
-        """Returns how long its waiting threads wait before they call `lose_patience`; None: for
+        """Returns how long its waiting threads wait before they call `waited_too_long`; None: for
         ever."""
         if self.options.fast:
             return self._silence
@@ -198,7 +199,7 @@ class Initiator:
         """The initiator does not answer to itself."""
 
     def waited_too_long(self) -> None:
-        """See `Conductor.lose_patience`."""
+        """See `Conductor.waited_too_long`."""
         if self.options.fast:
             self._ask_status()
         else:
@@ -304,7 +305,7 @@ class Initiator:
         self._tell(workers, AskPassStatus(self.context.id, self.options.id, wave))
 
     def take_status(self, wave: int, worker: WorkerId, status: PassStatus) -> None:
-        """A worker's answer."""
+        """Takes in a worker's answer to the question for its status."""
         with self._lock:
             waiting = self._standstill.answer(wave, worker, status)
         if waiting:

@@ -32,7 +32,7 @@ class Sleeper(Pending):
 
 
 class Listening:
-    """The ways back of one pass. Begins with none."""
+    """The workers of one pass to which its initiator listens; none at the beginning."""
 
     def __init__(self, messaging: Messaging) -> None:
         self._messaging = messaging
@@ -42,7 +42,7 @@ class Listening:
         self._ended = False
 
     def begin(self, worker: WorkerId) -> bool:
-        """Something is about to be sent to `worker`: whether it may answer on the way back."""
+        """Returns whether `worker`, to which something is about to be sent, may push its answer."""
         if worker not in self._ways:
             way = self._messaging.listen(worker)
             with self._lock:

@@ -53,7 +53,7 @@ class Releases:
             self._outbox.settle((worker, context))
 
     def forget(self, worker: WorkerId) -> None:
-        """`worker` is gone."""
+        """Stops telling `worker`, which is gone."""
         with self._lock:
             self._outbox.forget(worker)
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def enter_at(roots: Sequence[torch.Tensor]) -> tuple[Entry, Gradients]:
-    """Where the pass enters the graph, and with what. Raises `RuntimeError` for unfit roots."""
+    """Returns where the pass enters the graph, and with which gradients. Raises `RuntimeError` for
+    unfit roots."""
     if not roots:
         raise RuntimeError("No tensors provided for gradient computation.")
     for root in roots:

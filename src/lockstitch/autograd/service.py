@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class AutogradService:
-    """See the module. One per worker, made before the worker starts."""
+    """Distributed autograd of one worker. It is made before the worker starts."""
 
     def __init__(self, worker: Participant) -> None:
         self._worker = worker
@@ -359,7 +359,7 @@ class AutogradService:
         self._fail_passes(worker, error)
 
     def _fail_passes(self, worker: WorkerId, error: RpcError) -> None:
-        """What a worker had to say may never come: no pass that it takes part in can go on."""
+        """Fails all passes in which a worker takes part: what it had to say may never come."""
         with self._lock:
             initiators = list(self._initiators.values())
         for initiator in initiators:

@@ -41,7 +41,7 @@ RECV_NAME = "torch::distributed::autograd::RecvRpcBackward"
 
 
 class GradientSink(Protocol):
-    """Where a receive hands its gradients: the run of a backward pass."""
+    """The run of a backward pass, to which a receive hands its gradients."""
 
     def emit(self, receive: Receive, gradients: Gradients) -> None:
         """Called once per run, on the engine's thread; None stands for a missing gradient."""

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """One rank's end. All methods may be called from several threads."""
+    """One rank's end of what negotiates with the other ranks and moves the tensors. All methods may
+    be called from several threads."""
 
     name: str
 

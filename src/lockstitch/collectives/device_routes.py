@@ -37,24 +37,25 @@ _LOOK_SECONDS = 1.0
 class DeviceBootstrap(Protocol):
     """How the ranks of a set find each other for operations between devices."""
 
-    def place(self, process_set: ProcessSet, device: torch.device | None) -> Placement:
-        """Returns what to tell the others: this rank's tensors are there. Opens a door for them if
-        this rank is the set's first."""
+    def announce(self, process_set: ProcessSet, device: torch.device | None) -> Placement:
+        """Returns what to tell the others: that this rank's tensors are on that device. Begins to
+        listen for the other ranks if this one is the set's first."""
         ...
 
     def connect(
         self, process_set: ProcessSet, device: torch.device | None, first: Placement
     ) -> C10dBackend:
-        """A backend for tensors on devices; all ranks of the set call this."""
+        """Connects all ranks of the set, each of which calls this; returns a backend for tensors on
+        devices."""
         ...
 
-    def shut(self, process_set: ProcessSet) -> None:
-        """The door is not needed (any more); harmless when repeated."""
+    def cancel(self, process_set: ProcessSet) -> None:
+        """Stops listening for the other ranks; harmless when repeated."""
         ...
 
 
 class SessionServices(Protocol):
-    """What a route needs of its session."""
+    """The operations of a session that a route calls."""
 
     def tell_all(self, content: bytes, process_set: ProcessSet) -> Handle[torch.Tensor]:
         """Begins to tell the other ranks of a set some bytes, and to hear theirs."""
@@ -66,7 +67,8 @@ class SessionServices(Protocol):
 
 
 class DeviceRoutes:
-    """Of one session. Without a `bootstrap` everything goes through host memory."""
+    """The routes of one session, one for each process set. Without a `bootstrap` everything goes
+    through host memory."""
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class DeviceRoutes:
             self._route(process_set, self._bootstrap).submit(handle)
 
     def submit_through_host(self, handle: Handle[Any]) -> None:
-        """The same, with copies in host memory."""
+        """Begins the same operation with copies in host memory."""
         try:
             self._staging.submit(handle)
         except BaseException as error:
@@ -113,7 +115,7 @@ class DeviceRoutes:
         self._staging.drive_unattended()
 
     def after_join(self) -> None:
-        """All have joined."""
+        """Notes that all ranks have joined."""
         route = self._routes.get(GLOBAL_SET)
         if route is not None:
             route.begin_anew()
@@ -149,7 +151,7 @@ _JOIN = None
 
 
 class _DeviceRoute:
-    """Of one process set. It is itself where operations wait until the route is known."""
+    """The route of one process set. Operations wait here until it is known."""
 
     def __init__(
         self,
@@ -209,7 +211,7 @@ class _DeviceRoute:
                 self._is_known = self._is_for_now = False
 
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
-        """Until the handle is done or on its way."""
+        """Waits until the handle is done or on its way."""
         while not handle.is_done and handle.route is self:
             handle.wait(_LOOK_SECONDS)
             handle.rearm()
@@ -225,7 +227,7 @@ class _DeviceRoute:
             thread.join()
         if self.backend is not None:
             self.backend.close()
-        self._bootstrap.shut(self._process_set)
+        self._bootstrap.cancel(self._process_set)
 
     # ------------------------------------------------------------ inside
 
@@ -233,7 +235,7 @@ class _DeviceRoute:
         """Tells the others where this rank's tensors are; holds the lock."""
         if self._is_closed:
             self._pending.check()
-        mine = self._bootstrap.place(self._process_set, device)
+        mine = self._bootstrap.announce(self._process_set, device)
         asked = self._services.tell_all(mine.encode(), self._process_set)
         self._thread = threading.Thread(
             target=self._settle, args=(asked, device), name="where tensors are", daemon=True
@@ -253,7 +255,7 @@ class _DeviceRoute:
         except BaseException as raised:  # noqa: BLE001 - everybody who waits gets it
             error = raised
         if backend is None:
-            self._bootstrap.shut(self._process_set)
+            self._bootstrap.cancel(self._process_set)
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, []

@@ -48,8 +48,8 @@ class Stall:
 
 @dataclass(slots=True)
 class Observers:
-    """Whom a session tells. They are called in whatever thread does the work and must not wait,
-    submit or raise."""
+    """Functions that a session tells of its progress. They are called in whatever thread does the
+    work and must not wait, submit or raise."""
 
     progress: Callable[[Progress], None] | None = None
     stall: Callable[[Stall], None] | None = None

@@ -28,7 +28,7 @@ class Layout:
 
     @classmethod
     def of(cls, sizes: Iterable[int]) -> Layout:
-        """For tensors of these many bytes."""
+        """Returns the layout of tensors of these many bytes."""
         offsets = []
         end = 0
         for size in sizes:

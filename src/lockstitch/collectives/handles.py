@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class CopyBack(Protocol):
-    """What is still to be done with a result, in the thread of whoever asks for it: on a device
+    """Brings a result to where the program wants it, in the thread that asks for it: on a device
     each thread has a stream of its own."""
 
     def __call__(self, value: object) -> object:
@@ -25,15 +25,15 @@ class CopyBack(Protocol):
         ...
 
     def abandon(self) -> None:
-        """There will be no result."""
+        """Is called where there will be no result."""
         ...
 
 
 class Route(Protocol):
-    """Where an operation is under way."""
+    """What performs an operation, where that is not the session's backend."""
 
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
-        """See `Backend.wait`. May return earlier, when the operation has another route."""
+        """Waits like `Backend.wait`; may return earlier, when the operation has another route."""
         ...
 
 
@@ -79,7 +79,7 @@ class Handle(Generic[T]):
 
     @property
     def name(self) -> str:
-        """What the operation was submitted under."""
+        """The name that the operation was submitted under."""
         return self.request.name
 
     def result(self) -> T:

@@ -34,7 +34,7 @@ _LEAST_BYTES: Final = 1 << 18
 
 
 class Sharing(enum.Enum):
-    """Whose a tensor's memory is."""
+    """Who else may see or write a tensor's memory."""
 
     PRIVATE = enum.auto()
     SHARED = enum.auto()
@@ -55,7 +55,7 @@ def declare_private(tensor: torch.Tensor) -> None:
 
 
 def sharing_of(tensor: torch.Tensor) -> Sharing:
-    """Returns what the kernel knows of it."""
+    """Returns what the kernel knows of a tensor's memory."""
     storage: Any = tensor.untyped_storage()
     known: Sharing | None = getattr(storage, _ATTRIBUTE, None)
     if known is None:
@@ -66,7 +66,8 @@ def sharing_of(tensor: torch.Tensor) -> Sharing:
 
 
 def found_in(lines: Iterable[str], begin: int, end: int) -> Sharing:
-    """In lines such as `7f5a00000000-7f5a00021000 r--s 00000000 00:1f 42 /path`."""
+    """Returns what the kernel's table of mappings says of these addresses. Its lines look like
+    `7f5a00000000-7f5a00021000 r--s 00000000 00:1f 42 /path`."""
     found = Sharing.PRIVATE
     for line in lines:
         place, access, *_ = line.split(maxsplit=2)
@@ -81,8 +82,8 @@ def found_in(lines: Iterable[str], begin: int, end: int) -> Sharing:
 
 
 def must_be_copied(request: Request) -> bool:
-    """Returns whether it may not be performed on its own tensors. Raises `ValueError` where a
-    result cannot be written where it is wanted."""
+    """Returns whether a request may not be performed on its own tensors. Raises `ValueError` where
+    a result cannot be written where it is wanted."""
     tensors, outputs = request.tensors, request.outputs or ()
     if outputs is not tensors:
         tensors += outputs
@@ -111,7 +112,8 @@ def _is_shared(tensor: torch.Tensor) -> bool:
 
 
 class OperationOnCopies:
-    """An operation on copies, of which it is the copy-back."""
+    """An operation that is performed on copies of its tensors; called with the result, it copies
+    that back."""
 
     def __init__(self, request: Request, rank: int) -> None:
         self._request = request
@@ -138,4 +140,4 @@ class OperationOnCopies:
         return list(outputs) if self._request.is_group else outputs[0]
 
     def abandon(self) -> None:
-        """Nothing: the operation failed."""
+        """Does nothing: the operation has failed."""

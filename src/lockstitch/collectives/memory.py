@@ -124,7 +124,7 @@ class LocalSessions:
         return results
 
     def kill(self, rank: int) -> None:
-        """As if the process of that rank had died: every other session ends with an error."""
+        """Ends every other session with an error, as if the process of that rank had died."""
         self._meeting.lose(rank)
 
     def shutdown(self) -> None:
@@ -134,7 +134,7 @@ class LocalSessions:
 
 
 class MemoryBackend:
-    """One rank's end of a meeting in one process."""
+    """One rank's end of a session in one process."""
 
     name = "memory"
     negotiation_bytes = 0
@@ -160,7 +160,7 @@ class MemoryBackend:
             self._perform_alone(handle, streams)
 
     def advance(self) -> None:
-        """What was deferred; everything else has been done by whoever submitted last."""
+        """Performs what was deferred; everything else has been done by whoever submitted last."""
         while self._deferred:
             with contextlib.suppress(IndexError):  # another thread has come first
                 self._perform_alone(*self._deferred.popleft())
@@ -199,14 +199,14 @@ class MemoryBackend:
         self._meeting.open_set(process_set)
 
     def close_set(self, process_set: ProcessSet) -> None:
-        """Nothing: ids are not used again."""
+        """Does nothing: ids are not used again."""
 
     def close(self) -> None:
         self._meeting.leave(self._rank)
 
 
 class _Meeting:
-    """What the ranks share. One lock guards it all: this is for tests."""
+    """The state that the ranks share. One lock guards it all: this is for tests."""
 
     def __init__(self, size: int) -> None:
         self.size = size

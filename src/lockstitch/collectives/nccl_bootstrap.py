@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 class NcclBootstrap:
-    """Of one rank's session. `store`: the session's own part of it."""
+    """How one rank of a session finds the others for NCCL. `store` is the session's own part of the
+    store."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class NcclBootstrap:
         self._open: dict[int, tuple[TcpTransport, Listener]] = {}
         self._lock = threading.Lock()
 
-    def place(self, process_set: ProcessSet, device: torch.device | None) -> Placement:
+    def announce(self, process_set: ProcessSet, device: torch.device | None) -> Placement:
         """See `DeviceBootstrap`."""
         mine = self._placed(device)
         if self._rank != process_set.ranks[0]:
@@ -109,7 +110,7 @@ class NcclBootstrap:
             start_seconds=seconds,
         )
 
-    def shut(self, process_set: ProcessSet) -> None:
+    def cancel(self, process_set: ProcessSet) -> None:
         """See `DeviceBootstrap`."""
         with self._lock:
             opened = self._open.pop(process_set.id, None)
@@ -127,7 +128,7 @@ class NcclBootstrap:
         return ProcessGroupOperations(self._rank, store, str(device), self._options.timeout_seconds)
 
     def _own_address(self) -> str:
-        """At which the ranks of other hosts reach this one."""
+        """Returns the address at which the ranks of other hosts reach this one."""
         if self._options.address is not None:
             return self._options.address
         known = os.environ.get("MASTER_ADDR", LOOPBACK)

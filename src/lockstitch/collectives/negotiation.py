@@ -67,7 +67,8 @@ class Perform:
 
     @property
     def description(self) -> Description:
-        """That of the first rank; sizes may differ where the kind of operation allows it."""
+        """The description of the first rank; sizes may differ where the kind of operation allows
+        it."""
         return next(iter(self.parts.values())).description
 
 
@@ -172,7 +173,7 @@ class Negotiation:
         )
 
     def not_joined(self) -> tuple[int, ...]:
-        """Who has not joined in the current epoch."""
+        """The ranks that have not joined in the current epoch."""
         return tuple(r for r, times in self._joins.items() if len(times) <= self._finished_epochs)
 
     # ------------------------------------------------------------ inside

@@ -80,7 +80,13 @@ _CALL_OFF_SECONDS = 10.0
 _STORE_SECONDS = 10.0
 # What ranks publish: their Lockstitch, their host, where it may be entered, and, by rank 0, how to
 # reach the hub.
-_VERSION, _HOST, _DOOR, _HUB, _TOKEN = "version:", "host:", "door:", "hub:", "token:"
+_VERSION, _HOST, _DOOR, _COORDINATOR, _TOKEN = (
+    "version:",
+    "host:",
+    "door:",
+    "coordinator:",
+    "token:",
+)
 
 
 @in_plain_modes
@@ -112,7 +118,7 @@ def open_session(
             clock=clock,
             stall_warning_seconds=chosen.stall_warning_seconds,
             stall_failure_seconds=chosen.stall_failure_seconds,
-            bootstrap=_doors_alone(chosen) if chosen.device_operations == "nccl" else None,
+            bootstrap=_bootstrap_alone(chosen) if chosen.device_operations == "nccl" else None,
         )[0]
     pending = PendingOperations(
         rank,
@@ -137,7 +143,7 @@ def call_off(size: int, store: str) -> None:
 
 
 class _Opening:
-    """One rank on its way into a session."""
+    """The way of one rank into a session."""
 
     def __init__(
         self,
@@ -171,7 +177,7 @@ class _Opening:
                 _DOOR + introductions.address,
             ]
             if listener is not None:
-                addresses += [_HUB + listener.address, _TOKEN + secrets.token_hex(16)]
+                addresses += [_COORDINATOR + listener.address, _TOKEN + secrets.token_hex(16)]
             roster = self._join(addresses)
             _check_versions(_published(roster, _VERSION))
             self._notice = GiveUpNotice(self._store, roster.me.generation)
@@ -207,7 +213,8 @@ class _Opening:
         return in_thread(work, self._pending, seconds + _STORE_SECONDS)
 
     def _bootstrap(self, roster: StaticRoster, topology: Topology) -> NcclBootstrap | None:
-        """For operations between devices; None where none are wanted."""
+        """Returns how the ranks find each other for operations between devices; None where none are
+        wanted."""
         options = self._options
         if options.device != "cpu" or options.device_operations == "host":
             return None
@@ -261,7 +268,7 @@ class _Opening:
     ) -> C10dBackend:
         """The backend over torch.distributed."""
         (token,) = _published(roster, _TOKEN)
-        (address,) = _published(roster, _HUB)
+        (address,) = _published(roster, _COORDINATOR)
         rank, options, transport = self._rank, self._options, self._transport
         seconds = options.timeout_seconds
         link_options = LinkOptions.of(token, self._secret, seconds)
@@ -326,12 +333,12 @@ class GiveUpNotice:
             return None if first == mine else first
         return None
 
-    def read(self, patience_seconds: float = 0.0) -> str | None:
+    def read(self, timeout_seconds: float = 0.0) -> str | None:
         """Returns what is posted, by then."""
         # Where the store has gone with rank 0, the end of rank 0 is seen as well.
         with contextlib.suppress(RuntimeError):
-            if patience_seconds:
-                missing_keys(self._store, [self._key], patience_seconds)
+            if timeout_seconds:
+                missing_keys(self._store, [self._key], timeout_seconds)
             if self._store.check([self._key]):
                 return bytes(self._store.get(self._key)).decode()
         return None
@@ -343,7 +350,8 @@ def _raise_if(failure: str | None) -> None:
 
 
 def _own_address(store: Store) -> str:
-    """At which the ranks of other hosts reach this one: that of the way to where they meet."""
+    """Returns the address at which the ranks of other hosts reach this one: that of its interface
+    towards the store."""
     place = store
     while isinstance(place, PrefixStore):
         place = place.underlying_store
@@ -355,7 +363,7 @@ def _own_address(store: Store) -> str:
 
 
 def _machines(roster: StaticRoster) -> list[str]:
-    """Where the ranks really are, whatever their hosts are called."""
+    """Returns the machine of each rank, whatever their hosts are called."""
     return [member.host for member in sorted(roster.members(), key=lambda member: member.info.id)]
 
 
@@ -372,7 +380,7 @@ def _check_versions(versions: Sequence[str]) -> None:
 
 def _check_reach(roster: StaticRoster) -> None:
     """All ranks see at once that some of them will not come to rank 0."""
-    (address,) = _published(roster, _HUB)
+    (address,) = _published(roster, _COORDINATOR)
     machines = _machines(roster)
     away = [rank for rank, machine in enumerate(machines) if machine != machines[0]]
     if away and is_loopback(address.removeprefix(TcpTransport.scheme).rpartition(":")[0]):
@@ -384,10 +392,11 @@ def _check_reach(roster: StaticRoster) -> None:
         )
 
 
-def _doors_alone(
+def _bootstrap_alone(
     options: SessionOptions,
 ) -> Callable[[Topology, ProcessSets, PendingOperations], NcclBootstrap]:
-    """For a single rank, whose tensors on devices go by NCCL only where that is demanded."""
+    """Returns the bootstrap of a single rank, whose tensors on devices go by NCCL only where that
+    is demanded."""
     return lambda topology, sets, pending: NcclBootstrap(
         topology, HashStore(), options, None, sets, pending
     )

@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class Operations:
-    """What a session can be asked for. `name` and `process_set` say with whom it is done."""
+    """The operations of a session. `name` and `process_set` say with whom one is done."""
 
     def submit(self, request: Request) -> Handle[Any]:
         """Begins an operation."""
         raise NotImplementedError
 
     def wait(self, handle: Handle[T]) -> T:
-        """Its result."""
+        """Returns the result of an operation."""
         raise NotImplementedError
 
     def allreduce(

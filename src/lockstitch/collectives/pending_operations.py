@@ -125,7 +125,7 @@ class PendingOperations:
             self.fail(handle, error)
 
     def all(self) -> list[Handle[Any]]:
-        """Everything under way."""
+        """Returns the handles of everything under way."""
         return list(self._handles.values())
 
     def tell(self, handle: Handle[Any], step: Step) -> None:

@@ -23,7 +23,7 @@ DeviceOperations = Literal["auto", "nccl", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What one rank tells the others of its set."""
+    """What one rank tells the others of its set about its device."""
 
     device: str
     """Which GPU, the same word for the same one whoever names it; empty: none."""
@@ -36,12 +36,13 @@ class Placement:
     word: str = ""
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """Returns the placement as bytes."""
         return _CODEC.encode(self)
 
     @classmethod
     def decode(cls, content: bytes) -> Placement:
-        """The inverse. Raises `ProtocolError` for anything else."""
+        """Returns the placement that `encode` has written. Raises `ProtocolError` for anything
+        else."""
         return _CODEC.decode(content)
 
 
@@ -49,7 +50,7 @@ _CODEC = Codec(Placement, complaint="no rank describes its devices so", error=Pr
 
 
 def placed(device: torch.device | None, host: str, wish: DeviceOperations) -> Placement:
-    """This rank's own, with tensors on that device, on that host."""
+    """Returns the placement of this rank, on that host, with tensors on that device."""
     has_nccl = torch.distributed.is_nccl_available()
     return Placement("" if device is None else hardware_name(device, host), has_nccl, wish)
 

@@ -26,7 +26,7 @@ _MOST: Final = 1 << 63
 
 
 class Kind(enum.Enum):
-    """The operations."""
+    """The kinds of operations."""
 
     __hash__ = object.__hash__
 
@@ -114,12 +114,13 @@ class Description:
     ranks: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
-        """As bytes; equal for equal descriptions."""
+        """Returns the description as bytes; equal descriptions give equal bytes."""
         return _CODEC.encode(self)
 
     @classmethod
     def decode(cls, content: bytes) -> Description:
-        """Returns what `encode` made bytes of. Raises `ProtocolError` for anything else."""
+        """Returns the description that `encode` has written. Raises `ProtocolError` for anything
+        else."""
         described = _CODEC.decode(content)
         described.check()
         return described
@@ -153,7 +154,7 @@ def describe(request: Request) -> Description:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for `torch.float32`."""
+    """Returns the name of a dtype: `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 

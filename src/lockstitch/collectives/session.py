@@ -161,8 +161,9 @@ class Session(Operations):
     # ------------------------------------------------------------ handles
 
     def submit(self, request: Request) -> Handle[Any]:
-        """Returns what all operations come down to. Raises `ValueError` when the request makes no
-        sense or its name is in flight, `CollectiveError` when the session is over."""
+        """Begins an operation; all methods for operations come down to it. Raises `ValueError` when
+        the request makes no sense or its name is in flight, `CollectiveError` when the session is
+        over."""
         if not are_plain():
             with plain_modes():
                 return self.submit(request)
@@ -297,8 +298,9 @@ class Session(Operations):
 
     @in_plain_modes
     def join(self) -> int:
-        """See `Operations.join`. All ranks number their unnamed operations anew afterwards: until
-        then those with more data may have submitted more of them."""
+        """Tells that this rank is out of data; see `Operations.join`. All ranks number their
+        unnamed operations anew afterwards: until then those with more data may have submitted more
+        of them."""
         self._devices.before_join(self._sets[GLOBAL_SET])
         last = super().join()
         self._devices.after_join()
@@ -334,7 +336,7 @@ class Session(Operations):
     # ------------------------------------------------------------ inside
 
     def _wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
-        """By whichever route it goes; another one may be found while it waits."""
+        """Waits by whichever route the operation goes; another one may be found meanwhile."""
         has_given_up = False
 
         def asked() -> bool:

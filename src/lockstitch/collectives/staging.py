@@ -58,7 +58,7 @@ class _Copied(NamedTuple):
 
 
 class Staging:
-    """Of one rank, before `backend`."""
+    """The staging of one rank's tensors, in front of `backend`."""
 
     def __init__(self, backend: Backend, pending: PendingOperations) -> None:
         self._backend = backend
@@ -79,7 +79,7 @@ class Staging:
         return bool(self._copied)
 
     def submit(self, handle: Handle[Any]) -> None:
-        """Begins an operation of any tensors."""
+        """Begins an operation, wherever its tensors are."""
         if self._copied:
             self.advance()
         events = self._stage(handle)
@@ -105,7 +105,7 @@ class Staging:
             self._hand_on(copied)
 
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
-        """Until the backend knows of the operation."""
+        """Waits until the backend knows of the operation."""
         while handle.route is self and not handle.is_done:
             self.drive_unattended()
             if handle.route is self:  # another thread has just taken it

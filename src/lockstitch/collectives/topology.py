@@ -21,7 +21,7 @@ class Topology:
 
     @classmethod
     def of(cls, rank: int, host_names: Sequence[str]) -> Topology:
-        """From the names of all ranks' hosts, in the order of ranks."""
+        """Makes the topology from the names of all ranks' hosts, in the order of ranks."""
         numbers: dict[str, int] = {}
         return cls(rank, tuple(numbers.setdefault(name, len(numbers)) for name in host_names))
 

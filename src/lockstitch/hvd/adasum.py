@@ -30,7 +30,7 @@ ADASUM = Reduction(ReduceOp.ADASUM)
 
 
 class Combined(torch.optim.Optimizer):
-    """What an optimizer gains. Gradients stay each rank's own."""
+    """The methods that an optimizer gains. Gradients stay each rank's own."""
 
     _options: ReducerOptions
     _prefix: str
@@ -74,7 +74,7 @@ class Combined(torch.optim.Optimizer):
                 parameter.copy_(start.add_(options.compression.decompress(change, note)))
 
     def synchronize(self) -> None:
-        """Nothing: gradients are not reduced."""
+        """Does nothing: gradients are not reduced."""
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Raises `AssertionError`: without the other ranks there is no step."""
@@ -82,9 +82,9 @@ class Combined(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Nothing: backward passes always accumulate on this rank only."""
+        """Does nothing: backward passes always accumulate on this rank only."""
         yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Notes the number only: `step` takes whatever has been accumulated."""
+        """Only notes the number: `step` takes whatever has been accumulated."""
         self.backward_passes_per_step = passes

@@ -153,7 +153,7 @@ def local_rank() -> int:
 
 
 def cross_size() -> int:
-    """On how many hosts there is a rank with this local rank."""
+    """Returns the number of hosts that have a rank with this local rank."""
     return _topology().cross_size
 
 
@@ -168,18 +168,18 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """False: MPI is not used."""
+    """Returns False: MPI is not used."""
     current_session()
     return False
 
 
 def mpi_enabled() -> bool:
-    """False: MPI is not used."""
+    """Returns False: MPI is not used."""
     return False
 
 
 def mpi_built() -> bool:
-    """False: MPI is not used."""
+    """Returns False: MPI is not used."""
     return False
 
 
@@ -199,12 +199,12 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """False."""
+    """Returns False: DDL is not used."""
     return False
 
 
 def ccl_built() -> bool:
-    """False."""
+    """Returns False: oneCCL is not used."""
     return False
 
 
@@ -219,7 +219,8 @@ def rocm_built() -> bool:
 
 
 def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """Under the name by which programs of the original look at its inside."""
+    """Returns the ranks of each process set, under the name by which programs of the original look
+    at its inside."""
     return {set_id: list(ranks) for ranks, set_id in ids_by_ranks().items()}
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """The memory, and each gradient's part of it, in the layout of its parameter."""
+    """The memory of a bucket, and each gradient's part of it, in the layout of its parameter."""
 
     @in_plain_modes
     def __init__(self, session: Session, parameters: Sequence[torch.Tensor]) -> None:
@@ -84,7 +84,7 @@ class Bucket:
 
 
 class BucketExchange(Exchange):
-    """A bucket on its way."""
+    """The reduction of a bucket."""
 
     def __init__(
         self,
@@ -141,10 +141,8 @@ def _view(flat: torch.Tensor, begin: int, parameter: torch.Tensor) -> torch.Tens
 
 
 def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Those of the parameter, where its elements lie side by side; else as if it were contiguous.
-
-    All ranks come to the same, so that the same elements meet.
-    """
+    """Returns the strides of the parameter, where its elements lie side by side; else as if it were
+    contiguous. All ranks come to the same, so that the same elements meet."""
     strides, step = parameter.stride(), 1
     for stride, length in sorted(zip(strides, parameter.shape, strict=True)):
         if length != 1:
@@ -155,4 +153,4 @@ def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def _nothing(_result: object) -> None:
-    """The gradients are in place."""
+    """Does nothing: the gradients are in place."""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Compressor:
-    """What a tensor becomes before it is sent, and afterwards. Programs may derive their own."""
+    """Base of compressors, which say what becomes of a tensor before it is sent, and afterwards.
+    Programs may derive their own."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -34,12 +35,12 @@ class NoneCompressor(Compressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor itself."""
+        """Returns the tensor itself."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:  # noqa: ARG004 - the interface
-        """The tensor itself."""
+        """Returns the tensor itself."""
         return tensor
 
 
@@ -48,12 +49,12 @@ class FP16Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """As float16, if it is of a wider floating-point type."""
+        """Returns the tensor as float16, if it is of a wider floating-point type."""
         return _narrowed(tensor, torch.float16)
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """As it was."""
+        """Returns the tensor in the type that it had."""
         return tensor.to(ctx)
 
 
@@ -62,18 +63,18 @@ class BF16Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """As bfloat16, if it is of a wider floating-point type."""
+        """Returns the tensor as bfloat16, if it is of a wider floating-point type."""
         return _narrowed(tensor, torch.bfloat16)
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """As it was."""
+        """Returns the tensor in the type that it had."""
         return tensor.to(ctx)
 
 
 @dataclass(slots=True)
 class FactorState:
-    """Of one matrix: what stays from one step to the next."""
+    """The state of one matrix that is kept from one step to the next."""
 
     error: torch.Tensor
     """What was left out on this rank, n x m."""
@@ -128,7 +129,7 @@ class PowerSGD(NoneCompressor):
         return memory
 
     def state_dict(self, parameters: Sequence[torch.Tensor]) -> dict[int, dict[str, torch.Tensor]]:
-        """By the places of the parameters."""
+        """Returns what is kept, by the positions of the parameters."""
         return {
             place: {"error": self._memories[each].error, "factor": self._memories[each].factor}
             for place, each in enumerate(parameters)
@@ -138,7 +139,7 @@ class PowerSGD(NoneCompressor):
     def load_state_dict(
         self, parameters: Sequence[torch.Tensor], state: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        """What `state_dict` gave."""
+        """Goes on from what `state_dict` gave."""
         self._memories = {
             parameters[place]: FactorState(kept["error"].clone(), kept["factor"].clone())
             for place, kept in state.items()

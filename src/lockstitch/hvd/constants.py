@@ -35,8 +35,8 @@ def reduction_of(
     postscale_factor: float,
     process_set: ProcessSet | None = None,
 ) -> Reduction:
-    """From the arguments of an operation. `average` is the older way to say `op`. Raises what
-    `require_pairs` does where Adasum is asked for in a process set."""
+    """Makes a reduction from the arguments of an operation. `average` is the older way to say `op`.
+    Raises what `require_pairs` does where Adasum is asked for in a process set."""
     if average is not None and op is not None:
         raise ValueError("give either average or op, not both; op is the newer one")
     if op is None:
@@ -62,8 +62,8 @@ def require_pairs(process_set: ProcessSet) -> None:
 def scattered_reduction_of(
     op: ReduceOp, prescale_factor: float, postscale_factor: float
 ) -> Reduction:
-    """The same for a reducescatter. Raises `HorovodInternalError` for Adasum, which needs whole
-    tensors."""
+    """Makes the reduction of a reducescatter. Raises `HorovodInternalError` for Adasum, which needs
+    whole tensors."""
     if op is Adasum:
         raise CollectiveError("a reducescatter cannot combine by hvd.Adasum: use an allreduce")
     return reduction_of(None, op, prescale_factor, postscale_factor)

@@ -30,7 +30,8 @@ _RANK_AND_SIZE: Final = (("HOROVOD_RANK", "HOROVOD_SIZE"), ("RANK", "WORLD_SIZE"
 
 @dataclass(frozen=True, slots=True)
 class LauncherSettings:
-    """This process's place in the job."""
+    """The rank of this process, the number of ranks and where they meet, as a launcher has told
+    it."""
 
     rank: int
     size: int
@@ -78,7 +79,7 @@ def _store(environment: Mapping[str, str]) -> str:
 
 
 def options_of(environment: Mapping[str, str]) -> SessionOptions:
-    """Returns what the environment says about how to run a session."""
+    """Returns the options of a session that the environment asks for."""
     stall_warning = float(_number(environment, "HOROVOD_STALL_CHECK_TIME_SECONDS", 60))
     stall_failure = float(_number(environment, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0))
     if environment.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
@@ -94,8 +95,8 @@ def options_of(environment: Mapping[str, str]) -> SessionOptions:
 
 
 def _device_operations(environment: Mapping[str, str]) -> DeviceOperations:
-    """How tensors on GPUs are reduced. The original is told so when it is built, and the variable
-    often stays in an image."""
+    """Returns how tensors on GPUs are reduced. The original is told so when it is built, and the
+    variable often stays in an image."""
     name = "HOROVOD_GPU_OPERATIONS"
     wish = _GPU_OPERATIONS.get(environment.get(name, "").upper())
     if wish is None:
@@ -105,7 +106,8 @@ def _device_operations(environment: Mapping[str, str]) -> DeviceOperations:
 
 
 def _host(environment: Mapping[str, str]) -> str | None:
-    """Where this process runs, if the launcher has said it in a way that tells hosts apart."""
+    """Returns the name of the host where this process runs, if the launcher has said it in a way
+    that tells hosts apart."""
     name = environment.get("HOROVOD_HOSTNAME")
     return None if name == "localhost" else name
 

@@ -57,7 +57,7 @@ class Exchange:
         """Does what has to be done before the other exchanges are waited for; may wait itself."""
 
     def wait(self) -> None:
-        """Until the parameters have the reduced gradients. Raises `HorovodInternalError`."""
+        """Waits until the parameters have the reduced gradients. Raises `HorovodInternalError`."""
         if self._operation is not None:
             self._operation.wait()
             # What it was to do with the result holds this exchange, and with it the gradients.

@@ -115,14 +115,14 @@ def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 class _TensorPosition:
-    """Where a tensor belongs."""
+    """Stands for a tensor, which is found in a list, by its number there."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The value with places instead of tensors, which are added to the list."""
+    """Returns the value with positions instead of tensors, which are added to the list."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _TensorPosition(len(tensors) - 1)
@@ -134,7 +134,7 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of `_without_tensors`."""
+    """Returns the value with its tensors, as it was before `_without_tensors`."""
     if isinstance(value, _TensorPosition):
         return tensors[value.number]
     if isinstance(value, dict):

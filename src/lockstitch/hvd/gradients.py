@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OperationOptions:
-    """What an operation is told besides its tensors."""
+    """The arguments of an operation besides its tensors."""
 
     name: str | None
     process_set: int
     reduction: Reduction = AVERAGE
 
     def back(self, reduction: Reduction | None = None) -> OperationOptions:
-        """For the way back, under a name of its own."""
+        """Returns the options of the operation in the backward pass, under a name of its own."""
         name = None if self.name is None else f"{self.name}.backward"
         return replace(self, name=name, reduction=reduction or self.reduction)
 
@@ -49,11 +49,11 @@ class OperationOptions:
 
 
 class AllReduce(torch.autograd.Function):
-    """One tensor, or a group of them as one operation."""
+    """The reduction of one tensor, or of a group of them as one operation."""
 
     @staticmethod
     def forward(ctx: Any, options: OperationOptions, is_group: bool, *tensors: torch.Tensor) -> Any:
-        """Reduces."""
+        """Reduces the tensors."""
         ctx.options, ctx.is_group = options, is_group
         session, how = current_session(), options.reduction
         if is_group:
@@ -76,7 +76,7 @@ class AllReduce(torch.autograd.Function):
 
 
 class AllGather(torch.autograd.Function):
-    """Several tensors as one operation."""
+    """The gathering of several tensors as one operation."""
 
     @staticmethod
     def forward(ctx: Any, options: OperationOptions, *tensors: torch.Tensor) -> Any:
@@ -99,7 +99,7 @@ class AllGather(torch.autograd.Function):
 
 
 class Broadcast(torch.autograd.Function):
-    """One tensor."""
+    """The broadcast of one tensor."""
 
     @staticmethod
     def forward(ctx: Any, options: OperationOptions, root: int, tensor: torch.Tensor) -> Any:
@@ -120,7 +120,7 @@ class Broadcast(torch.autograd.Function):
 
 
 class AllToAll(torch.autograd.Function):
-    """One tensor; how many rows came from each rank is the second result."""
+    """The exchange of one tensor's rows; how many rows came from each rank is the second result."""
 
     @staticmethod
     def forward(
@@ -143,7 +143,7 @@ class AllToAll(torch.autograd.Function):
 
 
 class ReduceScatter(torch.autograd.Function):
-    """One tensor, or a group of them as one operation."""
+    """The scattered reduction of one tensor, or of a group of them as one operation."""
 
     @staticmethod
     def forward(ctx: Any, options: OperationOptions, is_group: bool, *tensors: torch.Tensor) -> Any:
@@ -163,7 +163,7 @@ class ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Gathers."""
+        """Gathers the gradients of all ranks."""
         reduction = ctx.options.reduction
         if reduction.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             raise RuntimeError(f"hvd has no gradient for a reducescatter with {reduction.op.value}")

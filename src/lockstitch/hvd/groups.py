@@ -44,7 +44,7 @@ class ParameterState:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Nothing was done with its gradient."""
+        """Notes that nothing was done with the gradient in this step."""
         self.count = 0
         """How often it was added to."""
         self.counted: weakref.ref[torch.Tensor] | None = None
@@ -71,7 +71,7 @@ class ParameterState:
 
 
 class Groups:
-    """Those of one optimizer: of some of its parameters, each in one group at most."""
+    """The groups of one optimizer's parameters; each parameter is in one of them at most."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class Operation(Generic[T]):
         return f"<Operation {self._handle!r}>"
 
     def __call__(self) -> T:
-        """Like `synchronize`."""
+        """Waits for the result, like `synchronize`."""
         return self.wait()
 
     def is_done(self) -> bool:
@@ -61,7 +61,7 @@ class Operation(Generic[T]):
         return self._session.wait_unless_wanted(self._handle)
 
     def then(self, finish: Callable[[T], S]) -> Operation[S]:
-        """The same operation, whose result goes through `finish`."""
+        """Returns the same operation, whose result goes through `finish`."""
         return Operation(self._session, self._handle, lambda _value: finish(self.wait()))
 
 

@@ -53,8 +53,8 @@ class Process:
             session.shutdown()
 
     def meeting_of(self, comm: Communicator) -> tuple[int, int, TCPStore]:
-        """Where the ranks of a communicator meet; its store is kept until the process ends, so that
-        the others may come again."""
+        """Returns where the ranks of a communicator meet. Its store is kept until the process ends,
+        so that the others may come again."""
         meeting = self._meetings.get(id(comm))
         if meeting is None:
             meeting = self._meetings[id(comm)] = meet(comm)
@@ -92,7 +92,7 @@ def current_session() -> Session:
 
 @contextlib.contextmanager
 def active(session: Session) -> Iterator[None]:
-    """Within, `current_session()` is this one."""
+    """Makes the session the one that `current_session()` returns within the block."""
     token = _active.set(session)
     try:
         yield

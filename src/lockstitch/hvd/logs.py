@@ -29,7 +29,8 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def begin_logs(environment: Mapping[str, str], rank: int) -> None:
-    """From now on; harmless when repeated. Raises `ValueError` for a level that does not exist."""
+    """Begins to show messages; harmless when repeated. Raises `ValueError` for a level that does
+    not exist."""
     name = environment.get("HOROVOD_LOG_LEVEL")
     if not name:
         return

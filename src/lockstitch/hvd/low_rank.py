@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LowRankExchange(Exchange):
-    """One matrix on its way: two reductions, the second of which needs the first."""
+    """The reduction of one matrix as two narrow ones, the second of which needs the first."""
 
     def __init__(
         self, session: Session, options: ReducerOptions, name: str, parameter: torch.Tensor

@@ -44,7 +44,8 @@ _OWN_CLASS: Final = "_own_class"
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
-    """What an optimizer gains. Programs import it, under this name, to say what they take."""
+    """The methods that an optimizer gains. Programs import the class, under this name, to say what
+    they take."""
 
     _reducer: GradientReducer
     _compression: type[Compressor] | Compressor
@@ -138,7 +139,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within, `step` takes the gradients as they are."""
+        """Lets `step` take the gradients as they are, within the block."""
         self._skips = True
         try:
             yield
@@ -147,8 +148,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within, backward passes only accumulate gradients on this rank; the next one outside, or
-        the step, reduces their sum."""
+        """Lets backward passes only accumulate gradients on this rank, within the block. The next
+        pass outside, or the step, reduces their sum."""
         before, self._reducer.is_paused = self._reducer.is_paused, True
         try:
             yield
@@ -156,8 +157,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._reducer.is_paused = before
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As ever, with the arguments of the optimizer's own class. Raises `AssertionError` between
-        `backward` and `step` or `synchronize`, while gradients are being reduced."""
+        """Does what the optimizer's own class does, with its arguments. Raises `AssertionError`
+        between `backward` and `step` or `synchronize`, while gradients are being reduced."""
         if self._reducer.is_under_way:
             raise AssertionError(
                 "zero_grad() was called after backward() but before step() or synchronize(), while "
@@ -169,7 +170,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many backward passes add to a gradient before it is reduced."""
+        """The number of backward passes that add to a gradient before it is reduced."""
         return self._reducer.passes
 
     @property
@@ -178,19 +179,21 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return self._reducer.names
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """From now on so many backward passes are accumulated before a gradient is reduced."""
+        """Sets how many backward passes are accumulated from now on before a gradient is
+        reduced."""
         self._reducer.passes = _checked_passes(passes)
         self._reducer.reset()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As ever; with what a compression keeps between steps, on this rank."""
+        """Returns the state of the optimizer, and what a compression keeps between steps on this
+        rank."""
         state = super().state_dict(*args, **kwargs)
         if isinstance(self._compression, PowerSGD):
             state["compression"] = self._compression.state_dict(self._parameters())
         return state
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> None:
-        """As ever; counting backward passes begins anew."""
+        """Takes over a state; counting backward passes begins anew."""
         self._reducer.reset()
         super().load_state_dict(state_dict, *args, **kwargs)
         if isinstance(self._compression, PowerSGD) and "compression" in state_dict:

@@ -93,7 +93,7 @@ class _GlobalProcessSet(ProcessSet):
 
     @property
     def ranks(self) -> list[int]:
-        """None before `init`."""
+        """The global ranks, ascending; None before `init`."""
         return list(range(current_session().size)) if has_session() else []
 
 
@@ -150,7 +150,7 @@ def _add_parts(process_set: ProcessSet, comm: Communicator) -> bool:
 
 
 def _note(process_set: ProcessSet, set_id: int) -> None:
-    """It is known under that number, to this job and no later one."""
+    """Notes that a set is known under that number, to this job and no later one."""
     process_set.process_set_id = set_id
     process_set._session = weakref.ref(current_session())
 

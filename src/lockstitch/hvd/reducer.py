@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class GradientReducer:
-    """See the module. One for each optimizer."""
+    """Reduces the gradients of one optimizer, each when it is complete."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class GradientReducer:
 
     @property
     def names(self) -> dict[torch.Tensor, str]:
-        """Under which gradients are reduced."""
+        """The names under which gradients are reduced."""
         return {parameter: state.name for parameter, state in self._states.items()}
 
     @property
@@ -226,7 +226,7 @@ class GradientReducer:
         self.is_settled = self._waits_early
 
     def _wait_for_all(self, *, unless_wanted: bool = False) -> bool:
-        """Until nothing is under way; whether that is so."""
+        """Waits until nothing is under way; returns whether that is so."""
         while self._under_way:
             exchange = self._under_way[0]
             if unless_wanted and not exchange.wait_unless_wanted():
@@ -340,7 +340,7 @@ class GradientReducer:
 def _hook(
     me: weakref.ref[GradientReducer], state: ParameterState
 ) -> Callable[[torch.Tensor], None]:
-    """Returns what is called when a gradient was added to. It keeps no reducer alive."""
+    """Returns the hook that is called when a gradient was added to. It keeps no reducer alive."""
 
     def notice(parameter: torch.Tensor) -> None:
         reducer = me()

@@ -72,7 +72,7 @@ class Automatic:
 
     @property
     def pools(self) -> list[ReplicaPool]:
-        """Those that have been made and are still wanted."""
+        """The pools of slots that have been made and are still wanted."""
         return list(self._pools.values())
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Automatic:
             pool.close()
 
     def call(self, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One forward pass."""
+        """Runs one forward pass."""
         size = self._size_of_batch(module, inputs, kwargs)
         if size is None:
             return call_plainly(module, inputs, kwargs)
@@ -195,7 +195,8 @@ class Automatic:
     def _size_of_batch(
         self, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> int | None:
-        """Of a call that slots may take a part of; None for any other."""
+        """Returns the size of the batch of a call that slots may take a part of; None for any
+        other."""
         if not _is_ordinary_training():
             return None
         sizes = set()

@@ -93,7 +93,7 @@ class Calibration:
         return self._open
 
     def end_forward(self, step: Step) -> None:
-        """It has returned."""
+        """Notes that the forward pass has returned."""
         step.forward_took = self._clock() - step.begun
         if not self._counts_backward:
             self._count(step, step.forward_took)

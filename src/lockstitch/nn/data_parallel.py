@@ -148,7 +148,8 @@ class DataParallel(nn.DataParallel[M]):
             return self._run(inputs, kwargs)
 
     def _run_on_one(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """On a single accelerator the arguments are brought there, as in the original."""
+        """Runs the module on a single device. On an accelerator the arguments are brought there, as
+        in the original."""
         module = self.module
         if is_host(self.src_device_obj) or is_inside():
             return call_plainly(module, inputs, kwargs)
@@ -208,8 +209,8 @@ class DataParallel(nn.DataParallel[M]):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within the block, parameters' gradients of the slots stay where they are; at its end
-        they are added to `.grad`, once. For several backward passes before one optimizer step.
+        """Lets the slots keep the gradients of parameters within the block; at its end these are
+        added to `.grad`, once. For several backward passes before one optimizer step.
 
         As with `DistributedDataParallel` the forward pass must be in the block too: gradients of
         one that was made outside are added at once."""

@@ -46,7 +46,7 @@ class OwnCall:
         self.written: Sequence[int] = ()
 
     def end(self) -> Any:
-        """Returns what the module returned."""
+        """Runs the module; returns what it returned."""
         output, self.written = self._run(*self._part)
         return output
 
@@ -83,12 +83,12 @@ class ReplicaPool:
 
     @property
     def names(self) -> list[str]:
-        """Of the slots as they are now."""
+        """The names of the slots as they are now."""
         return ["slot 0 (caller)"] + [each.name for each in self._slots if each is not None]
 
     @property
     def slots(self) -> list[Slot]:
-        """Those that have been made."""
+        """The slots that have been made."""
         return [each for each in self._slots if each is not None]
 
     def make_slots(self) -> None:
@@ -237,7 +237,7 @@ class ReplicaPool:
         return calls
 
     def new_number(self) -> int:
-        """For the next pass of a slot."""
+        """Returns the number for the next pass of a slot."""
         return next(self._numbers)
 
     def limit_threads_until_end_of_backward(self) -> None:

@@ -49,7 +49,7 @@ _MODIFIED = (
 
 
 class PassContext(Protocol):
-    """What the passes of several slots share; a `ReplicaPool` is one."""
+    """The state that passes of several slots share; a `ReplicaPool` is one."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -62,7 +62,7 @@ class PassContext(Protocol):
     syncs_gradients: bool
 
     def new_number(self) -> int:
-        """Of a pass."""
+        """Returns the number for a pass."""
         ...
 
     def limit_threads_until_end_of_backward(self) -> None:
@@ -108,7 +108,8 @@ class Call:
         self.pool.in_flight.pop(self.number, None)
 
     def begin(self, *, builds_graph: bool) -> None:
-        """[1]"""
+        """Begins the pass: step [1] of the module's drawing, as a node of the graph where one is
+        built."""
         if builds_graph and (self.inputs or self.leaves):
             self._token = Begin.apply(self, *self.inputs, *self.leaves)  # type: ignore[no-untyped-call]
         else:
@@ -121,7 +122,7 @@ class Call:
         self.slot.start(request)
 
     def end(self) -> Any:
-        """[3]: what the module returned in the slot."""
+        """Ends the pass, step [3]; returns what the module returned in the slot."""
         outcome = self.slot.finish(self.number)
         self.written = outcome.written
         token, self._token = self._token, None
@@ -134,7 +135,7 @@ class Call:
         return fill(outcome.skeleton, tensors)
 
     def outputs(self, context: Any) -> tuple[torch.Tensor, ...]:
-        """For `End`: the outputs, those marked that take no gradient."""
+        """Returns the outputs for `End`, those marked that take no gradient."""
         outcome, self._outcome = self._outcome, None
         assert outcome is not None
         self._requires_grad = outcome.requires_grad
@@ -144,7 +145,7 @@ class Call:
         return tuple(outcome.tensors)
 
     def post_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """[3] of the backward pass."""
+        """Posts the gradients of the outputs: step [3] of the backward pass."""
         if self._is_spent:
             raise RuntimeError(_AGAIN)
         for leaf, then, now in zip(
@@ -171,7 +172,7 @@ class Call:
             )
 
     def await_gradients(self) -> tuple[torch.Tensor | None, ...]:
-        """[5]: of the inputs and the leaves."""
+        """Waits for the gradients of the inputs and the leaves: step [5]."""
         if self._vjp is not None:
             return self._await_vjp()
         with self._alone():
@@ -193,7 +194,7 @@ class Call:
         return contextlib.nullcontext() if self.slot.is_thread_safe else self.pool.lock
 
     def _post_vjp(self, gradients: Sequence[torch.Tensor | None], vjp_of: VjpOf) -> None:
-        """[1] of the call whose outputs are this one's gradients."""
+        """Begins the call whose outputs are this one's gradients: its step [1]."""
         # What the engine does with those that nothing depends on is the plain module's from here.
         self._fills_unused = False
         skeleton, tensors = lift((tuple(gradients), {}))
@@ -214,7 +215,7 @@ class Call:
             vjp.begin(builds_graph=True)
 
     def _await_vjp(self) -> tuple[torch.Tensor | None, ...]:
-        """[3] of that call."""
+        """Ends the call of `_post_vjp`: its step [3]."""
         vjp, self._vjp = self._vjp, None
         assert vjp is not None
         with self._alone():
@@ -229,7 +230,8 @@ class Call:
 
 
 class Begin(torch.autograd.Function):
-    """[1] and, backward, [5]. Takes all that the slot's outputs may depend on."""
+    """The node of step [1] and, backward, of step [5]. It takes all that the slot's outputs may
+    depend on."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, *_: torch.Tensor) -> torch.Tensor:
@@ -245,7 +247,7 @@ class Begin(torch.autograd.Function):
 
 
 class End(torch.autograd.Function):
-    """[3], in both directions."""
+    """The node of step [3], in both directions."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, token: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -180,7 +180,7 @@ def _new_local_optimizer(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> RRef[LocalOptimizer]:
-    """On the owner of `references`."""
+    """Makes the optimizer of one owner; runs on the owner of `references`."""
     parameters = [reference.local_value() for reference in references]
     update_lock = UpdateLock.of(current_worker())
     return RRef(LocalOptimizer(optimizer_class, parameters, update_lock, *args, **kwargs))
@@ -188,7 +188,7 @@ def _new_local_optimizer(
 
 @needed
 def _step_local_optimizer(reference: RRef[LocalOptimizer], context_id: int) -> None:
-    """On the owner of the optimizer and its parameters."""
+    """Steps the optimizer of one owner; runs there."""
     reference.local_value().step(autograd.get_gradients(context_id))
 
 

@@ -42,7 +42,8 @@ _NOT_COMPILED: Final = _code_of_wrapper(getattr(torch, NOT_COMPILED, None))
 def make(
     optimizer_class: Callable[..., Optimizer], parameters: Any, *args: Any, **kwargs: Any
 ) -> Optimizer:
-    """`optimizer_class(parameters, *args, **kwargs)`."""
+    """Returns `optimizer_class(parameters, *args, **kwargs)`, made without importing the compiler
+    where that is possible."""
     if not isinstance(optimizer_class, type) or not _is_plain(optimizer_class):
         return optimizer_class(parameters, *args, **kwargs)
     optimizer: Any = object.__new__(optimizer_class)
@@ -54,7 +55,7 @@ def make(
 
 
 def step(optimizer: Optimizer) -> None:
-    """`optimizer.step()`."""
+    """Steps the optimizer, without importing the compiler where that is possible."""
     hooked = type(optimizer).step
     in_mode = _unwrapped(hooked, _HOOKED)
     bare = _unwrapped(in_mode, _IN_MODE)
@@ -70,7 +71,8 @@ def step(optimizer: Optimizer) -> None:
 
 
 def method(optimizer: Optimizer, name: str) -> Callable[..., Any]:
-    """The method of that name."""
+    """Returns the optimizer's method of that name, without the wrapper that imports the
+    compiler."""
     if name not in vars(optimizer) and _is_plain(type(optimizer)):
         bare = _unwrapped(getattr(type(optimizer), name), _NOT_COMPILED)
         if bare is not None:
@@ -79,7 +81,7 @@ def method(optimizer: Optimizer, name: str) -> Callable[..., Any]:
 
 
 def _is_plain(optimizer_class: type) -> bool:
-    """One of torch's own, where no compiler is."""
+    """Returns whether a class is one of torch's own, in a process without the compiler."""
     return (
         COMPILER not in sys.modules
         and issubclass(optimizer_class, Optimizer)

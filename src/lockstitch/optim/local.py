@@ -77,7 +77,8 @@ class LocalOptimizer:
                         parameter.data = alias.data
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer, between two steps; parameters are numbered in their order."""
+        """Returns the state of the optimizer between two steps; parameters are numbered in their
+        order."""
         with self._lock:
             return copy.deepcopy(eager.method(self.optim, "state_dict")())
 

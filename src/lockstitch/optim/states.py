@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def join_states(
     states: Sequence[dict[str, Any]], positions: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """One state over all parameters; the options are those of the first owner."""
+    """Returns one state over all parameters; the options are those of the first owner."""
     joined: dict[int, Any] = {}
     for state, places in zip(states, positions, strict=True):
         for number, place in enumerate(places):

@@ -1,4 +1,4 @@
-"""Whose turn it is to update the parameters of a worker."""
+"""The lock that a worker holds while its parameters are updated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UpdateLock:
 
     @classmethod
     def of(cls, worker: Worker) -> UpdateLock:
-        """The one of this worker."""
+        """Returns the lock of this worker."""
         return worker.obtain(cls, lambda: cls(worker))
 
     def __enter__(self) -> None:

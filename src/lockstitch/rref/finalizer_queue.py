@@ -81,7 +81,7 @@ class FinalizerQueue:
             self.drain()
         self.drain()
 
-    def close(self, patience_seconds: float | None = None) -> None:
+    def close(self, timeout_seconds: float | None = None) -> None:
         """Ends the thread; from now on nobody need be told. If it is telling somebody who takes in
         nothing, it is waited for so long at most (None: until it is through)."""
         with self._lock:
@@ -90,4 +90,4 @@ class FinalizerQueue:
             thread = self._thread
         self._bell.put(None)
         if thread is not None and thread is not threading.current_thread():
-            thread.join(patience_seconds)
+            thread.join(timeout_seconds)

@@ -58,7 +58,7 @@ _LOOKS_FOR_ANSWER = 20
 
 
 class CoordinatorLink(Protocol):
-    """Where this rank talks to rank 0."""
+    """This rank's connection to the coordinator at rank 0."""
 
     bytes_sent: int
 
@@ -173,7 +173,7 @@ class C10dBackend:
         self._link.tell(Join(time.time_ns()))
 
     def advance(self) -> None:
-        """Nothing: threads of its own do the work."""
+        """Does nothing: threads of its own do the work."""
         if self._is_abandoned:
             self._refuse_child()
 
@@ -186,7 +186,7 @@ class C10dBackend:
                 return
 
     def is_wanted(self) -> bool:
-        """Returns what rank 0 has answered to the last such question; asks anew."""
+        """Returns what rank 0 has answered to the last such question, and asks anew."""
         self._link.tell(Ask(ANYTHING))
         return bool(self._missing.pop(ANYTHING, ()))
 
@@ -248,13 +248,15 @@ class C10dBackend:
             self._groups.close()
 
     def abandon(self) -> None:
-        """In a forked child, where there are no threads to perform anything."""
+        """Gives up the session in a forked child, where there are no threads to perform
+        anything."""
         self._is_abandoned = True
 
     # ------------------------------------------------------------ what rank 0 says
 
     def _hear(self, message: Message) -> None:
-        """In the thread that reads: quickly, for the next message may be urgent."""
+        """Takes in a message of rank 0, in the thread that reads: quickly, for the next one may be
+        urgent."""
         if isinstance(message, Lost):
             lost = f"rank {message.rank} {message.why} (heard by rank {self._rank})"
             self._break(RankLostError(lost))

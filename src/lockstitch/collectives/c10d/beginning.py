@@ -25,7 +25,8 @@ _GRACE_SECONDS = 5.0
 
 
 class Beginning:
-    """One rank's, where the rank `centre` gives the orders."""
+    """The beginning of a session between hosts, as one rank sees it. The rank `coordinator_rank`
+    gives the orders."""
 
     def __init__(self, coordinator_rank: int, pending: PendingOperations) -> None:
         self._coordinator_rank = coordinator_rank

@@ -48,7 +48,7 @@ _SIZES_DIFFER = (Kind.ALLGATHER, Kind.ALLTOALL)
 
 
 class Addressed(NamedTuple):
-    """To whom a message goes."""
+    """A message, and the rank to which it goes."""
 
     to: int
     message: Message
@@ -61,7 +61,8 @@ class _Known(NamedTuple):
 
 
 class Coordinator:
-    """Everybody's submissions, and what follows from them."""
+    """The tables of all process sets at rank 0: takes in what ranks submit, and returns what to
+    tell them."""
 
     def __init__(self, size: int, fusion_bytes: int) -> None:
         self._fusion_bytes = fusion_bytes

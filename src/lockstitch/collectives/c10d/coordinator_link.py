@@ -52,8 +52,8 @@ _PAUSE_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """How the ranks meet: by which secret, within which time, and where; and whether
-    what they say then is authenticated."""
+    """How the ranks meet: by which secret, within which time, and at which rank; and whether what
+    they say then is authenticated."""
 
     secret: Secret
     seconds: float = 60.0
@@ -204,7 +204,7 @@ class CoordinatorServer:
                 self._await_all()
             self._door.pass_time()
             told: list[tuple[int, Message]] = []
-            for pollable in self._poller.wait(self._patience()):
+            for pollable in self._poller.wait(self._remaining_seconds()):
                 self._look_at(pollable, told)
             if self._is_full:
                 self._poller.arm(self._listener)
@@ -214,14 +214,14 @@ class CoordinatorServer:
             if self._is_closed and self._own.empty():
                 break
 
-    def _patience(self) -> float | None:
+    def _remaining_seconds(self) -> float | None:
         waits = [self._door.seconds_to_next(), _PAUSE_SECONDS if self._is_full else None]
         if self._is_waiting:
             waits.append(max(0.0, self._deadline - self._clock.now()))
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _await_all(self) -> None:
-        """Everybody has come, or the time is over."""
+        """Tells all ranks when everybody has come, or when the time is over."""
         if not self._expected:
             self._is_waiting = False
             self._send([Addressed(rank, Welcome()) for rank in (*self._lines, self._rank)])
@@ -256,7 +256,8 @@ class CoordinatorServer:
             self._hang_up(line, error)
 
     def _let_in(self) -> None:
-        """Somebody has connected; they wait where this process can open no more files."""
+        """Takes in somebody who has connected; they wait where this process can open no more
+        files."""
         try:
             connection = self._listener.accept()
         except OSError:
@@ -285,7 +286,7 @@ class CoordinatorServer:
             self._accept_rank(guest)
 
     def _accept_rank(self, guest: Guest[Connection]) -> None:
-        """A rank has come."""
+        """Takes in a rank that has proved itself."""
         assert guest.handshake.caller is not None
         rank = guest.handshake.caller.id
         del self._guests[id(guest.stream)]
@@ -375,5 +376,5 @@ def connect_to_coordinator(
 
 
 def _info(rank: int) -> WorkerInfo:
-    """As whom that rank greets."""
+    """Returns the name and rank by which a rank greets."""
     return WorkerInfo(f"rank{rank}", rank)

@@ -75,7 +75,7 @@ class GroupOperations(Protocol):
     def gather(
         self, mine: torch.Tensor, sizes: Sequence[int], process_set: ProcessSet
     ) -> list[torch.Tensor]:
-        """Everybody's bytes; `sizes` says how many each position has."""
+        """Returns everybody's bytes; `sizes` says how many each position has."""
         ...
 
     def broadcast(self, content: torch.Tensor, root: int, process_set: ProcessSet) -> None:
@@ -197,10 +197,10 @@ class ProcessGroupOperations:
             options = distributed.ProcessGroupNCCL.Options()
             set_timeout(options, _NCCL_TIMEOUT)
             return distributed.ProcessGroupNCCL(store, position, process_set.size, options)
-        patience = timedelta(seconds=self._connect_seconds)
+        timeout = timedelta(seconds=self._connect_seconds)
         try:
             if self._address is None:
-                group = distributed.ProcessGroupGloo(store, position, process_set.size, patience)
+                group = distributed.ProcessGroupGloo(store, position, process_set.size, timeout)
             else:
                 group = self._new_gloo_at(self._address, store, position, process_set.size)
         except RuntimeError as error:

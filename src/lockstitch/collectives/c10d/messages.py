@@ -25,7 +25,7 @@ UNREACHED = "died, or its connection broke"
 
 @dataclass(frozen=True, slots=True)
 class Define:
-    """My number stands for this, in the process set of these ranks."""
+    """A rank tells what a number of its own stands for, in the process set of these ranks."""
 
     number: int
     set_id: int
@@ -35,14 +35,14 @@ class Define:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """I have submitted this."""
+    """A rank has submitted the operation with this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """I am out of data."""
+    """A rank is out of data."""
 
     at: int
 
@@ -54,7 +54,8 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Whom do I wait for? With `ANYTHING`: does somebody wait for me?"""
+    """A rank asks for whom it waits in this operation. With `ANYTHING` it asks whether somebody
+    waits for it."""
 
     number: int
 
@@ -78,7 +79,7 @@ class Detailed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It cannot be performed."""
+    """Tells a rank that the operation cannot be performed."""
 
     number: int
     objection: str
@@ -87,21 +88,21 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """All have joined."""
+    """Tells a rank that all have joined."""
 
     last: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """I cannot go on, and say why."""
+    """A rank cannot go on, and says why."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """All have come."""
+    """Tells a rank that all have come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """Returns what `encode` has made. Raises `ProtocolError` for anything else."""
+    """Returns the message that `encode` has written. Raises `ProtocolError` for anything else."""
     if body[0] == _RARE:
         return _CODEC.decode(body[1:])
     try:

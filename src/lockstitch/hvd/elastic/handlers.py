@@ -46,7 +46,7 @@ class StateHandler:
 
 
 class _WithStateDict(StateHandler):
-    """For what has `state_dict` and `load_state_dict`."""
+    """Handler of values that have `state_dict` and `load_state_dict`."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -61,7 +61,7 @@ class _WithStateDict(StateHandler):
 
 
 class ModelStateHandler(_WithStateDict):
-    """For modules: all ranks get the parameters and buffers of rank 0."""
+    """Handler of modules: all ranks get the parameters and buffers of rank 0."""
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
@@ -69,7 +69,7 @@ class ModelStateHandler(_WithStateDict):
 
 
 class OptimizerStateHandler(_WithStateDict):
-    """For optimizers: all ranks get the state and options of rank 0."""
+    """Handler of optimizers: all ranks get the state and options of rank 0."""
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
@@ -77,8 +77,8 @@ class OptimizerStateHandler(_WithStateDict):
 
 
 class SchedulerStateHandler(_WithStateDict):
-    """For schedulers of learning rates: all ranks get the state of rank 0. A copy would schedule a
-    copy of the optimizer."""
+    """Handler of schedulers of learning rates: all ranks get the state of rank 0. A copy would
+    schedule a copy of the optimizer."""
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=0))
@@ -86,7 +86,8 @@ class SchedulerStateHandler(_WithStateDict):
 
 
 class SamplerStateHandler(_WithStateDict):
-    """For elastic samplers: what any rank has processed is processed, in the epoch of rank 0."""
+    """Handler of elastic samplers: what any rank has processed is processed, in the epoch of rank
+    0."""
 
     def sync(self) -> None:
         states = allgather_object(self.value.state_dict(), name="elastic.sampler")
@@ -97,7 +98,7 @@ class SamplerStateHandler(_WithStateDict):
 
 
 class _Registry:
-    """Which handler is for which type; the first that fits is taken."""
+    """The handlers by type; the first whose type fits is taken."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[type, type[StateHandler]]] = [

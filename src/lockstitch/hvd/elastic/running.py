@@ -49,8 +49,8 @@ def reset() -> None:
 def run_fn(
     func: Callable[Concatenate[S, P], T], reset: Callable[[], None]
 ) -> Callable[Concatenate[S, P], T]:
-    """Returns what `run` does, with a way of your own to meet anew: `reset()` leaves the ranks'
-    world and enters the next."""
+    """Decorates like `run`, with a way of your own to meet anew: `reset()` leaves the ranks' world
+    and enters the next."""
 
     @functools.wraps(func)
     def wrapper(state: S, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -20,7 +20,7 @@ Call = "tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]"
 
 
 class JobFolder:
-    """See the module; the folder is the caller's."""
+    """The files of one job in a folder that is the caller's."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -28,24 +28,24 @@ class JobFolder:
     def put_call(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """What the ranks are to do."""
+        """Writes what the ranks are to do."""
         self._write("call", (func, tuple(args), dict(kwargs)))
 
     def call(self) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
-        """Returns what to do."""
+        """Reads what to do: a function and its arguments."""
         found: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] = self._read("call")
         return found
 
     def put_result(self, rank: int, value: object) -> None:
-        """What a rank returned."""
+        """Writes what a rank returned."""
         self._write(f"result.{rank}", value)
 
     def put_error(self, worker: str, error: BaseException) -> None:
-        """What a worker raised."""
+        """Writes what a worker raised."""
         self._write(f"error.{worker}", remote_errors.describe(error, worker))
 
     def results(self, size: int) -> list[Any]:
-        """Returns what the ranks returned, in their order. `FileNotFoundError` where one is
+        """Reads what the ranks returned, in their order. Raises `FileNotFoundError` where one is
         missing."""
         return [self._read(f"result.{rank}") for rank in range(size)]
 
@@ -55,7 +55,7 @@ class JobFolder:
 
     @property
     def verdict(self) -> Path:
-        """Where the launcher says which worker failed first, and how."""
+        """The file in which the launcher says which worker failed first, and how."""
         return self.folder / "verdict"
 
     def failure(self) -> tuple[str, BaseException | None]:

@@ -175,7 +175,7 @@ def _refusing(cls: type[M]) -> type[M]:
 
 @_refusing
 class _RemoteModule(nn.Module):
-    """What `RemoteModule` is, with the original's further argument, which is refused."""
+    """`RemoteModule` with the original's further argument, which is refused."""
 
     on: str | int
     """The worker that has the module: its name, or its rank if that was given."""
@@ -243,7 +243,8 @@ class _RemoteModule(nn.Module):
         self.generated_methods = (forward_async, forward)
 
     def _install_methods(self) -> None:
-        """As attributes that know the reference but not this object: no cycle keeps it alive."""
+        """Sets the module's methods as attributes that know the reference but not this object: no
+        cycle keeps it alive."""
         for method in self.generated_methods:
             bound = partial(method, self.module_rref, self.device, self.is_device_map_set)
             vars(self)[method.__name__] = bound
@@ -263,7 +264,7 @@ class _RemoteModule(nn.Module):
         return self
 
     def eval(self) -> Self:
-        """As `train(False)`."""
+        """Does what `train(False)` does."""
         return self.train(False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -278,7 +279,7 @@ class _RemoteModule(nn.Module):
     # ------------------------------------------------------------ pickling
 
     def __rpc_reduce__(self) -> tuple[Any, ...]:
-        """How it crosses to another worker: as a handle of the same module."""
+        """Lets the handle cross to another worker: as a handle of the same module."""
         state = [vars(self)[name] for name in _REMOTE_MODULE_PICKLED_ATTRIBUTES]
         return _receive, (type(self), *state)
 

@@ -20,7 +20,7 @@ PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Size
 
 
 class Unpacked(NamedTuple):
-    """A container taken apart."""
+    """The parts of a container."""
 
     keys: Sequence[str]
     """How a program would write each child after the container's name: `[0]`, `.logits`."""
@@ -30,7 +30,7 @@ class Unpacked(NamedTuple):
 
 
 def unpack_container(thing: Any) -> Unpacked | None:
-    """None for what is no container, and for an empty one."""
+    """Takes a container apart; returns None for what is no container, and for an empty one."""
     kind = type(thing)
     if kind in PLAIN:
         return None

@@ -36,7 +36,7 @@ def device_of(place: Place | None) -> torch.device:
 
 
 def devices_of(places: Iterable[Place]) -> list[torch.device]:
-    """One device for each place, in their order."""
+    """Returns one device for each place, in their order."""
     return [device_of(place) for place in places]
 
 

@@ -83,7 +83,7 @@ def finish_copy(copy: nn.Module) -> None:
 def _copies_of(
     network: nn.Module, places: Sequence[torch.device], detach: bool
 ) -> list[dict[torch.Tensor, torch.Tensor]]:
-    """For each place: what stands there for each parameter and buffer."""
+    """Returns for each place what stands there for each parameter and buffer."""
     parameters: list[torch.Tensor] = list(network.parameters())
     buffers = list(network.buffers())
     attached = [] if detach else [*parameters, *(b for b in buffers if b.requires_grad)]

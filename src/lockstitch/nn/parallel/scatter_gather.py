@@ -206,7 +206,8 @@ def _join(outputs: list[Any], device: Place, dim: int, path: str) -> Any:
 
 
 def _are_of_one_type(one: Any, other: Any) -> bool:
-    """By the name of the class: one made within a function comes from another process as a copy."""
+    """Returns whether all are of one class, by its name: a class made within a function comes from
+    another process as a copy."""
     a, b = type(one), type(other)
     return a is b or (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
 
@@ -219,7 +220,7 @@ def _are_on_host(outputs: list[Any], device: Place) -> bool:
 
 
 def _join_mappings(outputs: list[Any], device: Place, dim: int, path: str) -> Any:
-    """By their keys: they need not be in one order."""
+    """Joins mappings by their keys, which need not be in one order."""
     out = outputs[0]
     if not all(len(out) == len(other) for other in outputs):
         raise ValueError(f"All dicts must have the same number of keys: {path}")
@@ -234,7 +235,7 @@ def _join_mappings(outputs: list[Any], device: Place, dim: int, path: str) -> An
 
 
 def _same_in_all(outputs: list[Any], device: Place, dim: int, path: str) -> Any:
-    """Returns what is no tensor and no container that we know."""
+    """Returns what all have in common, if it is no tensor and no container that we know."""
     out = outputs[0]
     if all(other is out for other in outputs):
         return out
