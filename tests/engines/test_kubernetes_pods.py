@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import yaml
 
+from lockstitch.launch.kubernetes.pods import GRACE_SECONDS
 from lockstitch.launch.kubernetes.workload import Kind, Workload
 from lockstitch.launch.kubernetes.writing import manifest
 from lockstitch.trust.secret import Secret
@@ -139,3 +142,24 @@ def test_pod_is_ready_when_it_reaches_where_the_workers_meet(cluster: Cluster) -
         pod.start()
     assert [pod.read_until("in")[-1] for pod in pods] == ["in"] * SIZE
     assert [pod.execute(question) for pod in pods] == [0] * SIZE
+
+
+def test_pod_that_is_told_to_end_cleans_up_and_does_not_wait_to_be_killed(
+    cluster: Cluster,
+) -> None:
+    program = """
+import threading, lockstitch.hvd as hvd
+hvd.init()
+print("in", flush=True)
+try:
+    threading.Event().wait()
+finally:
+    print("cleans up", flush=True)
+"""
+    pods = pods_of_job(cluster, program)
+    for pod in pods:
+        pod.start()
+    assert [pod.read_until("in")[-1] for pod in pods] == ["in"] * SIZE
+    os.kill(pods[2].first_process(), signal.SIGTERM)
+    status, log = pods[2].wait(GRACE_SECONDS)
+    assert (status, log.splitlines()[-1]) == (143, "cleans up")

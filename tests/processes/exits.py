@@ -137,7 +137,7 @@ ENDS: dict[Callable[[], None], set[int]] = {
     exception: {1},
     exit_in_a_thread: {0},
     exit_at_once: {4},
-    terminated: {-signal.SIGTERM},
+    terminated: {128 + signal.SIGTERM},
     interrupted: {-signal.SIGINT, 1, 130},
     child_exits: {0},
     forever_in_a_child: {0},

@@ -20,6 +20,7 @@ from lockstitch.inquiry import tell_of_crashes
 from lockstitch.launcher_link.process import JOB
 from lockstitch.modes import in_plain_modes
 from lockstitch.observe.waits import listen
+from lockstitch.termination import TERMINATION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +79,7 @@ def init(
         process_sets = None
     listen()
     tell_of_crashes()
+    TERMINATION.install()
     session = _open(comm)
     session.observers.stall = _report_stall
     try:

@@ -19,7 +19,7 @@ from lockstitch.errors import RpcTimeoutError
 from lockstitch.rpc.membership import Membership
 from lockstitch.rpc.quiescence import Quiescence, TimeLimit
 from lockstitch.rref.service import ReferenceService
-from lockstitch.runtime.worker import PROCESS, has_current_worker
+from lockstitch.runtime.worker import PROCESS, current_worker, has_current_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,7 @@ _ANSWER_SECONDS: Final = 0.2
 _GRACE_SECONDS: Final = 0.35
 _FAREWELL_SECONDS: Final = 5.0
 _LAST_STEPS_SECONDS: Final = 0.9
+_AT_TERMINATION_SECONDS: Final = 4.0
 
 
 def has_left() -> bool:
@@ -100,6 +101,23 @@ def leave_alone(worker: Worker, timeout_seconds: float) -> None:
     wait_for_own_work(worker, timeout_seconds)
     worker.service(Membership).leave(min(limit.remaining or _FAREWELL_SECONDS, _FAREWELL_SECONDS))
     wait_for_own_work(worker, limit.remaining)  # somebody may have called before it heard
+
+
+def leave_at_termination() -> None:
+    """Ends this process's worker, if it has one, because the process is told to end. In a dynamic
+    group it finishes what it has begun and serves, if that takes no longer than four seconds, and
+    the others hear that it has left; one of a static group they lose. Raises nothing."""
+    if not has_current_worker():
+        return
+    worker = current_worker()
+    with contextlib.suppress(Exception):  # nobody waits for it, and the process ends
+        if not leaves_together(worker):
+            try:
+                leave_alone(worker, _AT_TERMINATION_SECONDS)
+            except RpcTimeoutError:
+                worker.service(Membership).leave(_ANSWER_SECONDS)
+    with contextlib.suppress(Exception):
+        finish(worker, ignore_leaks=True)
 
 
 def part(worker: Worker, timeout_seconds: float) -> None:

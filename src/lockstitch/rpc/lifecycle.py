@@ -23,11 +23,13 @@ from lockstitch.rpc.backend_registry import (
     infer_backend,
     init_backend,
 )
+from lockstitch.rpc.leaving import leave_at_termination
 from lockstitch.rpc.options import RpcBackendOptions
 from lockstitch.rpc.startup import join_seconds
 from lockstitch.rpc.waiting import keep_word_of_torch
 from lockstitch.rpc.workers import begin_callbacks
 from lockstitch.runtime.worker import current_worker, has_current_worker
+from lockstitch.termination import TERMINATION
 
 if TYPE_CHECKING:
     from lockstitch.rpc.agents import RpcAgent
@@ -175,6 +177,9 @@ def _begin(
         rpc_backend_options=options,
     )
     keep_word_of_torch()
+    if leave_at_termination not in TERMINATION.farewells:
+        TERMINATION.farewells.append(leave_at_termination)
+    TERMINATION.install()
     # Looked up in `api`: where a program brings its own backend, it may put its own starter there.
     api._set_and_start_rpc_agent(agent)
     if has_current_worker():
