@@ -26,7 +26,7 @@ _MOST_COMPACTED: Final = 1024
 
 
 class Emission:
-    """The outlet of one run (see `stitch.GradientSink`); `post(receive, gradients)` sends."""
+    """The sink of one run (see `stitch.GradientSink`); `post(receive, gradients)` sends."""
 
     __slots__ = ("_fired", "_held", "_hold_last", "_lock", "_post", "_receives", "emitted")
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 class ComponentRun(NamedTuple):
-    """A component to run: its leaves' gradients go to `context`, those of receives to `outlet`."""
+    """A component to run: its leaves' gradients go to `context`, those of receives to `sink`."""
 
     component: Component
     context: DistAutogradContext

@@ -1,4 +1,4 @@
-"""What distributed autograd asks of the rest of the house: a way to send, threads, and to be told.
+"""What distributed autograd asks of the rest of Lockstitch: a way to send, threads, and to be told.
 
 `runtime.Worker` and `runtime.Agent` fit; so does the post office of the tests, which delays and
 reorders what it carries.

@@ -19,7 +19,7 @@ A session's route: `session` → negotiation → a backend.
 - `device_routes`: which route tensors of a device take, as `placement` decides;
   `nccl_bootstrap`: how the ranks find each other for NCCL
 - `staging`, `host_memory`: how tensors of a device pass through host memory
-- `backend`: the seam below the session, implemented by
+- `backend`: the interface below the session, implemented by
   - `shared_memory`: the ranks of one host, through memory that all of them map
   - `c10d`: over torch.distributed, between hosts, also in two levels
   - `memory`: several ranks in one process, for tests

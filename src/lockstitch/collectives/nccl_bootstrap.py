@@ -1,5 +1,6 @@
-"""How the ranks of a process set find each other for operations between their devices: the first of
-them awaits the others at a door of its own, whose address all are told with the placements. The
+"""How the ranks of a process set find each other for operations between their devices by NCCL.
+
+The first of them listens for the others at an address that all are told with the placements. The
 process groups meet in the session's store.
 """
 
@@ -74,7 +75,7 @@ class NcclBootstrap:
                 transport = TcpTransport(self._own_address())
                 self._open[process_set.id] = transport, transport.listen()
             _, listener = self._open[process_set.id]
-        return replace(mine, door=listener.address, word=secrets.token_hex(16))
+        return replace(mine, address=listener.address, word=secrets.token_hex(16))
 
     def connect(
         self, process_set: ProcessSet, device: torch.device | None, first: Placement
@@ -94,7 +95,7 @@ class NcclBootstrap:
                     coordinator, transport, listener, hear, link_options, expected=others
                 )
             line = connect_to_coordinator(
-                TcpTransport(LOOPBACK), first.door, rank, link_options, self._pending.check
+                TcpTransport(LOOPBACK), first.address, rank, link_options, self._pending.check
             )
             return CoordinatorClient(rank, line, hear, coordinator_rank)
 

@@ -31,7 +31,7 @@ class Placement:
     """Whether this rank's torch knows NCCL."""
     wish: DeviceOperations = "auto"
     """What this rank's options say."""
-    door: str = ""
+    address: str = ""
     """Where the first rank awaits the others, and the word that lets them in."""
     word: str = ""
 

@@ -3,7 +3,7 @@
 A call is four steps, each a method that a subclass may override, as in the original:
 
     scatter          the batch is cut, one part for each slot
-    replicate        the module here, and its seats: where the other slots run it
+    replicate        the module here, and remote replicas, which the other slots run
     parallel_apply   all at once, on the autograd graph (`replica_pool.py`, `stitch.py`)
     gather           the outputs are joined
 

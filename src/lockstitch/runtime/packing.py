@@ -135,14 +135,14 @@ class Values:
     def _refusal(
         self, what: str, error: Exception, parts: list[tuple[str, object]], to: str
     ) -> Exception:
-        text, culprit = f"cannot send {what} to worker {to!r}", ""
+        text, part = f"cannot send {what} to worker {to!r}", ""
         with contextlib.suppress(Exception):  # of the user's objects must not hide the reason
-            culprit = describe_unpicklable(parts, self.pickling, records=self.records)
+            part = describe_unpicklable(parts, self.pickling, records=self.records)
         if not isinstance(error, SerializationError) or not error.reason:
-            add_note(error, f"{text}: {culprit}" if culprit else text)
+            add_note(error, f"{text}: {part}" if part else text)
             return error
         text = f"{text}: {error.reason}"
-        refusal = SerializationError(f"{text}: {culprit}. {_ADVICE}" if culprit else text)
+        refusal = SerializationError(f"{text}: {part}. {_ADVICE}" if part else text)
         refusal.reason = error.reason
         refusal.__cause__ = error.__cause__
         return refusal

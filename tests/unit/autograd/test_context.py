@@ -203,7 +203,7 @@ def test_the_dictionary_of_gradients_is_the_callers_own():
     assert x in c.gradients
 
 
-# ---------------------------------------------------------------- current context, turnstile
+# ---------------------------------------------------------------- current context, gate
 
 
 def test_the_current_context_is_that_of_its_home_only():

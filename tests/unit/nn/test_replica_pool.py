@@ -1,4 +1,4 @@
-"""A team makes its slots when they are needed, tells them what has changed, and replaces them."""
+"""A replica pool makes its slots when needed, tells them what has changed, and replaces them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.replicas import matching, replicate_here
 
 
-class Desk(Slot):
+class RecordingSlot(Slot):
     """A slot without a thread: it works when it is asked for the result, and notes its requests."""
 
     def __init__(self, number, blueprint):
-        self.name = f"desk {number}"
+        self.name = f"recording slot {number}"
         self.statistics = SlotStatistics()
         replica = replicate_here(blueprint.module)
         leaves = matching(blueprint.module, replica, blueprint.leaves)
@@ -72,7 +72,7 @@ def module():
 
 @pytest.fixture
 def pool(module):
-    pool = ReplicaPool(module, [Desk, Desk])
+    pool = ReplicaPool(module, [RecordingSlot, RecordingSlot])
     yield pool
     pool.close()
 
@@ -90,12 +90,12 @@ def test_slots_are_made_for_the_first_call_and_kept(pool):
     slots = pool.slots
     assert values(pool) == [2, 4, 6]
     assert pool.slots == slots
-    assert pool.names == ["slot 0 (caller)", "desk 1", "desk 2"]
+    assert pool.names == ["slot 0 (caller)", "recording slot 1", "recording slot 2"]
 
 
 def test_only_as_many_are_made_as_there_are_parts(pool):
     assert values(pool, PARTS[:2]) == [2, 4]
-    assert [slot.name for slot in pool.slots] == ["desk 1"]
+    assert [slot.name for slot in pool.slots] == ["recording slot 1"]
 
 
 def test_a_dead_one_is_replaced_and_the_others_stay(pool):
@@ -131,7 +131,7 @@ def test_gradients_are_summed_and_unused_parameters_get_zeros(pool, module):
 
 
 def test_unused_parameters_get_none_where_that_is_wanted(module):
-    pool = ReplicaPool(module, [Desk], fills_unused=False)
+    pool = ReplicaPool(module, [RecordingSlot], fills_unused=False)
     torch.cat(pool.run(PARTS[:2])).sum().backward()
     assert module.unused.grad is None
     pool.close()
@@ -192,7 +192,7 @@ def test_after_close_there_are_no_slots_until_the_next_call(pool):
     assert values(pool) == [2, 4, 6]
 
 
-class Mover(Desk):
+class Mover(RecordingSlot):
     """A slot whose making moves the parameters, as that of a forked one does."""
 
     def __init__(self, number, blueprint):
@@ -203,7 +203,9 @@ class Mover(Desk):
         super().__init__(number, blueprint)
 
 
-@pytest.mark.parametrize("factories", [[Desk, Mover], [Mover, Desk], [Mover, Mover]])
+@pytest.mark.parametrize(
+    "factories", [[RecordingSlot, Mover], [Mover, RecordingSlot], [Mover, Mover]]
+)
 def test_all_slots_look_at_where_the_parameters_are(module, factories):
     pool = ReplicaPool(module, factories)
     assert values(pool, PARTS[:2]) == [2, 4]  # the second slot is made later
@@ -215,7 +217,7 @@ def test_all_slots_look_at_where_the_parameters_are(module, factories):
 
 
 def test_slots_given_up_with_passes_under_way_end_after_these(module):
-    pool = ReplicaPool(module, [Desk, Mover])
+    pool = ReplicaPool(module, [RecordingSlot, Mover])
     first = torch.cat(pool.run(PARTS[:2]))
     (slot,) = pool.slots
     second = torch.cat(pool.run(PARTS))
@@ -230,7 +232,7 @@ def test_slots_given_up_with_passes_under_way_end_after_these(module):
 
 
 def test_slots_given_up_with_gradients_that_they_have_kept_deliver_them(module):
-    pool = ReplicaPool(module, [Desk, Mover])
+    pool = ReplicaPool(module, [RecordingSlot, Mover])
     pool.syncs_gradients = False
     torch.cat(pool.run(PARTS[:2])).sum().backward()
     torch.cat(pool.run(PARTS)).sum().backward()  # the second slot, which is new, moves parameters

@@ -18,7 +18,7 @@ def dropped():
 
 @pytest.fixture
 def queue(dropped):
-    queue = FinalizerQueue("test-keeper", dropped.append)
+    queue = FinalizerQueue("test-references", dropped.append)
     yield queue
     queue.close()
 
@@ -50,7 +50,7 @@ def test_drain_also_takes_what_has_woken_the_thread_already(queue, dropped, monk
 
 def test_the_thread_drops_what_is_let_go_while_it_sleeps():
     heard = threading.Event()
-    queue = FinalizerQueue("test-keeper", lambda _forks: heard.set())
+    queue = FinalizerQueue("test-references", lambda _forks: heard.set())
     queue.start()
     queue.start()
     assert not heard.is_set()
@@ -103,7 +103,7 @@ def test_after_close_nothing_is_dropped_and_no_thread_is_started(queue, dropped)
 
 def test_what_is_let_go_before_the_end_is_dropped_by_the_thread():
     dropped = []
-    queue = FinalizerQueue("test-keeper", lambda forks: dropped.extend(forks))
+    queue = FinalizerQueue("test-references", lambda forks: dropped.extend(forks))
     queue.start()
     for _ in range(100):
         queue.let_go(FORKS[0])
@@ -118,7 +118,7 @@ def test_closing_does_not_wait_for_ever_for_one_who_takes_in_nothing():
         begun.set()
         goes_on.wait(60)
 
-    queue = FinalizerQueue("test-keeper", drop)
+    queue = FinalizerQueue("test-references", drop)
     queue.start()
     queue.let_go(FORKS[0])
     assert begun.wait(60)

@@ -64,8 +64,9 @@ class LinkOptions:
     def of(
         cls, word: str, secret: Secret | None, seconds: float, coordinator_rank: int = 0
     ) -> LinkOptions:
-        """`word` is what the rank `centre` has told all others, and is never used again. Where the
-        job has no secret, whoever has read it belongs here, and MACs would keep nobody out."""
+        """`word` is what the rank `coordinator_rank` has told all others, and is never used again.
+        Where the job has no secret, whoever has read it belongs here, and MACs would keep nobody
+        out."""
         known = secret or Secret(sha256(word.encode()).digest())
         return cls(
             known.of("reductions", word.encode()), seconds, coordinator_rank, secret is not None

@@ -94,9 +94,9 @@ def is_closed(connection: Connection) -> bool:
 
 
 def join(room: Room) -> Any:
-    spoke = CoordinatorClient(1, room.line(), lambda message: None)
+    client = CoordinatorClient(1, room.line(), lambda message: None)
     room.wait_for({1})
-    return spoke
+    return client
 
 
 def test_strangers_are_not_heard(room: Room) -> None:
@@ -105,11 +105,11 @@ def test_strangers_are_not_heard(room: Room) -> None:
     strangers[1].send([b"\xff" * 100])
     assert is_closed(strangers[0])
     assert is_closed(strangers[1])
-    spoke = join(room)
+    client = join(room)
     assert room.ranks == {1}
     for stranger in strangers:
         stranger.close()
-    spoke.close()
+    client.close()
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_without_a_secret_whoever_knows_the_word_belongs_here() -> None:
 
 
 def test_rank_that_is_here_already_is_not_let_in_again(room: Room) -> None:
-    spoke = join(room)
+    client = join(room)
     with pytest.raises(CollectiveError, match="rank 1 is here already"):
         room.line()
-    spoke.close()
+    client.close()
 
 
 def test_rank_of_another_version_is_told_both(room: Room, monkeypatch: Any) -> None:
@@ -153,10 +153,10 @@ def test_rank_of_another_version_is_told_both(room: Room, monkeypatch: Any) -> N
 def test_strangers_are_few_and_push_each_other_out(room: Room) -> None:
     strangers = [room.connect() for _ in range(140)]
     assert is_closed(strangers[0])
-    spoke = join(room)
+    client = join(room)
     for stranger in strangers:
         stranger.close()
-    spoke.close()
+    client.close()
 
 
 def test_strangers_that_say_nothing_go_after_a_while() -> None:
@@ -198,23 +198,23 @@ class Tampered:
 )
 def test_what_somebody_on_the_way_has_changed_is_not_heard(room: Room, change: Any) -> None:
     line = room.line()
-    spoke = CoordinatorClient(1, line, lambda message: None)
+    client = CoordinatorClient(1, line, lambda message: None)
     room.wait_for({1})
     line.stream = Tampered(line.stream, change)
-    spoke.tell(Ask(ANYTHING))
+    client.tell(Ask(ANYTHING))
     line.stream.change = lambda content: content
-    spoke.tell(Ask(ANYTHING))  # out of step, where the last one did not arrive
+    client.tell(Ask(ANYTHING))  # out of step, where the last one did not arrive
     room.wait_for(set())
-    spoke.close()
+    client.close()
 
 
 def test_what_is_sent_is_counted_with_its_seal(room: Room) -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
-    spoke = CoordinatorClient(1, room.line(), heard.put)
-    spoke.tell(Ask(ANYTHING))
+    client = CoordinatorClient(1, room.line(), heard.put)
+    client.tell(Ask(ANYTHING))
     assert heard.get(timeout=60) == Missing(ANYTHING, ())
-    assert spoke.bytes_sent == 4 + len(encode(Ask(ANYTHING))) + 16
-    spoke.close()
+    assert client.bytes_sent == 4 + len(encode(Ask(ANYTHING))) + 16
+    client.close()
 
 
 def test_callers_wait_while_no_more_files_can_be_opened(room, monkeypatch) -> None:
@@ -257,15 +257,15 @@ class Trio:
             expected=(1, 2),
             clock=clock,
         )
-        self.spokes: list[CoordinatorClient] = []
+        self.clients: list[CoordinatorClient] = []
 
     def come(self, rank: int) -> None:
         line = connect_to_coordinator(TcpTransport(), self.address, rank, TERMS)
-        self.spokes.append(CoordinatorClient(rank, line, self.heard[rank].put))
+        self.clients.append(CoordinatorClient(rank, line, self.heard[rank].put))
 
     def close(self) -> None:
-        for spoke in self.spokes:
-            spoke.close()
+        for client in self.clients:
+            client.close()
         self.coordinator_rank.close()
 
 
@@ -303,8 +303,8 @@ def test_send_that_fails_once_is_the_end_for_all(monkeypatch: pytest.MonkeyPatch
     trio.come(2)
     trio.heard[2].get(timeout=60)
     with monkeypatch.context() as patched:
-        patched.setattr(trio.spokes[0]._line.stream, "send", reset)
-        trio.spokes[0].tell(Submit(1))
+        patched.setattr(trio.clients[0]._line.stream, "send", reset)
+        trio.clients[0].tell(Submit(1))
     assert "Connection reset" in heard_of_losses(trio.heard[1]).why
     assert heard_of_losses(trio.heard[0]).rank == heard_of_losses(trio.heard[2]).rank == 1
     trio.close()
@@ -341,7 +341,7 @@ def test_wait_that_ends_without_anything_is_not_the_end(room: Room) -> None:
         receive(*arguments)
 
     line.stream.receive_into = nothing_yet
-    spoke = CoordinatorClient(1, line, heard.put)
-    spoke.tell(Ask(ANYTHING))
+    client = CoordinatorClient(1, line, heard.put)
+    client.tell(Ask(ANYTHING))
     assert heard.get(timeout=60) == Missing(ANYTHING, ())
-    spoke.close()
+    client.close()
