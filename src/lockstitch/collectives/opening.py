@@ -79,14 +79,9 @@ _CALL_OFF_SECONDS = 10.0
 # A store that is at work answers within so long.
 _STORE_SECONDS = 10.0
 # What ranks publish: their Lockstitch, their host, where it may be entered, and, by rank 0, how to
-# reach the hub.
-_VERSION, _HOST, _DOOR, _COORDINATOR, _TOKEN = (
-    "version:",
-    "host:",
-    "door:",
-    "coordinator:",
-    "token:",
-)
+# reach the coordinator.
+_VERSION, _HOST, _DOOR = "version:", "host:", "door:"
+_COORDINATOR, _TOKEN = "coordinator:", "token:"
 
 
 @in_plain_modes
