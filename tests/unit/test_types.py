@@ -17,11 +17,16 @@ MODULES = [
     "lockstitch.collectives",
     "lockstitch.errors",
     "lockstitch.observe",
+    "lockstitch.pytest_plugin",
+    "lockstitch.hvd.common",
     "lockstitch.hvd.common.elastic",
     "lockstitch.hvd.common.exceptions",
     "lockstitch.hvd.common.process_sets",
     "lockstitch.hvd.common.util",
     "lockstitch.hvd.compression",
+    "lockstitch.hvd.elastic.handlers",
+    "lockstitch.hvd.elastic.objects",
+    "lockstitch.hvd.elastic.running",
     "lockstitch.hvd.elastic.sampler",
     "lockstitch.hvd.elastic.state",
     "lockstitch.hvd.exceptions",
@@ -35,11 +40,14 @@ MODULES = [
     "lockstitch.nn.parallel.comm",
     "lockstitch.rpc.api",
     "lockstitch.rpc.backend_registry",
+    "lockstitch.rpc.constants",
     "lockstitch.rpc.functions",
     "lockstitch.rpc.internal",
     "lockstitch.rpc.options",
     "lockstitch.rpc.rref_proxy",
 ]
+ALL_OF_ANOTHER = "lockstitch.hvd.torch"
+"""It has what `lockstitch.hvd` has, and spells nothing out."""
 
 USE = """
 import torch
@@ -90,6 +98,21 @@ def names_of(module: str) -> list[str]:
         if not name.startswith("_") and getattr(value, "__module__", None) == module
     ]
     return list(getattr(found, "__all__", own))
+
+
+def modules_within(module: str) -> set[str]:
+    """It, and the modules that it lists as public names, and so on."""
+    found = importlib.import_module(module)
+    parts = [getattr(found, name) for name in getattr(found, "__all__", ())]
+    within = {part.__name__ for part in parts if inspect.ismodule(part)} - {module}
+    return {module}.union(*map(modules_within, within))
+
+
+def test_these_are_all_public_modules():
+    pages = (Path(__file__).parents[2] / "docs" / "reference").glob("*.md")
+    described = re.findall(r"automodule:: (\S+)", "\n".join(page.read_text() for page in pages))
+    listed = set().union(*(modules_within(module) for module in [*MODULES, ALL_OF_ANOTHER]))
+    assert {*described, *listed} == {*MODULES, ALL_OF_ANOTHER}
 
 
 def tree_of(module: str) -> ast.Module:
@@ -153,8 +176,9 @@ def test_all_operations_of_horovod_are_found_under_both_names():
 @pytest.mark.slow
 def test_a_program_that_uses_every_public_name_passes_a_strict_type_checker(tmp_path):
     mypy = pytest.importorskip("mypy.api")
-    lines = [f"import {module}" for module in MODULES]
-    lines += [f"{module}.{name}" for module in MODULES for name in names_of(module)]
+    modules = [*MODULES, ALL_OF_ANOTHER]
+    lines = [f"import {module}" for module in modules]
+    lines += [f"{module}.{name}" for module in modules for name in names_of(module)]
     names, use = tmp_path / "names.py", tmp_path / "use.py"
     names.write_text("\n".join(lines))
     use.write_text(USE)
