@@ -28,7 +28,7 @@ def call(rref, kind, name, *args, timeout=-1.0):
     return result.to_here() if kind == "remote" else result
 
 
-WAYS = pytest.mark.parametrize("way", ["rpc_sync", "rpc_async", "remote"])
+WAYS = pytest.mark.parametrize("kind", ["rpc_sync", "rpc_async", "remote"])
 OWNERS = pytest.mark.parametrize("owner", [0, 1], ids=["oneself", "another"])
 
 

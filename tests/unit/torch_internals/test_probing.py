@@ -32,7 +32,7 @@ def test_what_does_as_expected_is_taken_as_it_is(program):
     program(twice)
     names = Names("doubling")
     assert names.take("torch._twice_of_a_test", "double a number", doubles) is twice
-    (private,) = names.seal()
+    (private,) = names.finish()
     assert private.look(Cost.SLOW) == (twice, "")
 
 
@@ -68,7 +68,7 @@ def test_who_uses_what_is_not_as_expected_is_told_what_and_why(program, thing, f
             use()
     assert not hasattr(absent, "__wrapped__")
     assert "doubling" not in repr(absent)
-    (private,) = names.seal()
+    (private,) = names.finish()
     assert private.look(Cost.QUICK)[1]
 
 
@@ -80,7 +80,7 @@ def test_what_can_be_missed_has_another_in_its_place(program):
         return x + x
 
     assert names.take("torch._twice_of_a_test", "double", doubles, otherwise=slowly) is slowly
-    (private,) = names.seal()
+    (private,) = names.finish()
     assert private.can_be_missed
 
 
@@ -91,7 +91,7 @@ def test_without_the_base_nothing_is_imported_and_all_that_is_missing_is_named()
     names.take("torch.sub", "subtract", lambda sub: sub(torch.ones(1), 1) == 0)
     text = r"_no_such_thing is missing; it should be there; torch.add does something else"
     with pytest.raises(ImportError, match=text) as raised:
-        names.seal()
+        names.finish()
     assert "torch.sub" not in str(raised.value)
 
 
@@ -105,7 +105,7 @@ def test_a_dear_probe_runs_only_when_it_is_asked_for(program):
     program(fail)
     names = Names("doubling")
     assert names.take("torch._twice_of_a_test", "double", probe, cost=Cost.THOROUGH) is fail
-    (private,) = names.seal()
+    (private,) = names.finish()
     assert private.look(Cost.QUICK) == (fail, "")
     assert not tried
     assert private.look(Cost.THOROUGH) == (fail, "does something else")
