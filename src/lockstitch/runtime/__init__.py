@@ -12,7 +12,9 @@ statistics.py         the agent in numbers, at a moment
 peers.py              who the peers are, reaching and losing them
 greeting.py           the first words to a peer, before any message
 channel.py            our requests to a peer that wait for their answers
-stream_channel.py     the connection that we call a peer on, and who reads it
+stream_channel.py     the connection that we call a peer on
+next_reader.py        who reads it next, as tables of values
+reading_right.py      who has the right to read it, and how it is passed on
 sending.py            frames on their way to that connection, also where the peer is slow
 breakages.py          connections that break: is the peer gone, or only the connection?
 liveness.py           heartbeats: which peers have fallen silent

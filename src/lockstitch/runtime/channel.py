@@ -91,7 +91,7 @@ class Channel:
         self._given_up: set[int] = set()
         """Requests that nobody waits for any more; they have not been answered either."""
         self._last_delivered = 0
-        self._at_once = False
+        self.is_urgent = False
         """Somebody wants answers to be read as soon as they come."""
         self.listeners: int = 0
         """How many wait for messages that the peer pushes."""
@@ -292,7 +292,7 @@ class Channel:
         if self._pending.pop(number, None) is not None and pending.nbytes:
             self.flow_control.remove(pending.nbytes)
         if not self._pending and not self.listeners:
-            self._at_once = False
+            self.is_urgent = False
 
     def sweep(self, now: float) -> float | None:
         """Ends the requests whose time is over; returns the earliest deadline that remains."""

@@ -1,19 +1,14 @@
 """The connection on which we call a peer: our requests go out, its replies come in, and, while we
 listen for it, what it pushes (`runtime.reply_side_push`); in the end its goodbye.
 
-So the thread that waits for a reply may read the connection itself, and gets its own answer without
-anybody being woken. `_reading` is the right to read. Who finds it taken sleeps as a follower; who
-gives it back wakes one follower, or, where only futures wait, sees to it that the pool's reader
-will read: at once if somebody is to be called back, else a moment later. *Follower: publish
-yourself, then try the lock. Reader: release, then look for followers.*
-A thread that waits here never runs anybody's function.
+The thread that waits for a reply may read the connection itself, and gets its own answer without
+anybody being woken. Which thread that is, and who reads while nobody waits, is decided in
+`runtime.next_reader`. A thread that waits here never runs anybody's function.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +18,7 @@ from lockstitch.interrupts import if_free
 from lockstitch.memory.waiting import DurationEstimate
 from lockstitch.runtime.channel import Channel
 from lockstitch.runtime.pending import Pending
+from lockstitch.runtime.reading_right import ReadingRight
 from lockstitch.runtime.reply_side_push import PushListener
 from lockstitch.runtime.sending import STILL_SECONDS, Sending
 from lockstitch.transport.spin import Spinner
@@ -44,9 +40,6 @@ if TYPE_CHECKING:
 # since changing a socket's timeout costs as much as sending a message.
 _READ_SECONDS = 1.0
 _LAST_ANSWERS_SECONDS = 0.5
-# For so many looks of the monitor a caller may go on sending requests before the answers are read
-# by somebody else.
-_MOST_DEFERRALS = 5
 
 
 class Judge(Protocol):
@@ -80,14 +73,8 @@ class StreamChannel(Channel):
         self._lend = connection.lend
         self._is_authenticated = decoder.is_authenticated
         self._sending = Sending(connection, core.spawn, self._lost, core.options.bytes_in_flight)
-        self._reading = threading.Lock()
-        self._followers: deque[Pending] = deque()
-        self._arming = threading.Lock()
-        self._armed = False
-        self._expected = False
-        self._deferrals_left = 0
-        self._requested_before = 0
-        self._closed = False
+        self.is_closed = False
+        self._right = ReadingRight(core.thread_pool, connection, self)
         self._spinner = Spinner(self._is_wanted_elsewhere)
         self._listening = DurationEstimate()
         self._waker: Waker | None = None
@@ -111,7 +98,7 @@ class StreamChannel(Channel):
     def ask(self, message: Heartbeat) -> None:
         self._is_asking = True
         self.post(message)
-        self._arm()
+        self._right.demand()
 
     def signs_of_life(self) -> tuple[object, ...]:
         return (*self.decoder.position, self._last_delivered, *self.connection.signs_of_life())
@@ -149,20 +136,21 @@ class StreamChannel(Channel):
             self._wait(pending)
 
     def _wait(self, pending: Pending) -> None:
-        reading, followers = self._reading, self._followers
+        right = self._right
+        reading, followers = right.lock, right.followers
         try:
             while not pending.done:
                 has_read = if_free(reading, self._read_until, pending)
-                if self._closed and not pending.done:  # it is still to be seen what that means
+                if self.is_closed and not pending.done:  # it is still to be seen what that means
                     super().wait(pending)
                 elif (pending.delivered or not has_read) and not pending.done:
-                    self._follow(pending)
+                    right.follow(pending)
         finally:
-            if followers or self._expects_something():
+            if followers or self.is_expecting():
                 try:
-                    self._call_successor()
+                    right.pass_on()
                 except BaseException:  # an interrupt: others must not sleep on for ever
-                    self._call_successor()
+                    right.pass_on()
                     raise
 
     def listen_for_pushes(self) -> PushListener:
@@ -194,22 +182,18 @@ class StreamChannel(Channel):
 
     def spin_shared(self, sleeper: Pending) -> None:
         """See `PushListener.spin_wait`."""
-        if not self._reading.acquire(blocking=False):
-            return
-        try:
+        self._right.read_if_free(self._spin_until, sleeper)
+
+    def _spin_until(self, sleeper: Pending) -> None:
+        with contextlib.suppress(BlockingIOError):
             while not sleeper.done:
-                if not self._is_left_over():
+                if not self._is_received():
                     self._spin(self._listening)
                 self._receive_and_take(sleeper, 0)
-        except BlockingIOError:
-            pass
-        finally:
-            self._reading.release()
-            self._call_successor()
 
     def _is_wanted_elsewhere(self) -> bool:
         """Whether other threads of this process have something to do before more comes here."""
-        return len(self._followers) > 0 or self.core.thread_pool.has_more()
+        return len(self._right.followers) > 0 or self.core.thread_pool.has_more()
 
     def _spin(self, estimate: DurationEstimate | None) -> bool:
         decoder = self.decoder
@@ -219,86 +203,27 @@ class StreamChannel(Channel):
             self._lost(error)
             return False
 
-    def _follow(self, pending: Pending) -> None:
-        """Sleeps until `pending` is done, or is called to read."""
-        followers = self._followers
-        with pending.sleeping() as lock:
-            try:
-                followers.append(pending)
-                if (self._reading.locked() or pending.delivered) and not pending.done:
-                    lock.acquire()
-            finally:
-                with contextlib.suppress(ValueError):
-                    followers.remove(pending)
-
-    def _call_successor(self) -> None:
-        """Sees to it that somebody reads, after the reading was given back."""
-        for follower in tuple(self._followers):
-            if not follower.done and not follower.delivered:
-                follower.wake()
-                return
-        if self._closed:
-            return
-        # The poller does not know of either.
-        if self._is_left_over() or self.connection.has_left_over():
-            self.core.thread_pool.resume(self)
-        self.expect_answers()
-
     def expect_answers(self) -> None:
-        # A caller who sends many requests and then waits reads all answers itself. Were the pool's
-        # reader to read them meanwhile, the two would fight for the GIL.
-        if self._at_once:
-            self._arm()
-        elif not self._armed and not self._expected and self._expects_something():
-            self._expected = True
-            self._deferrals_left = _MOST_DEFERRALS
-            self._requested_before = self.requested
-            self.core.thread_pool.look_after(self._look_after)
+        self._right.expect()
 
     def attend(self) -> None:
-        self._at_once = True
-        self._arm()
+        self.is_urgent = True
+        self._right.demand()
 
-    def _expects_something(self) -> bool:
+    def is_expecting(self) -> bool:
+        """Whether something is to come: answers, also those that nobody wants any more, or what the
+        peer pushes."""
         return bool(self._pending or self._given_up or self.listeners or self._is_asking)
 
-    def _look_after(self) -> bool:
-        """The pool's monitor asks, now and then; True: it need not ask again."""
-        self._expected = False  # first, for whoever sends a request just now
-        if self._armed or self._reading.locked() or not self._expects_something():
-            return True
-        if self._requested_before != self.requested and self._deferrals_left:
-            self._requested_before = self.requested
-            self._deferrals_left -= 1
-            self._expected = True
-            return False
-        self._arm()
-        self.core.thread_pool.hasten()
-        return True
-
-    def _arm(self) -> None:
-        """Lets the pool's reader read, where nobody else does."""
-        if not self._armed and not self._reading.locked() and self._expects_something():
-            with self._arming:
-                # In this order: the reader may begin to serve before `arm` has returned.
-                self._armed = True
-                try:
-                    self.core.thread_pool.arm(self.connection)
-                except BaseException:  # an interrupt: then it is to be armed again
-                    self._armed = False
-                    raise
-
-    def _watch_end(self) -> None:
-        """Has the pool's reader notice that the peer dies, also while nobody waits for it."""
-        with self._arming:
-            if not self._armed:
-                self.core.thread_pool.watch_end(self.connection)
+    def is_left_over(self) -> bool:
+        """Whether something is there that the poller would not tell of."""
+        return self._is_received() or self.connection.has_left_over()
 
     def _read_until(self, pending: Pending) -> None:
         if pending.done or pending.delivered:
             return  # another reader had it already, before this one began to read
         # What comes first may be for somebody else; the next is worth the same.
-        while self._is_left_over() or self._spin(pending.estimate):
+        while self._is_received() or self._spin(pending.estimate):
             if self._take(pending):
                 return
         if pending.is_shared and isinstance(self.connection, StreamConnection):
@@ -328,7 +253,7 @@ class StreamChannel(Channel):
         if waker is None:
             waker = self._waker = Waker()
         while not sleeper.done:
-            if not self._is_left_over() and not self._spin(sleeper.estimate):
+            if not self._is_received() and not self._spin(sleeper.estimate):
                 try:
                     sleeper.locks.append(waker)
                     if not sleeper.done:
@@ -341,7 +266,7 @@ class StreamChannel(Channel):
                 if self._receive_and_take(sleeper, 0):
                     return
 
-    def _is_left_over(self) -> bool:
+    def _is_received(self) -> bool:
         """Whether something has been received, but not delivered yet."""
         decoder = self.decoder
         return bool(decoder.counts or decoder.is_torn or decoder.messages)
@@ -349,7 +274,7 @@ class StreamChannel(Channel):
     def _receive_and_take(self, pending: Pending, seconds: float | None) -> bool:
         try:
             decoder = self.decoder
-            if not self._is_left_over():  # by an interrupted reader
+            if not self._is_received():  # by an interrupted reader
                 self.connection.receive_into(decoder.space(), decoder.counts, seconds)
                 self._spinner.note_arrival()
         except BlockingIOError:
@@ -391,21 +316,17 @@ class StreamChannel(Channel):
 
     def serve(self) -> None:
         """The pool's reader reads the answers of futures, or finds that the peer is gone."""
-        self._armed = False
-        if self._reading.acquire(blocking=False):
-            try:
-                nobody = Pending(None, None, None)
-                while not nobody.done:
-                    if self._receive_and_take(nobody, 0):
-                        break
-            except BlockingIOError:
-                pass
-            finally:
-                self._reading.release()
-            if not self._closed:
-                self._call_successor()
-        if not self._closed:
-            self._watch_end()
+        self._right.note_told()
+        self._right.read_if_free(self._read_what_is_there)
+        if not self.is_closed:
+            self._right.watch_end()
+
+    def _read_what_is_there(self) -> None:
+        nobody = Pending(None, None, None)
+        with contextlib.suppress(BlockingIOError):
+            while not nobody.done:
+                if self._receive_and_take(nobody, 0):
+                    break
 
     def leave(self) -> None:
         """The reader never leaves in the middle of `serve`."""
@@ -425,7 +346,7 @@ class StreamChannel(Channel):
         self.close()
 
     def close(self) -> None:
-        self._closed = True
+        self.is_closed = True
         self.core.thread_pool.forget(self.connection)
         self.connection.close()
         if self._waker is not None:

@@ -78,7 +78,7 @@ def test_who_reads_the_answer_of_another_opens_it_as_if_it_had_made_the_call(
         calls = [stage.peer.receive_call(), stage.peer.receive_call()]
         waiter = Background(wait_for_the_second)
         channel = cast("StreamChannel", stage.agent.peers.channel(PEER))
-        wait_until(channel._reading.locked)
+        wait_until(channel._right.lock.locked)
         stitch = Stitch(7, message, (0,) if message else (), ())
         stage.peer.send(Reply(calls[0].request, stitch, stage.agent.values.pack(torch.ones(2))))
         stage.peer.reply(calls[1], None)

@@ -129,7 +129,7 @@ def test_what_came_before_is_found(line):
 def test_others_can_finish_it_while_it_reads(line):
     way = line.channel.listen_for_pushes()
     waiting = Background(way.wait, line.sleeper)
-    wait_until(line.channel._reading.locked)
+    wait_until(line.channel._right.lock.locked)
     line.sleeper.finish(None, None)
     waiting.result()
     assert line.sleeper.locks == []

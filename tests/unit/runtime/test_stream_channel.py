@@ -185,7 +185,7 @@ def test_waiting_for_a_future_of_the_reader_does_not_wait_for_the_next_message()
         call = stage.peer.receive_call()
         stage.agent.thread_pool.forget(_channel(stage).connection)  # the thread pool will not read
         waiter = Background(future.wait)
-        wait_until(_channel(stage)._reading.locked)
+        wait_until(_channel(stage)._right.lock.locked)
         _channel(stage).connection.receive_into = _no_second_time(_channel(stage).connection)  # type: ignore[method-assign]
         stage.peer.reply(call, {"a": 1})
         assert waiter.result() == {"a": 1}
@@ -200,7 +200,7 @@ def test_several_threads_wait_for_one_future() -> None:
         future = stage.call_async()
         waiters = [Background(future.wait) for _ in range(4)]
         call = stage.peer.receive_call()
-        wait_until(lambda: len(_channel(stage)._followers) == 3)
+        wait_until(lambda: len(_channel(stage)._right.followers) == 3)
         stage.peer.reply(call, {"for": "all"})
         assert [waiter.result() for waiter in waiters] == [{"for": "all"}] * 4
 
@@ -363,7 +363,7 @@ def test_a_reader_that_serves_before_arming_has_returned_arms_again(
         def arm_and_be_served(connection: object) -> None:
             armed.append(connection)
             if len(armed) == 1:
-                channel._armed = False  # the first thing that `serve` does, in the reader's thread
+                channel._right.note_told()  # as `serve` does first, in the reader's thread
             else:
                 arm(channel.connection)
 
@@ -384,11 +384,11 @@ def test_what_a_reader_of_the_pool_leaves_is_taken_while_its_task_goes_on() -> N
 
         def handle_and_go_on() -> None:
             thread_pool._thread.after = []  # as the handler of a message that spawns tasks
-            channel._call_successor()
+            channel._right.pass_on()
             over.wait()
             thread_pool._thread.after = None
 
-        with channel._reading:
+        with channel._right.lock:
             stage.peer.reply(call, "one")
             channel.connection.receive_into(decoder.space(), decoder.counts, 5)
         stage.agent.spawn(handle_and_go_on)
