@@ -23,6 +23,8 @@ loopback.py           calls to oneself
 pending_handshakes.py who has connected and not yet proved who it is
 incoming.py           the connection that a peer calls us on: requests in, replies out
 thread_pool.py        the threads: one reads, the others run user functions
+source.py             what the thread that reads reads from: a protocol
+call_limit.py         how many users' functions run at once
 threads.py            those threads, started and used again
 monitor.py            the pool's thread that looks now and then whether another needs help
 invocation.py         one request being served

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -63,6 +64,30 @@ class Pace:
         """Something could not have waited, and more of its kind may come."""
         self._calm_looks = 0
         self._usual_seconds = _SHORTEST_SECONDS
+
+
+class Checks:
+    """Functions that are called at each look, each until it returns True."""
+
+    def __init__(self, report: Callable[[BaseException], None]) -> None:
+        self._report = report
+        self._checks: deque[Callable[[], bool]] = deque()
+
+    def add(self, check: Callable[[], bool]) -> None:
+        """From now on `check` is called; any thread may add one."""
+        self._checks.append(check)
+
+    def run(self) -> bool:
+        """Calls each once; whether there were any."""
+        count = len(self._checks)
+        for _ in range(count):
+            check = self._checks.popleft()
+            try:
+                if not check():
+                    self._checks.append(check)
+            except Exception as error:  # noqa: BLE001 - one broken check must not end the monitor
+                self._report(error)
+        return count > 0
 
 
 class Monitor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from lockstitch.interrupts import if_free
 from lockstitch.runtime.next_reader import ACTIONS, Action, Event, Successor, Watch, due, successor
-from lockstitch.runtime.thread_pool import Source
+from lockstitch.runtime.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable

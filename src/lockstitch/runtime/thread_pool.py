@@ -1,11 +1,21 @@
 """The threads of one worker: one, the *reader*, reads what arrives; the others run user functions.
 
-There is no queue between reading and running. The thread that has read a call runs it itself, and
-passes the *reading right* on first, so that somebody goes on reading (the pattern is known as
-leader/followers). Waking another thread costs as much as a quick function, so a function known to
-be quick is run by the reader itself. The reading right then lies open as a token that can be taken
-away by one atomic pop: by a monitor (`runtime.monitor`) when the function takes milliseconds after
-all, or by the running thread itself before it waits for something.
+There is no queue between reading and running (the pattern is known as leader/followers). One thread
+at a time has the *reading right*:
+
+                 ┌──────────────── a message was handled ────────────────┐
+                 ▼                                                       │
+    WAITS ──▶ READS ── a handler, or a quick function ──▶ RUNS, the right lies open
+      ▲          │                                          │
+      │          │ any other function: `run_apart`          │ taken: by the monitor, after
+      │          ▼                                          │ milliseconds; by the thread
+      └── another thread ◀──────────────────────────────────┘ itself, before it waits
+          reads on; this one runs the function to its end, and reads no more
+
+Waking another thread costs as much as a quick function, so a function known to be quick is run by
+the reader itself. The right then lies open: it is the only item of a list, the token, and whoever
+pops it has the right. The pop is atomic, so the right is taken once, or found again by the thread
+that left it there.
 
 At most `limit` user functions run at once; further calls wait in a backlog. A thread that waits for
 another worker inside one of our own waits (`blocked`) does not count, so nested calls of any depth
@@ -18,30 +28,18 @@ import contextlib
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lockstitch.imports import IMPORTS
-from lockstitch.runtime.monitor import Monitor, Sight
+from lockstitch.runtime.call_limit import CallLimit
+from lockstitch.runtime.monitor import Checks, Monitor, Sight
 from lockstitch.runtime.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from lockstitch.runtime.source import Source
     from lockstitch.transport.base import Connection, Pollable, Poller
-
-
-class Source(Protocol):
-    """Something that the reader reads from."""
-
-    def serve(self) -> None:
-        """Handles what can be read now, and stops when `ThreadPool.run_…` says that this thread is
-        the reader no more. Otherwise it has armed itself in the poller again, or is closed."""
-        ...
-
-    def leave(self) -> Callable[[], None] | None:
-        """The reader goes: arm in the poller, or `ThreadPool.revisit` if something is left to
-        handle. What may block is returned, and done when somebody else reads."""
-        ...
 
 
 class _ThreadState(threading.local):
@@ -69,20 +67,17 @@ class ThreadPool:
         enter: Callable[[], None],
         report: Callable[[BaseException], None],
     ) -> None:
-        self._limit = limit
+        self._calls = CallLimit(limit)
         self._poller = poller
         self._sources: dict[Pollable, Source] = {}
         self._enter = enter
         self._report = report
-        self._lock = threading.Lock()
-        self._running = 0
         self._threads = Threads(name, self._join_pool)
-        self._backlog: deque[Callable[[], None]] = deque()
         self._revisit: deque[Source] = deque()
         # The source, and whether what the reader runs counts as running once the right is taken.
         self._token: list[tuple[Source, bool]] = []
         self._serial = self._seen = 0
-        self._checks: deque[Callable[[], bool]] = deque()
+        self._checks = Checks(report)
         self._monitor = Monitor(f"{name}-monitor", self._look)
         self._closed = False
         self.callers: set[object] = set()
@@ -96,12 +91,8 @@ class ThreadPool:
 
     def submit(self, call: Callable[[], None]) -> None:
         """Runs a user's call on a thread of the pool, or puts it into the backlog."""
-        with self._lock:
-            if self._running >= self._limit:
-                self._backlog.append(call)
-                return
-            self._running += 1
-        self._threads.assign(lambda: self._run_counted(call))
+        if self._calls.begin(call):
+            self._threads.assign(lambda: self._run_counted(call))
 
     def spawn(self, task: Callable[[], None]) -> None:
         """Runs `task` now on a thread of the pool, whatever else runs. The reader, when it handles
@@ -131,14 +122,14 @@ class ThreadPool:
         self.yield_reading_right()
         thread = _thread
         counted, thread.counted = thread.counted, False  # a wait inside the wait changes nothing
-        if counted:
-            self._stop_counting()
+        following = self._calls.end() if counted else None
+        if following is not None:  # a call of the backlog runs in the place of this one
+            self._threads.assign(lambda: self._run_counted(following))
         try:
             yield
         finally:
             if counted:
-                with self._lock:
-                    self._running += 1
+                self._calls.begin_anyway()
                 thread.counted = True
 
     def yield_reading_right(self) -> None:
@@ -154,7 +145,7 @@ class ThreadPool:
     def look_after(self, check: Callable[[], bool]) -> None:
         """Calls `check` now and then until it returns True; it must be short. That may be every 16
         ms only, unless `hasten` has said of late that it could not have waited."""
-        self._checks.append(check)
+        self._checks.add(check)
         if self._monitor.rests:
             self._monitor.rouse()
 
@@ -178,7 +169,7 @@ class ThreadPool:
     @property
     def running(self) -> int:
         """How many user functions run now, those that wait for others left out."""
-        return self._running
+        return self._calls.running
 
     @property
     def threads(self) -> int:
@@ -188,12 +179,12 @@ class ThreadPool:
     @property
     def is_resting(self) -> bool:
         """Whether nobody does anything: no thread but the one that reads is awake."""
-        return self._threads.busy <= 1 and not self._backlog
+        return self._threads.busy <= 1 and not self._calls.backlog
 
     @property
     def backlog(self) -> int:
         """How many calls wait for a thread."""
-        return len(self._backlog)
+        return self._calls.backlog
 
     def living(self) -> list[threading.Thread]:
         """All threads that have not ended, the current one left out."""
@@ -204,8 +195,7 @@ class ThreadPool:
 
     def drop_backlog(self) -> None:
         """The calls that wait for a thread are not run any more."""
-        with self._lock:
-            self._backlog.clear()
+        self._calls.drop_backlog()
 
     def close(self, timeout_seconds: float) -> list[str]:
         """Ends all threads that are idle or reading, and waits for the others. Returns the names
@@ -282,12 +272,12 @@ class ThreadPool:
         after all, it counts as running from when the reading right is taken; and while such calls
         make more run than may, others take their turn with the slow ones. True: this thread is
         still the reader."""
-        if self._running > self._limit:
+        if self._calls.running > self._calls.most:
             return self.run_apart(source, call)
         is_reader = self.run_as_reader(source, call, counts_if_lost=True)
         if not is_reader:
             _thread.counted = False
-            self._run_counted(self._stop_running())
+            self._run_counted(self._calls.end())
         return is_reader
 
     def run_as_reader(
@@ -321,8 +311,7 @@ class ThreadPool:
         except IndexError:
             return
         if counts_if_lost:
-            with self._lock:
-                self._running += 1
+            self._calls.begin_anyway()
         self._pass_on(source)
 
     def _assign_all(self, tasks: list[Callable[[], None]]) -> None:
@@ -333,11 +322,8 @@ class ThreadPool:
     def run_apart(self, source: Source, call: Callable[[], None]) -> bool:
         """Runs a user's call in the reading thread after passing the reading right on (False), or
         puts it into the backlog when as many run as may (True: it is still the reader)."""
-        with self._lock:
-            if self._running >= self._limit:
-                self._backlog.append(call)
-                return True
-            self._running += 1
+        if not self._calls.begin(call):
+            return True
         _thread.is_reader = False
         self._pass_on(source)
         self._run_counted(call)
@@ -363,21 +349,7 @@ class ThreadPool:
             _thread.counted = True
             self._guard(call)
             _thread.counted = False
-            call = self._stop_running()
-
-    def _stop_counting(self) -> None:
-        """The current thread begins to wait: lets the next call of the backlog begin."""
-        following = self._stop_running()
-        if following is not None:
-            self._threads.assign(lambda: self._run_counted(following))
-
-    def _stop_running(self) -> Callable[[], None] | None:
-        """One less runs; or the call of the backlog that runs in its place, counted already."""
-        with self._lock:
-            if self._backlog and self._running <= self._limit:
-                return self._backlog.popleft()
-            self._running -= 1
-            return None
+            call = self._calls.end()
 
     # ------------------------------------------------------------ reading
 
@@ -412,9 +384,7 @@ class ThreadPool:
 
     def _look(self) -> Sight:
         """Takes the reading right from a thread that runs the same function as at the last look."""
-        had_checks = len(self._checks) > 0
-        if had_checks:
-            self._look_after_all()
+        had_checks = self._checks.run()
         serial = self._serial
         if serial != self._seen:
             self._seen = serial
@@ -423,12 +393,3 @@ class ThreadPool:
             self._take_reading_right(self._token)
             return Sight.NEEDED
         return Sight.ACTIVE if had_checks else Sight.QUIET
-
-    def _look_after_all(self) -> None:
-        for _ in range(len(self._checks)):
-            check = self._checks.popleft()
-            try:
-                if not check():
-                    self._checks.append(check)
-            except Exception as error:  # noqa: BLE001 - one broken check must not end the monitor
-                self._report(error)

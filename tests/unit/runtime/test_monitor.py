@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lockstitch.runtime.monitor import Monitor, Pace, Sight
+from lockstitch.runtime.monitor import Checks, Monitor, Pace, Sight
 from tests.unit.runtime.stage import PATIENCE_SECONDS, wait_until
 
 if TYPE_CHECKING:
@@ -149,3 +149,18 @@ def test_where_there_are_no_more_threads_the_next_one_tries_again(
     monitor.close()
     assert thread is not None
     thread.join(PATIENCE_SECONDS)
+
+
+def test_checks_are_called_until_they_return_true() -> None:
+    errors: list[BaseException] = []
+    checks = Checks(errors.append)
+    assert not checks.run()
+    results = [True, False, False]
+    checks.add(results.pop)
+    checks.add({}.popitem)  # type: ignore[arg-type]
+    assert checks.run()
+    assert [type(error) for error in errors] == [KeyError]  # it is not called again
+    assert checks.run()
+    assert checks.run()
+    assert not checks.run()
+    assert len(errors) == 1
