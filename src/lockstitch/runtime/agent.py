@@ -257,7 +257,7 @@ class Agent:
         self.core.report(error)
 
     def statistics(self) -> AgentStatistics:
-        """A picture of the moment."""
+        """Counts what this agent does at this moment."""
         return AgentStatistics(
             outstanding=self.outstanding,
             served=len(self.running_requests),

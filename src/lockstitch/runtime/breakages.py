@@ -53,7 +53,7 @@ class Breakages:
         self._on_broken.append(callback)
 
     def channels(self) -> list[Channel]:
-        """Those whose requests still wait for the verdict."""
+        """Returns the broken channels whose requests still wait for the verdict."""
         return list(self._open)
 
     def cause(self, worker: WorkerId, otherwise: str) -> str:
@@ -124,7 +124,8 @@ class Breakages:
             known.set()
 
     def end(self, worker: WorkerId | None, error: RpcError) -> None:
-        """That worker is lost, as something else has shown; None: this one leaves."""
+        """Ends what waits for a verdict about that worker, which is lost, as something else has
+        shown; None: this worker leaves."""
         for channel in self.channels():
             if worker in (None, channel.peer.worker):
                 self._end(channel, error)

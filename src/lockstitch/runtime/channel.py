@@ -203,7 +203,7 @@ class Channel:
                 self._wait_until_clear(_LOOK_SECONDS)
 
     def _look(self, pending: Pending, what: str) -> None:
-        """Raises why one need not wait on."""
+        """Raises the error because of which `pending` need not be waited for, if there is one."""
         if self.error is not None:
             raise copy_of(self.error)
         if pending.deadline is not None and pending.deadline <= self.core.clock.now():
@@ -226,7 +226,7 @@ class Channel:
         pending.nbytes = nbytes
 
     def _take_out(self, number: int) -> Pending | None:
-        """A request waits for its answer no more."""
+        """Forgets a request, which waits for its answer no more; returns it, if it did."""
         pending = self._pending.pop(number, None)
         if pending is not None and pending.nbytes:
             self.flow_control.remove(pending.nbytes)
@@ -244,7 +244,7 @@ class Channel:
         self.transmit(message)
 
     def signs_of_life(self) -> tuple[object, ...]:
-        """Others than before if the peer has done something since."""
+        """Values that differ from those of before if the peer has done something since."""
         return ()
 
     def expect_answers(self) -> None:
@@ -363,4 +363,4 @@ class Channel:
         self.close()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the channel; harmless when repeated."""

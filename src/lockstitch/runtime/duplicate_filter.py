@@ -46,7 +46,7 @@ class DuplicateFilter:
         _trim(self._given_up)
 
     def is_given_up(self, number: int) -> bool:
-        """Whether it need not be begun."""
+        """Whether the caller has given that request up, so that it need not be begun."""
         return bool(self._given_up) and number in self._given_up
 
 

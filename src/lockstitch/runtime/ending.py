@@ -128,7 +128,7 @@ class _Sleep:
         self._used: list[str] | None = None
 
     def is_sound(self, thread: threading.Thread) -> bool:
-        """Looks once more."""
+        """Looks once more; whether the thread has slept at so many looks that it sleeps soundly."""
         try:
             stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
         except OSError:  # it has ended, or this is another system

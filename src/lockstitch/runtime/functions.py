@@ -198,7 +198,7 @@ class KnownFunction:
 
 
 def _continued(streak: int, seconds: float, limit: float) -> int:
-    """A streak after another run."""
+    """Returns how long a streak of runs below `limit` is after another run, of `seconds`."""
     if seconds < limit:
         return streak + 1 if streak < _LONGEST_STREAK else streak
     return max(0, streak - _COST_OF_A_LAPSE) if seconds < _FAR_TOO_LONG * limit else 0

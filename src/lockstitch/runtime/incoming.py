@@ -227,7 +227,7 @@ class IncomingConnection(Requests):
                 self._send_lock.release()
 
     def signs_of_life(self) -> tuple[object, ...]:
-        """Others than before if the peer has done something since."""
+        """Values that differ from those of before if the peer has done something since."""
         return (*self._decoder.position, *self.connection.signs_of_life())
 
     def serve(self) -> None:

@@ -280,7 +280,7 @@ class Invocation:
     # ------------------------------------------------------------ answering
 
     def answer(self, value: Any, error: BaseException | None) -> None:
-        """`reply` or `fail`."""
+        """Answers with a value (`reply`) or with an error (`fail`)."""
         if error is None:
             self.reply(value)
         else:

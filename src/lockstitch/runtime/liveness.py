@@ -97,7 +97,7 @@ class Liveness:
         self._core.timer.call_at(self._due, self._tick)
 
     def _tick(self) -> None:
-        """The end of one part."""
+        """Ends one part of the time that is granted to silent peers."""
         now, due = self._core.clock.now(), self._due
         assert due is not None
         if now - due > self._part_seconds:

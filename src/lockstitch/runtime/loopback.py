@@ -38,7 +38,7 @@ class Loopback(Channel):
         self._receive(self._copy(message, device_map))
 
     def send(self, message: Message) -> None:
-        """A reply of ours does."""
+        """Delivers a reply of this worker to its own request."""
         copied = self._copy(message)
         assert isinstance(copied, (Reply, Failure))
         self.deliver(copied)

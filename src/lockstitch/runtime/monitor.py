@@ -24,7 +24,7 @@ _REST_SECONDS = 0.02
 
 
 class Sight(enum.Enum):
-    """What the monitor sees."""
+    """What the monitor has found at a look."""
 
     QUIET = enum.auto()
     """Nothing has happened since the last look."""
@@ -45,11 +45,11 @@ class Pace:
 
     @property
     def seconds(self) -> float:
-        """From the last look to the next."""
+        """How long it is from the last look to the next."""
         return _SHORTEST_SECONDS if self._is_running else self._usual_seconds
 
     def note(self, sight: Sight) -> None:
-        """A look is over."""
+        """Notes what a look has found."""
         self._is_running = sight is Sight.RUNNING
         if sight is Sight.NEEDED:
             self._calm_looks = 0

@@ -63,7 +63,7 @@ class Directory(Protocol):
         ...
 
     def members(self) -> Sequence[WorkerInfo]:
-        """All that are known now."""
+        """All workers that are known now."""
         ...
 
     def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
@@ -342,7 +342,7 @@ class Peers:
             caller.close()
 
     def signs_of_life(self, worker: WorkerId) -> tuple[object, ...]:
-        """Others than before if that worker has done something since."""
+        """Values that differ from those of before if that worker has done something since."""
         ends = (self._channels.get(worker), self._callers.get(worker))
         return tuple(sign for end in ends if end is not None for sign in end.signs_of_life())
 

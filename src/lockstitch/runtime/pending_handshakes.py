@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 class PendingHandshakes:
-    """Those of one agent. `judge(hello)` says why a caller of this job cannot be served, or
-    nothing; `let_in(caller, connection, keys, welcome)` takes one that has proved itself."""
+    """The callers of one agent whose handshake is under way. `judge(hello)` says why a caller of
+    this job cannot be served, or nothing; `let_in(caller, connection, keys, welcome)` takes one
+    that has proved itself."""
 
     def __init__(self, core: Core, judge: Callable[[Hello], str], let_in: LetIn) -> None:
         options = core.options
@@ -53,7 +54,7 @@ class PendingHandshakes:
         self._door.make_room()
 
     def refused(self) -> dict[str, int]:
-        """How many were turned away, by reason."""
+        """Returns how many callers were turned away, by reason."""
         return self._door.refused()
 
     def __len__(self) -> int:
@@ -80,7 +81,7 @@ class PendingHandshakes:
 
 
 class PendingHandshake:
-    """One of them; a source of the pool."""
+    """One caller whose handshake is under way; a source of the pool."""
 
     def __init__(
         self,
@@ -120,6 +121,6 @@ class PendingHandshake:
         """The reader never leaves in the middle of `serve`."""
 
     def close(self) -> None:
-        """It is turned away."""
+        """Turns the caller away."""
         self._pool.forget(self._connection)
         self._connection.close()

@@ -33,7 +33,7 @@ class PushChannel(Protocol):
         ...
 
     def stop_listening(self) -> None:
-        """One listener less expects anything."""
+        """Notes that one listener less expects messages."""
         ...
 
 

@@ -40,7 +40,7 @@ class RunningRequests(Generic[R]):
         self._now.add(request)
 
     def end(self, request: R) -> None:
-        """Harmless when repeated."""
+        """Notes that a request was served; harmless when repeated."""
         if request in self._now:
             self._now.discard(request)
             self.finished += 1
@@ -53,14 +53,14 @@ class RunningRequests(Generic[R]):
             self._discard(body, repeated.caller)
 
     def cancel(self, caller: WorkerId, request: int) -> None:
-        """That request's time is over: if it is parked, it is served no more."""
+        """Ends a request whose time is over, if it is parked."""
         for each in self.list():
             is_it = each.caller == caller and each.message.request == request  # type: ignore[attr-defined]
             if is_it and each.is_parked and type(each.message) is not RemoteCall:
                 self.end(each)
 
     def drop(self, caller: WorkerId) -> None:
-        """That caller is gone: what is parked for it is served no more. Not what makes a value,
+        """Ends what is parked for a caller that is gone. Not what makes a value,
         which others may wait for."""
         for each in self.list():
             if each.caller == caller and each.is_parked and type(each.message) is not RemoteCall:
@@ -70,5 +70,5 @@ class RunningRequests(Generic[R]):
         return len(self._now)
 
     def list(self) -> list[R]:
-        """A copy."""
+        """Returns the requests, as a copy that does not change."""
         return list(self._now)

@@ -94,7 +94,7 @@ class Sending:
             has_sent = when_free(self._lock, seconds, self._send_or_leave, buffers, remaining_time)
 
     def _send_or_leave(self, buffers: Sequence[Buffer], remaining_time: RemainingTime) -> None:
-        """It is this thread's turn."""
+        """Sends in this thread's turn, or leaves the frame behind when the time is over."""
         try:
             if self._left_behind:
                 self._send_left_behind(remaining_time)
@@ -105,11 +105,11 @@ class Sending:
 
     @property
     def progress(self) -> int:
-        """Another number whenever the peer has taken in some of what waits for it."""
+        """A number that changes whenever the peer has taken in some of what waits for it."""
         return self._connection.progress + self._caught_up
 
     def stillness(self) -> Stillness:
-        """For whoever waits for room from now on."""
+        """Returns for how long the peer takes in nothing, seen from now on."""
         return self._stillness if self.is_behind else Stillness(self)
 
     def may_add(self) -> bool:

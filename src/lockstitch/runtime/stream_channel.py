@@ -55,7 +55,7 @@ class Judge(Protocol):
 
 
 class StreamChannel(Channel):
-    """A channel over a connection."""
+    """Requests to a worker over a connection; a source of the thread pool."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class StreamChannel(Channel):
         return PushListener(self)
 
     def stop_listening(self) -> None:
-        """One listener less expects anything."""
+        """Notes that one listener less expects messages."""
         self.listeners -= 1
 
     def wait_shared(self, sleeper: Pending) -> None:

@@ -235,7 +235,7 @@ class ThreadPool:
         self._poller.watch_end(connection)
 
     def forget(self, pollable: Pollable) -> None:
-        """Watches it no more."""
+        """Stops watching a pollable."""
         self._poller.remove(pollable)
         self._sources.pop(pollable, None)
 

@@ -45,7 +45,7 @@ class Threads:
             return len(self._living) - len(self._idle)
 
     def all(self) -> list[threading.Thread]:
-        """All that have not ended."""
+        """Returns all threads that have not ended."""
         return list(self._living)
 
     def assign(self, task: Callable[[], None]) -> None:

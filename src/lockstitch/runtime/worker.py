@@ -116,7 +116,7 @@ class Worker:
 
     @property
     def id(self) -> WorkerId:
-        """Rank and generation."""
+        """The rank and the generation of this worker."""
         return self.info.worker
 
     @property

@@ -31,11 +31,11 @@ class Loan(Protocol):
     address: int
 
     def cancel(self) -> None:
-        """The peer will not hear of it."""
+        """Gives the memory back, of which the peer will not hear."""
         ...
 
     def pin(self) -> None:
-        """A device is about to fill it."""
+        """Prepares the memory for a device, which is about to fill it."""
         ...
 
 
@@ -82,8 +82,8 @@ class Connection(Pollable, Protocol):
 
     @property
     def progress(self) -> int:
-        """Another number whenever a part of a message has left for which there was no room at
-        first."""
+        """A number that changes whenever a part of a message has left for which there was no room
+        at first."""
         ...
 
     def send(

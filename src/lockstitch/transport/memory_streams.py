@@ -244,7 +244,7 @@ class MemoryConnection:
         raise ValueError(f"{self!r} is not exposed")
 
     def has_left_over(self) -> bool:
-        """No: its poller knows all."""
+        """False, since its poller knows of everything."""
         return False
 
     def has_room(self, timeout_seconds: float) -> bool:

@@ -40,7 +40,7 @@ class SeveralTransports:
         return self._transport(None).poller()
 
     def close(self) -> None:
-        """Closes each."""
+        """Closes each of the transports."""
         for each in self._transports.values():
             each.close()
 

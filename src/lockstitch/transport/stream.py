@@ -376,7 +376,7 @@ def set_timeout(sock: socket.socket, option: int, timeout_seconds: float | None)
 
 
 def size_of(buffer: Buffer) -> int:
-    """In bytes."""
+    """Returns how many bytes a buffer holds."""
     # len() of a memoryview counts items.
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
 

@@ -83,7 +83,7 @@ class TcpTransport:
         return EpollPoller()
 
     def close(self) -> None:
-        """Nothing remains of a TCP listener."""
+        """Does nothing, since nothing remains of a TCP listener."""
 
     def _accepted(self, sock: socket.socket) -> StreamConnection:
         host, port, *_ = sock.getpeername()
