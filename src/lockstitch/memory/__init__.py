@@ -12,5 +12,7 @@ lies in it.
   borrowing end
 - `handover`: how one process gives it to the other, as descriptors
 - `ring`: short messages from one process to another that looks
+- `doorbell`: falling asleep without missing what another process writes, and waking who sleeps
+- `mailbox`: whole messages between two processes, over two rings
 - `waiting`: how long waits and work usually take, and what follows for the next
 """

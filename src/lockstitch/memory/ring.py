@@ -7,7 +7,7 @@ and back takes 1 µs.
     words   TAIL      how many bytes were put in                        written by the sender
             KNOCK     at which byte of the stream a knock lies (from 1)
             HEAD      how many bytes were taken out                     written by the receiver
-            AWAKE     whether somebody looks
+            SLEEPS    whether the receiver has to be woken
             TAKEN     how many bytes of the stream were taken
     data    a ring
 
@@ -16,9 +16,10 @@ by two rules. The sender puts something in only where the receiver has taken all
 brought. And the receiver, when the stream has brought something, looks into the ring once more
 before it says so: what is there then is older, and nothing can have been added that is not.
 
-*Nobody sleeps on.* The receiver says that it looks no more, passes a fence, and looks once more.
-The sender puts in, passes a fence, and sees whether somebody looks; if not, and nobody has taken
-it, it sends one byte along the stream, a *knock*, having said before where it will lie.
+Nobody misses anything while falling asleep: that is the protocol of `doorbell`. A receiver is taken
+to sleep from the beginning, and whenever it does not look; then the sender leaves the ring alone.
+Where it has put something in and finds that the receiver sleeps and has not taken it, it sends one
+byte along the stream, a *knock*, having said before where it will lie.
 
 An interrupt (Ctrl-C) may strike wherever a function is entered or has returned. So whatever belongs
 together is written here without a call in between.
@@ -27,10 +28,11 @@ together is written here without a call in between.
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.fences import STORES_ARE_ORDERED
+from lockstitch.memory import mapping
+from lockstitch.memory.doorbell import ASLEEP, Doorbell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,15 +46,24 @@ IS_AVAILABLE: Final = STORES_ARE_ORDERED
 TAIL: Final = 0
 KNOCK: Final = 1
 HEAD: Final = 8
-AWAKE: Final = 9
+SLEEPS: Final = 9
 TAKEN: Final = 10
+WORDS_BYTES: Final = 128
 
 NAME: Final = "lockstitch-ring"
 """Of the memory, as in `mapping`."""
 RING_BYTES: Final = 8 * 1024
 """What one direction takes, words and data."""
-_WORDS_BYTES: Final = 128
-CAPACITY: Final = RING_BYTES - _WORDS_BYTES
+CAPACITY: Final = RING_BYTES - WORDS_BYTES
+
+
+def create() -> tuple[Mapping, int]:
+    """Fresh memory of two rings whose receivers sleep, and its descriptor, which the caller
+    closes. Raises `OSError`."""
+    memory, descriptor = mapping.create(2 * RING_BYTES, NAME)
+    for each in both_ways(memory):
+        Ring(each).words[SLEEPS] = ASLEEP
+    return memory, descriptor
 
 
 def both_ways(memory: Mapping) -> tuple[memoryview, memoryview]:
@@ -64,12 +75,34 @@ def both_ways(memory: Mapping) -> tuple[memoryview, memoryview]:
 
 
 class Ring:
-    """Base of the two ends."""
+    """A ring in `memory`, words and data: where the bytes lie of all that ever passes through it,
+    counted from the first one."""
 
     def __init__(self, memory: memoryview) -> None:
-        self.words = memory[:_WORDS_BYTES].cast("Q")
-        self._data = memory[_WORDS_BYTES:RING_BYTES]
-        self._fence = threading.Lock()  # taking and letting go of it is one; see `fences`
+        self.words = memory[:WORDS_BYTES].cast("Q")
+        self.doorbell = Doorbell(self.words)
+        self._data = memory[WORDS_BYTES:]
+        self.capacity = len(self._data)
+        """How many bytes it holds."""
+
+    def store(self, position: int, content: bytes) -> None:
+        """Writes what is to be the bytes from `position` on; there must be room."""
+        start = position % self.capacity
+        end = start + len(content)
+        if end <= self.capacity:
+            self._data[start:end] = content
+        else:
+            first = self.capacity - start
+            self._data[start:] = content[:first]
+            self._data[: end - self.capacity] = content[first:]
+
+    def load(self, position: int, count: int) -> memoryview | bytes:
+        """The `count` bytes from `position` on, to be copied before they are given up."""
+        start = position % self.capacity
+        end = start + count
+        if end <= self.capacity:
+            return self._data[start:end]
+        return bytes(self._data[start:]) + bytes(self._data[: end - self.capacity])
 
 
 class RingWriter(Ring):
@@ -85,31 +118,21 @@ class RingWriter(Ring):
         """Puts a frame in, if somebody looks who has taken all `position` bytes of the stream, and
         if there is room."""
         words = self.words
-        if not words[AWAKE] or words[TAKEN] != position:
+        if words[SLEEPS] or words[TAKEN] != position:
             return False
-        size = len(frame)
-        tail = self._tail + size
-        if tail - words[HEAD] > CAPACITY:
+        tail = self._tail + len(frame)
+        if tail - words[HEAD] > self.capacity:
             return False
-        start = self._tail % CAPACITY
-        end = start + size
-        if end <= CAPACITY:
-            self._data[start:end] = frame
-        else:
-            first = CAPACITY - start
-            self._data[start:] = frame[:first]
-            self._data[: end - CAPACITY] = frame[first:]
+        self.store(self._tail, frame)
         self.is_doubtful = True
         words[TAIL] = self._tail = tail
-        with self._fence:
-            pass
-        if words[AWAKE] or words[HEAD] == tail:
+        if self.is_noticed():
             self.is_doubtful = False
         return True
 
     def is_noticed(self) -> bool:
         """Whether somebody looks, or has taken all."""
-        return bool(self.words[AWAKE] or self.words[HEAD] == self._tail)
+        return not self.doorbell.reason(SLEEPS) or self.words[HEAD] == self._tail
 
 
 class RingReader(Ring):
@@ -121,9 +144,7 @@ class RingReader(Ring):
 
     def look_away(self) -> bool:
         """Says that nobody looks any more; whether there is something in it at last."""
-        self.words[AWAKE] = 0
-        with self._fence:
-            pass
+        self.doorbell.announce_sleep(SLEEPS)
         return bool(self.words[TAIL] != self.head)
 
     def watch(self, now: Callable[[], float], until: float) -> float:
@@ -140,17 +161,10 @@ class RingReader(Ring):
         count = words[TAIL] - head
         if not count:
             return False
-        if not 0 < count <= CAPACITY:
-            raise ConnectionError(f"a ring of {CAPACITY} bytes cannot hold {count}")
+        if not 0 < count <= self.capacity:
+            raise ConnectionError(f"a ring of {self.capacity} bytes cannot hold {count}")
         count = min(count, len(view))
-        start = head % CAPACITY
-        end = start + count
-        if end <= CAPACITY:
-            view[:count] = self._data[start:end]
-        else:
-            first = CAPACITY - start
-            view[:first] = self._data[start:]
-            view[first:count] = self._data[: end - CAPACITY]
+        view[:count] = self.load(head, count)
         counts += (count,)
         words[HEAD] = self.head = head + count
         return True

@@ -31,7 +31,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from lockstitch.memory.ring import AWAKE
+from lockstitch.memory.doorbell import ASLEEP, AWAKE
+from lockstitch.memory.ring import SLEEPS
 from lockstitch.memory.waiting import DurationEstimate
 from lockstitch.transport.stream import StreamConnection
 
@@ -155,13 +156,13 @@ class Spinner:
         ring = connection.ring
         has_come = False
         if ring is not None:
-            ring.words[AWAKE] = 1
+            ring.words[SLEEPS] = AWAKE
         try:
             has_come = self._spin(connection, view, counts, deadline, usual)
         finally:
             _TURN.taken_until = 0.0
             if ring is not None and not (has_come and self._looks_on):
-                ring.words[AWAKE] = 0
+                ring.words[SLEEPS] = ASLEEP
         if not has_come:
             if ring is None or not ring.look_away():
                 return False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.folders import Folder
 from lockstitch.link.sockets import peer_credentials
-from lockstitch.memory import handover, mapping, ring
+from lockstitch.memory import handover, ring
 from lockstitch.memory.mapping import Mapping
 from lockstitch.memory.received_segments import ReceivedSegments
 from lockstitch.memory.segments import LEAST_BYTES, LentSegments
@@ -140,7 +140,7 @@ class UnixConnection(RingStream):
         memory, descriptors = None, []
         if wanted and ring.IS_AVAILABLE and not self.is_own_process:
             try:
-                memory, descriptor = mapping.create(2 * ring.RING_BYTES, ring.NAME)
+                memory, descriptor = ring.create()
                 descriptors.append(descriptor)
             except OSError:  # no memory, no descriptors: the stream will do
                 pass

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from lockstitch.memory import ring
+from lockstitch.memory.doorbell import ASLEEP, AWAKE
 from lockstitch.memory.ring import (
-    AWAKE,
     CAPACITY,
     RING_BYTES,
+    SLEEPS,
     TAIL,
     TAKEN,
     RingReader,
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(not ring.IS_AVAILABLE, reason="needs ordered sto
 def ends():
     memory = memoryview(bytearray(RING_BYTES))
     reader = RingReader(memory)
-    reader.words[AWAKE] = 1
+    assert reader.words[SLEEPS] == AWAKE
     return RingWriter(memory), reader
 
 
@@ -40,7 +41,7 @@ def test_frames_come_out_in_order_also_around_the_corner(ends):
         assert take(reader) == b"".join(frames)
     assert take(reader) == b""
     assert not reader.look_away()
-    assert not reader.words[AWAKE]
+    assert reader.words[SLEEPS] == ASLEEP
 
 
 def test_a_short_view_takes_a_part(ends):
@@ -58,7 +59,7 @@ def test_nothing_is_put_where_nobody_looks_or_the_stream_is_not_taken_or_there_i
     assert not writer.put(b"x", 1)
     take(reader, 1)
     assert writer.put(b"x", 1)
-    reader.words[AWAKE] = 0
+    reader.words[SLEEPS] = ASLEEP
     take(reader)
     assert not writer.put(b"x", 1)
 

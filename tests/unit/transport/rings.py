@@ -6,7 +6,8 @@ import contextlib
 import select
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.memory.ring import AWAKE
+from lockstitch.memory.doorbell import AWAKE
+from lockstitch.memory.ring import SLEEPS
 from lockstitch.memory.segments import SegmentPool
 from lockstitch.transport.unix import UnixTransport
 from tests.unit.transport.streams import receive_all, wait_for_connection
@@ -37,10 +38,10 @@ class RingPair:
     @property
     def looks(self) -> bool:
         """Whether the receiver says that it looks."""
-        return bool(self.far.ring.words[AWAKE])
+        return bool(self.far.ring.words[SLEEPS] == AWAKE)
 
     def look(self) -> None:
-        self.far.ring.words[AWAKE] = 1
+        self.far.ring.words[SLEEPS] = AWAKE
 
     def look_away(self) -> bytes:
         """The receiver looks no more; what it finds at last."""

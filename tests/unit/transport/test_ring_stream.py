@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstitch.memory import mapping, ring
+from lockstitch.memory.doorbell import AWAKE
 from lockstitch.memory.ring import (
-    AWAKE,
     CAPACITY,
     HEAD,
+    SLEEPS,
     TAIL,
 )
 from tests.unit.transport.pairs import mapped_bytes
@@ -50,7 +51,7 @@ def test_who_does_not_look_finds_it_in_the_stream(pair):
 def test_answers_go_the_same_way():
     pair = RingPair()
     try:
-        pair.near.ring.words[AWAKE] = 1
+        pair.near.ring.words[SLEEPS] = AWAKE
         pair.far.send([b"answer"])
         assert pair.near.has_left_over()
         assert receive_all(pair.near, 6) == b"answer"
@@ -192,7 +193,7 @@ def test_where_the_other_end_cannot_map_it_all_goes_by_the_stream(monkeypatch):
     monkeypatch.setattr("lockstitch.transport.unix.Mapping", no_room)
     pair = RingPair()
     assert pair.near.ring is not None
-    pair.near.ring.words[AWAKE] = 1
+    pair.near.ring.words[SLEEPS] = AWAKE
     pair.far.send([b"answer"])
     assert receive_all(pair.near, 6) == b"answer"
     assert pair.far.ring is None

@@ -28,7 +28,6 @@ from lockstitch.collectives.shared_memory.segment import Geometry, Segment
 from lockstitch.collectives.shared_memory.token import Token
 from lockstitch.collectives.shared_memory.wakeups import Wakeups
 from lockstitch.errors import CollectiveError, RankLostError
-from lockstitch.fences import Fence
 from lockstitch.forks import abandon_in_child
 from lockstitch.memory.arena import Arena, ArenaFullError
 from lockstitch.memory.leases import window
@@ -63,7 +62,7 @@ class SharedMemoryBackend:
         self._segment = Segment(known.segment, geometry)
         known.close_segment()
         self._arena = Arena(geometry.arena_bytes)
-        self._wakeups = Wakeups(rank, known, self._segment.sleepers(), Fence())
+        self._wakeups = Wakeups(rank, known, self._segment.sleepers())
         self._lock = threading.RLock()
         self._token = Token()
         self._channels: dict[int, Channel] = {}
@@ -312,18 +311,19 @@ class SharedMemoryBackend:
 
     def _sleep(self, handle: Handle[Any] | None, timeout_seconds: float = _LOOK_SECONDS) -> None:
         """Until somebody rings; holds the token."""
-        try:
-            self._wakeups.announce_sleep()
+
+        def has_come() -> bool:
             with self._lock:
                 is_news = self._turn()
-            if is_news or self._is_over(handle):
-                return
-            dead = self._wakeups.sleep(timeout_seconds)
+            return is_news or self._is_over(handle)
+
+        try:
+            dead = self._wakeups.sleep_unless(has_come, timeout_seconds)
         except OSError as error:
             self._give_up(error)
             return
-        finally:
-            self._wakeups.announce_awake()
+        if dead is None:
+            return
         if dead:
             self._handle_deaths(dead)
         self._pending.look_for_stalls(self._missing, give_up=self._give_up)

@@ -109,7 +109,7 @@ class Channel:
         tails = segment.tails(set_id, count)
         me = self._position
         cursors = [segment.cursors(set_id, writer, count) for writer in range(count)]
-        own = LogWriter(segment.log(set_id, me), tails, cursors[me], me, self._wakeups.fence)
+        own = LogWriter(segment.log(set_id, me), tails, cursors[me], me)
         readers = [
             (rank, index, LogReader(segment.log(set_id, index), tails, cursors[index], index, me))
             for index, rank in enumerate(self.process_set.ranks)

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.fences import STORES_ARE_ORDERED
+from lockstitch.fences import STORES_ARE_ORDERED, Fence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from lockstitch.fences import Fence
 
 DEFINE: Final = 1
 """This number stands for a description; the argument is its length in bytes."""
@@ -85,7 +83,7 @@ class LogWriter:
     writer, and for each writer a row of its readers' cursors."""
 
     def __init__(
-        self, ring: memoryview, tails: memoryview, cursors: memoryview, index: int, fence: Fence
+        self, ring: memoryview, tails: memoryview, cursors: memoryview, index: int
     ) -> None:
         self._ring = ring
         self._tails = tails
@@ -94,7 +92,7 @@ class LogWriter:
         self._tail = 0
         self._limit = self._size
         self._cursors = cursors
-        self._fence = fence
+        self._fence = Fence()
 
     @property
     def written(self) -> int:

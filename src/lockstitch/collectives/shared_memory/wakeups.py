@@ -1,8 +1,7 @@
 """Sleeping until another rank has something to tell, waking who sleeps, and seeing who has died.
 
-Who is about to sleep says so in the segment (*sleepers*), passes a fence, looks once more, and then
-sleeps on its eventfd. Who has written something passes a fence and then reads who sleeps. So at
-least one of the two sees the other.
+A rank sleeps on its eventfd, to which others write where they find that it sleeps (by the protocol
+of `memory.doorbell`), and on the pidfds of the other ranks, which tell of their ends.
 """
 
 from __future__ import annotations
@@ -12,23 +11,22 @@ import os
 import select
 from typing import TYPE_CHECKING
 
+from lockstitch.memory.doorbell import Doorbell
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lockstitch.collectives.shared_memory.introduction import SharedDescriptors
-    from lockstitch.fences import Fence
 
 
 class Wakeups:
-    """One rank's eventfd, and those of the others. Only one thread sleeps at a time."""
+    """One rank's sleep, and how it wakes the others. Only one thread sleeps at a time. `sleepers`
+    are words in shared memory, one for each rank; the descriptors are taken over."""
 
-    def __init__(
-        self, rank: int, known: SharedDescriptors, sleepers: memoryview, fence: Fence
-    ) -> None:
+    def __init__(self, rank: int, known: SharedDescriptors, sleepers: memoryview) -> None:
         self._rank = rank
         self._known = known
-        self._sleepers = sleepers
-        self.fence = fence
+        self._doorbell = Doorbell(sleepers)
         self._poll = select.poll()
         self._poll.register(known.eventfds[rank], select.POLLIN)
         self._pidfds = {fd: each for each, fd in enumerate(known.pidfds) if each != rank}
@@ -39,20 +37,19 @@ class Wakeups:
     @property
     def is_asleep(self) -> bool:
         """Whether this rank sleeps, or is about to."""
-        return bool(self._sleepers[self._rank])
+        return self._doorbell.is_asleep(self._rank)
 
-    def announce_sleep(self) -> None:
-        """Before the last look: from now on others wake this rank."""
-        self._sleepers[self._rank] = 1
-        self.fence()
+    def sleep_unless(
+        self, has_come: Callable[[], bool], timeout_seconds: float
+    ) -> list[int] | None:
+        """Looks once more by `has_come()`, and sleeps if that finds nothing: until somebody wakes
+        this rank, the time is over, or a rank dies. Returns the ranks that have died, or None where
+        there was no need to sleep."""
+        return self._doorbell.sleep_unless(
+            self._rank, has_come, lambda: self._sleep(timeout_seconds)
+        )
 
-    def announce_awake(self) -> None:
-        """Awake, by whatever."""
-        self._sleepers[self._rank] = 0
-
-    def sleep(self, timeout_seconds: float) -> list[int]:
-        """Until somebody wakes this rank, the time is over, or a rank dies; returns the ranks that
-        died."""
+    def _sleep(self, timeout_seconds: float) -> list[int]:
         dead = []
         for descriptor, _ in self._poll.poll(timeout_seconds * 1e3):
             if descriptor in self._pidfds:
@@ -63,22 +60,20 @@ class Wakeups:
         return dead
 
     def is_watched(self, rank: int) -> bool:
-        """Whether the rank's death would be one."""
+        """Whether the end of that rank's process would count as its death."""
         return rank in self._pidfds.values()
 
     def forget(self, rank: int) -> None:
-        """This rank has said goodbye: its end is no death."""
+        """This rank has told that it leaves: the end of its process is no death."""
         for descriptor, each in list(self._pidfds.items()):
             if each == rank:
                 del self._pidfds[descriptor]
                 self._poll.unregister(descriptor)
 
     def wake(self, ranks: Sequence[int]) -> None:
-        """Wakes those of `ranks` that sleep."""
-        self.fence()
-        sleepers = self._sleepers
-        for rank in ranks:
-            if sleepers[rank] and not self._is_closed:
+        """Something was written for `ranks`: wakes those of them that sleep."""
+        for rank in self._doorbell.sleepers(ranks):
+            if not self._is_closed:
                 _signal(self._known.eventfds[rank])
 
     def wake_own(self) -> None:

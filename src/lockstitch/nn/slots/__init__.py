@@ -25,5 +25,4 @@ request_packing  … requests, in few bytes
 shared_leaves    … parameters where all processes see them
 memory           … tensors in shared memory
 messages         … how requests and answers are written
-mailbox          … how they come over, and waiting for them
 """

@@ -29,8 +29,8 @@ from lockstitch.runtime.freed_memory import MOST_KEPT_BLOCK_BYTES, keep_freed_me
 from lockstitch.torch_internals.autograd import forget_hooks
 
 if TYPE_CHECKING:
+    from lockstitch.memory.mailbox import Mailbox
     from lockstitch.nn.slots.base import Blueprint
-    from lockstitch.nn.slots.mailbox import Mailbox
     from lockstitch.nn.slots.messages import MessageCodec
 
 

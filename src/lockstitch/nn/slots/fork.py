@@ -3,7 +3,7 @@ run at once.
 
 The fork has the module as it is. Its trainable parameters are moved into shared memory before
 (`shared_leaves.py`), all else is its own and is told of changes. Messages and their tensors go
-through shared memory too (`mailbox.py`, `messages.py`, `memory.py`).
+through shared memory too (`memory.mailbox`, `messages.py`, `memory.py`).
 
 What takes less than a message there and back is not sent: a pass that the child has found to be
 short is run by the caller, as with threads (`own_passes.py`), if all that the module keeps is in
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.errors import SlotDiedError
 from lockstitch.forks import abandon_in_child
+from lockstitch.memory.mailbox import Mailbox, create_memory, spin_seconds_for
 from lockstitch.memory.mapping import create_file
 from lockstitch.memory.waiting import WorkEstimate
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
@@ -37,7 +38,6 @@ from lockstitch.nn.slots.child import run_child
 from lockstitch.nn.slots.failures import Failure
 from lockstitch.nn.slots.forkable import obstacle
 from lockstitch.nn.slots.lifting import SINGLE
-from lockstitch.nn.slots.mailbox import Mailbox, create_memory, spin_seconds_for
 from lockstitch.nn.slots.memory import NAME, OwnedMemory, ReadMemory
 from lockstitch.nn.slots.messages import Leaves, MessageCodec
 from lockstitch.nn.slots.own_passes import OwnPasses

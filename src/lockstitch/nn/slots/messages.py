@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import cloudpickle
 import torch
 
+from lockstitch.memory.mailbox import LARGEST
 from lockstitch.memory.sizes import aligned
-from lockstitch.nn.slots.mailbox import LARGEST
 from lockstitch.nn.slots.memory import BlockName
 from lockstitch.torch_internals.tensors import copy_many, unflatten
 

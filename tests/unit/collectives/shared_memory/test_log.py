@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from lockstitch.collectives.shared_memory import log
 from lockstitch.collectives.shared_memory.log import LogReader, LogWriter, word
-from lockstitch.fences import Fence
 
 SIZE = 64
 
@@ -19,7 +18,7 @@ def make() -> tuple[LogWriter, LogReader, LogReader]:
     tails = memoryview(bytearray(8 * 3)).cast("Q")
     cursors = memoryview(bytearray(8 * 3)).cast("Q")
     return (
-        LogWriter(ring, tails, cursors, 1, Fence()),
+        LogWriter(ring, tails, cursors, 1),
         LogReader(ring, tails, cursors, 1, 0),
         LogReader(ring, tails, cursors, 1, 2),
     )

@@ -10,7 +10,6 @@ import pytest
 
 from lockstitch.collectives.shared_memory.introduction import SharedDescriptors, own_descriptors
 from lockstitch.collectives.shared_memory.wakeups import Wakeups
-from lockstitch.fences import Fence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,31 +36,40 @@ def wakeups(sleepers: memoryview, child: int) -> Iterator[Wakeups]:
     own, other = own_descriptors(), own_descriptors()
     os.close(other[1])
     known = SharedDescriptors(-1, [own[0], other[0]], [own[1], os.pidfd_open(child)])
-    made = Wakeups(0, known, sleepers, Fence())
+    made = Wakeups(0, known, sleepers)
     yield made
     made.close()
     made.close()
 
 
+def sleep(wakeups: Wakeups, seconds: float) -> list[int] | None:
+    return wakeups.sleep_unless(lambda: False, seconds)
+
+
 def test_who_announces_sleep_is_woken(wakeups: Wakeups, sleepers: memoryview) -> None:
-    wakeups.announce_sleep()
-    assert wakeups.is_asleep
-    wakeups.wake([0])
-    assert wakeups.sleep(30) == []
-    wakeups.announce_awake()
+    def wake() -> bool:
+        assert wakeups.is_asleep
+        wakeups.wake([0])
+        return False
+
+    assert wakeups.sleep_unless(wake, 30) == []
     assert sleepers.tolist() == [0, 0]
 
 
 def test_who_is_awake_is_not_woken(wakeups: Wakeups) -> None:
     wakeups.wake([0])
-    assert wakeups.sleep(0) == []
+    assert sleep(wakeups, 0) == []
     wakeups.wake_own()
-    assert wakeups.sleep(30) == []
+    assert sleep(wakeups, 30) == []
+
+
+def test_who_finds_something_at_the_last_look_does_not_sleep(wakeups: Wakeups) -> None:
+    assert wakeups.sleep_unless(lambda: True, 30) is None
 
 
 def test_death_wakes(wakeups: Wakeups, child: int) -> None:
     os.kill(child, signal.SIGKILL)
-    assert wakeups.sleep(30) == [1]
+    assert sleep(wakeups, 30) == [1]
 
 
 def test_end_of_a_rank_that_said_goodbye_is_no_death(wakeups: Wakeups, child: int) -> None:
@@ -69,5 +77,5 @@ def test_end_of_a_rank_that_said_goodbye_is_no_death(wakeups: Wakeups, child: in
     wakeups.forget(1)
     os.kill(child, signal.SIGKILL)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert wakeups.sleep(0) == []
+    assert sleep(wakeups, 0) == []
     assert not wakeups.is_watched(1)

@@ -7,22 +7,22 @@ import threading
 
 import pytest
 
-from lockstitch.nn.slots.mailbox import LARGEST, Mailbox, create_memory, spin_seconds_for
+from lockstitch.memory.mailbox import LARGEST, Mailbox, create_memory, spin_seconds_for
 
 
 class Sides:
     """Both sides in one process."""
 
     def __init__(self, spin_seconds):
-        self.bells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         memory = create_memory()
         self.one, self.other = (
-            Mailbox(memory, side, bell, spin_seconds) for side, bell in enumerate(self.bells)
+            Mailbox(memory, side, sock, spin_seconds) for side, sock in enumerate(self.sockets)
         )
 
     def close(self):
-        for bell in self.bells:
-            bell.close()
+        for sock in self.sockets:
+            sock.close()
 
 
 @pytest.fixture(params=[0.0, 1e-3], ids=["sleeps", "looks"])
@@ -98,13 +98,13 @@ def test_two_that_write_without_end_do_not_wait_for_each_other(sides):
 
 def test_what_the_dead_have_written_is_still_read(sides):
     sides.other.send(b"last words")
-    sides.bells[1].close()
+    sides.sockets[1].close()
     assert sides.one.receive() == b"last words"
     assert sides.one.receive() is None
 
 
 def test_who_sleeps_hears_of_a_death(sides):
-    threading.Thread(target=sides.bells[1].shutdown, args=(socket.SHUT_RDWR,)).start()
+    threading.Thread(target=sides.sockets[1].shutdown, args=(socket.SHUT_RDWR,)).start()
     assert sides.one.receive() is None
 
 
