@@ -1,5 +1,20 @@
-"""Who drives: of several threads that wait for operations, one. The others sleep on their handles,
-and one of them is woken when the token is free. An interrupt may end any wait at any call."""
+"""Who drives: of several threads that wait for operations, the one that holds the token. The others
+follow: they sleep on their handles, and one of them is woken when the token is free.
+
+                  free                               held by another thread
+    hold     ┌─► takes it, works, gives it back   follow ─► joins the followers
+             │                    │                   │     looks once more: is it free by now?
+             │                    ▼                   ▼     sleeps on its handle
+             │        wakes the first follower        │
+             │        whose handle is not done        │  woken by the one who gave it back, by the
+             └────────────────────────────────────────┘  end of its operation, or by the time
+
+A thread becomes a follower before it looks whether the token is held, and who gives the token back
+does so before it looks for followers. So at least one of the two sees the other, as in
+`memory.doorbell`. The background thread drives only while nobody else wants to: a follower that
+ought to have the token instead says so (`is_wanted`), and that thread then gives it back.
+
+An interrupt may end any wait at any call."""
 
 from __future__ import annotations
 
@@ -38,8 +53,8 @@ class Token:
     def follow(
         self, handle: Handle[Any], call_off: Callable[[], None], timeout_seconds: float
     ) -> None:
-        """Another thread drives: sleeps until the handle is done, the token is free, or the time is
-        over. `call_off` may say that it is wanted; that holds until then."""
+        """Follows the thread that drives: sleeps until the handle is done, the token is free, or
+        the time is over. `call_off` may set `is_wanted`, which is unset at the end."""
         signal = handle.signal()
         try:
             self._followers.append(handle)
@@ -54,7 +69,7 @@ class Token:
                 self._followers.remove(handle)
 
     def wait(self) -> None:
-        """Until nobody has it."""
+        """Waits until no thread has the token."""
         with self._lock:
             pass
 
