@@ -5,9 +5,10 @@ from queue import Queue
 
 import pytest
 
-from lockstitch.hvd.worlds import Launcher
+from lockstitch.hvd.worlds import Worlds
 from lockstitch.launcher_link import Over, RankAssignment, Ready, Update, Void
 from lockstitch.launcher_link.client import ADDRESS, WORKER
+from lockstitch.launcher_link.process import JobLink
 from lockstitch.rendezvous import open_store
 from lockstitch.trust.secret import VARIABLE
 from tests.unit.launcher_link import launchers
@@ -30,10 +31,10 @@ def fake_launcher(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def launcher(fake_launcher):
-    launcher = Launcher()
-    yield launcher
-    launcher.link().close()
+def job(fake_launcher):
+    job = JobLink()
+    yield job
+    job.close()
 
 
 def answer(fake_launcher, message):
@@ -44,12 +45,12 @@ def answer(fake_launcher, message):
     fake_launcher.tell(0, message)
 
 
-def opening(launcher, opened):
+def opening(job, opened):
     """A thread that goes into the next world."""
 
     def enter():
         try:
-            opened.put(launcher.open(launcher.link()))
+            opened.put(Worlds().open(job.client()))
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             opened.put(error)
 
@@ -60,13 +61,13 @@ def opening(launcher, opened):
 
 def test_a_plain_environment_names_no_launcher(monkeypatch):
     monkeypatch.delenv(ADDRESS, raising=False)
-    assert Launcher().link() is None
+    assert JobLink().client() is None
 
 
-def test_the_launcher_says_where_a_process_belongs(fake_launcher, launcher):
+def test_the_launcher_says_where_a_process_belongs(fake_launcher, job):
     opened = Queue()
     for generation in (1, 2):
-        thread = opening(launcher, opened)
+        thread = opening(job, opened)
         answer(fake_launcher, RankAssignment(generation, 0, 1, "unused"))
         session = opened.get(timeout=SECONDS)
         assert (session.rank, session.size) == (0, 1)
@@ -74,9 +75,9 @@ def test_the_launcher_says_where_a_process_belongs(fake_launcher, launcher):
         thread.join()
 
 
-def test_who_is_of_no_use_any_more_ends_well(fake_launcher, launcher):
+def test_who_is_of_no_use_any_more_ends_well(fake_launcher, job):
     opened = Queue()
-    thread = opening(launcher, opened)
+    thread = opening(job, opened)
     answer(fake_launcher, Over("the training has finished"))
     error = opened.get(timeout=SECONDS)
     assert isinstance(error, SystemExit)
@@ -84,11 +85,9 @@ def test_who_is_of_no_use_any_more_ends_well(fake_launcher, launcher):
     thread.join()
 
 
-def test_who_waits_for_a_rank_that_has_died_is_told_and_asks_again(
-    fake_launcher, launcher, tmp_path
-):
+def test_who_waits_for_a_rank_that_has_died_is_told_and_asks_again(fake_launcher, job, tmp_path):
     opened = Queue()
-    thread = opening(launcher, opened)
+    thread = opening(job, opened)
     answer(fake_launcher, RankAssignment(1, 0, 2, f"file://{tmp_path}/world-1"))
     fake_launcher.tell(0, Void(1))
     answer(fake_launcher, RankAssignment(2, 0, 1, "unused"))
@@ -98,28 +97,28 @@ def test_who_waits_for_a_rank_that_has_died_is_told_and_asks_again(
     thread.join()
 
 
-def test_listeners_hear_updates_until_they_are_forgotten(fake_launcher, launcher):
+def test_listeners_hear_updates_until_they_are_forgotten(fake_launcher, job):
     heard = Queue()
-    launcher.listen(heard.put)
+    job.listen(heard.put)
     fake_launcher.wait_for_worker(0)
     fake_launcher.tell(0, Update(1, 2))
     assert heard.get(timeout=SECONDS) == Update(1, 2)
     late = Queue()
-    launcher.listen(late.put)
+    job.listen(late.put)
     assert late.get(timeout=SECONDS) == Update(1, 2)
-    launcher.forget(late.put)
+    job.forget(late.put)
     fake_launcher.tell(0, Update(2, 2))
     assert heard.get(timeout=SECONDS) == Update(2, 2)
     assert late.empty()
 
 
 def test_who_has_met_but_waits_behind_the_door_is_told_too(
-    fake_launcher, launcher, tmp_path, monkeypatch
+    fake_launcher, job, tmp_path, monkeypatch
 ):
     knocks = Queue()
     monkeypatch.setattr("lockstitch.collectives.opening.end_introduction", knocks.put)
     opened = Queue()
-    thread = opening(launcher, opened)
+    thread = opening(job, opened)
     answer(fake_launcher, RankAssignment(1, 0, 2, f"file://{tmp_path}/world-1"))
     meeting = open_store(f"file://{tmp_path}/world-1", 1, 2, SECONDS)
     while not meeting.check(["reductions/meeting/0/0"]):  # it has come, and waits
