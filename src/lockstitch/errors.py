@@ -20,6 +20,7 @@
     │   ├── RankLostError             … because a rank is gone         (also ConnectionError)
     │   └── StalledError              … because ranks did not submit in time (also TimeoutError)
     ├── BoardLostError                the launcher of an elastic job is gone
+    ├── PlacementError                an engine has no room for workers  (also TimeoutError)
     ├── SlotDiedError                 a slot of a DataParallel is gone   (also ConnectionError)
     ├── UnsupportedTorchError         this torch lacks what a feature stands on
     └── ProtocolError                 the two ends disagree
@@ -172,6 +173,10 @@ class StalledError(CollectiveError, TimeoutError):
 class BoardLostError(LockstitchError):
     """The launcher of a job in which workers come and go is gone, or does not speak to this
     worker."""
+
+
+class PlacementError(LockstitchError, TimeoutError):
+    """A cluster has no room for the workers of a job, or had none in time."""
 
 
 class SlotDiedError(LockstitchError, ConnectionError):

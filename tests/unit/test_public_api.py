@@ -67,6 +67,7 @@ PUBLIC_NAMES = {
         HostsUpdatedInterrupt get_handler_registry set_handler_registry handlers objects running
         sampler state
     """,
+    "lockstitch.ray": "ElasticRayExecutor RayExecutor RpcGroup workers log",
     "lockstitch.testing": """
         LocalCluster ProcessCluster Faults Traffic ManualClock assert_same_gradients no_leaks
     """,

@@ -29,7 +29,8 @@
     runner           run: a function on many ranks
     common           the modules of `horovod.common`
     mpi_ops          all operations under the module name that programs know
-    ray, spark       errors that say what to do instead; torch: one that says where to look
+    ray              executors on Ray, which are `lockstitch.ray`
+    spark            an error that says what to do instead; torch: one that says where to look
 
 The work is done by `lockstitch.collectives`.
 """

@@ -1,5 +1,4 @@
-"""Also of `hvd.spark`: what a program meets that looks for parts of Horovod which
-are not here, or elsewhere."""
+"""What a program meets that looks for parts of Horovod which are not here."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import pytest
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("ray", r"each of your own actors set HOROVOD_RANK.* lockstitch\.hvd\.run"),
         ("spark", r"each task of a barrier stage set HOROVOD_RANK.* lockstitch\.hvd\.run"),
         ("spark.torch", "no estimators"),
     ],
@@ -19,8 +17,3 @@ import pytest
 def test_what_is_not_there_says_what_to_do(name: str, advice: str) -> None:
     with pytest.raises(ImportError, match=advice):
         importlib.import_module(f"lockstitch.hvd.{name}")
-
-
-def test_that_is_also_said_where_a_name_is_imported() -> None:
-    with pytest.raises(ImportError, match="no executors of Ray"):
-        exec("from lockstitch.hvd import ray")

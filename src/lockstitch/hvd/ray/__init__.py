@@ -1,0 +1,16 @@
+"""Where programs of `horovod.ray` look: `lockstitch.ray` under the names that they know.
+
+    runner      RayExecutor
+    elastic     ElasticRayExecutor, RayHostDiscovery
+    ray_logger  log
+
+Importing it raises `ImportError`, with what to install, where there is no Ray.
+"""
+
+from lockstitch.hvd.ray import elastic, ray_logger, runner
+from lockstitch.ray import ElasticRayExecutor, RayExecutor
+from lockstitch.ray.engine import find_ray
+
+__all__ = ["RayExecutor", "ElasticRayExecutor", "elastic", "ray_logger", "runner"]
+
+find_ray()
