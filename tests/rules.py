@@ -119,7 +119,6 @@ RULES = (
             "launch/stopping.py": "a pair within one process, on which Python tells signals",
             "memory/handover.py": "a pair that one worker hands another over their connection",
             "nn/slots/fork.py": "a pair between a process and its own child",
-            "rendezvous/hosts.py": "asks the kernel for the way to a host, and sends nothing",
             "rendezvous/reaching.py": "asks whether the store of torch answers",
         },
     ),

@@ -24,7 +24,11 @@ from lockstitch.collectives.c10d.coordinator_link import (
 )
 from lockstitch.collectives.c10d.group_operations import GroupOperations, ProcessGroupOperations
 from lockstitch.collectives.placement import Placement, placed
-from lockstitch.rendezvous import LOOPBACK, address_towards, host_identity
+from lockstitch.link.addresses import LOOPBACK, own_address
+from lockstitch.link.ports import find_ports
+from lockstitch.link.pulse import heartbeat_seconds
+from lockstitch.rendezvous import host_identity
+from lockstitch.rendezvous.store import host_of
 from lockstitch.transport import TcpTransport
 
 if TYPE_CHECKING:
@@ -62,6 +66,7 @@ class NcclBootstrap:
         self._secret = secret
         self._sets = sets
         self._pending = pending
+        self._ports = find_ports(options.port_range, os.environ)
         self._open: dict[int, tuple[TcpTransport, Listener]] = {}
         self._lock = threading.Lock()
 
@@ -72,7 +77,7 @@ class NcclBootstrap:
             return mine
         with self._lock:
             if process_set.id not in self._open:
-                transport = TcpTransport(self._own_address())
+                transport = TcpTransport(self._own_address(), self._ports)
                 self._open[process_set.id] = transport, transport.listen()
             _, listener = self._open[process_set.id]
         return replace(mine, address=listener.address, word=secrets.token_hex(16))
@@ -83,7 +88,10 @@ class NcclBootstrap:
         """See `DeviceBootstrap`."""
         rank, coordinator_rank = self._rank, process_set.ranks[0]
         seconds = self._options.timeout_seconds
-        link_options = LinkOptions.of(first.word, self._secret, seconds, coordinator_rank)
+        link_options = replace(
+            LinkOptions.of(first.word, self._secret, seconds, coordinator_rank),
+            heartbeat=heartbeat_seconds(self._options.heartbeat_seconds, os.environ),
+        )
 
         def connect(hear: Callable[[Message], None]) -> CoordinatorServer | CoordinatorClient:
             if rank == coordinator_rank:
@@ -97,7 +105,7 @@ class NcclBootstrap:
             line = connect_to_coordinator(
                 TcpTransport(LOOPBACK), first.address, rank, link_options, self._pending.check
             )
-            return CoordinatorClient(rank, line, hear, coordinator_rank)
+            return CoordinatorClient(rank, line, hear, link_options)
 
         store = PrefixStore(f"devices of {process_set.id}", self._store)
         groups = self._groups(store, device)
@@ -130,10 +138,7 @@ class NcclBootstrap:
 
     def _own_address(self) -> str:
         """Returns the address at which the ranks of other hosts reach this one."""
-        if self._options.address is not None:
-            return self._options.address
-        known = os.environ.get("MASTER_ADDR", LOOPBACK)
-        hosts = self._topology.hosts
-        if hosts[self._rank] == hosts[0]:
-            return known
-        return address_towards(known)
+        if self._topology.host_count == 1:
+            return LOOPBACK
+        place = host_of(self._store) or os.environ.get("MASTER_ADDR")
+        return own_address(place, self._options.address)

@@ -15,9 +15,10 @@ import contextlib
 import functools
 import os
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lockstitch import __version__
@@ -49,19 +50,20 @@ from lockstitch.collectives.shared_memory.introduction import (
 from lockstitch.collectives.shared_memory.segment import Geometry, create
 from lockstitch.collectives.topology import Topology
 from lockstitch.errors import CollectiveError, RankLostError
+from lockstitch.link.addresses import host_and_port, is_loopback, own_address
+from lockstitch.link.ports import find_ports
+from lockstitch.link.pulse import heartbeat_seconds
 from lockstitch.modes import in_plain_modes
 from lockstitch.rendezvous import (
-    LOOPBACK,
     StaticRoster,
-    address_towards,
     host_identity,
-    is_loopback,
     join,
     missing_keys,
     open_store,
     sealed_by,
 )
 from lockstitch.rendezvous.static_group import call_off as call_off_meeting
+from lockstitch.rendezvous.store import host_of
 from lockstitch.transport import TcpTransport
 from lockstitch.trust import find_secret
 from lockstitch.versions import are_alike
@@ -121,6 +123,7 @@ def open_session(
         stall_warning_seconds=chosen.stall_warning_seconds,
         stall_failure_seconds=chosen.stall_failure_seconds,
     )
+    own_address(None, chosen.address)  # what is said wrongly shall not cost others their time
     opened = PrefixStore(prefix, _opened_store(store, *whole, chosen.timeout_seconds))
     return _Opening(rank, size, opened, chosen, pending).session()
 
@@ -155,8 +158,10 @@ class _Opening:
         self._pending = pending
         self._sets = ProcessSets(size)
         self._secret = find_secret(None, None, os.environ)
-        self._address = options.address or _own_address(store)
-        self._transport = TcpTransport(self._address)
+        place = host_of(store) or os.environ.get("MASTER_ADDR")
+        self._address = own_address(place, options.address)
+        ports = find_ports(options.port_range, os.environ)
+        self._transport = TcpTransport(self._address, ports)
         self._notice: GiveUpNotice | None = None
 
     def session(self) -> Session:
@@ -175,15 +180,16 @@ class _Opening:
                 addresses += [_COORDINATOR + listener.address, _TOKEN + secrets.token_hex(16)]
             roster = self._join(addresses)
             _check_versions(_published(roster, _VERSION))
-            self._notice = GiveUpNotice(self._store, roster.me.generation)
             topology = Topology.of(self._rank, _published(roster, _HOST))
             name = _chosen_backend(topology, options)
+            if name != "shared_memory":
+                _check_reach(roster)
+            self._notice = GiveUpNotice(self._store, roster.me.generation)
             backend: Backend
             bootstrap = self._bootstrap(roster, topology)
             if name == "shared_memory":
                 backend = self._share_memory(roster, topology, introductions, self._pending)
             else:
-                _check_reach(roster)
                 backend = self._distribute(roster, topology, introductions, listener, name)
                 listener = None
         except Exception as error:
@@ -266,7 +272,10 @@ class _Opening:
         (address,) = _published(roster, _COORDINATOR)
         rank, options, transport = self._rank, self._options, self._transport
         seconds = options.timeout_seconds
+        heartbeat = heartbeat_seconds(options.heartbeat_seconds, os.environ)
+        places = tuple(member.place for member in roster.members())
         link_options = LinkOptions.of(token, self._secret, seconds)
+        link_options = replace(link_options, heartbeat=heartbeat, places=places)
         assert self._notice is not None
         has_failed = functools.partial(self._notice.read, 0.0)
 
@@ -280,7 +289,7 @@ class _Opening:
             line = connect_to_coordinator(
                 transport, address, rank, link_options, lambda: _raise_if(has_failed())
             )
-            return CoordinatorClient(rank, line, hear)
+            return CoordinatorClient(rank, line, hear, link_options)
 
         store = PrefixStore(f"groups/{roster.me.generation}", self._store)
         # Several hosts may each call themselves by an address that leads nowhere from the others.
@@ -344,19 +353,6 @@ def _raise_if(failure: str | None) -> None:
         raise RankLostError(failure)
 
 
-def _own_address(store: Store) -> str:
-    """Returns the address at which the ranks of other hosts reach this one: that of its interface
-    towards the store."""
-    place = store
-    while isinstance(place, PrefixStore):
-        place = place.underlying_store
-    host = place.host if isinstance(place, TCPStore) else os.environ.get("MASTER_ADDR")
-    try:
-        return address_towards(host or LOOPBACK)
-    except OSError:  # a name that nobody knows, say
-        return LOOPBACK
-
-
 def _machines(roster: StaticRoster) -> list[str]:
     """Returns the machine of each rank, whatever their hosts are called."""
     return [member.host for member in sorted(roster.members(), key=lambda member: member.info.id)]
@@ -378,12 +374,15 @@ def _check_reach(roster: StaticRoster) -> None:
     (address,) = _published(roster, _COORDINATOR)
     machines = _machines(roster)
     away = [rank for rank, machine in enumerate(machines) if machine != machines[0]]
-    if away and is_loopback(address.removeprefix(TcpTransport.scheme).rpartition(":")[0]):
+    host, _ = host_and_port(address.removeprefix(TcpTransport.scheme))
+    if away and is_loopback(host):
+        places = [roster.members()[rank].place for rank in (0, away[0])]
         raise CollectiveError(
-            f"rank 0 can be reached at {address} only, where ranks {away}, which are on other "
-            "hosts, do not find it: set MASTER_ADDR (or HOROVOD_GLOO_RENDEZVOUS_ADDR) to an "
-            "address of rank 0's host that leads there from every host, on rank 0 too; or "
-            "SessionOptions.address"
+            f"rank 0, on {places[0]}, can be reached at {address} only, where ranks {away}, which "
+            f"are on other hosts ({places[1]}), do not find it: set MASTER_ADDR (or "
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR) to an address or a name of rank 0's host that leads "
+            "there from every host, on rank 0 too; or say on each host by LOCKSTITCH_ADDRESS or "
+            "LOCKSTITCH_IFNAME which of its own addresses others use"
         )
 
 

@@ -27,6 +27,9 @@ class SessionOptions:
     timeout_seconds: float = 60.0
     """How long the ranks may take to find each other, and those of a process set to connect; and,
     between hosts, how long an operation that all have begun may stand still."""
+    heartbeat_seconds: float | None = None
+    """After how many seconds of silence a rank passes for lost, between hosts: it is stopped, cut
+    off, or holds the GIL; 0: never. Default: LOCKSTITCH_HEARTBEAT_TIMEOUT, or else 10."""
     stall_warning_seconds: float = 60.0
     """After how long the wait for other ranks is reported; 0: never."""
     stall_failure_seconds: float = 0.0
@@ -36,7 +39,11 @@ class SessionOptions:
     arena_bytes: int = 1 << 36
     """How much memory a rank may share with the others of its host. Only what is used is taken."""
     address: str | None = None
-    """Of this rank's host, for the ranks of others; default: that of the way to the host where they
-    meet (the store's, or MASTER_ADDR)."""
+    """Of this rank's host, for the ranks of others; default: LOCKSTITCH_ADDRESS, that of the
+    interface that LOCKSTITCH_IFNAME names, or else that of the way to the host where they meet (the
+    store's, or MASTER_ADDR)."""
+    port_range: tuple[int, int] | None = None
+    """The first and the last port at which rank 0 may await the others; default:
+    LOCKSTITCH_PORT_RANGE, or else any that is free."""
     host: str | None = None
     """The name of this rank's host, where that is not to be found out."""

@@ -9,13 +9,13 @@ import difflib
 import os
 import resource
 import shutil
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.doctor.findings import Finding, good, note, wrong
+from lockstitch.link.addresses import is_loopback, own_address
 from lockstitch.replacement import VARIABLE as REPLACE
 from lockstitch.replacement import parse_names
 from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE, find_secret
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 KNOWN: Final = frozenset(
     "LOCKSTITCH_" + name
     for name in (
-        "ADDRESS BOARD BUFFER_POOL_BYTES HEARTBEAT_TIMEOUT INSECURE JOIN_TIMEOUT REACHED_AT "
-        "REPLACE SECRET SECRET_FILE SEGMENT_POOL_BYTES STORE SWITCH_INTERVAL TLS TRANSPORTS WORKER"
+        "ADDRESS BOARD BUFFER_POOL_BYTES HEARTBEAT_TIMEOUT IFNAME INSECURE JOIN_TIMEOUT PORT_RANGE "
+        "REACHED_AT REPLACE SECRET SECRET_FILE SEGMENT_POOL_BYTES STORE SWITCH_INTERVAL TLS "
+        "TRANSPORTS WORKER"
     ).split()
 )
 """Every variable of ours; docs/reference/environment.md explains them."""
@@ -64,25 +65,14 @@ def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 def check_address(environment: Mapping[str, str]) -> Finding:
     """Checks where workers of other hosts would reach this one."""
-    given = environment.get("LOCKSTITCH_ADDRESS")
-    name = given or socket.gethostname()
-    where = "LOCKSTITCH_ADDRESS" if given else "this machine's name"
+    remedy = "set LOCKSTITCH_ADDRESS or LOCKSTITCH_IFNAME to an address or interface of this host"
     try:
-        addresses = sorted({str(it[4][0]) for it in socket.getaddrinfo(name, None)})
-    except OSError as error:
-        if given and any(name == interface for _, interface in socket.if_nameindex()):
-            return good("address", f"LOCKSTITCH_ADDRESS is the interface {name}")
-        says = f"{where}, {name!r}, has no address ({error.strerror})"
-        remedy = "set LOCKSTITCH_ADDRESS to an address or interface that other hosts reach"
-        return wrong("address", says, remedy) if given else note("address", says, remedy)
-    listed = ", ".join(addresses)
-    if all(address.startswith("127.") or address == "::1" for address in addresses):
-        return note(
-            "address",
-            f"{where}, {name!r}, is {listed}: this machine only",
-            "for workers on several hosts set LOCKSTITCH_ADDRESS to one that they reach",
-        )
-    return good("address", f"{where}, {name!r}, is {listed}")
+        address = own_address(environment.get("MASTER_ADDR"), environment=environment)
+    except ValueError as error:
+        return wrong("address", str(error), remedy)
+    if is_loopback(address):
+        return note("address", f"workers would listen at {address}: this host only", remedy)
+    return good("address", f"workers of other hosts reach this one at {address}")
 
 
 def check_secret(environment: Mapping[str, str]) -> Finding:

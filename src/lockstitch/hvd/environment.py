@@ -1,7 +1,6 @@
 """What a launcher tells a process: its rank, where the ranks meet, and what is to be tuned.
 
-Several families of names are understood: `HOROVOD_RANK`, `HOROVOD_SIZE`, …, those of `torchrun` and
-`lockstitch run` (`RANK`, `WORLD_SIZE`), and those of MPI and Slurm (`batch`). A process that nobody
+Rank and meeting place are read by `rendezvous.launchers`, for rpc too. A process that nobody
 launched is a job of size 1.
 """
 
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.collectives import SessionOptions
-from lockstitch.hvd import batch
+from lockstitch.rendezvous.launchers import meeting_url, rank_and_size, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +24,6 @@ _GPU_OPERATIONS: Final[Mapping[str, DeviceOperations]] = {
     "HOST": "host",
     "MPI": "host",
 }
-_RANK_AND_SIZE: Final = (("HOROVOD_RANK", "HOROVOD_SIZE"), ("RANK", "WORLD_SIZE"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,54 +39,32 @@ class LauncherSettings:
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> LauncherSettings:
         """Raises `ValueError` where the environment contradicts itself or lacks something."""
-        rank, size = _rank_and_size(environment)
+        rank, size = rank_and_size(environment) or (0, 1)
         store = "env://" if size == 1 else _store(environment)
         return cls(rank, size, store, options_of(environment))
 
 
-def _rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
-    for of_rank, of_size in _RANK_AND_SIZE:
-        given = [name for name in (of_rank, of_size) if name in environment]
-        if len(given) == 1:
-            raise ValueError(f"{given[0]} is set, but not both of {of_rank} and {of_size}")
-        if given:
-            rank, size = _number(environment, of_rank), _number(environment, of_size)
-            if not 0 <= rank < size:
-                raise ValueError(f"{of_rank}={rank} does not lie within {of_size}={size}")
-            return rank, size
-    for of_rank, of_size in batch.RANK_AND_SIZE:
-        if of_rank in environment and of_size in environment:
-            return _number(environment, of_rank), _number(environment, of_size)
-    return 0, 1
-
-
 def _store(environment: Mapping[str, str]) -> str:
-    if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
-        return "env://"
-    address = environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
-    port = environment.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
-    if address is None or port is None:
-        place = batch.meeting_place(environment)
-        if place is not None:
-            return f"tcp://{place[0]}:{place[1]}"
+    url = meeting_url(environment)
+    if url is None:
         raise ValueError(
             "the ranks do not know where to meet: set MASTER_ADDR and MASTER_PORT, or "
             "HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT, as launchers do"
         )
-    return f"tcp://{address}:{port}"
+    return url
 
 
 def options_of(environment: Mapping[str, str]) -> SessionOptions:
     """Returns the options of a session that the environment asks for."""
-    stall_warning = float(_number(environment, "HOROVOD_STALL_CHECK_TIME_SECONDS", 60))
-    stall_failure = float(_number(environment, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0))
+    stall_warning = float(whole_number(environment, "HOROVOD_STALL_CHECK_TIME_SECONDS", 60))
+    stall_failure = float(whole_number(environment, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0))
     if environment.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
         stall_warning = stall_failure = 0.0
     return SessionOptions(
-        timeout_seconds=float(_number(environment, "HOROVOD_GLOO_TIMEOUT_SECONDS", 60)),
+        timeout_seconds=float(whole_number(environment, "HOROVOD_GLOO_TIMEOUT_SECONDS", 60)),
         stall_warning_seconds=stall_warning,
         stall_failure_seconds=stall_failure,
-        fusion_bytes=_number(environment, "HOROVOD_FUSION_THRESHOLD", _FUSION_BYTES),
+        fusion_bytes=whole_number(environment, "HOROVOD_FUSION_THRESHOLD", _FUSION_BYTES),
         host=_host(environment),
         device_operations=_device_operations(environment),
     )
@@ -110,13 +86,3 @@ def _host(environment: Mapping[str, str]) -> str | None:
     that tells hosts apart."""
     name = environment.get("HOROVOD_HOSTNAME")
     return None if name == "localhost" else name
-
-
-def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    value = environment.get(name)
-    if value is None and default is not None:
-        return default
-    try:
-        return int(value or "")
-    except ValueError:
-        raise ValueError(f"{name}={value!r} is not a whole number") from None

@@ -22,10 +22,12 @@ from lockstitch.hvd.environment import options_of
 from lockstitch.launcher_link import Over
 from lockstitch.launcher_link.client import REACHED_AT
 from lockstitch.launcher_link.process import WorkerDismissed
+from lockstitch.link.addresses import LOOPBACK
+from lockstitch.link.ports import find_ports
 from lockstitch.link.sockets import HeldPort
 
 if TYPE_CHECKING:
-    from lockstitch.collectives import Session
+    from lockstitch.collectives import Session, SessionOptions
     from lockstitch.launcher_link import LauncherClient, RankAssignment
 
 _log = logging.getLogger(__name__)
@@ -42,18 +44,18 @@ class Worlds:
     def open(self, link: LauncherClient) -> Session:
         """Returns this process's session in the next world that it has a place in. Raises
         `WorkerDismissed` where there will be none any more: the process has nothing left to do."""
-        options = replace(options_of(os.environ), address=os.environ.get(REACHED_AT))
         link.on_void = self._call_off
         if link.place is None:
             _take_one_step()
         for attempt in range(1, _ATTEMPTS + 1):
             self._is_opening.set()
             try:
-                with HeldPort() as port:
+                with HeldPort(ports=find_ports(None, os.environ)) as port:
                     answer = link.next_place(port.number)
                     if isinstance(answer, Over):
                         _log.info("no place for this worker: %s", answer.reason)
                         raise WorkerDismissed(answer.reason)
+                    options = _options_at(answer.store)
                     session = open_session(answer.rank, answer.size, answer.store, options)
                     # Where programs of the original look.
                     os.environ["HOROVOD_RANK"] = str(answer.rank)
@@ -74,6 +76,13 @@ class Worlds:
         if self._is_opening.is_set():
             with contextlib.suppress(RuntimeError):  # the store has gone with the launcher
                 call_off(place.size, place.store)
+
+
+def _options_at(store: str) -> SessionOptions:
+    """Those of a world that meets there. Ranks that meet in a file of the launcher's are on one
+    host."""
+    here = LOOPBACK if store.startswith("file:") else None
+    return replace(options_of(os.environ), address=os.environ.get(REACHED_AT, here))
 
 
 def _take_one_step() -> None:

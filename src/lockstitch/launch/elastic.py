@@ -19,6 +19,7 @@ from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.starting import ProcessStarter, WorkerCommand
 from lockstitch.launcher_link.conductor import Conductor, NewWorld, Surroundings
 from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions, Ended, HostsFound
+from lockstitch.link.pulse import heartbeat_seconds
 from lockstitch.trust import find_secret
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class ElasticJob(Job):
             f"unix:{folder / 'launcher'}",
             self._meeting,
             self.selector,
+            heartbeat=heartbeat_seconds(None, os.environ),
+            tell_of_silence=self._note_silence,
             tell_of_world=self._note_world,
             give_up=lambda: self.plan_end(after_seconds=0),
         )
@@ -164,6 +167,9 @@ class ElasticJob(Job):
     def _note_not_started(self, worker: int, reason: str) -> None:
         self.screen.note(f"worker {worker}: {reason}")
         self._parts.conductor.post(Ended(worker, is_well=False))
+
+    def _note_silence(self, worker: int, why: str) -> None:
+        self.screen.note(f"worker {worker} is ended: {why}")
 
     def _note_world(self, world: NewWorld) -> None:
         self.failures.clear()  # the job has got over them

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
+
+from lockstitch.link import addresses
 
 Slots = tuple[tuple[str, int], ...]
 
@@ -40,17 +41,11 @@ def is_here(host: str) -> bool:
     return host in ("localhost", "127.0.0.1", "[::1]", socket.gethostname())
 
 
-def own_address() -> str:
-    """Returns where other hosts reach this one: LOCKSTITCH_ADDRESS, or else its name; or, where the
-    name has no address, the loopback address, where only this host does."""
-    given = os.environ.get("LOCKSTITCH_ADDRESS")
-    if given:
-        return given
-    try:
-        socket.getaddrinfo(socket.gethostname(), None)
-    except OSError:
-        return "127.0.0.1"
-    return socket.gethostname()
+def own_address(towards: str | None = None) -> str:
+    """Returns where other hosts reach this one: LOCKSTITCH_ADDRESS, the address of the interface
+    that LOCKSTITCH_IFNAME names, or else the one on the way to the host `towards`, or out of here;
+    or, where there is none, the loopback address, where only this host does."""
+    return addresses.own_address(towards)
 
 
 def _matched(

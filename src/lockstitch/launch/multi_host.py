@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from lockstitch.launch.handover import secret_for
 from lockstitch.launch.hosts import is_here, own_address
 from lockstitch.launch.local import LocalJob
-from lockstitch.launch.meeting import MeetingPlace
 from lockstitch.launch.process import WorkerProcess, WorkerRanks, environment_among_hosts
+from lockstitch.link.ports import find_ports
+from lockstitch.link.sockets import HeldPort
 from lockstitch.trust import find_secret
 from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
 
@@ -52,14 +53,15 @@ class MultiHostJob(LocalJob):
         text = find_secret(None, None, inherited)
         assert text is not None
         first, _ = self._hosts[0]
+        ports = find_ports(None, os.environ)
         if is_here(first):
-            port = self.resources.enter_context(MeetingPlace()).port
+            port = self.resources.enter_context(HeldPort(ports=ports)).number
         else:
-            port = random.choice(_PORTS)
-        master = (_address(first), port)
+            port = random.choice(ports or _PORTS)
+        master = (_address(first, self._hosts), port)
         for ranks in assign_ranks(self._hosts, self._workers):
             environment = environment_among_hosts(ranks, master, inherited)
-            environment["LOCKSTITCH_ADDRESS"] = _address(ranks.host)
+            environment["LOCKSTITCH_ADDRESS"] = _address(ranks.host, self._hosts)
             if is_here(ranks.host):
                 process = WorkerProcess(ranks.rank, self._command, environment)
             else:
@@ -84,5 +86,7 @@ def assign_ranks(hosts: Slots, workers: int) -> list[WorkerRanks]:
     return made
 
 
-def _address(host: str) -> str:
-    return own_address() if is_here(host) else host
+def _address(host: str, hosts: Slots) -> str:
+    """Returns where the others of these hosts reach one."""
+    others = [other for other, _ in hosts if not is_here(other)]
+    return own_address(next(iter(others), None)) if is_here(host) else host

@@ -7,10 +7,13 @@ waited for, updates about workers are passed on at once to whoever listens.
 from __future__ import annotations
 
 import os
+import random
+import socket
 import threading
 import weakref
 from typing import TYPE_CHECKING, Literal
 
+from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import BoardLostError, HandshakeError, RemoteProtocolError
 from lockstitch.launcher_link.messages import (
     CODEC,
@@ -26,7 +29,9 @@ from lockstitch.launcher_link.messages import (
     Void,
     worker_info,
 )
+from lockstitch.link.addresses import hint
 from lockstitch.link.line import call
+from lockstitch.link.pulse import DEFAULT_SECONDS, Pulse, heartbeat_seconds
 from lockstitch.link.sockets import connect
 from lockstitch.trust import find_secret
 
@@ -47,18 +52,24 @@ PURPOSE = "board"
 """The purpose of the secret that is derived from the job's."""
 
 _CONNECT_SECONDS = 60.0
+_PAUSE_SECONDS = (0.02, 0.5)
 
 
 class LauncherClient:
     """A worker's connection to the launcher. `on_update` is called in the reading thread for each
-    update; `on_void` when a world is void before all of its ranks have met."""
+    update; `on_void` when a world is void before all of its ranks have met. `heartbeat`: after how
+    many seconds of silence the launcher passes for gone; 0: never."""
 
-    def __init__(self, address: str, secret: Secret, worker: int) -> None:
+    def __init__(
+        self, address: str, secret: Secret, worker: int, heartbeat: float = DEFAULT_SECONDS
+    ) -> None:
         self.on_update: Callable[[Update], None] | None = None
         self.on_void: Callable[[RankAssignment], None] | None = None
         self.last_update: Update | None = None
         """The update that the rank given last does not account for, if any."""
         self._line = _call(address, secret, worker)
+        self._pulse = Pulse(heartbeat, SYSTEM_CLOCK)
+        self._pulse.add(self._line)
         self._is_told = threading.Condition()
         self._answer: RankAssignment | Over | None = None
         self._place: RankAssignment | None = None
@@ -81,7 +92,8 @@ class LauncherClient:
         secret = find_secret(None, None, environment)
         if secret is None:
             raise BoardLostError("the environment names a board, but not the job's secret")
-        return cls(address, secret.of(PURPOSE), int(environment[WORKER]))
+        heartbeat = heartbeat_seconds(None, environment)
+        return cls(address, secret.of(PURPOSE), int(environment[WORKER]), heartbeat)
 
     def __repr__(self) -> str:
         return f"<LauncherClient · {self._failure or self._place or 'no rank yet'}>"
@@ -148,9 +160,10 @@ class LauncherClient:
     def _run(self) -> None:
         try:
             while True:
-                for record in self._line.read():
+                for record in self._line.listen(self._pulse):
                     self._take(CODEC.decode(record))
         except (OSError, RemoteProtocolError) as error:
+            self._line.close()
             self._end(error)
 
     def _take(self, message: Message) -> None:
@@ -194,20 +207,36 @@ def abandon_in_child(stream: SocketStream) -> None:
 
 
 def _call(address: str, secret: Secret, worker: int) -> Line[SocketStream]:
-    """Connects to the launcher; returns the line to it. Raises `BoardLostError`."""
-    try:
-        stream = connect(address, _CONNECT_SECONDS)
-        return call(
-            stream,
-            worker_info(worker),
-            LAUNCHER.worker,
-            secret,
-            MOST_BYTES,
-            timeout_seconds=_CONNECT_SECONDS,
-        )
-    except HandshakeError as error:
-        raise BoardLostError(
-            f"the launcher at {address} does not let worker {worker} in: {error}"
-        ) from error
-    except OSError as error:
-        raise BoardLostError(f"the launcher cannot be reached at {address}: {error}") from error
+    """Connects to the launcher; returns the line to it. Where many workers come at once it may not
+    take all of them in: then tries again. Raises `BoardLostError`."""
+    deadline = SYSTEM_CLOCK.now() + _CONNECT_SECONDS
+    while True:
+        try:
+            return _call_once(address, secret, worker, deadline - SYSTEM_CLOCK.now())
+        except HandshakeError as error:
+            raise BoardLostError(
+                f"the launcher at {address} does not let worker {worker} in: {error}"
+            ) from error
+        except OSError as error:
+            is_busy = isinstance(error, ConnectionResetError | BlockingIOError | BrokenPipeError)
+            if not is_busy or SYSTEM_CLOCK.now() >= deadline:
+                raise BoardLostError(
+                    f"the launcher cannot be reached at {address} from {socket.gethostname()}: "
+                    f"{error}; {_hint(address)}"
+                ) from error
+        SYSTEM_CLOCK.wait(threading.Event(), random.uniform(*_PAUSE_SECONDS))
+
+
+def _call_once(address: str, secret: Secret, worker: int, seconds: float) -> Line[SocketStream]:
+    return call(
+        connect(address, seconds),
+        worker_info(worker),
+        LAUNCHER.worker,
+        secret,
+        MOST_BYTES,
+        timeout_seconds=seconds,
+    )
+
+
+def _hint(address: str) -> str:
+    return "has it ended?" if address.startswith("unix:") else hint(address)

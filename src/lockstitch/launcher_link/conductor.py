@@ -43,6 +43,7 @@ from lockstitch.launcher_link.rank_coordinator import (
 )
 from lockstitch.launcher_link.server import LauncherServer
 from lockstitch.launcher_link.values import Values
+from lockstitch.link.pulse import DEFAULT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -87,6 +88,10 @@ class Surroundings:
     selector: selectors.BaseSelector | None = None
     """That of the loop which drives the conductor; None for one of its own, for `run`."""
     clock: Clock = SYSTEM_CLOCK
+    heartbeat: float = DEFAULT_SECONDS
+    """After how many seconds of silence a worker passes for lost, and is stopped; 0: never."""
+    tell_of_silence: Callable[[int, str], None] = lambda _worker, _why: None
+    """Called with such a worker, and why."""
     tell_of_world: Callable[[NewWorld], None] = lambda _world: None
     """Called when a world is about to meet."""
     give_up: Callable[[], None] | None = None
@@ -120,7 +125,13 @@ class Conductor:
         os.set_blocking(self._waking_end, False)
         self._selector.register(self._wake_end, selectors.EVENT_READ, self._take_posted)
         self.server = LauncherServer(
-            self._selector, secret.of(PURPOSE), self._hear, surroundings.listen_at, self._clock
+            self._selector,
+            secret.of(PURPOSE),
+            self._hear,
+            surroundings.listen_at,
+            self._clock,
+            heartbeat=surroundings.heartbeat,
+            note_silence=self._end_silent,
         )
 
     def __repr__(self) -> str:
@@ -207,6 +218,13 @@ class Conductor:
             self._handle(CameReady(worker))
         elif isinstance(message, StoreRequest):
             self.server.tell(worker, self._values.answer(message))
+
+    def _end_silent(self, worker: int, why: str) -> None:
+        """A worker has stopped, or its host is cut off. Nobody waits until its end is confirmed,
+        which may take as long as the cut."""
+        self._surroundings.tell_of_silence(worker, why)
+        self._starter.stop(worker, signal.SIGKILL)
+        self._handle(Ended(worker, is_well=False))
 
     def _handle(self, event: Event) -> None:
         instructions = self._coordinator.handle(event, self._clock.now())

@@ -8,6 +8,7 @@ job's secret; until then it is a guest at the door (`link.door`).
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from lockstitch.errors import RemoteProtocolError
 from lockstitch.launcher_link.messages import CODEC, LAUNCHER, MOST_BYTES, Message
 from lockstitch.link.door import Door, Guest
 from lockstitch.link.handshake import ListenerHandshake, why_other_version
+from lockstitch.link.ports import find_ports
+from lockstitch.link.pulse import Pulse, SilenceError
 from lockstitch.link.sockets import SocketListener, SocketStream
 
 if TYPE_CHECKING:
@@ -26,30 +29,37 @@ if TYPE_CHECKING:
     from lockstitch.link.line import Line
     from lockstitch.trust import Secret
 
-_MOST_GUESTS = 64
+_MOST_GUESTS = 4096
 _GUEST_SECONDS = 30.0
 
 
 class LauncherServer:
     """Listens for workers and talks to those that have come. Entries of `selector` have as data
     what is to be called when they are readable. `hear(worker, message)` is called for each message
-    of a worker."""
+    of a worker, and `note_silence(worker, why)` for one that shows no sign of life for `heartbeat`
+    seconds (0: never asked). At most `most_guests` may be about to prove themselves."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it works with
         self,
         selector: selectors.BaseSelector,
         secret: Secret,
         hear: Callable[[int, Message], None],
         address: str,
         clock: Clock = SYSTEM_CLOCK,
+        *,
+        heartbeat: float = 0.0,
+        note_silence: Callable[[int, str], None] = lambda _worker, _why: None,
+        most_guests: int = _MOST_GUESTS,
     ) -> None:
+        self._pulse = Pulse(heartbeat, clock)
+        self._note_silence = note_silence
         self._selector = selector
         self._secret = secret
         self._hear = hear
         self._lines: dict[int, Line[SocketStream]] = {}
         """By worker."""
         self._door: Door[Guest[SocketStream]] = Door(
-            clock, _MOST_GUESTS, _GUEST_SECONDS, lambda guest: self._hang_up(guest.stream)
+            clock, most_guests, _GUEST_SECONDS, lambda guest: self._hang_up(guest.stream)
         )
         self._listeners: list[SocketListener] = []
         self.address = self.listen(address)
@@ -60,7 +70,7 @@ class LauncherServer:
 
     def listen(self, address: str) -> str:
         """Listens there too; returns the address with the port that was free, where it was 0."""
-        listener = SocketListener(address)
+        listener = SocketListener(address, find_ports(None, os.environ))
         self._listeners.append(listener)
         self._watch(listener, partial(self._accept, listener))
         return listener.address
@@ -76,11 +86,17 @@ class LauncherServer:
 
     def seconds_to_next(self) -> float | None:
         """How long until `pass_time` wants to be called; None for never."""
-        return self._door.seconds_to_next()
+        waits = (self._door.seconds_to_next(), self._pulse.seconds_to_next())
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def pass_time(self) -> None:
-        """Hangs up on those who do not prove themselves in time."""
+        """Hangs up on those who do not prove themselves in time, or fall silent."""
         self._door.pass_time()
+        for line, why in self._pulse.pass_time():
+            for worker in [each for each, known in self._lines.items() if known is line]:
+                self._lose(worker, self._lines[worker])
+                if isinstance(why, SilenceError):
+                    self._note_silence(worker, str(why))
 
     def close(self) -> None:
         """Hangs up on everybody; harmless when repeated."""
@@ -119,6 +135,7 @@ class LauncherServer:
             self._hang_up(guest.stream)
             return
         self._lines[worker] = line
+        self._pulse.add(line)
         self._selector.modify(line.stream, selectors.EVENT_READ, partial(self._read, worker, line))
 
     def _read(self, worker: int, line: Line[SocketStream]) -> None:
@@ -133,6 +150,7 @@ class LauncherServer:
     def _lose(self, worker: int, line: Line[SocketStream]) -> None:
         if self._lines.get(worker) is line:
             del self._lines[worker]
+        self._pulse.discard(line)
         self._hang_up(line.stream)
 
     def _watch(self, source: SocketStream | SocketListener, when: Callable[[], None]) -> None:

@@ -4,8 +4,11 @@ greetings.py  what is said at the beginning of a connection, as bytes
 handshake.py  the order of the greetings, and the proof in them: both have the secret
 authentication.py  the MAC of whatever comes after them
 line.py       a handshake, and then authenticated records, over any socket
+pulse.py      whether the other ends of lines still live
 door.py       who has connected and not yet proved who it is
 sockets.py    sockets for those who have no `transport`
+addresses.py  which of this host's addresses others can use
+ports.py      at which ports this process may listen
 codec.py      checked records: dataclasses as JSON, and back
 checking.py   whether a value is what an annotation says
 

@@ -2,6 +2,8 @@
 
     ┌ u32 length ┬ record ┬ MAC, 16 bytes ┐
 
+A record of no bytes is a ping: it says that the sender lives (`link.pulse`), and nobody gets it.
+
 A MAC covers the record, its length and its number, by a key that only this connection has, one
 for each direction. What somebody on the way has changed, left out, repeated or put in ends the
 connection before it is parsed. So does anything that fails while a record is sent, Ctrl-C too,
@@ -12,6 +14,7 @@ Workers begin by the same handshake, but send frames then, not records (`wire.au
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import struct
 import threading
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.link.greetings import Welcome
     from lockstitch.link.handshake import SessionKeys
+    from lockstitch.link.pulse import Pulse
     from lockstitch.trust import Secret
 
 _LENGTH: Final = struct.Struct("<I")
@@ -52,6 +56,15 @@ class Stream(Protocol):
         `BlockingIOError` where nothing came in time; None waits for ever, 0 not at all."""
         ...
 
+    def signs_of_life(self) -> tuple[int, ...]:
+        """What can be seen of the other end without its answering: see `Connection`."""
+        ...
+
+    def bound_silence(self, seconds: float) -> None:
+        """Has the system end the connection, on which then everything fails, when the other end's
+        host has taken in nothing for so long that was sent."""
+        ...
+
     def close(self) -> None:
         """Ends it on both sides; harmless when repeated."""
         ...
@@ -72,6 +85,20 @@ class Line(Generic[S]):
         self._sending = threading.Lock()
         self._sent = self._read = 0
         self._received = bytearray()
+        self.heard = 0
+        """How often something has come."""
+
+    def ping(self) -> None:
+        """Says that this end lives. Raises `OSError` where the other end is gone."""
+        self.send(b"")
+
+    def signs_of_life(self) -> tuple[int, ...]:
+        """See `Stream.signs_of_life`."""
+        return self.stream.signs_of_life()
+
+    def bound_silence(self, seconds: float) -> None:
+        """See `Stream.bound_silence`."""
+        self.stream.bound_silence(seconds)
 
     def send(self, record: bytes) -> int:
         """Sends a record, and returns how many bytes that took. Raises `OSError` where the other
@@ -97,10 +124,11 @@ class Line(Generic[S]):
         self.stream.receive_into(view, counts, timeout_seconds)
         if not counts[0]:
             raise ConnectionError("the other end has closed the connection")
+        self.heard += 1
         self._received += view[: counts[0]]
         while len(self._received) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._received)
-            if not 0 < size <= self._most_bytes:
+            if size > self._most_bytes:
                 raise RemoteProtocolError(f"a record of {size} bytes, where none can be")
             end = _LENGTH.size + size
             if len(self._received) < end + self._mac_bytes:
@@ -109,7 +137,18 @@ class Line(Generic[S]):
                 self._check(self._keys.incoming, end)
             record = bytes(self._received[_LENGTH.size : end])
             del self._received[: end + self._mac_bytes]
-            yield record
+            if record:
+                yield record
+
+    def listen(self, pulse: Pulse) -> Iterator[bytes]:
+        """Waits for something, without an end, with the other end in the care of `pulse`; the
+        records that are whole by then, perhaps none. Raises `ConnectionError` where that is lost,
+        and what `read` raises."""
+        for _, why in pulse.pass_time():
+            raise why
+        # Nothing was there, as may be told of a wait without an end, too.
+        with contextlib.suppress(BlockingIOError):
+            yield from self.read(pulse.seconds_to_next())
 
     def _check(self, key: bytes, end: int) -> None:
         """Raises `RemoteProtocolError` unless the first record, which ends there, has its MAC."""

@@ -6,16 +6,21 @@ sockets: to keep a port, and who is at the other end.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
 import struct
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from lockstitch.link.addresses import host_and_port, with_port
+from lockstitch.link.ports import listen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BACKLOG = 128
+_BACKLOG = 4096
 _CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
 
 
@@ -25,6 +30,7 @@ class SocketStream:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._process = peer_credentials(sock)[0] if sock.family == socket.AF_UNIX else None
 
     def __repr__(self) -> str:
         return f"<SocketStream · {'closed' if self._socket.fileno() < 0 else 'open'}>"
@@ -48,6 +54,17 @@ class SocketStream:
         flags = 0 if timeout_seconds is None else socket.MSG_DONTWAIT
         counts.append(self._socket.recv_into(view, 0, flags))
 
+    def signs_of_life(self) -> tuple[int, ...]:
+        """The CPU time of the process at the other end, where it is of this host: it may be busy
+        where it cannot answer, but a stopped process uses none."""
+        if self._process is None:
+            return ()
+        return (cpu_ticks(self._process),)
+
+    def bound_silence(self, seconds: float) -> None:
+        """See `Stream.bound_silence`."""
+        bound_silence(self._socket, seconds)
+
     def close(self) -> None:
         """Ends it on both sides, and wakes who reads here; harmless when repeated."""
         with contextlib.suppress(OSError):
@@ -60,9 +77,10 @@ class SocketStream:
 
 
 class SocketListener:
-    """Listens at `address`; for a selector, so nothing here blocks. Raises `OSError`."""
+    """Listens at `address`, for port 0 at one of `ports` that is free, or at any; for a selector,
+    so nothing here blocks. Raises `OSError`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, ports: range | None = None) -> None:
         family, _, where = address.partition(":")
         if family == "unix":
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -74,9 +92,10 @@ class SocketListener:
                 self._socket.close()
                 raise
         else:
-            host, _, port = where.rpartition(":")
-            self._socket = socket.create_server((host, int(port)), backlog=_BACKLOG)
-            self.address = f"tcp:{host}:{self._socket.getsockname()[1]}"
+            host, port = host_and_port(where)
+            wanted = range(port, port + 1) if port else ports
+            self._socket = listen(host, wanted, _BACKLOG)
+            self.address = f"tcp:{with_port(host, self._socket.getsockname()[1])}"
             """With the port that was free, where it was 0."""
         self._socket.setblocking(False)
 
@@ -108,8 +127,7 @@ def connect(address: str, timeout_seconds: float) -> SocketStream:
             sock.close()
             raise
     else:
-        host, _, port = where.rpartition(":")
-        sock = socket.create_connection((host, int(port)), timeout_seconds)
+        sock = socket.create_connection(host_and_port(where), timeout_seconds)
     sock.setblocking(True)
     return SocketStream(sock)
 
@@ -118,17 +136,23 @@ class HeldPort:
     """A free TCP port that the kernel gives to nobody else as long as it is held, although nothing
     listens there yet: whoever asks for the address to be reusable, as all servers do, still can.
 
-    `host` is the address of this machine at which the port is held; by default all of them. A
-    context manager. Raises `OSError`."""
+    `host` is the address of this machine at which the port is held; by default all of them. `ports`
+    are those that may be used: the last that is free, since listeners take the first; by default
+    any. A context manager. Raises `OSError`."""
 
-    def __init__(self, host: str = "") -> None:
-        self._socket = socket.socket()
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, 0))
-        except BaseException:
-            self._socket.close()
-            raise
+    def __init__(self, host: str = "", ports: range | None = None) -> None:
+        for port in reversed(ports or range(1)):
+            self._socket = socket.socket()
+            try:
+                self._socket.bind((host, port))
+                # Only now: two holders shall not have the same.
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                break
+            except BaseException as error:
+                self._socket.close()
+                is_last = ports is None or port == ports[0]
+                if is_last or not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
+                    raise
         self.number: int = self._socket.getsockname()[1]
 
     def __repr__(self) -> str:
@@ -164,3 +188,30 @@ def peer_process(descriptor: int) -> int:
         raise
     with sock:
         return peer_credentials(sock)[0]
+
+
+def bound_silence(sock: socket.socket, seconds: float) -> None:
+    """Has the system end a connection over TCP when the other host has acknowledged nothing for so
+    long, sent bytes or probes of the system's own; does nothing where it cannot, or for another
+    kind of socket."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    part = max(1, round(seconds / 5))
+    with contextlib.suppress(OSError):  # it has been closed
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in {
+            "TCP_KEEPIDLE": part,
+            "TCP_KEEPINTVL": part,
+            "TCP_USER_TIMEOUT": max(1, round(seconds * 1000)),
+        }.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def cpu_ticks(process: int) -> int:
+    """Returns the CPU time of a process, in ticks of the kernel; 0 where it cannot be seen."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it is gone, or in a namespace of its own
+        return 0
+    return int(fields[11]) + int(fields[12])

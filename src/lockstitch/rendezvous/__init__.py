@@ -1,10 +1,11 @@
 """Who is here: workers find each other through a key-value store, and then no longer need it.
 
+- `launchers`: what launchers tell a process: its rank, and where the ranks meet
 - `store`: opening the store, and waiting on it
 - `reaching`: whether it is there already, and telling who waits
 - `launcher_store`: the store of a launcher that lets workers come and go
 - `sealed_store`: the store of a job that has a secret
-- `hosts`: which machine this is, and which of a worker's addresses to take
+- `hosts`: which machine this is, which of a worker's addresses to take, and who has none for it
 - `roster`: who a member is and where to reach it, and a table of members; no I/O
 - `static_group`: a given number of ranks that come together and stay
 - `joining`: joining such a group
@@ -19,11 +20,8 @@ sealed with it, and who connects has to prove itself anyway.
 """
 
 from lockstitch.rendezvous.hosts import (
-    LOOPBACK,
-    address_towards,
     choose_address,
     host_identity,
-    is_loopback,
 )
 from lockstitch.rendezvous.joining import check_name, join
 from lockstitch.rendezvous.roster import Member
@@ -32,14 +30,11 @@ from lockstitch.rendezvous.static_group import StaticRoster
 from lockstitch.rendezvous.store import missing_keys, open_store
 
 __all__ = [
-    "LOOPBACK",
     "Member",
     "StaticRoster",
-    "address_towards",
     "check_name",
     "choose_address",
     "host_identity",
-    "is_loopback",
     "join",
     "missing_keys",
     "open_store",

@@ -7,22 +7,22 @@ may share the former, yet have neither sockets nor files in common.
 from __future__ import annotations
 
 import functools
-import ipaddress
 import os
 import platform
-import socket
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstitch.link.addresses import host_and_port, is_loopback
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lockstitch.rendezvous.roster import Member
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK_NAMESPACE = "/proc/self/ns/net"
 _UNIX = "unix:"
-
-LOOPBACK = "127.0.0.1"
 
 
 @functools.cache
@@ -35,23 +35,6 @@ def host_identity() -> str:
         return f"{platform.node()}/{uuid.getnode():x}"
 
 
-def address_towards(host: str) -> str:
-    """Returns the address of this host from which the network leads to that one. Nothing is sent.
-    Raises `OSError` where no network does."""
-    family, *_, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)
-        return str(probe.getsockname()[0])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether that address leads back to the host that uses it."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def choose_address(addresses: Sequence[str], is_same_host: bool) -> str:
     """Returns the first of a worker's `addresses` that can be reached: unix ones on the same host
     only.
@@ -62,4 +45,48 @@ def choose_address(addresses: Sequence[str], is_same_host: bool) -> str:
         if is_same_host or not address.startswith(_UNIX):
             return address
     where = "on this host" if is_same_host else "from another host"
-    raise ConnectionError(f"none of the addresses {list(addresses)} can be reached {where}")
+    remedy = "" if is_same_host else f": {_remedy(addresses)}"
+    raise ConnectionError(f"none of the addresses {list(addresses)} can be reached {where}{remedy}")
+
+
+def why_apart(members: Sequence[Member]) -> str:
+    """Returns why some of these workers, which are on different hosts, cannot be called from other
+    hosts; empty where all can, or all are on one host."""
+    if len({member.host for member in members}) < 2:
+        return ""
+    apart = [member for member in members if not _leads_here(member.addresses)]
+    if not apart:
+        return ""
+    first = apart[0]
+    away = next(member for member in members if member.host != first.host)
+    return (
+        f"worker {away.info.name!r} is on {away.place}, but {_all(apart)} {first.place} "
+        f"can be reached from there only: {_remedy(first.addresses)}"
+    )
+
+
+def _all(apart: Sequence[Member]) -> str:
+    name, more = repr(apart[0].info.name), len(apart) - 1
+    return f"worker {name} on" if not more else f"worker {name} (and {more} more like it) on"
+
+
+def _leads_here(addresses: Sequence[str]) -> bool:
+    """Whether one of these addresses leads here from another host."""
+    elsewhere = [address for address in addresses if not address.startswith(_UNIX)]
+    return any(
+        not is_loopback(host_and_port(address.partition(":")[2])[0]) for address in elsewhere
+    )
+
+
+def _remedy(addresses: Sequence[str]) -> str:
+    if all(address.startswith(_UNIX) for address in addresses):
+        return (
+            "it listens on unix sockets alone, since it was given no secret. Let `lockstitch "
+            "secret` make one, and give its file to the workers of all hosts in "
+            "LOCKSTITCH_SECRET_FILE (or the secret itself in LOCKSTITCH_SECRET). Where it has one, "
+            'its transports leave out "tcp", or all meet at an address of loopback (MASTER_ADDR)'
+        )
+    return (
+        f"it listens at {list(addresses)}, which lead to its own host. LOCKSTITCH_ADDRESS and "
+        "MASTER_ADDR have to be addresses or names that other hosts reach, or leave out the former"
+    )

@@ -8,6 +8,7 @@ other sort; of two that come at the same time with different ideas at least one 
 from __future__ import annotations
 
 import re
+import socket
 from typing import TYPE_CHECKING
 
 from lockstitch.ids import WorkerInfo
@@ -62,7 +63,7 @@ def join(  # noqa: PLR0913 - all that a member says of itself
 
     def me(generation: int) -> Member:
         info = WorkerInfo(name, rank, generation)
-        return Member(info, tuple(addresses), host_identity(), devices)
+        return Member(info, tuple(addresses), host_identity(), devices, socket.gethostname())
 
     def withdraw() -> None:
         store.add(_COUNTER, -1)

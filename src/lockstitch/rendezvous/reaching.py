@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from torch.distributed import DistNetworkError
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
+from lockstitch.link.addresses import with_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,7 @@ class Address:
     port: int
 
     def __str__(self) -> str:
-        return f"tcp://{self.host}:{self.port}"
+        return f"tcp://{with_port(self.host, self.port)}"
 
     def why_not_here(self) -> str:
         """Returns why a store that is hosted by this process cannot be reached there; empty where

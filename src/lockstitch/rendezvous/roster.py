@@ -20,14 +20,20 @@ if TYPE_CHECKING:
 class Member:
     """One worker as the others need to know it.
 
-    `addresses` are where it listens, the best first; `host` is its `host_identity`; `devices` is
-    what its device maps say, as `rpc.device_maps` writes it.
+    `addresses` are where it listens, the best first; `host` is its `host_identity`, and `host_name`
+    how people call it; `devices` is what its device maps say, as `rpc.device_maps` writes it.
     """
 
     info: WorkerInfo
     addresses: tuple[str, ...]
     host: str
     devices: str = ""
+    host_name: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages to people."""
+        return f"host {self.host_name}" if self.host_name else "another host"
 
     @property
     def id(self) -> WorkerId:
@@ -37,7 +43,8 @@ class Member:
     def encode(self) -> str:
         """Returns the member's entry, as it is published in the store."""
         info = self.info
-        entry = _Entry(info.name, info.id, info.generation, self.addresses, self.host, self.devices)
+        where = self.addresses, self.host
+        entry = _Entry(info.name, info.id, info.generation, *where, self.devices, self.host_name)
         return _CODEC.encode(entry).decode()
 
     @classmethod
@@ -50,7 +57,7 @@ class Member:
             raise RemoteProtocolError(f"{_COMPLAINT}: {text!r}") from error
         if info.id < 0 or not 0 <= info.generation <= MAX_GENERATION:
             raise RemoteProtocolError(f"the store holds an impossible worker: {text!r}")
-        return cls(info, entry.addresses, entry.host, entry.devices)
+        return cls(info, entry.addresses, entry.host, entry.devices, entry.host_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,13 @@ class _Entry:
     addresses: tuple[str, ...]
     host: str
     devices: str = ""
+    host_name: str = ""
 
 
-_COMPLAINT = "the store holds no worker's entry"
+_COMPLAINT = (
+    "the store holds no worker's entry, or that of a worker with a secret which this one was not "
+    "given (LOCKSTITCH_SECRET or LOCKSTITCH_SECRET_FILE)"
+)
 _CODEC = Codec(_Entry, complaint=_COMPLAINT, by_name=True)
 
 

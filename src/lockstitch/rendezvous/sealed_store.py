@@ -10,6 +10,7 @@ they only number things.
 from __future__ import annotations
 
 import hmac
+import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.distributed.distributed_c10d import Store
@@ -80,8 +81,10 @@ class SealedStore(Store):
         if not sealed or hmac.compare_digest(seal, self._seal(key, value).encode()):
             return bytes(value)
         raise RemoteProtocolError(
-            f"the store's entry {key!r} was not written by a worker that has this job's secret: "
-            "workers were given different secrets, or none, or a stranger writes into the store"
+            f"the store's entry {key!r} was not written by a worker that has the secret of this "
+            f"one, on host {socket.gethostname()}: workers were given different secrets "
+            "(LOCKSTITCH_SECRET or LOCKSTITCH_SECRET_FILE), an old one perhaps, or none; or a "
+            "stranger writes into the store"
         )
 
     def _seal(self, key: str, value: bytes) -> str:

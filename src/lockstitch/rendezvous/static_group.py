@@ -22,9 +22,11 @@ all others, so entries of an earlier life are never mistaken for those of this o
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from typing import TYPE_CHECKING
 
+from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
 from lockstitch.rendezvous.reaching import say
 from lockstitch.rendezvous.roster import Member, Table, check_names_are_unique
@@ -82,25 +84,31 @@ def meet(
     """Publishes this rank's entry, `me(generation)`; returns it and all when all are there.
 
     Raises RuntimeError when ranks are missing after the timeout, when two have the same name, and
-    at once when two have the same rank, or ranks were given different world sizes.
+    at once when two have the same rank, or ranks were given different world sizes, or different
+    secrets.
     """
     meeting = store.add(f"meetings/{rank}", 1) - 1
     _check_rank_is_free(store, meeting, rank)
-    _check_world_size(store, meeting, rank, world_size)
     member = me(meeting & MAX_GENERATION)
     keys = [f"meeting/{meeting}/{each}" for each in range(world_size)]
+    try:
+        _check_world_size(store, meeting, rank, world_size)
+    except RemoteProtocolError:  # another secret: the others find that out by this rank's entry
+        with failing_together(store, member.info, world_size):
+            store.set(keys[rank], member.encode())
+            raise
     store.set(keys[rank], member.encode())
     _check_rank_is_still_free(store, meeting, member.info, keys)
     _wait_for_all(store, meeting, rank, keys, timeout_seconds)
-    entries = read_all(store, keys)
+    with failing_together(store, member.info, world_size):
+        entries = read_all(store, keys)
+        members = [Member.decode(entry) for entry in entries if not _is_called_off(entry)]
+        check_names_are_unique(members)
     for entry in entries:
         if _is_called_off(entry):
             raise RuntimeError(
                 f"the meeting was {entry.decode()} while rank {rank} waited for others"
             )
-    members = [Member.decode(entry) for entry in entries]
-    with failing_together(store, member.info, world_size):
-        check_names_are_unique(members)
     return member, Table(members)
 
 
@@ -214,7 +222,13 @@ def _came_twice(rank: int, name: str, missing: list[int]) -> str:
 
 def _check_world_size(store: Store, meeting: int, rank: int, world_size: int) -> None:
     said = store.compare_set(_size_key(meeting), "", f"{world_size} {rank}").decode()
-    first_size, first_rank = map(int, said.split())
+    try:
+        first_size, first_rank = map(int, said.split())
+    except ValueError as error:
+        raise RemoteProtocolError(
+            f"rank {rank}, on host {socket.gethostname()}, was given no secret, and another worker "
+            "of its group was: give all the same (LOCKSTITCH_SECRET or LOCKSTITCH_SECRET_FILE)"
+        ) from error
     if first_size != world_size:
         different = (
             f"rank {first_rank} was given world_size {first_size}, rank {rank} world_size "

@@ -22,8 +22,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not in its __al
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from lockstitch.launcher_link.client import ADDRESS
 from lockstitch.launcher_link.process import JOB
+from lockstitch.link.addresses import LOOPBACK, host_and_port
 from lockstitch.rendezvous.launcher_store import LauncherStore
+from lockstitch.rendezvous.launchers import meeting_url
 from lockstitch.rendezvous.reaching import NOTICE_SECONDS, Address, say, wait_for_store
 
 if TYPE_CHECKING:
@@ -49,7 +52,8 @@ def open_store(
     added what to do; a file whose folder does not exist is a ValueError too. With `tcp://` and `env://`
     rank 0 hosts the store for as long as it keeps it; under `lockstitch run`, `env://` means a file
     of the launcher's or, where workers come and go, the store that it keeps for them: either
-    outlives every worker.
+    outlives every worker. Where MASTER_ADDR and MASTER_PORT are not set, `env://` means what
+    another launcher says (`launchers`).
     `world_size` None or 0 means a group that ranks join and leave; `rank` -1 means "not given".
     `timeout_seconds` is for reaching the store and for reading what should be there; torch's
     `DistError` tells that nobody was reached.
@@ -63,6 +67,8 @@ def open_store(
     elif init_method.startswith("env://") and (link := _link_to_launcher()) is not None:
         return LauncherStore(link, timeout_seconds)
     else:
+        if init_method == "env://":
+            init_method = meeting_url(os.environ) or init_method
         _check_folder(init_method)
         url = _with_members(init_method, rank, world_size)
         try:
@@ -149,6 +155,21 @@ def _advice(init_method: str, text: str) -> str | None:
     if "No rendezvous handler" in text:
         return f"init_method is tcp://host:port, file:///path or env://, not {init_method!r}"
     return None
+
+
+def host_of(store: Store) -> str | None:
+    """Returns the host of a store, as it was named; None where it is on none (a file). Those who
+    meet in a file of `lockstitch run`, or reach it by a unix socket, are on one host: then it is
+    loopback."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, LauncherStore):
+        kind, _, where = os.environ.get(ADDRESS, "").partition(":")
+        return host_and_port(where)[0] if kind == "tcp" else LOOPBACK
+    if isinstance(store, FileStore):
+        # torch's stubs lack its path
+        return LOOPBACK if store.path == _launchers_file() else None  # type: ignore[attr-defined]
+    return store.host if isinstance(store, TCPStore) else None
 
 
 def missing_keys(

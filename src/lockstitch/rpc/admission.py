@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.ids import ANYBODY, MAX_GENERATION, WorkerId, WorkerInfo, applicant_id
+from lockstitch.link.addresses import host_and_port
 from lockstitch.rendezvous import Member, choose_address, host_identity
 from lockstitch.rendezvous.member_records import MemberRecord
 from lockstitch.rendezvous.membership_events import Admit, Redirect
@@ -266,6 +267,12 @@ class Invitation:
     `lockstitch:///path/of/a/socket` on the same host."""
 
     address: str
+
+    @property
+    def host(self) -> str | None:
+        """The host that it names; None where it is a path of this one."""
+        _, _, where = self.address.partition(":")
+        return None if self.address.startswith("unix:") else host_and_port(where)[0]
 
     def __str__(self) -> str:
         scheme, _, rest = self.address.partition(":")

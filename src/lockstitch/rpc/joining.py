@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.rendezvous import choose_address, host_identity, join
 from lockstitch.rendezvous.contacts import Contacts
+from lockstitch.rendezvous.hosts import why_apart
 from lockstitch.rendezvous.membership_protocol import MembershipProtocol
+from lockstitch.rendezvous.static_group import failing_together
 from lockstitch.rpc.admission import Admission, Applicants, Invitation
 from lockstitch.rpc.device_maps import agree
 from lockstitch.rpc.dynamic_directory import DynamicDirectory
@@ -73,8 +75,9 @@ def join_static_group(
     transport: Transport,
     seconds: float,
 ) -> JoinedGroup:
-    """Meets the others in the store and checks all device maps. Raises what `rendezvous.join` and
-    `device_maps.agree` raise, and `ValueError` for an invitation."""
+    """Meets the others in the store, and checks that all can be reached, and all device maps.
+    Raises what `rendezvous.join` and `device_maps.agree` raise, `RuntimeError` where workers of
+    different hosts could not call each other, and `ValueError` for an invitation."""
     if isinstance(store, Invitation):
         raise ValueError(
             f"{store} invites into a group that workers join and leave: it has no world_size"
@@ -89,12 +92,22 @@ def join_static_group(
         devices=join_request.devices,
     )
     try:
+        _check_reach(store, roster)
         agree(store, roster, seconds)
     except BaseException:
         roster.leave()
         raise
     directory = RosterDirectory(roster, transport)
     return JoinedGroup(roster.me, directory, lambda worker: StaticMembership(worker, roster))
+
+
+def _check_reach(store: Store, roster: StaticRoster) -> None:
+    """Raises `RuntimeError`, on all workers, where some could not be called from other hosts."""
+    members = roster.members()
+    apart = why_apart(members)
+    if apart:
+        with failing_together(store, roster.me, len(members)):
+            raise RuntimeError(apart)
 
 
 def join_dynamic_group(

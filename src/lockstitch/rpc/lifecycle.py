@@ -14,6 +14,7 @@ from lockstitch.modes import in_plain_modes
 from lockstitch.observe.waits import listen
 from lockstitch.rendezvous import open_store
 from lockstitch.rendezvous.joining import outside
+from lockstitch.rendezvous.launchers import rank_alone
 from lockstitch.rendezvous.reaching import say
 from lockstitch.rpc import api
 from lockstitch.rpc.admission import Invitation
@@ -24,8 +25,8 @@ from lockstitch.rpc.backend_registry import (
     init_backend,
 )
 from lockstitch.rpc.leaving import leave_at_termination
-from lockstitch.rpc.options import RpcBackendOptions
-from lockstitch.rpc.startup import join_seconds
+from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from lockstitch.rpc.startup import check_address, join_seconds
 from lockstitch.rpc.waiting import keep_word_of_torch
 from lockstitch.rpc.workers import begin_callbacks
 from lockstitch.runtime.worker import current_worker, has_current_worker
@@ -34,6 +35,7 @@ from lockstitch.termination import TERMINATION
 if TYPE_CHECKING:
     from lockstitch.rpc.agents import RpcAgent
 
+_RANK = "{rank}"
 _ALREADY = "RPC is already initialized; a process has one worker at a time, until shutdown"
 
 
@@ -47,8 +49,10 @@ def init_rpc(
 ) -> None:
     """Makes this process a worker: from now on it calls others, and others call it.
 
-    `name`: unique in the group; letters, digits, `_`, `:` and `-`, shorter than 128. `rank`:
-    unique, from 0; with `env://` taken from RANK where it is not given. `world_size`: how many
+    `name`: unique in the group; letters, digits, `_`, `:` and `-`, shorter than 128; `{rank}` in it
+    stands for the rank. `rank`: unique, from 0; with `env://` it is what the launcher says, where
+    it is not given: torchrun, `lockstitch run`, Horovod, Slurm, Open MPI and MPICH, which also tell
+    where to meet, as far as they know it. `world_size`: how many
     ranks the group has; the call returns when all of them are there. None or 0 makes a dynamic
     group, which ranks join and leave at any time; a rank that is not given is then the lowest that
     is free. An `init_method` from `invitation()` joins through that member. `backend`,
@@ -69,16 +73,31 @@ def init_rpc(
     backend = backend or BackendType.TENSORPIPE
     options = rpc_backend_options or construct_rpc_backend_options(backend)
     _check_rank(rank)
-    if rank < 0 and options.init_method.startswith("env://"):
-        rank = int(os.environ.get("RANK", rank))
+    init_method = options.init_method
+    if rank < 0 and init_method.startswith("env://"):
+        known = rank_alone(os.environ)
+        rank = rank if known is None else known
+    name = _with_rank(name, rank)
     if world_size and 0 < world_size <= rank:  # else it would first look for the others
         raise ValueError(outside(rank, world_size))
     if world_size and options.init_method.startswith("env://"):
         _tell_of_fewer_processes(world_size)
-    store: Store | Invitation | None = Invitation.read(options.init_method)
+    store: Store | Invitation | None = Invitation.read(init_method)
     if store is None:
-        store = open_store(options.init_method, rank, world_size, join_seconds(options))
+        if isinstance(options, TensorPipeRpcBackendOptions):
+            check_address(options)
+        store = open_store(init_method, rank, world_size, join_seconds(options))
     _begin(backend, store, name, rank, world_size, options)
+
+
+def _with_rank(name: str, rank: int) -> str:
+    if _RANK not in name:
+        return name
+    if rank < 0:
+        raise ValueError(
+            f"the name {name!r} wants a rank, but none is given, and no launcher has said any"
+        )
+    return name.replace(_RANK, str(rank))
 
 
 def _infer_backend(options: RpcBackendOptions) -> BackendType:

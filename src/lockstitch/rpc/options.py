@@ -14,6 +14,8 @@ import torch
 
 from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.devices.kinds import gpu, is_gpu, kind_of, numbered
+from lockstitch.link.ports import find_ports
+from lockstitch.link.pulse import heartbeat_seconds
 from lockstitch.memory.pools import default_capacity
 from lockstitch.rpc.constants import (
     DEFAULT_INIT_METHOD,
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 
-_HEARTBEAT_SECONDS = 10.0
 TRANSPORTS = ("segments", "unix", "tcp")
 _IN_WORDS: dict[type, str] = {Real: "a number", Integral: "an integer", str: "a text"}
 
@@ -87,13 +88,17 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     devices that maps may name here; by default all. `_transports` and `_channels` are accepted from
     ported programs and ignored: the transport is chosen by itself, among `transports`.
 
-    Beyond the original: `address`, the host name or interface at which workers of *other hosts*
-    reach this one over TCP; without it a worker listens on a unix socket only, where the kernel
-    proves who calls. On TCP the workers prove to each other that they have the job's `secret`: 64
-    hexadecimal digits, as `lockstitch secret` prints them, or in a `secret_file` that only its user
-    can read. `insecure=True` does without: anybody who reaches the address may then run whatever it
-    likes here. The environment variables LOCKSTITCH_ADDRESS, LOCKSTITCH_SECRET,
-    LOCKSTITCH_SECRET_FILE and LOCKSTITCH_INSECURE (1) are the defaults of these.
+    Beyond the original: `address`, the name, address or interface at which workers of *other hosts*
+    reach this one over TCP. "auto", the default where there is a secret, is the address on the way
+    to where the workers meet, or that of the interface that LOCKSTITCH_IFNAME names. Without a
+    secret a worker listens on a unix socket only, where the kernel proves who calls, and `init_rpc`
+    refuses a group on several hosts. `port_range`: the first and the last port at which it may
+    listen; by default any that is free. On TCP the workers prove to each other that they have the
+    job's `secret`: 64 hexadecimal digits, as `lockstitch secret` prints them, or in a `secret_file`
+    that only its user can read. `insecure=True` does without: anybody who reaches the address may
+    then run whatever it likes here. The environment variables LOCKSTITCH_ADDRESS,
+    LOCKSTITCH_PORT_RANGE (20000-20009), LOCKSTITCH_SECRET, LOCKSTITCH_SECRET_FILE and
+    LOCKSTITCH_INSECURE (1) are the defaults of these.
 
     `registry=True`: peers may call, make and use only what the program has registered
     (`lockstitch.rpc.register`), or what the given `Registry` holds; nothing else that they send is
@@ -110,7 +115,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     is allocated for it by its receiver.
 
     `transports`: which may be used, of "segments" (shared memory for large tensors between
-    workers of one host, needs "unix"), "unix" and "tcp" (needs `address`); all by default, or those
+    workers of one host, needs "unix"), "unix" and "tcp"; all by default, or those
     in LOCKSTITCH_TRANSPORTS, separated by commas. `segment_pool_bytes`: how much shared memory this
     worker may lend to all its peers together, and `buffer_pool_bytes`: how much memory it may keep
     warm for what arrives in streams; by default 1 GiB, or a sixteenth of the machine's memory if
@@ -146,6 +151,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     device_maps: dict[str, dict[torch.device, torch.device]]
     devices: list[torch.device]
     address: str | None
+    port_range: tuple[int, int] | None
     secret: Secret | None
     insecure: bool
     registry: Registry | None
@@ -193,6 +199,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         max_bytes_in_flight: int = 1 << 30,
         max_calls_in_flight: int = 1 << 16,
         switch_interval: float | None = None,
+        port_range: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
         self._check("num_worker_threads", num_worker_threads, Integral)
@@ -202,6 +209,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         }
         self.devices = _to_cuda_devices(devices or ())
         self.address = os.environ.get("LOCKSTITCH_ADDRESS") if address is None else address
+        ports = find_ports(port_range, os.environ)
+        self.port_range = None if ports is None else (ports[0], ports[-1])
         self.secret = find_secret(secret, secret_file, os.environ)
         self.insecure = _to_flag("LOCKSTITCH_INSECURE", insecure)
         self.registry = (DECLARED if registry else None) if isinstance(registry, bool) else registry
@@ -214,9 +223,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.transports = _to_transports(transports)
         self.segment_pool_bytes = _to_bytes("segment_pool_bytes", segment_pool_bytes)
         self.buffer_pool_bytes = _to_bytes("buffer_pool_bytes", buffer_pool_bytes)
-        self.heartbeat_timeout = _to_seconds(
-            "heartbeat_timeout", heartbeat_timeout, _HEARTBEAT_SECONDS
-        )
+        self.heartbeat_timeout = heartbeat_seconds(heartbeat_timeout, os.environ)
         self.join_timeout = to_join_seconds(join_timeout)
         self.max_bytes_in_flight = _count("max_bytes_in_flight", max_bytes_in_flight)
         self.max_calls_in_flight = _count("max_calls_in_flight", max_calls_in_flight)

@@ -2,24 +2,28 @@
 
     listen ─► publish the address, learn those of the others ─► plug in services ─► serve
 
-Peers may call before the last step: their connections wait until then in the listener's queue. By
-default the worker listens on a unix socket only: it runs what it is told to, and there the kernel
-proves that a caller is the same user. Over TCP the job's secret has to (`link.handshake`).
+Peers may call before the last step: their connections wait until then in the listener's queue. A
+worker that has no secret listens on a unix socket only: it runs what it is told to, and there the
+kernel proves that a caller is the same user. Over TCP the job's secret has to (`link.handshake`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import Store
 
 from lockstitch.autograd.service import AutogradService
+from lockstitch.link.addresses import LOOPBACK, is_loopback, own_address
+from lockstitch.link.ports import find_ports
 from lockstitch.memory import mapping
 from lockstitch.memory.segments import SegmentPool
 from lockstitch.observe.waits import WaitReports
 from lockstitch.rendezvous import check_name, host_identity, sealed_by
+from lockstitch.rendezvous.store import host_of
 from lockstitch.rpc.admission import Invitation, JoinRequest
 from lockstitch.rpc.agents import TensorPipeAgent
 from lockstitch.rpc.backend_registry import BackendType, register_backend
@@ -70,6 +74,12 @@ def plug_services(worker: Worker, membership: Membership) -> None:
     worker.plug(WaitReports(worker))
 
 
+def check_address(options: TensorPipeRpcBackendOptions) -> None:
+    """Raises `ValueError` where the options, or the environment, name an address or an interface
+    that this host does not have. Others need not wait for a worker that cannot come."""
+    _tcp_address(options, None, has_another=True)
+
+
 def start_worker(
     store: Store | Invitation,
     name: str,
@@ -89,7 +99,8 @@ def start_worker(
     if not world_size:
         check_alone(name, DeviceUse.of(options))
     segments = make_segments(options)
-    transport = make_transport(options, segments)
+    place = host_of(store) if isinstance(store, Store) else store.host
+    transport = make_transport(options, segments, place)
     agent_options = make_agent_options(options, is_faulty=mishaps is not None)
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(transport.close)
@@ -189,17 +200,21 @@ def make_segments(options: TensorPipeRpcBackendOptions) -> SegmentPool | None:
 
 
 def make_transport(
-    options: TensorPipeRpcBackendOptions, segments: SegmentPool | None = None
+    options: TensorPipeRpcBackendOptions,
+    segments: SegmentPool | None = None,
+    place: str | None = LOOPBACK,
 ) -> SeveralTransports:
-    """Makes the transports: unix sockets, and TCP where the options give an address.
+    """Makes the transports: unix sockets, and TCP where the options give an address, or a secret.
+    `place`: the host where the workers meet, None where it is none.
 
     Raises `ValueError` for an address where callers could prove nothing, unless the options say
-    that they need not, and where the options leave no transport at all.
+    that they need not, for one that is not here, and where the options leave no transport at all.
     """
     transports: dict[str, Transport] = {}
     if "unix" in options.transports:
         transports["unix"] = UnixTransport(segments)
-    if options.address is not None and "tcp" in options.transports:
+    address = _tcp_address(options, place, has_another=bool(transports))
+    if address is not None:
         if options.secret is None and not options.tls and not options.insecure:
             raise ValueError(
                 f"address {options.address!r} asks to listen over TCP, where only a secret that "
@@ -210,16 +225,32 @@ def make_transport(
                 "so with insecure=True or LOCKSTITCH_INSECURE=1. Without an address workers of one "
                 "host use unix sockets."
             )
+        ports = find_ports(options.port_range, os.environ)
         if options.tls:
-            transports["tls"] = TlsTransport(_tls_contexts(options), options.address)
+            transports["tls"] = TlsTransport(_tls_contexts(options), address, ports)
         else:
-            transports["tcp"] = TcpTransport(options.address)
+            transports["tcp"] = TcpTransport(address, ports)
     if not transports:
         raise ValueError(
             f"with transports={options.transports} and address={options.address!r} nobody can "
             'reach this worker: name "unix", or "tcp" and an address'
         )
     return SeveralTransports(transports)
+
+
+def _tcp_address(
+    options: TensorPipeRpcBackendOptions, place: str | None, *, has_another: bool
+) -> str | None:
+    """Returns where to listen over TCP; None where nobody asks for it. Without a word about it a
+    worker that has a secret does, unless that is loopback, where unix sockets lead anyway."""
+    if "tcp" not in options.transports:
+        return None
+    if options.address is not None:
+        return own_address(place, options.address)
+    if options.secret is None:
+        return None
+    address = own_address(place)
+    return None if has_another and is_loopback(address) else address
 
 
 def _tls_contexts(options: TensorPipeRpcBackendOptions) -> TlsContexts:

@@ -127,6 +127,11 @@ class Connection(Pollable, Protocol):
         lives: numbers that differ from those of before if it has done something."""
         ...
 
+    def bound_silence(self, seconds: float) -> None:
+        """Has the system end the connection, on which then everything fails, when the other end's
+        host has taken in nothing for so long that was sent; nothing, where both ends are on one."""
+        ...
+
     def lend(self, nbytes: int) -> Loan | None:
         """Memory for `nbytes` that the peer will see without a copy; None where there is none, or
         the stream is the quicker way."""

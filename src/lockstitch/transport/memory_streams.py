@@ -256,6 +256,9 @@ class MemoryConnection:
         """Nothing: what is sent leaves as a whole."""
         return ()
 
+    def bound_silence(self, seconds: float) -> None:
+        """Nothing: both ends are in one process."""
+
     def lend(self, nbytes: int) -> Loan | None:  # noqa: ARG002 - see `Connection.lend`
         """None: a script may lose, delay and repeat frames only if all is in them."""
         return None

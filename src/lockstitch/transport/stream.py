@@ -24,6 +24,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.forks import abandon_in_child
+from lockstitch.link.sockets import bound_silence
 from lockstitch.transport.base import SendTimeoutError
 
 if TYPE_CHECKING:
@@ -320,6 +321,10 @@ class StreamConnection(SocketEnd):
     def signs_of_life(self) -> tuple[int, ...]:
         """See `Connection.signs_of_life`."""
         return (self.progress,)
+
+    def bound_silence(self, seconds: float) -> None:
+        """See `Connection.bound_silence`."""
+        bound_silence(self._socket, seconds)
 
     def lend(self, nbytes: int) -> Loan | None:  # noqa: ARG002 - see `Connection.lend`
         """None: a stream is all there is between the two ends."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import socket
 
+from lockstitch.link.addresses import LOOPBACK, host_and_port, with_port
+from lockstitch.link.ports import listen
 from lockstitch.transport.polling import EpollPoller
 from lockstitch.transport.stream import StreamConnection, StreamListener
 
@@ -24,23 +26,26 @@ class TcpConnection(StreamConnection):
 class TcpTransport:
     """Makes TCP streams; addresses are `tcp:host:port`, with IPv6 hosts in brackets.
 
-    `host` is the interface to listen on and the name under which others reach it, loopback if not
-    given.
+    `host` is the address to listen at, under which others reach it, loopback if not given; `ports`
+    are those that may be used, any if not given.
     """
 
     scheme = _SCHEME
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = LOOPBACK, ports: range | None = None) -> None:
         self._host = host
+        self._ports = ports
 
     def listen(self, address: str | None = None) -> StreamListener:
         """Listens at `address`, or at a free port of the transport's host.
 
         Raises `OSError` when the port is taken or the host is not this machine's.
         """
-        host, port = (self._host, 0) if address is None else self._host_and_port(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        host, ports = self._host, self._ports
+        if address is not None:
+            host, port = self._host_and_port(address)
+            ports = range(port, port + 1)
+        sock = listen(host, ports, _BACKLOG)
         return StreamListener(sock, self._address(host, sock.getsockname()[1]), self._accepted)
 
     def connect(self, address: str, timeout_seconds: float) -> StreamConnection:
@@ -91,13 +96,15 @@ class TcpTransport:
         return self.begin(sock, self._address(host, port), None)
 
     def _address(self, host: str, port: int) -> str:
-        return f"{self.scheme}[{host}]:{port}" if ":" in host else f"{self.scheme}{host}:{port}"
+        return self.scheme + with_port(host, port)
 
     def _host_and_port(self, address: str) -> tuple[str, int]:
-        host, _, port = address.removeprefix(self.scheme).rpartition(":")
-        if not address.startswith(self.scheme) or not host or not port.isdecimal():
-            raise ValueError(f"not a {self.scheme[:-1].upper()} address: {address!r}")
-        return host.removeprefix("[").removesuffix("]"), int(port)
+        try:
+            if address.startswith(self.scheme):
+                return host_and_port(address.removeprefix(self.scheme))
+        except ValueError:
+            pass
+        raise ValueError(f"not a {self.scheme[:-1].upper()} address: {address!r}")
 
 
 def _send_at_once(sock: socket.socket) -> None:

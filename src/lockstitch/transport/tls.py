@@ -17,6 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.errors import HandshakeError
+from lockstitch.link.addresses import LOOPBACK
 from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.stream import (
     StreamConnection,
@@ -198,8 +199,10 @@ class TlsTransport(TcpTransport):
 
     scheme = "tls:"
 
-    def __init__(self, contexts: TlsContexts, host: str = "127.0.0.1") -> None:
-        super().__init__(host)
+    def __init__(
+        self, contexts: TlsContexts, host: str = LOOPBACK, ports: range | None = None
+    ) -> None:
+        super().__init__(host, ports)
         self._contexts = contexts
 
     def begin(self, sock: socket.socket, peer: str, timeout_seconds: float | None) -> TlsConnection:

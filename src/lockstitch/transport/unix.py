@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.folders import Folder
-from lockstitch.link.sockets import peer_credentials
+from lockstitch.link.sockets import cpu_ticks, peer_credentials
 from lockstitch.memory import handover, ring
 from lockstitch.memory.mapping import Mapping
 from lockstitch.memory.received_segments import ReceivedSegments
@@ -60,7 +59,7 @@ class UnixConnection(RingStream):
     def signs_of_life(self) -> tuple[int, ...]:
         """What of a long message has left, and the CPU time of the process at the other end: it may
         be busy where it cannot answer, but a stopped process uses none."""
-        return (*super().signs_of_life(), _cpu_ticks(self._process))
+        return (*super().signs_of_life(), cpu_ticks(self._process))
 
     def lend(self, nbytes: int) -> Loan | None:
         """A segment, if it is quicker than the stream; see `Connection.lend`."""
@@ -267,12 +266,3 @@ def _check_peer(sock: socket.socket) -> int:
     if user != os.geteuid():
         raise PermissionError(f"the other end belongs to user {user}, not to {os.geteuid()}")
     return process
-
-
-def _cpu_ticks(process: int) -> int:
-    """The CPU time of a process, in ticks of the kernel; 0 where it cannot be seen."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it is gone, or in a namespace of its own
-        return 0
-    return int(fields[11]) + int(fields[12])

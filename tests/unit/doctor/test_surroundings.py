@@ -18,6 +18,7 @@ from lockstitch.doctor.surroundings import (
     check_variables,
     look_around,
 )
+from lockstitch.link import addresses
 
 if TYPE_CHECKING:
     import pytest
@@ -67,12 +68,14 @@ def test_address_of_this_machine_alone_is_worth_a_note() -> None:
 
 
 def test_address_that_does_not_exist_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody_knows(*_: object) -> None:
+    def nobody_knows(*_: object, **__: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody_knows)
+    monkeypatch.setattr(addresses, "interface_addresses", lambda: [("lo", "127.0.0.1")])
     assert check_address({"LOCKSTITCH_ADDRESS": "nowhere.invalid"}).state == "wrong"
-    assert check_address({"LOCKSTITCH_ADDRESS": "lo"}).state == "good"
+    assert check_address({"LOCKSTITCH_IFNAME": "eth9"}).state == "wrong"
+    assert check_address({"LOCKSTITCH_ADDRESS": "lo"}).state == "note"
     assert check_address({}).state == "note"
 
 

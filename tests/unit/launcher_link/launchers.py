@@ -20,7 +20,7 @@ SECRET = Secret.from_text("5a" * 32).of(PURPOSE)
 class FakeLauncher:
     """A context manager. What workers say goes to `heard`, as pairs."""
 
-    def __init__(self, folder, address=None) -> None:
+    def __init__(self, folder, address=None, **options) -> None:
         self.heard = Queue()
         self._selector = selectors.DefaultSelector()
         self.server = LauncherServer(
@@ -28,6 +28,7 @@ class FakeLauncher:
             SECRET,
             lambda *said: self.heard.put(said),
             address or f"unix:{folder}/launcher",
+            **options,
         )
         self.address = self.server.address
         self._is_over = False

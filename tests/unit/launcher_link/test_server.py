@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import re
+import resource
 import selectors
+import threading
 from queue import Queue
 
 import pytest
@@ -9,8 +11,10 @@ import pytest
 from lockstitch import __version__
 from lockstitch.errors import BoardLostError
 from lockstitch.launcher_link import LauncherClient, LauncherServer, Ready, Update
-from lockstitch.launcher_link.messages import CODEC
+from lockstitch.launcher_link.messages import CODEC, LAUNCHER, worker_info
 from lockstitch.link import greetings
+from lockstitch.link.greetings import GreetingReader
+from lockstitch.link.handshake import CallerHandshake
 from lockstitch.link.sockets import connect
 from lockstitch.testing import ManualClock
 from lockstitch.trust import Secret
@@ -92,14 +96,132 @@ def test_a_worker_that_says_no_message_is_hung_up_on(fake_launcher):
     client.close()
 
 
-def test_of_many_who_say_nothing_the_first_are_hung_up_on(fake_launcher):
-    lines = [stranger(fake_launcher) for _ in range(66)]
+def test_of_many_who_say_nothing_the_first_are_hung_up_on(tmp_path):
+    with launchers.FakeLauncher(tmp_path, most_guests=4) as fake_launcher:
+        lines = [stranger(fake_launcher) for _ in range(6)]
+        try:
+            assert is_hung_up_on(lines[0])
+            LauncherClient(fake_launcher.address, launchers.SECRET, 1).close()
+        finally:
+            for line in lines:
+                line.close()
+
+
+def come_all_at_once(address, count):
+    """Clients in threads of their own, connected at the same moment."""
+    start, clients, failures = threading.Barrier(count), {}, []
+
+    def come(number):
+        start.wait(SECONDS)
+        try:
+            clients[number] = LauncherClient(address, launchers.SECRET, number)
+        except BoardLostError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=come, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for client in clients.values():
+        client.close()
+    return len(clients), failures
+
+
+@pytest.mark.parametrize("address", [None, "tcp:127.0.0.1:0"], ids=["unix", "tcp"])
+def test_128_workers_may_come_at_once(tmp_path, address):
+    with launchers.FakeLauncher(tmp_path, address) as fake_launcher:
+        assert come_all_at_once(fake_launcher.address, 128) == (128, [])
+
+
+def test_who_is_hung_up_on_for_being_many_comes_again(tmp_path):
+    with launchers.FakeLauncher(tmp_path, most_guests=2) as fake_launcher:
+        assert come_all_at_once(fake_launcher.address, 24) == (24, [])
+
+
+@pytest.mark.slow
+def test_4096_workers_may_come_at_once(tmp_path):
+    """Each is a handshake without a thread, and all connect before the launcher looks at any."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count, needed = 4096, 2 * 4096 + 100
+    if hard < needed:
+        pytest.skip(f"needs {needed} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+    heard = []
     try:
-        assert is_hung_up_on(lines[0])
-        LauncherClient(fake_launcher.address, launchers.SECRET, 1).close()
+        with selectors.DefaultSelector() as selector:
+            server = LauncherServer(
+                selector, launchers.SECRET, lambda *said: heard.append(said), f"unix:{tmp_path}/b"
+            )
+            callers = [Caller(server.address, number) for number in range(count)]
+            for caller in callers:
+                selector.register(caller.stream, selectors.EVENT_READ, caller.listen)
+            while not all(caller.is_in for caller in callers):
+                for key, _ in selector.select(SECONDS):
+                    key.data()
+            assert len(server._lines) == count
+            for caller in callers:
+                selector.unregister(caller.stream)
+                caller.stream.close()
+            server.close()
     finally:
-        for line in lines:
-            line.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Caller:
+    """A worker's first words."""
+
+    def __init__(self, address, number):
+        self.stream = connect(address, SECONDS)
+        self.is_in = False
+        self._reader = GreetingReader()
+        self._handshake = CallerHandshake(
+            worker_info(number), LAUNCHER.worker, ("", ""), launchers.SECRET
+        )
+        self.stream.send([self._handshake.opening])
+
+    def listen(self):
+        counts = []
+        self.stream.receive_into(self._reader.space(), counts, 0)
+        assert counts[0], "it was hung up on"
+        greeting = self._reader.absorb(counts[0])
+        if greeting is not None:
+            answer = self._handshake.take(greeting)
+            if answer:
+                self.stream.send([answer])
+            self.is_in = self._handshake.welcome is not None
+
+
+def test_a_worker_that_falls_silent_is_told_of_within_the_bound(tmp_path):
+    clock, silent = ManualClock(), []
+    with selectors.DefaultSelector() as selector:
+        server = LauncherServer(
+            selector,
+            launchers.SECRET,
+            lambda *_said: None,
+            "tcp:127.0.0.1:0",
+            clock,
+            heartbeat=10.0,
+            note_silence=lambda *said: silent.append(said),
+        )
+        callers = [Caller(server.address, number) for number in range(2)]
+        for caller in callers:
+            selector.register(caller.stream, selectors.EVENT_READ, caller.listen)
+        while len(server._lines) < 2 or not all(caller.is_in for caller in callers):
+            for key, _ in selector.select(SECONDS):
+                key.data()
+        began = clock.now()
+        while not silent:
+            assert clock.now() - began < 10.0
+            next(iter(server._lines.values())).heard += 1  # the first to come says something
+            clock.advance(server.seconds_to_next())
+            server.pass_time()
+        (first,) = server._lines
+        assert silent == [(1 - first, "it has been silent for 10 s")]
+        for caller in callers:
+            selector.unregister(caller.stream)
+            caller.stream.close()
+        server.close()
 
 
 def test_who_says_nothing_for_long_is_hung_up_on(tmp_path):

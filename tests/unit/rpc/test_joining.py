@@ -51,3 +51,15 @@ def test_a_static_place_comes_from_a_meeting_and_not_from_an_invitation() -> Non
     assert place.directory.find("a") == place.me
     with pytest.raises(ValueError, match="it has no world_size"):
         join_static_group(Invitation("unix:/b"), join_request, 2, FakeTransport(), 60)
+
+
+def test_a_group_whose_workers_cannot_reach_each_other_is_refused_on_all() -> None:
+    store = HashStore()
+    far = Member(WorkerInfo("far", 1), ("unix:/far",), "another host", host_name="beta")
+    store.set("meetings/1", "1")
+    store.set("meeting/0/1", far.encode())
+    store.set("meeting/0/refused/1", "")
+    join_request = JoinRequest("a", 0, ("unix:/a", "tcp:10.0.0.1:80"), host_identity())
+    with pytest.raises(RuntimeError, match=r"worker 'far' on host beta .*LOCKSTITCH_SECRET_FILE"):
+        join_static_group(store, join_request, 2, FakeTransport(), 60)
+    assert store.check(["meeting/0/refused/0"])

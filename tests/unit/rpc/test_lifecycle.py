@@ -205,3 +205,17 @@ def test_who_does_not_come_is_told_and_waited_for_no_longer_than_said(
     with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not come"):
         rpc.init_rpc("w", rank=0, world_size=3, rpc_backend_options=options)
     assert "world_size=3, but WORLD_SIZE=1" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("end")
+def test_rank_and_name_come_from_whatever_launcher_there_is(options, monkeypatch) -> None:
+    for name in ("RANK", "HOROVOD_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "localhost"}
+    for name, value in {**step, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    rpc.init_rpc("name-{rank}", world_size=1)
+    assert rpc.get_worker_info().name == "name-0"
+    rpc.shutdown()
+    with pytest.raises(ValueError, match="wants a rank, but none is given"):
+        rpc.init_rpc("name-{rank}", rpc_backend_options=options)

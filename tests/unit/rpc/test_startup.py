@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
+from lockstitch.rpc import startup
 from lockstitch.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from lockstitch.rpc.startup import (
     join_seconds,
@@ -73,3 +76,43 @@ def test_limits_are_those_of_the_options() -> None:
     assert limits_of(options) == FrameLimits(1000, 1000, 3, 5)
     with pytest.raises(ValueError, match="max_tensors is a number above 0, not 0"):
         TensorPipeRpcBackendOptions(max_tensors=0)
+
+
+SECRET = "5e" * 32
+
+
+def schemes(place, **options):
+    transport = make_transport(TensorPipeRpcBackendOptions(**options), place=place)
+    listeners = transport.listen_on_each()
+    addresses = [listener.address for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    transport.close()
+    return addresses
+
+
+def test_who_has_a_secret_listens_for_other_hosts_on_the_way_to_the_meeting(monkeypatch) -> None:
+    monkeypatch.setenv("LOCKSTITCH_IFNAME", "lo")  # as if that were the way
+    monkeypatch.setattr(startup, "is_loopback", lambda address: False)
+    assert len(schemes("node1", secret=SECRET)) == 2
+    assert len(schemes("node1")) == 1
+    assert len(schemes("node1", secret=SECRET, transports=["unix"])) == 1
+
+
+def test_who_meets_at_loopback_needs_no_port(monkeypatch) -> None:
+    monkeypatch.delenv("LOCKSTITCH_IFNAME", raising=False)
+    assert len(schemes("127.0.0.1", secret=SECRET)) == 1
+    (address,) = schemes("127.0.0.1", secret=SECRET, transports=["tcp"])
+    assert address.startswith("tcp:127.0.0.1:")
+    with pytest.raises(ValueError, match="address 'auto' asks to listen over TCP"):
+        schemes("127.0.0.1", address="auto")
+
+
+def test_ports_are_those_of_the_options() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    ports = {"port_range": (port, port)}
+    address = schemes("h", address="127.0.0.1", secret=SECRET, **ports)[1]
+    assert address == f"tcp:127.0.0.1:{port}"
+    with pytest.raises(ValueError, match=r"port_range .or LOCKSTITCH_PORT_RANGE."):
+        TensorPipeRpcBackendOptions(port_range=(9, 8))

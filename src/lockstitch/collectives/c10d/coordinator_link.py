@@ -21,7 +21,7 @@ import threading
 from dataclasses import dataclass
 from hashlib import sha256
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives.c10d import messages
@@ -30,9 +30,11 @@ from lockstitch.collectives.c10d.messages import Leave, Lost, Message, Welcome
 from lockstitch.collectives.requests import ranks_in_words
 from lockstitch.errors import CollectiveError, HandshakeError, ProtocolError
 from lockstitch.ids import WorkerInfo
+from lockstitch.link.addresses import hint
 from lockstitch.link.door import Door, Guest
 from lockstitch.link.handshake import ListenerHandshake, why_other_version
 from lockstitch.link.line import call
+from lockstitch.link.pulse import Pulse
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from lockstitch.transport import Connection, Listener, Pollable, Transport
 
 _MOST_STRANGERS = 128
+_LEAST_GREETING_SECONDS = 10.0
 _GUEST_SECONDS = 30.0
 # Where nobody can be let in, one looks again after so long.
 _PAUSE_SECONDS = 0.1
@@ -52,13 +55,16 @@ _PAUSE_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """How the ranks meet: by which secret, within which time, and at which rank; and whether what
-    they say then is authenticated."""
+    """How the ranks meet: by which secret, within which time, and at which rank; whether what they
+    say then is authenticated; and how long one may be silent (`heartbeat`, 0: for ever)."""
 
     secret: Secret
     seconds: float = 60.0
     coordinator_rank: int = 0
     is_authenticated: bool = True
+    heartbeat: float = 0.0
+    places: tuple[str, ...] = ()
+    """Where each rank is, for messages to people; empty where nobody knows."""
 
     @classmethod
     def of(
@@ -72,6 +78,17 @@ class LinkOptions:
             known.of("reductions", word.encode()), seconds, coordinator_rank, secret is not None
         )
 
+    @property
+    def greeting_seconds(self) -> float:
+        """How long a rank may take to come, or to answer who comes. All of them have met before, so
+        one that stays away has died, is cut off, or stands still."""
+        patience = max(self.heartbeat, _LEAST_GREETING_SECONDS)
+        return min(self.seconds, patience) if self.heartbeat else self.seconds
+
+    def place_of(self, rank: int) -> str:
+        """Where that rank is, as a part of a sentence."""
+        return f", on {self.places[rank]}" if self.places else ""
+
 
 class CoordinatorClient:
     """The end of every rank but 0."""
@@ -81,9 +98,12 @@ class CoordinatorClient:
         rank: int,
         line: Line[Connection],
         hear: Callable[[Message], None],
-        coordinator_rank: int = 0,
+        link_options: LinkOptions,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._coordinator_rank = coordinator_rank
+        self._options = link_options
+        self._pulse = Pulse(link_options.heartbeat, clock)
+        self._pulse.add(line)
         self._line = line
         self._hear = hear
         self._is_closed = False
@@ -114,18 +134,16 @@ class CoordinatorClient:
     def _run(self) -> None:
         try:
             while not self._is_closed:
-                # Nothing was there, as may be told of a wait without an end, too.
-                with contextlib.suppress(BlockingIOError):
-                    for record in self._line.read():
-                        message = messages.decode(record)
-                        self._is_closed |= isinstance(message, Leave)
-                        self._hear(message)
+                for record in self._line.listen(self._pulse):
+                    message = messages.decode(record)
+                    self._is_closed |= isinstance(message, Leave)
+                    self._hear(message)
         except Exception as error:  # noqa: BLE001 - whatever it was, nothing is read any more
             self._line.close()  # so that rank 0 hears of it, too
             if not self._is_closed:
-                self._hear(
-                    Lost(self._coordinator_rank, f"{messages.UNREACHED} ({self._failure or error})")
-                )
+                centre = self._options.coordinator_rank
+                why = f"{self._failure or error}{self._options.place_of(centre)}"
+                self._hear(Lost(centre, f"{messages.UNREACHED} ({why})"))
 
 
 class CoordinatorServer:
@@ -150,7 +168,8 @@ class CoordinatorServer:
         self._is_waiting = True
         """For those who are expected."""
         self._clock = clock
-        self._deadline = clock.now() + link_options.seconds
+        self._deadline = clock.now() + link_options.greeting_seconds
+        self._pulse = Pulse(link_options.heartbeat, clock)
         most = _MOST_STRANGERS + len(self._expected)
         self._door: Door[Guest[Connection]] = Door(clock, most, _GUEST_SECONDS, self._turn_away)
         self._guests: dict[int, Guest[Connection]] = {}
@@ -204,6 +223,8 @@ class CoordinatorServer:
             if self._is_waiting:
                 self._await_all()
             self._door.pass_time()
+            for silent, why in self._pulse.pass_time():
+                self._hang_up(cast("Line[Connection]", silent), why)
             told: list[tuple[int, Message]] = []
             for pollable in self._poller.wait(self._remaining_seconds()):
                 self._look_at(pollable, told)
@@ -216,7 +237,11 @@ class CoordinatorServer:
                 break
 
     def _remaining_seconds(self) -> float | None:
-        waits = [self._door.seconds_to_next(), _PAUSE_SECONDS if self._is_full else None]
+        waits = [
+            self._door.seconds_to_next(),
+            self._pulse.seconds_to_next(),
+            _PAUSE_SECONDS if self._is_full else None,
+        ]
         if self._is_waiting:
             waits.append(max(0.0, self._deadline - self._clock.now()))
         return min((wait for wait in waits if wait is not None), default=None)
@@ -228,10 +253,11 @@ class CoordinatorServer:
             self._send([Addressed(rank, Welcome()) for rank in (*self._lines, self._rank)])
         elif self._clock.now() >= self._deadline:
             self._is_waiting = False
-            words = f"did not come to rank {self._rank} within {self._options.seconds:g} s"
+            words = f"did not come to rank {self._rank} within {self._options.greeting_seconds:g} s"
             first, *others = sorted(self._expected)
             if others:
                 words += f", nor did {ranks_in_words(others)}"
+            words += self._options.place_of(first)
             for rank in (first, *others):
                 self._send(self._coordinator.lost(rank, words))
 
@@ -300,6 +326,7 @@ class CoordinatorServer:
             self._turn_away(guest)  # it may come again
             return
         self._lines[rank] = line
+        self._pulse.add(line)
         self._expected.discard(rank)
 
     def _turn_away(self, guest: Guest[Connection]) -> None:
@@ -310,11 +337,13 @@ class CoordinatorServer:
 
     def _hang_up(self, line: Line[Connection], why: Exception) -> None:
         self._poller.remove(line.stream)
+        self._pulse.discard(line)
         rank = self._ranks.pop(id(line.stream), None)
         line.close()
         if rank is not None:
             del self._lines[rank]
-            self._send(self._coordinator.lost(rank, f"{messages.UNREACHED} ({why})"))
+            place = self._options.place_of(rank)
+            self._send(self._coordinator.lost(rank, f"{messages.UNREACHED} ({why}{place})"))
 
     def _send(self, addressed: list[Addressed]) -> None:
         for to, message in addressed:
@@ -350,10 +379,11 @@ def connect_to_coordinator(
     may raise."""
     coordinator_rank = f"rank {link_options.coordinator_rank}"
     try:
-        connection = transport.connect(address, link_options.seconds)
+        connection = transport.connect(address, link_options.greeting_seconds)
     except (ConnectionError, TimeoutError) as error:
+        place = link_options.place_of(link_options.coordinator_rank)
         raise CollectiveError(
-            f"{coordinator_rank} cannot be reached at {address}: {error}"
+            f"{coordinator_rank}{place} cannot be reached at {address}: {error}; {hint(address)}"
         ) from error
     try:
         return call(
@@ -362,7 +392,7 @@ def connect_to_coordinator(
             _info(link_options.coordinator_rank).worker,
             link_options.secret,
             messages.MOST_BYTES,
-            timeout_seconds=link_options.seconds,
+            timeout_seconds=link_options.greeting_seconds,
             is_authenticated=link_options.is_authenticated,
             look=look,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import threading
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from lockstitch.collectives.c10d.messages import (
 )
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.link import greetings
+from lockstitch.link.line import Line
 from lockstitch.testing.clock import ManualClock
 from lockstitch.testing.time_limits import ActiveTimeLimit
 from lockstitch.transport import TcpTransport
@@ -94,7 +96,7 @@ def is_closed(connection: Connection) -> bool:
 
 
 def join(room: Room) -> Any:
-    client = CoordinatorClient(1, room.line(), lambda message: None)
+    client = CoordinatorClient(1, room.line(), lambda message: None, TERMS)
     room.wait_for({1})
     return client
 
@@ -198,7 +200,7 @@ class Tampered:
 )
 def test_what_somebody_on_the_way_has_changed_is_not_heard(room: Room, change: Any) -> None:
     line = room.line()
-    client = CoordinatorClient(1, line, lambda message: None)
+    client = CoordinatorClient(1, line, lambda message: None, TERMS)
     room.wait_for({1})
     line.stream = Tampered(line.stream, change)
     client.tell(Ask(ANYTHING))
@@ -210,7 +212,7 @@ def test_what_somebody_on_the_way_has_changed_is_not_heard(room: Room, change: A
 
 def test_what_is_sent_is_counted_with_its_seal(room: Room) -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
-    client = CoordinatorClient(1, room.line(), heard.put)
+    client = CoordinatorClient(1, room.line(), heard.put, TERMS)
     client.tell(Ask(ANYTHING))
     assert heard.get(timeout=60) == Missing(ANYTHING, ())
     assert client.bytes_sent == 4 + len(encode(Ask(ANYTHING))) + 16
@@ -261,7 +263,7 @@ class Trio:
 
     def come(self, rank: int) -> None:
         line = connect_to_coordinator(TcpTransport(), self.address, rank, TERMS)
-        self.clients.append(CoordinatorClient(rank, line, self.heard[rank].put))
+        self.clients.append(CoordinatorClient(rank, line, self.heard[rank].put, TERMS))
 
     def close(self) -> None:
         for client in self.clients:
@@ -341,7 +343,85 @@ def test_wait_that_ends_without_anything_is_not_the_end(room: Room) -> None:
         receive(*arguments)
 
     line.stream.receive_into = nothing_yet
-    client = CoordinatorClient(1, line, heard.put)
+    client = CoordinatorClient(1, line, heard.put, TERMS)
     client.tell(Ask(ANYTHING))
     assert heard.get(timeout=60) == Missing(ANYTHING, ())
     client.close()
+
+
+# ---------------------------------------------------------------- silence
+
+WATCHED = replace(TERMS, heartbeat=10.0, places=("host alpha", "host beta"))
+
+
+def test_rank_that_falls_silent_is_lost_to_all_within_the_bound() -> None:
+    clock = ManualClock()
+    heard: SimpleQueue[Any] = SimpleQueue()
+    transport = TcpTransport()
+    listener = transport.listen()
+    server = CoordinatorServer(
+        Coordinator(2, 1 << 20), transport, listener, heard.put, WATCHED, clock=clock
+    )
+    line = connect_to_coordinator(TcpTransport(), listener.address, 1, WATCHED)
+    wait_until(lambda: set(server._lines) == {1})
+    for _ in range(5):
+        assert not any(isinstance(message, Lost) for message in drained(heard))
+        clock.advance(2.0)
+        due = server._pulse._due
+        server.tell(Ask(ANYTHING))  # wakes it
+        wait_until(lambda due=due: server._pulse._due > due or not server._lines)
+    why = "died, or its connection broke (it has been silent for 10 s, on host beta)"
+    assert heard_of_losses(heard) == Lost(1, why)
+    line.close()
+    server.close()
+
+
+def drained(heard: SimpleQueue[Any]) -> list[Any]:
+    return [heard.get() for _ in range(heard.qsize())]
+
+
+class SilentStream:
+    """A connection on which nothing comes: each wait ends when its time is over."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.sent: list[bytes] = []
+
+    def send(self, buffers: list[bytes]) -> None:
+        self.sent.append(b"".join(buffers))
+
+    def receive_into(self, _view: Any, _counts: list[int], timeout_seconds: float | None) -> None:
+        assert timeout_seconds is not None, "it would wait for ever"
+        self.clock.advance(timeout_seconds)
+        raise BlockingIOError
+
+    def signs_of_life(self) -> tuple[int, ...]:
+        return ()
+
+    def bound_silence(self, seconds: float) -> None:
+        assert seconds == 10.0
+
+    def close(self) -> None: ...
+
+
+def test_rank_0_that_falls_silent_is_lost_to_the_others_within_the_bound() -> None:
+    clock = ManualClock()
+    began = clock.now()
+    stream = SilentStream(clock)
+    heard: SimpleQueue[Any] = SimpleQueue()
+    line: Any = Line(stream, None, 1 << 10)
+    client = CoordinatorClient(1, line, heard.put, WATCHED, clock)
+    why = "died, or its connection broke (it has been silent for 10 s, on host alpha)"
+    assert heard_of_losses(heard) == Lost(0, why)
+    assert clock.now() - began <= 10.0
+    assert stream.sent == [bytes(4)] * 4  # pings
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "heartbeat", "patience"),
+    [(60.0, 0.0, 60.0), (60.0, 10.0, 10.0), (60.0, 2.5, 10.0), (60.0, 30.0, 30.0), (5, 10.0, 5)],
+)
+def test_nobody_waits_for_a_greeting_as_long_as_for_a_start(seconds, heartbeat, patience) -> None:
+    options = replace(TERMS, seconds=seconds, heartbeat=heartbeat)
+    assert options.greeting_seconds == patience

@@ -5,8 +5,9 @@ import socket
 
 import pytest
 
-from lockstitch.hvd.batch import first_node, meeting_place
 from lockstitch.hvd.environment import LauncherSettings
+from lockstitch.rendezvous import launchers
+from lockstitch.rendezvous.launchers import first_node, meeting_place, meeting_url, rank_alone
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -91,3 +92,79 @@ def test_first_of_a_list_of_nodes(nodes, first):
 def test_what_is_no_list_of_nodes_is_refused():
     with pytest.raises(ValueError, match="no list of nodes"):
         first_node("")
+
+
+def test_processes_of_a_step_whose_node_has_no_name_meet_where_it_was_launched(monkeypatch):
+    def nobody_knows(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(launchers.socket, "getaddrinfo", nobody_knows)
+    launched = {**SLURM, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7"}
+    host, port = meeting_place(launched)
+    assert host == "10.0.0.7"
+    assert port == meeting_place(SLURM)[1]
+    assert meeting_place(SLURM)[0] == "gpu07"
+
+
+SPREAD = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("told", "host"),
+    [
+        ({"OMPI_MCA_orte_hnp_uri": "1049493504.0;tcp://10.0.0.7,172.17.0.1:57815"}, "10.0.0.7"),
+        ({"SLURM_JOB_NODELIST": "n[3-4]"}, "n3"),
+    ],
+    ids=["where mpirun runs", "an allocation of Slurm"],
+)
+def test_ranks_of_mpi_on_several_hosts_meet_at_the_first_where_that_is_told(told, host):
+    ranks = [{**SPREAD, **told, "OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(4)]
+    places = {meeting_place(environment) for environment in ranks}
+    assert {place[0] for place in places} == {host}
+    assert len(places) == 1
+
+
+def test_ports_are_those_that_a_firewall_leaves_open():
+    for job in range(50):
+        place = {**SLURM, "SLURM_JOB_ID": str(job), "LOCKSTITCH_PORT_RANGE": "20000-20009"}
+        assert meeting_place(place)[1] in range(20_000, 20_010)
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, None),
+        ({"RANK": "3"}, 3),  # torch reads it alone, where the program says the size
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "RANK": "0", "WORLD_SIZE": "2"}, 1),
+        (OPEN_MPI, 1),
+        (SLURM, 5),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, 1),
+        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, 1),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),
+    ],
+)
+def test_rank_is_what_a_launcher_says(environment, rank):
+    assert rank_alone(environment) == rank
+
+
+@pytest.mark.parametrize(
+    ("environment", "url"),
+    [
+        ({}, None),
+        ({"MASTER_ADDR": "h"}, None),
+        ({"MASTER_ADDR": "h", "MASTER_PORT": "1", **SLURM}, "env://"),
+        (
+            {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "fd00::1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "7"},
+            "tcp://[fd00::1]:7",
+        ),
+    ],
+)
+def test_where_ranks_meet_is_what_a_launcher_says(environment, url):
+    assert meeting_url(environment) == url
+
+
+def test_impossible_ranks_are_refused_whoever_says_them():
+    with pytest.raises(ValueError, match="SLURM_PROCID=8 does not lie within"):
+        rank_alone({**SLURM, "SLURM_PROCID": "8"})
+    with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK='x' is not a whole number"):
+        rank_alone({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "x"})
