@@ -163,3 +163,55 @@ finally:
     os.kill(pods[2].first_process(), signal.SIGTERM)
     status, log = pods[2].wait(GRACE_SECONDS)
     assert (status, log.splitlines()[-1]) == (143, "cleans up")
+
+
+SEARCHING = """
+import os, threading
+from lockstitch import rpc
+
+def name():
+    return rpc.get_worker_info().name
+
+events = []
+left = threading.Event()
+
+def note(event):
+    if event.kind == "left":
+        events.append(event.worker.name)
+        left.set()
+
+is_founder = "RANK" in os.environ
+rpc.add_membership_callback(note)
+rpc.init_rpc("founder" if is_founder else os.environ["HOSTNAME"])
+print("in", flush=True)
+if not is_founder:
+    threading.Event().wait()
+for worker in ("search-workers-a", "search-workers-b"):
+    rpc.wait_for_worker(worker, timeout=100)
+    print(rpc.rpc_sync(worker, name), flush=True)
+assert left.wait(60)
+print("without", *events, flush=True)
+"""
+
+
+def test_elastic_workers_join_by_invitation_and_leave_when_they_are_scaled_away(
+    cluster: Cluster,
+) -> None:
+    workload = Workload(Kind.ELASTIC, "search", SIZE - 1, "train:1", ("python", "-c", SEARCHING))
+    there = {each["kind"]: each for each in yaml.safe_load_all(manifest(workload))}
+    founding, joining = (there[kind]["spec"]["template"]["spec"] for kind in ("Job", "Deployment"))
+    place = f"{founding['hostname']}.{founding['subdomain']}"
+    cluster.name_pods({0: [place, founding["hostname"]]})
+    workers = [cluster.add(joining, 1 + each, f"search-workers-{'ab'[each]}") for each in range(2)]
+    founder = cluster.add(founding, 0, founding["hostname"])
+    for pod in (*workers, founder):
+        pod.start()
+    expected = ["in", "search-workers-a", "search-workers-b"]
+    assert founder.read_until(expected[-1])[-3:] == expected
+    port = founder.container["readinessProbe"]["tcpSocket"]["port"]
+    asked = ["python", "-c", f"import socket; socket.create_connection(('{place}', {port}), 5)"]
+    assert workers[0].execute(asked) == 0
+    os.kill(workers[0].first_process(), signal.SIGTERM)
+    status, _ = workers[0].wait(GRACE_SECONDS)
+    assert status == 143
+    assert founder.wait(60) == (0, "without search-workers-a\n")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _PAUSE_SECONDS: Final = 0.05
 _MOST_REDIRECTIONS: Final = 4
 _SCHEME: Final = "lockstitch://"
+INVITATION_VARIABLE: Final = "LOCKSTITCH_INVITATION"
 
 Answer = tuple[str, Any]
 """What is replied: a word, and what goes with it.
@@ -279,9 +280,13 @@ class Invitation:
         return _SCHEME + (rest if scheme in ("unix", "tcp") else self.address)
 
     @classmethod
-    def read(cls, init_method: str) -> Invitation | None:
-        """Returns the invitation that a URL is; None where it is of another kind. Raises
-        `ValueError` where it names no address."""
+    def read(
+        cls, init_method: str, environment: Mapping[str, str] | None = None
+    ) -> Invitation | None:
+        """Returns the invitation that a URL is, or that stands in LOCKSTITCH_INVITATION where the
+        URL is `env://`; None where there is none. Raises `ValueError` where it names no address."""
+        if environment is not None and init_method.startswith("env://"):
+            init_method = environment.get(INVITATION_VARIABLE) or init_method
         if not init_method.startswith(_SCHEME):
             return None
         address = init_method.removeprefix(_SCHEME)

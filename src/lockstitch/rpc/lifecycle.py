@@ -55,7 +55,8 @@ def init_rpc(
     where to meet, as far as they know it. `world_size`: how many
     ranks the group has; the call returns when all of them are there. None or 0 makes a dynamic
     group, which ranks join and leave at any time; a rank that is not given is then the lowest that
-    is free. An `init_method` from `invitation()` joins through that member. `backend`,
+    is free. An `init_method` from `invitation()` joins through that member, as does what stands in
+    LOCKSTITCH_INVITATION, with `env://`. `backend`,
     `rpc_backend_options`: see `TensorPipeRpcBackendOptions`; each is derived from the other where
     only one is given.
 
@@ -82,7 +83,7 @@ def init_rpc(
         raise ValueError(outside(rank, world_size))
     if world_size and options.init_method.startswith("env://"):
         _tell_of_fewer_processes(world_size)
-    store: Store | Invitation | None = Invitation.read(init_method)
+    store: Store | Invitation | None = Invitation.read(init_method, os.environ)
     if store is None:
         if isinstance(options, TensorPipeRpcBackendOptions):
             check_address(options)

@@ -134,6 +134,10 @@ def test_an_invitation_is_an_init_method(address, text):
     assert str(Invitation(address)) == text
     assert Invitation.read(text) == Invitation(address)
     assert Invitation.read("env://") is None
+    told = {"LOCKSTITCH_INVITATION": text}
+    assert Invitation.read("env://", told) == Invitation(address)
+    assert Invitation.read("file:///store", told) is None
+    assert Invitation.read("env://", {"LOCKSTITCH_INVITATION": ""}) is None
 
 
 @pytest.mark.parametrize("text", ["lockstitch://", "lockstitch://host"])

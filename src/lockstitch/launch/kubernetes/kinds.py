@@ -3,6 +3,8 @@
     job        a headless Service and an Indexed Job: needs nothing but Kubernetes
     jobset     a JobSet, which brings its Service itself and starts all pods anew when one fails
     trainjob   a TrainJob of Kubeflow Trainer, for a runtime with the torch policy
+    elastic    a Job with the founder of an rpc group, and a Deployment of workers that join it by
+               invitation
 
 Where the number of workers is fixed they stand and fall together: a pod that fails is not started
 again by itself, since the others have lost its rank.
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from lockstitch.launch.kubernetes.workload import Workload
+
+CALLS_PORT: Final = 29501
+"""Where each worker of an elastic job listens, so that an invitation can be written beforehand."""
+
+INVITATION_VARIABLE: Final = "LOCKSTITCH_INVITATION"
 
 _RESTARTS: Final = 3
 _RUNTIME: Final = "torch-distributed"
@@ -69,10 +76,44 @@ def _trainjob(workload: Workload) -> list[dict[str, Any]]:
     return [_object(workload, version, "TrainJob", workload.name, spec)]
 
 
+def _elastic(workload: Workload) -> list[dict[str, Any]]:
+    founder = f"{workload.name}-founder"
+    place = f"{founder}.{workload.name}"
+    founding = [
+        {"name": "RANK", "value": "0"},
+        {"name": "WORLD_SIZE", "value": "1"},  # of those that meet in its store
+        {"name": "MASTER_ADDR", "value": place},
+        {"name": "MASTER_PORT", "value": str(pods.MEETING_PORT)},
+    ]
+    joining = [{"name": INVITATION_VARIABLE, "value": f"lockstitch://{place}:{CALLS_PORT}"}]
+    job = {
+        "backoffLimit": 0,
+        "template": _elastic_pod(
+            workload,
+            founding,
+            "founder",
+            restartPolicy="Never",
+            hostname=founder,
+            subdomain=workload.name,
+        ),
+    }
+    deployment = {
+        "replicas": workload.workers,
+        "selector": {"matchLabels": _labels(workload, "worker")},
+        "template": _elastic_pod(workload, joining, "worker"),
+    }
+    return [
+        _service(workload, CALLS_PORT),
+        _object(workload, "batch/v1", "Job", founder, job),
+        _object(workload, "apps/v1", "Deployment", f"{workload.name}-workers", deployment),
+    ]
+
+
 _KINDS: Final[Mapping[Kind, Callable[[Workload], list[dict[str, Any]]]]] = {
     Kind.JOB: _job,
     Kind.JOBSET: _jobset,
     Kind.TRAINJOB: _trainjob,
+    Kind.ELASTIC: _elastic,
 }
 
 
@@ -97,6 +138,24 @@ def _indexed_job(workload: Workload, founder: str, *, is_in_set: bool = False) -
     }
 
 
+def _elastic_pod(
+    workload: Workload, place: list[dict[str, Any]], role: str, **more: Any
+) -> dict[str, Any]:
+    told = [
+        *place,
+        {"name": "LOCKSTITCH_PORT_RANGE", "value": str(CALLS_PORT)},
+        *pods.common_variables(workload),
+    ]
+    spec = pods.pod_spec(
+        workload,
+        told,
+        port=("calls", CALLS_PORT),
+        readiness=pods.port_probe(CALLS_PORT),
+        **more,
+    )
+    return {"metadata": {"labels": _labels(workload, role)}, "spec": spec}
+
+
 def _service(workload: Workload, port: int) -> dict[str, Any]:
     """Returns the headless Service that gives pods their DNS names, as soon as they have an
     address: they meet before they are ready."""
@@ -119,5 +178,6 @@ def _object(
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def _labels(workload: Workload) -> dict[str, str]:
-    return {"app.kubernetes.io/name": "lockstitch", "app.kubernetes.io/instance": workload.name}
+def _labels(workload: Workload, role: str = "") -> dict[str, str]:
+    labels = {"app.kubernetes.io/name": "lockstitch", "app.kubernetes.io/instance": workload.name}
+    return {**labels, "app.kubernetes.io/component": role} if role else labels

@@ -131,6 +131,11 @@ def meeting_probe() -> dict[str, Any]:
     return _probe({"exec": {"command": ["python", "-c", _ASK_MEETING]}})
 
 
+def port_probe(port: int) -> dict[str, Any]:
+    """Returns a probe that asks whether the worker of this pod listens for others."""
+    return _probe({"tcpSocket": {"port": port}})
+
+
 def _probe(question: dict[str, Any]) -> dict[str, Any]:
     return {**question, "periodSeconds": 15, "timeoutSeconds": 10}
 

@@ -39,6 +39,7 @@ class Kind(str, Enum):
     JOB = "job"
     JOBSET = "jobset"
     TRAINJOB = "trainjob"
+    ELASTIC = "elastic"
 
     def __str__(self) -> str:
         return self.value
@@ -50,6 +51,7 @@ _LONGEST_ENDING: Final = {
     Kind.JOB: "-{last}",
     Kind.JOBSET: "-worker-0-{last}-00000",
     Kind.TRAINJOB: "-node-0-{last}-00000",
+    Kind.ELASTIC: "-founder",
 }
 
 

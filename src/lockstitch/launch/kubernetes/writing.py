@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _NEEDS = {
     Kind.JOBSET: "It needs the controller of JobSet (jobset.sigs.k8s.io) in the cluster.",
     Kind.TRAINJOB: "It needs Kubeflow Trainer (version 2) and its runtime torch-distributed.",
+    Kind.ELASTIC: "The founder's end is the job's: delete the Deployment of the others then.",
 }
 
 

@@ -66,3 +66,24 @@ def test_trainjob_leaves_the_pods_to_its_runtime_and_gets_the_secret_by_referenc
     assert variables["LOCKSTITCH_SECRET"] == {"secretKeyRef": reference}
     # Those are Kubeflow's own, which it refuses to be told.
     assert not any(name.startswith("PET_") for name in variables)
+
+
+def test_elastic_workers_are_invited_to_where_the_founder_listens() -> None:
+    there = objects(Kind.ELASTIC)
+    founder = there["Job"]["spec"]["template"]
+    worker = there["Deployment"]["spec"]["template"]
+    service = there["Service"]
+    (founding,) = founder["spec"]["containers"]
+    (joining,) = worker["spec"]["containers"]
+    place = f"{founder['spec']['hostname']}.{founder['spec']['subdomain']}"
+    (port,) = [each["containerPort"] for each in founding["ports"]]
+    assert told(joining)["LOCKSTITCH_INVITATION"] == f"lockstitch://{place}:{port}"
+    assert told(founding)["LOCKSTITCH_PORT_RANGE"] == str(port)
+    assert told(founding)["MASTER_ADDR"] == place
+    assert "RANK" not in told(joining)
+    assert founder["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= founder["metadata"]["labels"].items()
+    selector = there["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= worker["metadata"]["labels"].items()
+    assert not selector.items() <= founder["metadata"]["labels"].items()
+    assert there["Deployment"]["spec"]["replicas"] == 4

@@ -62,6 +62,7 @@ def test_what_cannot_be_is_refused_under_the_name_of_its_option(
         (Kind.JOB, 101, 59),  # -100
         (Kind.JOBSET, 4, 46),  # -worker-0-3-xxxxx
         (Kind.TRAINJOB, 11, 47),  # -node-0-10-xxxxx
+        (Kind.ELASTIC, 1000, 55),  # -founder
     ],
 )
 def test_names_leave_room_for_what_names_the_pods(kind: Kind, workers: int, room: int) -> None:
