@@ -11,11 +11,11 @@ import contextlib
 import os
 import selectors
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.launcher_link.messages import CODEC, LAUNCHER, MOST_BYTES, Message
+from lockstitch.launcher_link.messages import CODEC, LAUNCHER, MOST_BYTES
 from lockstitch.link.door import Door, Guest
 from lockstitch.link.handshake import ListenerHandshake, why_other_version
 from lockstitch.link.ports import find_ports
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.clock import Clock
+    from lockstitch.ids import WorkerInfo
+    from lockstitch.link.codec import Codec
     from lockstitch.link.line import Line
     from lockstitch.trust import Secret
 
@@ -36,14 +38,21 @@ _GUEST_SECONDS = 30.0
 class LauncherServer:
     """Listens for workers and talks to those that have come. Entries of `selector` have as data
     what is to be called when they are readable. `hear(worker, message)` is called for each message
-    of a worker, and `note_silence(worker, why)` for one that shows no sign of life for `heartbeat`
-    seconds (0: never asked). At most `most_guests` may be about to prove themselves."""
+    of a worker, `on_lost(worker)` when it has hung up, and `note_silence(worker, why)` for one that
+    shows no sign of life for `heartbeat` seconds (0: never asked). At most `most_guests` may be
+    about to prove themselves.
+
+    A subclass may speak another language: as whom it greets, in which messages, and how long."""
+
+    me: ClassVar[WorkerInfo] = LAUNCHER
+    codec: ClassVar[Codec[Any]] = CODEC
+    most_bytes: ClassVar[int] = MOST_BYTES
 
     def __init__(  # noqa: PLR0913 - all that it works with
         self,
         selector: selectors.BaseSelector,
         secret: Secret,
-        hear: Callable[[int, Message], None],
+        hear: Callable[[int, Any], None],
         address: str,
         clock: Clock = SYSTEM_CLOCK,
         *,
@@ -56,6 +65,7 @@ class LauncherServer:
         self._selector = selector
         self._secret = secret
         self._hear = hear
+        self.on_lost: Callable[[int], None] | None = None
         self._lines: dict[int, Line[SocketStream]] = {}
         """By worker."""
         self._door: Door[Guest[SocketStream]] = Door(
@@ -75,12 +85,12 @@ class LauncherServer:
         self._watch(listener, partial(self._accept, listener))
         return listener.address
 
-    def tell(self, worker: int, message: Message) -> None:
+    def tell(self, worker: int, message: Any) -> None:
         """Sends a message to a worker; does nothing where the worker is gone."""
         line = self._lines.get(worker)
         if line is not None:
             try:
-                line.send(CODEC.encode(message))
+                line.send(self.codec.encode(message))
             except OSError:  # also when it has not read for long: it is as good as gone
                 self._lose(worker, line)
 
@@ -100,6 +110,7 @@ class LauncherServer:
 
     def close(self) -> None:
         """Hangs up on everybody; harmless when repeated."""
+        self.on_lost = None
         self._door.close()
         for worker, line in list(self._lines.items()):
             self._lose(worker, line)
@@ -115,7 +126,7 @@ class LauncherServer:
         except OSError:  # it has gone again, or this process can open no more files
             self._door.make_room()
             return
-        guest = Guest(stream, ListenerHandshake(LAUNCHER, self._secret, why_other_version))
+        guest = Guest(stream, ListenerHandshake(self.me, self._secret, why_other_version))
         self._watch(stream, partial(self._listen, guest))
         self._door.admit(guest)
 
@@ -130,7 +141,7 @@ class LauncherServer:
         assert guest.handshake.caller is not None
         worker = guest.handshake.caller.id
         try:
-            line = guest.line(MOST_BYTES)
+            line = guest.line(self.most_bytes)
         except OSError:
             self._hang_up(guest.stream)
             return
@@ -141,7 +152,7 @@ class LauncherServer:
     def _read(self, worker: int, line: Line[SocketStream]) -> None:
         try:
             for record in line.read(0):
-                self._hear(worker, CODEC.decode(record))
+                self._hear(worker, self.codec.decode(record))
         except BlockingIOError:
             return
         except (OSError, RemoteProtocolError):
@@ -150,6 +161,8 @@ class LauncherServer:
     def _lose(self, worker: int, line: Line[SocketStream]) -> None:
         if self._lines.get(worker) is line:
             del self._lines[worker]
+            if self.on_lost is not None:
+                self.on_lost(worker)
         self._pulse.discard(line)
         self._hang_up(line.stream)
 

@@ -10,6 +10,7 @@ sockets.py    sockets for those who have no `transport`
 addresses.py  which of this host's addresses others can use
 ports.py      at which ports this process may listen
 codec.py      checked records: dataclasses as JSON, and back
+machine.py    which machine a process runs on
 checking.py   whether a value is what an annotation says
 
 Workers, the ranks of reductions between hosts, and a launcher with its workers all begin so.

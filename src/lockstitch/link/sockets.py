@@ -54,6 +54,10 @@ class SocketStream:
         flags = 0 if timeout_seconds is None else socket.MSG_DONTWAIT
         counts.append(self._socket.recv_into(view, 0, flags))
 
+    def own_host(self) -> str:
+        """Returns the address of this host on the way to the other end."""
+        return str(self._socket.getsockname()[0])
+
     def signs_of_life(self) -> tuple[int, ...]:
         """The CPU time of the process at the other end, where it is of this host: it may be busy
         where it cannot answer, but a stopped process uses none."""

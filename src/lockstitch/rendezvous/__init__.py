@@ -5,7 +5,7 @@
 - `reaching`: whether it is there already, and telling who waits
 - `launcher_store`: the store of a launcher that lets workers come and go
 - `sealed_store`: the store of a job that has a secret
-- `hosts`: which machine this is, which of a worker's addresses to take, and who has none for it
+- `hosts`: which of a worker's addresses to take, and who has none for it
 - `roster`: who a member is and where to reach it, and a table of members; no I/O
 - `static_group`: a given number of ranks that come together and stay
 - `joining`: joining such a group
@@ -19,9 +19,9 @@ discovery only, and nothing read from it is ever executed. Where the job has a s
 sealed with it, and who connects has to prove itself anyway.
 """
 
+from lockstitch.link.machine import host_identity
 from lockstitch.rendezvous.hosts import (
     choose_address,
-    host_identity,
 )
 from lockstitch.rendezvous.joining import check_name, join
 from lockstitch.rendezvous.roster import Member

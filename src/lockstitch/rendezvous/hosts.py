@@ -1,16 +1,7 @@
-"""Which machine a worker runs on, and by which of its addresses another one reaches it.
-
-Unix sockets need the same kernel *and* the same network namespace: two containers on one machine
-may share the former, yet have neither sockets nor files in common.
-"""
+"""By which of its addresses a worker is reached from another one."""
 
 from __future__ import annotations
 
-import functools
-import os
-import platform
-import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstitch.link.addresses import host_and_port, is_loopback
@@ -20,19 +11,7 @@ if TYPE_CHECKING:
 
     from lockstitch.rendezvous.roster import Member
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NETWORK_NAMESPACE = "/proc/self/ns/net"
 _UNIX = "unix:"
-
-
-@functools.cache
-def host_identity() -> str:
-    """Returns a text that is equal for two processes exactly when they share a running kernel and a
-    network namespace."""
-    try:
-        return f"{_BOOT_ID.read_text().strip()}/{os.readlink(_NETWORK_NAMESPACE)}"
-    except OSError:  # no /proc: name and network card tell machines apart well enough
-        return f"{platform.node()}/{uuid.getnode():x}"
 
 
 def choose_address(addresses: Sequence[str], is_same_host: bool) -> str:

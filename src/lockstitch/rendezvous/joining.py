@@ -12,8 +12,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from lockstitch.ids import WorkerInfo
+from lockstitch.link.machine import host_identity
 from lockstitch.rendezvous.contacts import MIXED, Contacts
-from lockstitch.rendezvous.hosts import host_identity
 from lockstitch.rendezvous.roster import Member
 from lockstitch.rendezvous.static_group import StaticRoster, meet
 

@@ -1,49 +1,14 @@
-"""Which machine this is, and which address reaches a worker."""
+"""Which address reaches a worker."""
 
 from __future__ import annotations
-
-import multiprocessing
-from pathlib import Path
 
 import pytest
 
 from lockstitch.ids import WorkerInfo
-from lockstitch.rendezvous import Member, hosts
-from lockstitch.rendezvous.hosts import choose_address, host_identity, why_apart
+from lockstitch.rendezvous import Member
+from lockstitch.rendezvous.hosts import choose_address, why_apart
 
 BOTH = ["unix:/run/w0", "tcp:10.0.0.1:80"]
-
-
-def report(pipe) -> None:
-    pipe.send(host_identity())
-    pipe.close()
-
-
-def test_two_processes_on_one_machine_agree():
-    here, there = multiprocessing.Pipe()
-    child = multiprocessing.get_context("spawn").Process(target=report, args=(there,))
-    child.start()
-    assert here.recv() == host_identity()
-    child.join()
-    for end in (here, there):
-        end.close()
-    child.close()
-
-
-def test_another_boot_or_another_network_namespace_is_another_host(monkeypatch, tmp_path):
-    identities = {host_identity.__wrapped__()}
-    (tmp_path / "boot_id").write_text("another boot\n")
-    monkeypatch.setattr(hosts, "_BOOT_ID", tmp_path / "boot_id")
-    identities.add(host_identity.__wrapped__())
-    (tmp_path / "net").symlink_to("net:[1]")
-    monkeypatch.setattr(hosts, "_NETWORK_NAMESPACE", str(tmp_path / "net"))
-    identities.add(host_identity.__wrapped__())
-    assert len(identities) == 3
-
-
-def test_without_proc_there_is_still_an_identity(monkeypatch):
-    monkeypatch.setattr(hosts, "_BOOT_ID", Path("/no/such/file"))
-    assert host_identity.__wrapped__()
 
 
 def test_the_first_address_that_reaches_is_taken():

@@ -1,0 +1,9 @@
+"""Where programs of `horovod.spark.common` look for stores and what else estimators stand on. There
+are none; an `ImportError`, which such programs know to catch, says what to do instead."""
+
+raise ImportError(
+    "Lockstitch has no estimators for Spark and no stores for them: train in a function by "
+    "lockstitch.hvd.spark.run, whose ranks read their part of what Spark has written "
+    "(docs/how-to/run-on-spark.md)",
+    name=__name__,
+)
