@@ -17,6 +17,7 @@ from lockstitch.errors import CollectiveError
 from lockstitch.launch.process import environment_among_hosts
 from lockstitch.launcher_link.client import ADDRESS, REACHED_AT, WORKER
 from lockstitch.link.machine import host_identity
+from lockstitch.link.ports import find_ports
 from lockstitch.link.sockets import HeldPort
 from lockstitch.spark.context import pyspark
 from lockstitch.spark.placement import TaskPlace, rank_tasks
@@ -91,7 +92,9 @@ class BarrierTask:
         the rank fails."""
         context = pyspark().BarrierTaskContext.get()
         check_attempt(context)
-        with Reports(self.terms.driver, self.terms.secret, task) as reports, HeldPort() as port:
+        ports = find_ports(None, {**os.environ, **self.terms.environment})
+        reports = Reports(self.terms.driver, self.terms.secret, task)
+        with reports, HeldPort(ports=ports) as port:
             # By which executors reach each other.
             here = context.getTaskInfos()[task].address.rpartition(":")[0].strip("[]")
             place = TaskPlace(host_identity(), here, port.number)
