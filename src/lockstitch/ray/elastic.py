@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS: Final = 1.0
 _SECONDS_WITHOUT_ROOM: Final = 10.0
+_LEAST_START_SECONDS: Final = 120.0
+"""Processes that import torch take their time on a busy node."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,8 @@ class ElasticJob:
             self._meeting,
             tell_of_world=_tell_of_world,
         )
-        options = self._plan.options(self._wanted(ray, slots), self._settings.timeout_s)
+        seconds = max(self._settings.timeout_s, _LEAST_START_SECONDS)
+        options = self._plan.options(self._wanted(ray, slots), seconds)
         conductor = Conductor(options, secret, starter, surroundings)
         watch = _Watch(self._discovery, slots, conductor.post)
         conductor.post(HostsFound(slots))

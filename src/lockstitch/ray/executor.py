@@ -20,29 +20,7 @@ if TYPE_CHECKING:
     Callbacks = Sequence[Callable[[Any], object]] | None
 
 
-class _Lifecycle:
-    """What both executors have in common: whether they are started, and with what."""
-
-    def __init__(self, settings: Settings | None) -> None:
-        find_ray()
-        self.settings = Settings() if settings is None else settings
-        self._is_started = False
-        self._was_shut_down = False
-
-    def _begin(self) -> None:
-        if self._is_started:
-            raise NotInitializedError("this executor has been started already: shut it down first")
-
-    def _check_is_started(self) -> None:
-        if not self._is_started:
-            raise NotInitializedError(
-                "this executor was shut down; start() begins it anew"
-                if self._was_shut_down
-                else "this executor has no workers yet: call start() first"
-            )
-
-
-class RayExecutor(_Lifecycle):
+class RayExecutor:
     """Ranks of `lockstitch.hvd` on a cluster of Ray.
 
     `settings`: from `create_settings`; None for the defaults. `num_workers`: how many ranks, close
@@ -79,7 +57,8 @@ class RayExecutor(_Lifecycle):
         elastic_timeout: float = 600,
         override_discovery: bool = True,
     ) -> None:
-        super().__init__(settings)
+        find_ray()
+        self.settings = Settings() if settings is None else settings
         if max_workers and not min_workers:
             raise ValueError("max_workers is for ranks that come and go: give min_workers as well")
         if min_workers and (num_workers or num_hosts):
@@ -109,6 +88,7 @@ class RayExecutor(_Lifecycle):
                 self.settings.discovery = None
         self.settings.elastic = min_workers is not None
         self._job: FixedJob | ElasticJob | None = None
+        self._was_shut_down = False
         self._begin_call: Call | None = None
         self._variables: dict[str, str] = {}
 
@@ -162,7 +142,8 @@ class RayExecutor(_Lifecycle):
         `NotInitializedError` where the executor has been started already, `SerializationError`
         where the arguments cannot be pickled, and what making the object raises.
         """
-        self._begin()
+        if self._job is not None:
+            raise NotInitializedError("this executor has been started already: shut it down first")
         self._variables = {
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(self.settings.timeout_s))),
             **{name: str(value) for name, value in (extra_env_vars or {}).items()},
@@ -178,7 +159,6 @@ class RayExecutor(_Lifecycle):
             elastic = ElasticJob(self._plan, self.settings)
             elastic.start()
             self._job = elastic
-        self._is_started = True
 
     def run(
         self,
@@ -195,7 +175,6 @@ class RayExecutor(_Lifecycle):
         where a rank's process is gone; where workers come and go, `CollectiveError` when there are
         too few of them, or all have failed.
         """
-        self._check_is_started()
         return self._run(Call(fn, args or (), kwargs or {}), callbacks, False)
 
     def run_remote(
@@ -206,7 +185,6 @@ class RayExecutor(_Lifecycle):
     ) -> list[Any]:
         """Begins `fn(*args, **kwargs)` on all ranks and does not wait: returns references of Ray's
         to what they will return. Raises `NotImplementedError` where workers come and go."""
-        self._check_is_started()
         return self._fixed("run_remote").submit(
             Call(fn, args or (), kwargs or {}), needs_executable=False
         )
@@ -214,45 +192,51 @@ class RayExecutor(_Lifecycle):
     def execute(self, fn: Callable[[Any], Any], callbacks: Callbacks = None) -> list[Any]:
         """Runs `fn(executable)` on all ranks, with the object that each has made at the start
         (None without one); otherwise as `run`."""
-        self._check_is_started()
         return self._run(Call(fn), callbacks, True)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Runs `fn(executable)` on rank 0 alone, and returns what it returns. Raises
         `NotImplementedError` where workers come and go."""
-        self._check_is_started()
         job = self._fixed("execute_single")
         return job.results([job.submit_single(Call(fn))])[0]
 
     def shutdown(self) -> None:
         """Ends the workers and gives their room back; harmless when repeated."""
         job, self._job = self._job, None
+        if job is not None:
+            self._was_shut_down = True
         if isinstance(job, FixedJob):
             job.close()
-        self._was_shut_down = self._was_shut_down or self._is_started
-        self._is_started = False
 
-    def _fixed(self, name: str) -> FixedJob:
-        if not isinstance(self._job, FixedJob):
-            raise NotImplementedError(
-                f"{name} needs ranks that stay; where workers come and go use run or execute"
+    def _started(self) -> FixedJob | ElasticJob:
+        if self._job is None:
+            raise NotInitializedError(
+                "this executor was shut down; start() begins it anew"
+                if self._was_shut_down
+                else "this executor has no workers yet: call start() first"
             )
         return self._job
 
+    def _fixed(self, name: str) -> FixedJob:
+        job = self._started()
+        if isinstance(job, ElasticJob):
+            raise NotImplementedError(
+                f"{name} needs ranks that stay; where workers come and go use run or execute"
+            )
+        return job
+
     def _run(self, call: Call, callbacks: Callbacks, needs_executable: bool) -> list[Any]:
+        job = self._started()
         with CallbackThread(callbacks) as thread:
-            if isinstance(self._job, ElasticJob):
-                return self._job.run(
-                    WorkerTask(
-                        call, needs_executable, self._begin_call, self._variables, thread.queue
-                    )
-                )
-            job = self._fixed("run")
-            job.log_to(thread.queue)
-            return job.results(job.submit(call, needs_executable=needs_executable))
+            if isinstance(job, FixedJob):
+                job.log_to(thread.queue)
+                return job.results(job.submit(call, needs_executable=needs_executable))
+            return job.run(
+                WorkerTask(call, needs_executable, self._begin_call, self._variables, thread.queue)
+            )
 
 
-class ElasticRayExecutor(_Lifecycle):
+class ElasticRayExecutor:
     """Ranks that come and go on a cluster of Ray; the older form of `RayExecutor(min_workers=…)`.
 
     `settings`: from `create_settings`. Each rank gets `cpus_per_slot` CPUs (1) and, with `use_gpu`,
@@ -269,9 +253,8 @@ class ElasticRayExecutor(_Lifecycle):
         env_vars: Mapping[str, Any] | None = None,
         override_discovery: bool = True,
     ) -> None:
-        super().__init__(settings)
+        chosen = Settings() if settings is None else settings
         resources = WorkerResources.of_hvd(cpus_per_slot, use_gpu, gpus_per_slot, "gpus_per_slot")
-        chosen = self.settings
         self._executor = RayExecutor(
             chosen,
             cpus_per_worker=resources.cpus,

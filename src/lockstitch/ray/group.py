@@ -24,6 +24,7 @@ from lockstitch.ray.engine import find_ray, running_ray
 from lockstitch.ray.member import Joining, RpcMember, main_definitions
 from lockstitch.ray.placement import STRATEGIES, Wish, give_back, reserve
 from lockstitch.rendezvous.reaching import say
+from lockstitch.runtime.worker import has_current_worker
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
@@ -207,19 +208,16 @@ class RpcGroup:
         if self._thread is not None:
             self._thread.join()
         try:
-            if rpc.api._is_current_rpc_agent_set():
+            if has_current_worker():
                 rpc.shutdown(graceful=is_well)
         finally:
             ray = find_ray()
-            handles = [member.handle for member in parts.members if member.handle is not None]
-            if is_well:
-                ray.wait(
-                    [handle.leave.remote() for handle in handles],
-                    num_returns=max(1, len(handles)),
-                    timeout=_LEAVE_SECONDS,
-                )
-            for handle in handles:
-                ray.kill(handle)
+            leaving = [each.handle.leave.remote() for each in parts.members if each.is_in]
+            if is_well and leaving:
+                ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS)
+            for member in parts.members:
+                if member.handle is not None:
+                    ray.kill(member.handle)
             give_back(parts.room)
             parts.folder.close()
 
@@ -287,7 +285,7 @@ class RpcGroup:
                 resources=amounts,
                 scheduling_strategy=strategy(parts.room, member.number),
             )
-            .remote()
+            .remote(member.name)
         )
         joining = Joining(
             member.name,

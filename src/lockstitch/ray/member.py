@@ -36,18 +36,18 @@ class Joining:
 
 
 class RpcMember:
-    """The actor of a worker. Calls of the group are served beside its methods."""
+    """The actor of a worker. Calls of the group are served beside its methods. Ray shows the name
+    before each line that the worker prints."""
 
-    def __init__(self) -> None:
-        self._name = ""
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __repr__(self) -> str:
-        return self._name or "RpcMember"
+        return self._name
 
     def join(self, joining: Joining, secret: str) -> str:
         """Makes this process a worker of the group; returns the address of its node. Raises what
         `init_rpc` raises."""
-        self._name = joining.name
         os.environ.update(joining.environment)
         install_definitions(joining.definitions)
         address: str = find_ray().util.get_node_ip_address()

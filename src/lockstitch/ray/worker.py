@@ -76,9 +76,6 @@ class HvdWorker:
         self._secret: InMemoryFile | None = None
         self._held: HeldPort | None = None
 
-    def __repr__(self) -> str:
-        return "HvdWorker"
-
     def place(self) -> WorkerPlace:
         """Returns where it runs."""
         ray = find_ray()
