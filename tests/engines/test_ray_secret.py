@@ -57,10 +57,11 @@ def search():
         read += 1
         if any(needle in content for needle in needles):
             found.append(str(path))
+    where = {"address": ray.get_runtime_context().gcs_address, "detail": True}
     told = [
-        state.list_actors(detail=True), state.list_tasks(detail=True, limit=1000),
-        state.list_workers(detail=True), state.list_jobs(detail=True),
-        state.list_runtime_envs(detail=True), state.list_placement_groups(detail=True),
+        state.list_actors(**where), state.list_tasks(**where, limit=1000),
+        state.list_workers(**where), state.list_jobs(**where),
+        state.list_runtime_envs(**where), state.list_placement_groups(**where),
     ]
     assert told[0] and told[1] and read > 50, (len(told[0]), len(told[1]), read)
     found += [f"state {number}" for number, each in enumerate(told)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _START_SECONDS: Final = 120.0
 _LEAVE_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 1.0
 _RESOURCES: Final = {"CPU": 1.0}
 
 
@@ -73,6 +74,10 @@ class _Member:
     handle: Any = None
     life: int = 0
     """How many actors there have been for it, this one included."""
+    joined: int = 0
+    """How many of them were in the group."""
+    away_since: float = 0.0
+    """When it was lost, or first started."""
     is_in: bool = False
     error: BaseException | None = None
     """Why there is no other life for it."""
@@ -145,7 +150,8 @@ class RpcGroup:
 
     def restarts(self, name: str) -> int:
         """Returns how often a worker has been replaced."""
-        return next(each.life for each in self._running.members if each.name == name) - 1
+        joined = next(each.joined for each in self._running.members if each.name == name)
+        return max(0, joined - 1)
 
     # ------------------------------------------------------------ from the beginning to the end
 
@@ -176,7 +182,10 @@ class RpcGroup:
             **self._options,
         )
         rpc.init_rpc(plan.driver, rank=len(plan.names), rpc_backend_options=options)
-        parts.members = [_Member(number, name) for number, name in enumerate(plan.names)]
+        now = SYSTEM_CLOCK.now()
+        parts.members = [
+            _Member(number, name, away_since=now) for number, name in enumerate(plan.names)
+        ]
         parts.forget = rpc.add_membership_callback(self._hear)
         for member in parts.members:
             self._start(member)
@@ -252,18 +261,22 @@ class RpcGroup:
             return
         if event.error is None:
             member.is_in = True
-        elif isinstance(event.error, find_ray("exceptions").RayActorError):
-            self._replace(member, event.error)
-        else:  # it has said why it cannot join: it could not the next time either
+            member.joined += 1
+        elif not isinstance(event.error, find_ray("exceptions").RayActorError):
+            self._give_up(member, event.error)  # it has said why: it could not the next time either
+        elif SYSTEM_CLOCK.now() - member.away_since > _START_SECONDS:
             self._give_up(member, event.error)
+        else:  # it never was in: its node is going perhaps, and Ray will find another
+            SYSTEM_CLOCK.wait(threading.Event(), _PAUSE_SECONDS)
+            self._start(member)
 
     def _replace(self, member: _Member, error: BaseException) -> None:
         member.is_in = False
-        if self._plan.max_restarts >= 0 and member.life > self._plan.max_restarts:
+        member.away_since = SYSTEM_CLOCK.now()
+        if 0 <= self._plan.max_restarts < member.joined:
             self._give_up(member, error)
             return
-        if member.handle is not None:
-            find_ray().kill(member.handle)  # it may have been cut off only
+        find_ray().kill(member.handle)  # it may have been cut off only
         self._start(member)
 
     def _give_up(self, member: _Member, error: BaseException) -> None:
