@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockstitch.trust import Secret
-from tests.processes.two_hosts import ADDRESSES, TwoHosts
+from tests.processes.two_hosts import ADDRESSES, TwoHosts, next_line
 
 if TYPE_CHECKING:
     import subprocess
@@ -60,17 +60,17 @@ def partitioned(hosts: TwoHosts, rank: int) -> subprocess.Popen[str]:
 
 def test_a_cut_between_hosts_is_noticed_on_both_sides_and_stays_when_it_heals(hosts) -> None:
     workers = [partitioned(hosts, rank) for rank in range(2)]
-    assert [each.stdout.readline() for each in workers] == ["answered\n"] * 2
+    assert [next_line(each) for each in workers] == ["answered\n"] * 2
     hosts.cut()
     for rank, worker in enumerate(workers):
-        line = worker.stdout.readline()
+        line = next_line(worker)
         assert line.startswith("PeerDiedError after"), line
         assert f"worker 'worker{1 - rank}' died: it has been silent for 2 s" in line
     hosts.heal()
     for worker in workers:  # each has given the other's references back by now
         worker.stdin.write("whole\n")
         worker.stdin.flush()
-        assert worker.stdout.readline().startswith("PeerDiedError after 0.")
+        assert next_line(worker).startswith("PeerDiedError after 0.")
     for worker in workers:
         worker.stdin.write("end\n")
         worker.stdin.flush()
@@ -126,7 +126,7 @@ import os, sys, time, torch
 import lockstitch.hvd as hvd
 from lockstitch.hvd import elastic
 hvd.init()
-state = elastic.ObjectState(step=0)
+state = elastic.TorchState(step=0)
 
 @elastic.run
 def train(state):
@@ -149,7 +149,9 @@ def test_the_launcher_makes_a_new_world_of_those_that_a_cut_leaves(
     program.write_text(ELASTIC)
     # Starts what it is told to on the other host, as ssh does; no network is needed for that.
     shell = tmp_path / "shell"
-    shell.write_text(f'#!/bin/sh\nshift\nexec {" ".join(map(quoted, hosts.command(1, [])))} "$@"\n')
+    there = " ".join(map(quoted, hosts.command(1, [])))
+    without = "unset LOCKSTITCH_SECRET_FILE"
+    shell.write_text(f'#!/bin/sh\nshift\n{without}\nexec {there} "$@"\n')
     shell.chmod(0o755)
     command = [sys.executable, "-m", "lockstitch", "run", "-n", "4", "--min-np", "2"]
     command += ["-H", "alpha:2,beta:2", "--remote-shell", str(shell), str(program), str(end)]

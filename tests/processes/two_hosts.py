@@ -159,3 +159,12 @@ def _at_once(address: str) -> tuple[str, ...]:
 def outputs(processes: Sequence[subprocess.Popen[str]], seconds: float = 100.0) -> list[str]:
     """What each prints until it ends."""
     return [process.communicate(timeout=seconds)[0] for process in processes]
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    """What it prints next, but for what torch's store says of names that lead nowhere; empty at the
+    end."""
+    while True:
+        line = process.stdout.readline() if process.stdout is not None else ""
+        if "[c10d]" not in line:
+            return line

@@ -294,10 +294,13 @@ class _Opening:
         store = PrefixStore(f"groups/{roster.me.generation}", self._store)
         # Several hosts may each call themselves by an address that leads nowhere from the others.
         own = self._address if len(set(_machines(roster))) > 1 else None
-        groups: GroupOperations = ProcessGroupOperations(rank, store, options.device, seconds, own)
+        connect_seconds = min(seconds, 2 * link_options.greeting_seconds)
+        groups: GroupOperations = ProcessGroupOperations(
+            rank, store, options.device, seconds, own, connect_seconds
+        )
         if name == "hierarchical":
             local = self._local_session(roster, topology, introductions)
-            groups = HierarchicalOperations(topology, store, local, seconds, own)
+            groups = HierarchicalOperations(topology, store, local, seconds, own, connect_seconds)
         return C10dBackend(
             groups,
             self._sets,

@@ -25,8 +25,9 @@ class SessionOptions:
     sets of which each rank has a GPU of its own, else through host memory; `nccl`: by NCCL, or an
     error; `host`: through host memory."""
     timeout_seconds: float = 60.0
-    """How long the ranks may take to find each other, and those of a process set to connect; and,
-    between hosts, how long an operation that all have begun may stand still."""
+    """How long the ranks may take to find each other; and, between hosts, how long an operation
+    that all have begun may stand still. Ranks that have found each other connect within that time
+    too, and within twice `heartbeat_seconds`, but 20 at least."""
     heartbeat_seconds: float | None = None
     """After how many seconds of silence a rank passes for lost, between hosts: it is stopped, cut
     off, or holds the GIL; 0: never. Default: LOCKSTITCH_HEARTBEAT_TIMEOUT, or else 10."""

@@ -66,12 +66,16 @@ exit "$status"
 """
 
 
+# A host that does not answer, or is cut off, is noticed as soon as by the workers themselves.
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=3")
+
+
 @dataclass(frozen=True)
 class RemoteShell:
     """A command that runs others on another host: `program` is called with the host and a command,
     as in `ssh -p 2222`."""
 
-    program: tuple[str, ...] = ("ssh", "-o", "BatchMode=yes")
+    program: tuple[str, ...] = _SSH
     grace_seconds: float = GRACE_SECONDS
     """How long a worker whose launcher has gone, or what a worker leaves behind, may take to obey a
     signal."""

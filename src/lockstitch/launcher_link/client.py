@@ -6,6 +6,7 @@ waited for, updates about workers are passed on at once to whoever listens.
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import socket
@@ -81,6 +82,8 @@ class LauncherClient:
             target=self._run, name="lockstitch launcher link", daemon=True
         )
         self._thread.start()
+        # The way out of a program may take longer than one may be silent.
+        atexit.register(self._line.close)
         abandon_in_child(self._line.stream)
 
     @classmethod
@@ -142,6 +145,7 @@ class LauncherClient:
 
     def close(self) -> None:
         """Hangs up; harmless when repeated."""
+        atexit.unregister(self._line.close)
         self._line.close()
         self._thread.join()
 

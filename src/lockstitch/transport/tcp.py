@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 
-from lockstitch.link.addresses import LOOPBACK, host_and_port, with_port
+from lockstitch.link.addresses import LOOPBACK, hint, host_and_port, with_port
 from lockstitch.link.ports import listen
 from lockstitch.transport.polling import EpollPoller
 from lockstitch.transport.stream import StreamConnection, StreamListener
@@ -56,7 +56,7 @@ class TcpTransport:
         try:
             sock = socket.create_connection(self._host_and_port(address), timeout_seconds)
         except TimeoutError as error:
-            message = f"{address} did not answer in {timeout_seconds} s"
+            message = f"{address} did not answer in {timeout_seconds:g} s; {hint(address)}"
             raise TimeoutError(message) from error
         except OSError as error:
             raise ConnectionError(f"cannot connect to {address}: {error}") from error

@@ -30,7 +30,6 @@ from lockstitch.collectives.c10d.messages import Leave, Lost, Message, Welcome
 from lockstitch.collectives.requests import ranks_in_words
 from lockstitch.errors import CollectiveError, HandshakeError, ProtocolError
 from lockstitch.ids import WorkerInfo
-from lockstitch.link.addresses import hint
 from lockstitch.link.door import Door, Guest
 from lockstitch.link.handshake import ListenerHandshake, why_other_version
 from lockstitch.link.line import call
@@ -383,7 +382,7 @@ def connect_to_coordinator(
     except (ConnectionError, TimeoutError) as error:
         place = link_options.place_of(link_options.coordinator_rank)
         raise CollectiveError(
-            f"{coordinator_rank}{place} cannot be reached at {address}: {error}; {hint(address)}"
+            f"{coordinator_rank}{place} cannot be reached at {address}: {error}"
         ) from error
     try:
         return call(

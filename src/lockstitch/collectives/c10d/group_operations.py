@@ -7,6 +7,7 @@ a group cannot reduce (Gloo knows few dtypes) is gathered as bytes and reduced b
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,21 +101,24 @@ class GroupOperations(Protocol):
 
 
 class ProcessGroupOperations:
-    """The operations over process groups, one for each process set. `connect_seconds`: how long its
-    ranks may take to connect to each other when a set is opened, and, beside the time that the
-    bytes take, an operation between them. `address`: at which Gloo awaits the others; by default,
-    and where GLOO_SOCKET_IFNAME says something, it finds one by itself."""
+    """The operations over process groups, one for each process set. `seconds`: how long an
+    operation may take beside the time that the bytes take, and `connect_seconds`, by default as
+    long, the ranks of a set to connect to each other when it is opened, which all do at the same
+    time. `address`: at which Gloo awaits the others; by default, and where GLOO_SOCKET_IFNAME says
+    something, it finds one by itself."""
 
     def __init__(
         self,
         rank: int,
         store: Store,
         device: str,
-        connect_seconds: float = 60.0,
+        seconds: float = 60.0,
         address: str | None = None,
+        connect_seconds: float | None = None,
     ) -> None:
         self._address = None if "GLOO_SOCKET_IFNAME" in os.environ else address
-        self._connect_seconds = connect_seconds
+        self._seconds = seconds
+        self._connect_seconds = seconds if connect_seconds is None else connect_seconds
         self.device = torch.device(device)
         if self.device == torch.device("cuda"):
             self.device = gpu()
@@ -207,9 +211,11 @@ class ProcessGroupOperations:
             others = [rank for rank in process_set.ranks if rank != self._rank]
             raise CollectiveError(
                 f"rank {self._rank} could not connect to the other ranks of process set "
-                f"{process_set.id}, {others}, within {self._connect_seconds:g} s: see whether all "
-                "are alive and reach each other (GLOO_SOCKET_IFNAME names the network interface), "
-                "or raise SessionOptions.timeout_seconds"
+                f"{process_set.id}, {others}, from host {socket.gethostname()} within "
+                f"{self._connect_seconds:g} s: see whether all are alive and reach each other "
+                "(LOCKSTITCH_IFNAME names the network interface). Between hosts Gloo listens at "
+                "ports of the system's choice (net.ipv4.ip_local_port_range), which a firewall has "
+                "to let through"
             ) from error
         return group
 
@@ -217,7 +223,7 @@ class ProcessGroupOperations:
         """Returns how long an operation with so many bytes from each of `count` ranks may take."""
         if is_gpu(self.device):
             return _NCCL_TIMEOUT
-        return timedelta(seconds=self._connect_seconds + count * content.nbytes / _BYTES_PER_SECOND)
+        return timedelta(seconds=self._seconds + count * content.nbytes / _BYTES_PER_SECOND)
 
     def _new_gloo_at(self, address: str, store: Store, position: int, size: int) -> Any:
         gloo: Any = distributed.ProcessGroupGloo

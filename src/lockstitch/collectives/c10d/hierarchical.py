@@ -39,10 +39,11 @@ class HierarchicalOperations(ProcessGroupOperations):
         topology: Topology,
         store: Store,
         local: Session,
-        connect_seconds: float = 60.0,
+        seconds: float = 60.0,
         address: str | None = None,
+        connect_seconds: float | None = None,
     ) -> None:
-        super().__init__(topology.rank, store, "cpu", connect_seconds, address)
+        super().__init__(topology.rank, store, "cpu", seconds, address, connect_seconds)
         self._topology = topology
         self._local = local
         self._local_sets: dict[tuple[int, ...], int] = {topology.local_ranks: GLOBAL_SET}
