@@ -45,6 +45,7 @@ if is_online:
     }
 
 default_role = "code"  # our docstrings write `name`, as Markdown does
+autodoc_mock_imports = ["pyspark"]  # of an extra; what it is needed for is described without it
 autodoc_typehints = "signature"
 maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
