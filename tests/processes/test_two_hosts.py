@@ -158,6 +158,18 @@ def test_ten_open_ports_let_calls_through_a_firewall(hosts, secret) -> None:
     assert lines(outputs(start(hosts, CALL, of_rank, **ports))) == WELL[CALL]
 
 
+@both_faces
+def test_a_firewall_that_closes_ports_is_told_with_the_names_of_hosts(
+    hosts, secret, program
+) -> None:
+    for host in range(2):
+        hosts.close_ports(host, "29777")  # but that where all meet
+    for line in lines(outputs(start(hosts, program, of_torchrun, **secret))):
+        assert "did not answer in 10 s" in line
+        assert "a firewall closes that port (LOCKSTITCH_PORT_RANGE" in line
+        assert any(name in line for name in NAMES)
+
+
 def test_where_no_network_is_common_the_wait_is_told(hosts, secret) -> None:
     hosts.take_down()
     wait = {**secret, "LOCKSTITCH_JOIN_TIMEOUT": "6"}

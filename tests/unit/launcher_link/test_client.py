@@ -114,3 +114,18 @@ def test_where_the_launcher_is_stands_in_the_environment(fake_launcher):
 def test_no_launcher_at_the_address_is_told_with_it(tmp_path):
     with pytest.raises(BoardLostError, match="cannot be reached at unix:"):
         LauncherClient(f"unix:{tmp_path}/nobody", launchers.SECRET, 0)
+
+
+def test_a_launcher_that_falls_silent_is_gone(tmp_path):
+    with launchers.FakeLauncher(tmp_path, "tcp:127.0.0.1:0") as fake_launcher:  # it never pings
+        client = LauncherClient(fake_launcher.address, launchers.SECRET, 7, heartbeat=0.2)
+        with pytest.raises(BoardLostError, match="is gone: it has been silent for 0.2 s"):
+            client.next_place()
+        client.close()
+
+
+def test_a_launcher_that_is_not_there_is_told_at_once_with_what_to_look_at(tmp_path):
+    with pytest.raises(BoardLostError, match=r"cannot be reached at unix:.* from .*ended\?"):
+        LauncherClient(f"unix:{tmp_path}/none", launchers.SECRET, 7)
+    with pytest.raises(BoardLostError, match=r"tcp:127\.0\.0\.1:1 .*a firewall"):
+        LauncherClient("tcp:127.0.0.1:1", launchers.SECRET, 7)

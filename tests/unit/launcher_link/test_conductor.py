@@ -42,8 +42,8 @@ class Starter:
 class Job:
     """A conductor that is run by the test, one turn after the other."""
 
-    def __init__(self, folder, *, clock=None, **options) -> None:
-        self.starter, self.worlds, self.clients = Starter(), [], {}
+    def __init__(self, folder, *, clock=None, listen_at=None, **options) -> None:
+        self.starter, self.worlds, self.clients, self.silent = Starter(), [], {}, []
         self.clock = clock or ManualClock()
         options.setdefault("wanted", 2)
         self.conductor = self.starter.conductor = Conductor(
@@ -51,9 +51,10 @@ class Job:
             SECRET,
             self.starter,
             Surroundings(
-                f"unix:{folder}/launcher",
+                listen_at or f"unix:{folder}/launcher",
                 lambda world: f"file:///world-{world.generation}-{world.port}",
                 clock=self.clock,
+                tell_of_silence=lambda *said: self.silent.append(said),
                 tell_of_world=self.worlds.append,
             ),
         )
@@ -67,13 +68,15 @@ class Job:
         self.conductor.post(event)
         self.turn()
 
-    def client(self, worker):
+    def client(self, worker, heartbeat=10.0):
         """The worker's end of its link; the greeting takes some turns."""
         environment = self.starter.started[worker][1]
         made = Queue()
         thread = threading.Thread(
             target=lambda: made.put(
-                LauncherClient(environment[ADDRESS], SECRET.of(PURPOSE), int(environment[WORKER]))
+                LauncherClient(
+                    environment[ADDRESS], SECRET.of(PURPOSE), int(environment[WORKER]), heartbeat
+                )
             )
         )
         thread.start()
@@ -237,3 +240,23 @@ def test_a_worker_whose_host_goes_is_told_so_when_it_asks(job):
     assert job.starter.stopped.get(timeout=SECONDS) == (1, signal.SIGKILL)
     job.client(0)
     assert not isinstance(job.places(w0=1)[0], Over)
+
+
+def test_a_worker_that_falls_silent_is_stopped_and_replaced_without_waiting_for_its_end(tmp_path):
+    # Not by a unix socket, where the CPU time of this very process would be a sign of life.
+    job = Job(tmp_path, listen_at="tcp:127.0.0.1:0")
+    try:
+        job.post(HostsFound((("a", 2),)))
+        job.client(0, heartbeat=0.0)  # it never pings
+        began = job.clock.now()
+        while not job.silent:
+            assert job.clock.now() - began < 10.0
+            job.clock.advance(job.conductor.seconds_to_next())
+            job.turn()
+        assert job.silent == [(0, "it has been silent for 10 s")]
+        assert job.starter.stopped.get_nowait() == (0, signal.SIGKILL)
+        assert sorted(job.starter.started) == [0, 1, 2]
+        job.turn()  # what the starter says of its end makes no difference
+        assert sorted(job.starter.started) == [0, 1, 2]
+    finally:
+        job.close()

@@ -380,7 +380,8 @@ def connect_to_coordinator(
     try:
         connection = transport.connect(address, link_options.greeting_seconds)
     except (ConnectionError, TimeoutError) as error:
-        place = link_options.place_of(link_options.coordinator_rank)
+        places = link_options.places
+        place = f" ({places[link_options.coordinator_rank]})" if places else ""
         raise CollectiveError(
             f"{coordinator_rank}{place} cannot be reached at {address}: {error}"
         ) from error
