@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ACTOR_SECONDS: Final = 120.0
 """How long actors may take to start where their room is reserved."""
-_CULPRIT_SECONDS: Final = 2.0
+_CULPRIT_SECONDS: Final = 5.0
 """How long the others are waited for when a rank has failed: they fail because of it, or one of
 them is to blame."""
 

@@ -76,6 +76,9 @@ class HvdWorker:
         self._secret: InMemoryFile | None = None
         self._held: HeldPort | None = None
 
+    def __repr__(self) -> str:
+        return type(self).__name__  # which Ray shows in errors
+
     def place(self) -> WorkerPlace:
         """Returns where it runs."""
         ray = find_ray()
