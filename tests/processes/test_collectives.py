@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
+import random
 import signal
 import socket
 import threading
@@ -154,6 +157,78 @@ def test_killed_rank_ends_the_session_of_every_survivor(backend: str) -> None:
     with RankProcesses(4) as ranks:
         ranks.start(wait_for_the_dead, backend)
         assert all("died" in ranks.next(rank) for rank in range(3))
+
+
+def reduce_until_death(
+    rank: int, size: int, file: str, backend: str, victim: int, seconds: float
+) -> tuple[int, str]:
+    """Sizes that ride on messages, that are one chunk, and that are many, under way together."""
+    counts = (3, 4096, 5000, 1_500_003)
+    with open_rank(rank, size, file, backend) as session:
+        session.barrier()
+        if rank == victim:
+            timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.start()
+        for turn in itertools.count():
+            tensors = [torch.full((count,), float(rank + turn)) for count in counts]
+            try:
+                handles = [
+                    session.allreduce(tensor, SUM, name=f"{turn % 3}.{len(tensor)}")
+                    for tensor in tensors
+                ]
+                for handle in handles:
+                    total = size * turn + size * (size - 1) / 2
+                    assert session.wait(handle).eq(total).all()
+            except RankLostError as error:
+                return turn, str(error)
+    raise AssertionError("nobody has died")
+
+
+@pytest.mark.parametrize(
+    ("backend", "size", "victim"),
+    [
+        ("hierarchical", 4, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("hierarchical", 4, 3),
+                ("hierarchical", 4, 1),
+                ("c10d", 3, 1),
+                ("c10d", 3, 2),
+                ("c10d", 2, 1),
+            )
+        ),
+    ],
+)
+def test_rank_killed_in_the_midst_of_reductions_is_told_to_all(
+    backend: str, size: int, victim: int
+) -> None:
+    seconds = random.Random().uniform(0.05, 0.8)
+    with RankProcesses(size) as ranks:
+        ranks.start(reduce_until_death, backend, victim, seconds)
+        ends = [ranks.next(rank) for rank in range(size) if rank != victim]
+    assert all(f"rank {victim} died" in told for _, told in ends), (ends, seconds)
+    turns = [turn for turn, _ in ends]
+    assert max(turns) - min(turns) <= 1, (turns, seconds)
+
+
+def digest_of_sums(rank: int, size: int, file: str, backend: str) -> str:
+    generator = torch.Generator().manual_seed(rank)
+    digest = hashlib.sha256()
+    with open_rank(rank, size, file, backend) as session:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.complex64):
+            for count in (7, 3000, 700_001):
+                tensor = torch.randn(count, generator=generator).to(dtype)
+                reduction = Reduction(ReduceOp.AVERAGE, prescale=0.7, postscale=1.1)
+                result = session.wait(session.allreduce(tensor, reduction, name="x"))
+                digest.update(result.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize(("backend", "size"), [("c10d", 3), ("hierarchical", 4)])
+def test_all_ranks_get_the_same_bits(backend: str, size: int) -> None:
+    with RankProcesses(size) as ranks:
+        assert len(set(ranks.run(digest_of_sums, backend))) == 1
 
 
 def die_on_the_way(rank: int, size: int, file: str, backend: str) -> str:

@@ -309,6 +309,7 @@ class _Opening:
             name,
             start_seconds=seconds,
             has_failed=has_failed,
+            riding_bytes=options.riding_bytes,
         )
 
     def _local_session(

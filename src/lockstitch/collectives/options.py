@@ -37,6 +37,9 @@ class SessionOptions:
     """After how long such a wait ends the session with an error; 0: never."""
     fusion_bytes: int = 128 << 20
     """Up to how many bytes `c10d` joins operations that are ready together."""
+    riding_bytes: int = 16 << 10
+    """Between hosts, up to how many bytes an allreduce's tensors ride on the messages to and from
+    rank 0 instead of going by the process group; 0: none. Of this rank only."""
     arena_bytes: int = 1 << 36
     """How much memory a rank may share with the others of its host. Only what is used is taken."""
     address: str | None = None

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BACKENDS = ["memory", "shared_memory", "c10d", "hierarchical"]
+BY_ORDERS = ["c10d by orders", "hierarchical by orders"]
+"""Where small tensors, too, go by process groups, and not with the messages."""
 
 
 class Ranks:
@@ -23,9 +25,9 @@ class Ranks:
 
     def __init__(self, size: int, backend: str, store: Any = None, **options: Any) -> None:
         self.size = size
-        self.backend = backend
+        self.backend, _, way = backend.partition(" by ")
         self.store = store or HashStore()
-        self._options = options
+        self._options = {"riding_bytes": 0, **options} if way else options
         self.sessions: list[Session] = []
 
     def __enter__(self) -> Ranks:

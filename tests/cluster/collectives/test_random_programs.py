@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from tests.cluster.collectives.programs import expected, programs, run
-from tests.cluster.collectives.ranks import BACKENDS, Ranks
+from tests.cluster.collectives.ranks import BACKENDS, BY_ORDERS, Ranks
 
 if TYPE_CHECKING:
     from tests.cluster.collectives.programs import Program
@@ -48,7 +48,8 @@ def nothing_is_left_behind() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "size"),
-    [(each, 4) for each in BACKENDS] + [("shared_memory", 2), ("shared_memory", 3), ("c10d", 3)],
+    [(each, 4) for each in (*BACKENDS, *BY_ORDERS)]
+    + [("shared_memory", 2), ("shared_memory", 3), ("c10d", 3)],
 )
 def test_any_program_gives_what_torch_gives(backend: str, size: int) -> None:
     with World(size, backend) as world:

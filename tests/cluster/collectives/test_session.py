@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 from lockstitch.collectives import AVERAGE, SUM, Kind, ReduceOp, Reduction, Step, open_session
 from lockstitch.collectives.arithmetic import adasum
 from lockstitch.errors import CollectiveError, MismatchError, RankLostError
-from tests.cluster.collectives.ranks import BACKENDS, Ranks, in_threads, sample
+from tests.cluster.collectives.ranks import BACKENDS, BY_ORDERS, Ranks, in_threads, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=[*BACKENDS, *BY_ORDERS])
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     with Ranks(SIZE, request.param) as running:
         yield running

@@ -7,10 +7,12 @@ is ready for it. Operations that are ready together are fused.
 - `backend`: one rank's end: submits, and waits
 - `coordinator`: the table of rank 0, and its orders; no I/O
 - `messages`: what ranks and coordinator tell each other; no I/O
+- `riding`: small tensors, which ride on these messages; no I/O
 - `coordinator_link`: the connections between them
 - `beginning`: waiting until all are there
 - `orders`: performing the orders of rank 0 on one rank, one after the other
 - `performing`: what an order comes down to: from requests to results
 - `group_operations`: the operations of a process group
+- `exchange`: vectors that the ranks reduce between them, in chunks
 - `hierarchical`: the same, with the ranks of each host going through shared memory
 """

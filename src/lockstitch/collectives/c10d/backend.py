@@ -3,7 +3,8 @@
 Two threads work for it. One reads what rank 0 says and puts it in a queue; the other performs one
 order after the other, for an operation of a process group blocks until all ranks are in it. That
 delays nobody for ever: an order is given only when all ranks are ready, and in the same order to
-all.
+all. Results of small tensors come with the message (`riding`), and the reading thread hands them
+out.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from lockstitch.collectives.c10d import riding
 from lockstitch.collectives.c10d.beginning import Beginning, in_thread
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     Ask,
     Define,
     Detailed,
+    Done,
     Fail,
     Join,
     Joined,
@@ -76,6 +79,7 @@ class C10dBackend:
 
     It is made when all ranks have come to rank 0 and have connected to each other; `start_seconds`
     are for the first of that. `has_failed` may know earlier of a rank that does not come.
+    `riding_bytes`: see `SessionOptions`.
     """
 
     def __init__(  # noqa: PLR0913 - all that it works with
@@ -89,6 +93,7 @@ class C10dBackend:
         *,
         start_seconds: float = 60.0,
         has_failed: Callable[[], str | None] = lambda: None,
+        riding_bytes: int = 0,
     ) -> None:
         self.name = name
         self._only_for = only_for
@@ -101,7 +106,8 @@ class C10dBackend:
         self._pending = pending
         self._told: dict[int, CachedRequest] = {}
         """What each number stands for, as rank 0 knows it."""
-        self._performer = OrderPerformer(groups, sets, pending)
+        self._allowance = riding.Allowance(riding_bytes)
+        self._performer = OrderPerformer(groups, sets, pending, self._allowance.release)
         self._stream = self._performer.stream
         self._side_operations = self._performer.side_operations
         self._under_way = self._performer.under_way
@@ -109,6 +115,8 @@ class C10dBackend:
         self._missing: dict[int, tuple[int, ...]] = {}
         self._orders: SimpleQueue[Message | None] = SimpleQueue()
         self._submitting = threading.Lock()
+        self._content_bytes = 0
+        """Of the tensors that this rank has sent with its submissions."""
         self._is_closed = False
         self._is_abandoned = False
         self._beginning = Beginning(0 if only_for is None else only_for.ranks[0], pending)
@@ -140,7 +148,7 @@ class C10dBackend:
 
     @property
     def negotiation_bytes(self) -> int:
-        return self._link.bytes_sent
+        return self._link.bytes_sent - self._content_bytes
 
     # ------------------------------------------------------------ the backend
 
@@ -151,22 +159,25 @@ class C10dBackend:
             self._joining = handle
             self._link.tell(Join(time.time_ns()))
             return
-        cached = handle.cached
+        cached, request = handle.cached, handle.request
+        process_set = self._sets[request.process_set]
+        content = b""
         if self._stream is not None:
-            request = handle.request
             operation = self._stream.operation([*request.tensors, *(request.outputs or ())])
             handle.copy_back = self._side_operations[cached.number] = operation
+        elif request.reduction is not None and self._allowance.claim(cached, process_set.size):
+            content = riding.packed(request.tensors, request.reduction.prescale)
         with self._submitting:
             if self._end is not None:
                 self._pending.fail(handle, self._end)
                 return
             self._under_way[cached.number] = handle
             if self._told.get(cached.number) is not cached:
-                process_set = self._sets[handle.request.process_set]
-                content = cached.description.encode().decode()
-                self._link.tell(Define(cached.number, process_set.id, process_set.ranks, content))
+                described = cached.description.encode().decode()
+                self._link.tell(Define(cached.number, process_set.id, process_set.ranks, described))
                 self._told[cached.number] = cached
-            self._link.tell(Submit(cached.number))
+            self._content_bytes += len(content)
+            self._link.tell(Submit(cached.number, content))
 
     def join(self) -> None:
         """This rank has joined, as the session's backend is told; that says, too, when all have."""
@@ -267,6 +278,11 @@ class C10dBackend:
             self._beginning.end()
         elif isinstance(message, Missing):
             self._missing[message.number] = message.ranks
+        elif isinstance(message, Done):
+            try:
+                self._performer.hand_out(message)
+            except Exception as error:  # noqa: BLE001 - as in `_run`
+                self._fail(error)
         else:
             self._orders.put(message)
 
@@ -290,14 +306,15 @@ class C10dBackend:
                 try:
                     self._obey(message)
                 except Exception as error:  # noqa: BLE001 - the session ends with it, everywhere
+                    # The connection to a rank that died may break before the news of its death,
+                    # which say more, are here.
+                    self._knows_why.wait(_GRACE_SECONDS)
                     self._fail(error)
         if self._stream is not None:
             self._stream.finish()
 
     def _fail(self, error: Exception) -> None:
-        """Others wait in the operation that failed here, so nobody can go on. The connection to a
-        rank that died may break before the news of its death, which say more, are here."""
-        self._knows_why.wait(_GRACE_SECONDS)
+        """Others wait in the operation that failed here, so nobody can go on."""
         broken = CollectiveError(f"an operation failed on rank {self._rank}: {error}")
         broken.__cause__ = error
         self._give_up(broken)
@@ -315,7 +332,7 @@ class C10dBackend:
         elif isinstance(message, Detailed):
             self._performer.perform_detailed(message)
         elif isinstance(message, Refused):
-            handle = self._under_way.pop(message.number)
+            handle = self._performer.take(message.number)
             self._side_operations.pop(message.number, None)
             refusal = Refuse(handle.name, {}, message.objection, message.text)
             self._pending.fail(handle, error_of(refusal))

@@ -1,7 +1,8 @@
 """What rank 0 decides for all: tables of all process sets, messages in, messages out. No I/O.
 
 An order goes out only when every rank of its set is ready: rank 0's own order of submissions would
-be a deadlock wherever another rank's differs. All ranks get their orders in the same order. A rank
+be a deadlock wherever another rank's differs. All ranks get their orders in the same order. Where
+the tensors of all have come with the submissions there is nothing to order but a result. A rank
 that says what makes no sense counts as lost, and so does one that says that it cannot go on.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstitch.collectives.arithmetic import element_count
+from lockstitch.collectives.c10d import riding
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     UNREACHED,
     Ask,
     Define,
     Detailed,
+    Done,
     Fail,
     Join,
     Joined,
@@ -54,6 +57,14 @@ class Addressed(NamedTuple):
     message: Message
 
 
+class _Submission(NamedTuple):
+    """What a rank has said with a submission: its own number for it, and its tensors if they ride
+    along."""
+
+    number: int
+    content: bytes
+
+
 class _Known(NamedTuple):
     set_id: int
     description: Description
@@ -84,7 +95,7 @@ class Coordinator:
                 addressed += self.lost(rank, f"said what makes no sense ({error})")
                 continue
             for set_id, instruction in instructions:
-                if isinstance(instruction, Perform):
+                if isinstance(instruction, Perform) and not _rides(instruction):
                     ready.append((set_id, instruction))
                 else:
                     addressed += self._answers(set_id, instruction)
@@ -111,7 +122,9 @@ class Coordinator:
     ) -> Sequence[tuple[int, Instruction]]:
         if isinstance(message, Submit):
             known = self._known_as(rank, message.number)
-            event = Submitted(rank, known.description, message.number)
+            content = message.content and riding.checked(message.content, known.description)
+            note = _Submission(message.number, content)
+            event = Submitted(rank, known.description, note)
             return [(known.set_id, each) for each in self._tables[known.set_id].handle(event)]
         if isinstance(message, Define):
             self._define(rank, message)
@@ -182,18 +195,22 @@ class Coordinator:
         is_plain = len(first.parts) == len(ranks) and first.description.kind not in _SIZES_DIFFER
         if is_plain:
             return [
-                Addressed(rank, Order(tuple(ready.parts[rank].note for _, ready in bucket)))
+                Addressed(rank, Order(tuple(ready.parts[rank].note.number for _, ready in bucket)))
                 for rank in ranks
             ]
         (ready,) = (ready for _, ready in bucket)
         described = tuple(
-            self._known[rank, ready.parts[rank].note].content if rank in ready.parts else None
+            self._known[rank, ready.parts[rank].note.number].content
+            if rank in ready.parts
+            else None
             for rank in ranks
         )
         return [
             Addressed(
                 rank,
-                Detailed(ready.parts[rank].note if rank in ready.parts else -1, set_id, described),
+                Detailed(
+                    ready.parts[rank].note.number if rank in ready.parts else -1, set_id, described
+                ),
             )
             for rank in ranks
             if rank not in self._gone
@@ -204,12 +221,23 @@ class Coordinator:
             ranks = self._tables[set_id].ranks
             return [Addressed(rank, Joined(instruction.last)) for rank in ranks]
         if isinstance(instruction, Perform):
-            raise AssertionError("orders are made by `_orders`")
+            contents = [part.note.content for part in instruction.parts.values()]
+            set_size = len(self._tables[set_id].ranks)
+            result = riding.reduced(instruction.description, contents, set_size)
+            return [
+                Addressed(rank, Done(part.note.number, result))
+                for rank, part in instruction.parts.items()
+            ]
         return [
-            Addressed(rank, Refused(part.note, instruction.objection, instruction.text))
+            Addressed(rank, Refused(part.note.number, instruction.objection, instruction.text))
             for rank, part in instruction.parts.items()
             if rank not in self._gone
         ]
+
+
+def _rides(ready: Perform) -> bool:
+    """Returns whether the tensors of all are here."""
+    return all(part.note.content for part in ready.parts.values())
 
 
 def _size(item: tuple[int, Perform]) -> int:

@@ -1,7 +1,8 @@
 """What a process group of torch.distributed does for us: a few operations, in an agreed order.
 
-The groups are our own, made from the store; torch's default group is neither used nor needed. What
-a group cannot reduce (Gloo knows few dtypes) is gathered as bytes and reduced by each rank.
+The groups are our own, made from the store; torch's default group is neither used nor needed. Of
+Gloo we use what moves bytes, and reduce ourselves (`exchange`). What NCCL cannot reduce is gathered
+as bytes and reduced by each rank.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from torch import distributed
 from torch.distributed import ReduceOp as TorchOp
 from torch.distributed.distributed_c10d import PrefixStore
 
+from lockstitch.collectives.c10d.exchange import Exchange, chunks_of
 from lockstitch.collectives.requests import ReduceOp
 from lockstitch.devices.kinds import gpu, is_gpu
 from lockstitch.errors import CollectiveError
 from lockstitch.torch_internals.distributed import AllgatherOptions, gloo_options, set_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch.distributed.distributed_c10d import Store
 
+    from lockstitch.collectives.arithmetic import Scale
     from lockstitch.collectives.process_sets import ProcessSet
 
 _OPS: dict[ReduceOp, Any] = {
@@ -35,11 +38,12 @@ _OPS: dict[ReduceOp, Any] = {
     ReduceOp.MAX: TorchOp.MAX,
     ReduceOp.PRODUCT: TorchOp.PRODUCT,
 }
-# What both Gloo and NCCL reduce. Gloo's bfloat16 is not there in all of its operators.
+# What NCCL reduces.
 _DTYPES = (
     torch.float32,
     torch.float64,
     torch.float16,
+    torch.bfloat16,
     torch.int32,
     torch.int64,
     torch.int8,
@@ -69,8 +73,10 @@ class GroupOperations(Protocol):
         """Returns whether `reduce` takes it."""
         ...
 
-    def reduce(self, flat: torch.Tensor, op: ReduceOp, process_set: ProcessSet) -> None:
-        """Reduces a vector, in place; an average is only summed."""
+    def reduce(
+        self, flat: torch.Tensor, op: ReduceOp, scale: Scale, process_set: ProcessSet
+    ) -> None:
+        """Reduces a vector, in place; an average is only summed. The result is scaled."""
         ...
 
     def gather(
@@ -140,13 +146,28 @@ class ProcessGroupOperations:
             group.shutdown()
 
     def can_reduce(self, dtype: torch.dtype) -> bool:
-        return dtype in _DTYPES or (dtype is torch.bfloat16 and is_gpu(self.device))
+        return not is_gpu(self.device) or dtype in _DTYPES
 
-    def reduce(self, flat: torch.Tensor, op: ReduceOp, process_set: ProcessSet) -> None:
+    def reduce(
+        self, flat: torch.Tensor, op: ReduceOp, scale: Scale, process_set: ProcessSet
+    ) -> None:
+        if not is_gpu(self.device):
+            for _ in self.reduced_chunks(chunks_of(flat), op, scale, process_set):
+                pass
+            return
         options = distributed.AllreduceOptions()
         options.reduceOp = _OPS[op]
         options.timeout = self._may_last(flat, 2)
         self._groups[process_set.id].allreduce([flat], options).wait()
+        scale.apply_(flat)
+
+    def reduced_chunks(
+        self, chunks: Iterable[torch.Tensor], op: ReduceOp, scale: Scale, process_set: ProcessSet
+    ) -> Iterator[torch.Tensor]:
+        """Reduces a vector of the CPU chunk by chunk, in place; returns each when it is done."""
+        seconds = timedelta(seconds=self._connect_seconds)
+        group, position = self._groups[process_set.id], process_set.position(self._rank)
+        return Exchange(group, position, process_set.size, op, scale, seconds).run(chunks)
 
     def gather(
         self, mine: torch.Tensor, sizes: Sequence[int], process_set: ProcessSet

@@ -5,8 +5,9 @@
 
 One rank of each host, its *leader*, reduces the hosts' sums over the network; the others get the
 result from it through shared memory. Every byte crosses the network once for each host instead of
-once for each rank. Only reductions take this route; whatever moves without being reduced goes by
-the process group of all ranks.
+once for each rank. Vectors go in chunks: at the same time some are being reduced on the host, some
+are on the network, and some are handed round. Only reductions take this route; whatever moves
+without being reduced goes by the process group of all ranks.
 
 Inside, orders are performed one at a time and in the same order everywhere, so what the ranks of a
 host do among themselves needs no names: the nth operation of one meets the nth of the others.
@@ -14,21 +15,29 @@ host do among themselves needs no names: the nth operation of one meets the nth 
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING
 
+from lockstitch.collectives.c10d.exchange import chunks_of
 from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET, ReduceOp, Reduction
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     import torch
     from torch.distributed.distributed_c10d import Store
 
+    from lockstitch.collectives.arithmetic import Scale
+    from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.session import Session
     from lockstitch.collectives.topology import Topology
 
 # Process groups of leaders are told from those of all ranks of a set by their ids.
 _LEADERS = 1 << 20
+# So many chunks are being reduced on a host before the first of them goes over the network.
+_AHEAD = 2
 
 
 class HierarchicalOperations(ProcessGroupOperations):
@@ -64,17 +73,19 @@ class HierarchicalOperations(ProcessGroupOperations):
         super().close_set(process_set)
         super().close_set(ProcessSet(process_set.id + _LEADERS, ()))
 
-    def reduce(self, flat: torch.Tensor, op: ReduceOp, process_set: ProcessSet) -> None:
-        members = self._members_here(process_set)
-        leaders = self._leaders(process_set)
-        reduction = Reduction(ReduceOp.SUM if op is ReduceOp.AVERAGE else op)
-        name = f"{process_set.id}.{','.join(map(str, members))}"
-        if len(members) > 1:
-            self._reduce_locally(flat, reduction, name, members)
-        if self._rank == members[0] and len(leaders) > 1:
-            super().reduce(flat, op, ProcessSet(process_set.id + _LEADERS, leaders))
-        if len(members) > 1 and len(leaders) > 1:
-            self._hand_round(flat, name, members)
+    def reduce(
+        self, flat: torch.Tensor, op: ReduceOp, scale: Scale, process_set: ProcessSet
+    ) -> None:
+        members, leaders = self._members_here(process_set), self._leaders(process_set)
+        sums = self._host_sums(chunks_of(flat), op, process_set, members)
+        if len(leaders) == 1:
+            for chunk in sums:
+                scale.apply_(chunk)
+        elif self._rank == members[0]:
+            between = ProcessSet(process_set.id + _LEADERS, leaders)
+            self._hand_round(self.reduced_chunks(sums, op, scale, between), process_set, members)
+        else:
+            self._hand_round(sums, process_set, members)
 
     def abort(self) -> None:
         self._local.shutdown()
@@ -86,22 +97,51 @@ class HierarchicalOperations(ProcessGroupOperations):
 
     # ------------------------------------------------------------ inside
 
-    def _reduce_locally(
-        self, flat: torch.Tensor, reduction: Reduction, name: str, members: tuple[int, ...]
-    ) -> None:
-        local = self._local
-        set_id = self._local_sets[members]
-        local.wait(
-            local.allreduce(flat, reduction, name=f"{name}.reduce", process_set=set_id, output=flat)
-        )
+    def _host_sums(
+        self,
+        chunks: Iterable[torch.Tensor],
+        op: ReduceOp,
+        process_set: ProcessSet,
+        members: tuple[int, ...],
+    ) -> Iterator[torch.Tensor]:
+        """Reduces the chunks among the set's ranks of this host; some of them are ahead."""
+        if len(members) == 1:
+            yield from chunks
+            return
+        local, set_id = self._local, self._local_sets[members]
+        reduction = Reduction(ReduceOp.SUM if op is ReduceOp.AVERAGE else op)
+        ahead: collections.deque[Handle[torch.Tensor]] = collections.deque()
+        for number, chunk in enumerate(chunks):
+            name = f"{process_set.id}.{number}.sum"
+            ahead.append(
+                local.allreduce(chunk, reduction, name=name, process_set=set_id, output=chunk)
+            )
+            if len(ahead) > _AHEAD:
+                yield local.wait(ahead.popleft())
+        for handle in ahead:
+            yield local.wait(handle)
 
-    def _hand_round(self, flat: torch.Tensor, name: str, members: tuple[int, ...]) -> None:
-        local = self._local
+    def _hand_round(
+        self,
+        chunks: Iterable[torch.Tensor],
+        process_set: ProcessSet,
+        members: tuple[int, ...],
+    ) -> None:
+        """Gives the chunks of the leader to the set's ranks of this host, each as soon as it is
+        there."""
+        if len(members) == 1:
+            collections.deque(chunks, maxlen=0)
+            return
+        local, set_id = self._local, self._local_sets[members]
         root = self._topology.local_ranks.index(members[0])
-        set_id = self._local_sets[members]
-        local.wait(
-            local.broadcast(flat, root, name=f"{name}.result", process_set=set_id, output=flat)
-        )
+        handles = []
+        for number, chunk in enumerate(chunks):
+            name = f"{process_set.id}.{number}.result"
+            handles.append(
+                local.broadcast(chunk, root, name=name, process_set=set_id, output=chunk)
+            )
+        for handle in handles:
+            local.wait(handle)
 
     def _members_here(self, process_set: ProcessSet) -> tuple[int, ...]:
         """The set's ranks on this host."""

@@ -1,7 +1,8 @@
 """What the ranks tell rank 0, and what it answers, as bytes.
 
 A rank describes a name once, under a number of its own; after that a submission takes 5 bytes, and
-an order 4 for each operation. What happens seldom travels as JSON.
+an order 4 for each operation. Small tensors ride on the submission, and what they come to on the
+answer (`riding`). What happens seldom travels as JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from lockstitch.errors import ProtocolError
 from lockstitch.link.codec import Codec
 
 _NUMBER = struct.Struct("<BI")
-_SUBMIT, _ORDER, _RARE = 1, 2, 3
+_SUBMIT, _ORDER, _RARE, _DONE = 1, 2, 3, 4
 MOST_BYTES = 1 << 26
 
 ANYTHING = -1
@@ -35,9 +36,11 @@ class Define:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A rank has submitted the operation with this number."""
+    """A rank has submitted the operation with this number; the bytes of its tensors, where these
+    ride along."""
 
     number: int
+    content: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,14 @@ class Order:
     """Perform these now, as one; numbers are the addressee's own."""
 
     numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The operation has been performed; `content` has the bytes of its results."""
+
+    number: int
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +141,7 @@ Message = (
     | Welcome
     | Ask
     | Order
+    | Done
     | Detailed
     | Refused
     | Joined
@@ -147,7 +159,9 @@ _CODEC: Final[Codec[Message]] = Codec(
 def encode(message: Message) -> bytes:
     """A message as a record."""
     if isinstance(message, Submit):
-        return _NUMBER.pack(_SUBMIT, message.number)
+        return _NUMBER.pack(_SUBMIT, message.number) + message.content
+    if isinstance(message, Done):
+        return _NUMBER.pack(_DONE, message.number) + message.content
     if isinstance(message, Order):
         count = len(message.numbers)
         return struct.pack(f"<B{count}I", _ORDER, *message.numbers)
@@ -160,7 +174,9 @@ def decode(body: bytes) -> Message:
         return _CODEC.decode(body[1:])
     try:
         if body[0] == _SUBMIT:
-            return Submit(_NUMBER.unpack(body)[1])
+            return Submit(_NUMBER.unpack_from(body)[1], body[_NUMBER.size :])
+        if body[0] == _DONE:
+            return Done(_NUMBER.unpack_from(body)[1], body[_NUMBER.size :])
         if body[0] == _ORDER:
             return Order(struct.unpack(f"<{(len(body) - 1) // 4}I", body[1:]))
     except struct.error as error:

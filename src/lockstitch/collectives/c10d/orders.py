@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.collectives.arithmetic import rows_gathered
+from lockstitch.collectives.arithmetic import outputs_of, rows_gathered
 from lockstitch.collectives.c10d.performing import (
     contribute_nothing,
     is_reducible,
@@ -12,6 +12,7 @@ from lockstitch.collectives.c10d.performing import (
     perform_bucket,
     take_part_in_gather,
 )
+from lockstitch.collectives.c10d.riding import unpacked
 from lockstitch.collectives.events import Step
 from lockstitch.collectives.outcomes import value_of
 from lockstitch.collectives.requests import Description, Kind
@@ -19,10 +20,10 @@ from lockstitch.devices.kinds import is_gpu
 from lockstitch.devices.streams import SideStream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lockstitch.collectives.c10d.group_operations import GroupOperations
-    from lockstitch.collectives.c10d.messages import Detailed
+    from lockstitch.collectives.c10d.messages import Detailed, Done
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSets
@@ -30,12 +31,18 @@ if TYPE_CHECKING:
 
 
 class OrderPerformer:
-    """Performs orders by the operations of process groups. All methods but `__init__` are called by
-    the one thread that performs; whoever submits an operation enters it in `under_way` before."""
+    """Performs orders by the operations of process groups, in the one thread that performs; the one
+    that hears rank 0 hands out the results that it has sent. Whoever submits an operation enters it
+    in `under_way` before. `let_go` is called with the number of each that is taken out."""
 
     def __init__(
-        self, groups: GroupOperations, sets: ProcessSets, pending: PendingOperations
+        self,
+        groups: GroupOperations,
+        sets: ProcessSets,
+        pending: PendingOperations,
+        let_go: Callable[[int], object],
     ) -> None:
+        self._let_go = let_go
         self._groups = groups
         self._sets = sets
         self._pending = pending
@@ -46,9 +53,25 @@ class OrderPerformer:
         self.under_way: dict[int, Handle[Any]] = {}
         """The operations that this rank has submitted, by number, until they are performed."""
 
+    def take(self, number: int) -> Handle[Any]:
+        """Takes the operation with this number out of those under way."""
+        handle = self.under_way.pop(number)
+        self._let_go(number)
+        return handle
+
+    def hand_out(self, message: Done) -> None:
+        """Completes an operation whose results rank 0 has sent."""
+        handle = self.take(message.number)
+        self._pending.tell(handle, Step.READY)
+        outputs = outputs_of(handle.request)
+        results = unpacked(message.content, handle.cached.description)
+        for out, result in zip(outputs, results, strict=True):
+            out.copy_(result)
+        self._pending.complete(handle, value_of(handle.request, outputs))
+
     def perform_together(self, numbers: Sequence[int]) -> None:
         """Performs the operations with these numbers, as one where that is possible."""
-        handles = [self.under_way.pop(number) for number in numbers]
+        handles = [self.take(number) for number in numbers]
         for handle in handles:
             self._pending.tell(handle, Step.READY)
         request = handles[0].request
@@ -79,7 +102,7 @@ class OrderPerformer:
             elif present.shapes:
                 take_part_in_gather(described, self._groups, process_set)
             return
-        handle = self.under_way.pop(message.number)
+        handle = self.take(message.number)
         self._pending.tell(handle, Step.READY)
         if is_reducible(present, self._groups):
             self._let_begin([handle])

@@ -43,7 +43,16 @@ def perform_bucket(
     """Several allreduces of one dtype and reduction as one; returns the results of each."""
     reduction = requests[0].reduction
     assert reduction is not None
+    scale = result_scale(reduction, process_set.size)
+    results = [outputs_of(request) for request in requests]
+    outs = [out for each in results for out in each]
     tensors = [tensor for request in requests for tensor in request.tensors]
+    is_apart = requests[0].outputs is None or outs[0] is tensors[0]
+    if len(outs) == 1 and is_apart and outs[0].is_contiguous() and outs[0].device == groups.device:
+        # In the memory of the result; what a program has named might overlap with what goes in.
+        scaled_copy(tensors[0], reduction.prescale, outs[0])
+        groups.reduce(outs[0].view(-1), reduction.op, scale, process_set)
+        return results
     flat = torch.empty(
         sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=groups.device
     )
@@ -52,11 +61,9 @@ def perform_bucket(
         end = begin + tensor.numel()
         scaled_copy(tensor, reduction.prescale, flat[begin:end].view(tensor.shape))
         begin = end
-    groups.reduce(flat, reduction.op, process_set)
-    result_scale(reduction, process_set.size).apply_(flat)
-    results = [outputs_of(request) for request in requests]
+    groups.reduce(flat, reduction.op, scale, process_set)
     begin = 0
-    for out in [out for outs in results for out in outs]:
+    for out in outs:
         end = begin + out.numel()
         out.copy_(flat[begin:end].view(out.shape))
         begin = end
@@ -87,7 +94,8 @@ def contribute_nothing(
     neutral = torch.full(
         (count,), _neutral(description.reduction, dtype), dtype=dtype, device=groups.device
     )
-    groups.reduce(neutral, description.reduction.op, process_set)
+    scale = result_scale(description.reduction, process_set.size)
+    groups.reduce(neutral, description.reduction.op, scale, process_set)
 
 
 def perform(
@@ -200,9 +208,12 @@ def _neutral(reduction: Reduction, dtype: torch.dtype) -> float:
     """Returns what changes nothing."""
     if reduction.op is ReduceOp.PRODUCT:
         return 1
-    if reduction.op in (ReduceOp.MIN, ReduceOp.MAX):
-        limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-        if dtype.is_floating_point:
-            return float("inf") if reduction.op is ReduceOp.MIN else float("-inf")
-        return limits.max if reduction.op is ReduceOp.MIN else limits.min
-    return 0
+    if reduction.op not in (ReduceOp.MIN, ReduceOp.MAX):
+        return 0
+    is_least = reduction.op is ReduceOp.MIN
+    if dtype is torch.bool:
+        return is_least
+    if dtype.is_floating_point:
+        return float("inf") if is_least else float("-inf")
+    limits = torch.iinfo(dtype)
+    return limits.max if is_least else limits.min

@@ -17,7 +17,7 @@ from tests.cluster.collectives.ranks import Ranks
 def test_connection_that_breaks_before_the_news_of_a_death_is_explained_by_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with Ranks(2, "c10d") as two:
+    with Ranks(2, "c10d by orders") as two:
         backend = two[1]._backend
         is_broken = threading.Event()
 
@@ -37,7 +37,7 @@ def test_connection_that_breaks_before_the_news_of_a_death_is_explained_by_it(
 def test_operation_that_fails_while_all_ranks_live_ends_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with Ranks(2, "c10d") as two:
+    with Ranks(2, "c10d by orders") as two:
 
         def obey(_message: object) -> None:
             raise RuntimeError("no memory")
@@ -60,7 +60,7 @@ def test_operation_that_fails_while_all_ranks_live_ends_the_session(
 def test_shutdown_does_not_wait_for_a_live_rank_that_does_not_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with Ranks(2, "c10d") as two:
+    with Ranks(2, "c10d by orders") as two:
         has_begun, backend = threading.Event(), two[0]._backend
         obey = backend._obey
 

@@ -42,10 +42,13 @@ def reduce_for_ever(session: Session) -> None:
 )
 @pytest.mark.parametrize("call", ["send", "receive_into"])
 @pytest.mark.parametrize("end", ["rank 1's", "rank 0's"])
+@pytest.mark.parametrize(
+    "backend", ["c10d", pytest.param("c10d by orders", marks=pytest.mark.slow)]
+)
 def test_call_that_fails_on_a_line_ends_the_session_of_every_rank(
-    end: str, call: str, number: int
+    backend: str, end: str, call: str, number: int
 ) -> None:
-    with Ranks(3, "c10d") as ranks:
+    with Ranks(3, backend) as ranks:
         ear = ranks[1]._backend._link if end == "rank 1's" else ranks[0]._backend._link  # type: ignore[attr-defined]
         line = ear._line if end == "rank 1's" else ear._lines[1]
         break_once(line.stream, call, number)
@@ -59,7 +62,7 @@ def test_call_that_fails_on_a_line_ends_the_session_of_every_rank(
 
 @pytest.mark.slow
 def test_rank_that_cannot_go_on_tells_the_others_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Ranks(3, "c10d") as ranks:
+    with Ranks(3, "c10d by orders") as ranks:
 
         def obey(_message: object) -> None:
             raise MemoryError("no room")

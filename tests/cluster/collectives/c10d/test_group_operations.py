@@ -7,6 +7,7 @@ import torch
 from torch.distributed import HashStore
 
 from lockstitch.collectives import SUM
+from lockstitch.collectives.arithmetic import UNSCALED
 from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.errors import CollectiveError
@@ -28,7 +29,7 @@ def test_operations_may_take_longer_than_connecting() -> None:
     groups.open_set(alone)
     assert groups._may_last(torch.ones(3 << 18), 2).total_seconds() == pytest.approx(6 + 6)
     vector = torch.ones(3)
-    groups.reduce(vector, SUM.op, alone)
+    groups.reduce(vector, SUM.op, UNSCALED, alone)
     assert vector.tolist() == [1.0] * 3
     groups.close_set(alone)
     groups.close()

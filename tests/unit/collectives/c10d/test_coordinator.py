@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import random
+import struct
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from lockstitch.collectives.c10d.messages import (
     Ask,
     Define,
     Detailed,
+    Done,
     Join,
     Joined,
     Leave,
@@ -47,6 +49,46 @@ def test_order_goes_out_when_all_are_ready_in_each_ranks_own_numbers() -> None:
     assert coordinator.hear([(0, define(5, "a")), (0, Submit(5))]) == []
     addressed = coordinator.hear([(1, define(9, "a")), (1, Submit(9))])
     assert addressed == [Addressed(0, Order((5,))), Addressed(1, Order((9,)))]
+
+
+def floats(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def test_tensors_that_ride_come_back_reduced() -> None:
+    coordinator = Coordinator(2, 1 << 20)
+    described = [(0, define(5, "a", rows=2)), (1, define(9, "a", rows=2))]
+    assert coordinator.hear([*described, (1, Submit(9, floats(3, 4)))]) == []
+    addressed = coordinator.hear([(0, Submit(5, floats(1, 2)))])
+    assert addressed == [Addressed(0, Done(5, floats(4, 6))), Addressed(1, Done(9, floats(4, 6)))]
+
+
+def test_tensors_that_do_not_all_ride_are_ordered() -> None:
+    coordinator = Coordinator(2, 1 << 20)
+    coordinator.hear([(rank, define(5, "a")) for rank in BOTH])
+    addressed = coordinator.hear([(0, Submit(5, floats(1))), (1, Submit(5))])
+    assert addressed == [Addressed(rank, Order((5,))) for rank in BOTH]
+
+
+def test_rank_that_has_joined_has_no_part_in_what_rides_but_counts_in_an_average() -> None:
+    coordinator = Coordinator(2, 1 << 20)
+    coordinator.hear([(0, define(5, "a", reduction=AVERAGE)), (1, Join(1))])
+    assert coordinator.hear([(0, Submit(5, floats(3)))]) == [Addressed(0, Done(5, floats(1.5)))]
+
+
+def test_rank_whose_bytes_are_not_what_it_has_described_is_lost() -> None:
+    coordinator = Coordinator(2, 1 << 20)
+    addressed = coordinator.hear([(1, define(5, "a", rows=2)), (1, Submit(5, floats(3)))])
+    assert [each.to for each in addressed] == [0]
+    assert isinstance(addressed[0].message, Lost)
+    assert "4 bytes, which are none of 'a'" in addressed[0].message.why
+
+
+def test_disagreement_about_what_rides_is_refused() -> None:
+    coordinator = Coordinator(2, 1 << 20)
+    coordinator.hear([(0, define(5, "a")), (1, define(9, "a", rows=2))])
+    addressed = coordinator.hear([(0, Submit(5, floats(1))), (1, Submit(9, floats(1, 2)))])
+    assert [(each.to, type(each.message)) for each in addressed] == [(0, Refused), (1, Refused)]
 
 
 def test_what_is_ready_together_is_fused_up_to_the_limit() -> None:

@@ -10,6 +10,8 @@ from lockstitch.errors import ProtocolError
 ALL = [
     m.Define(5, 0, (0, 1), '["allreduce","ü"]'),
     m.Submit(70000),
+    m.Submit(7, b"\x00\x01bytes"),
+    m.Done(70000, b"\xff\x00"),
     m.Join(1 << 60),
     m.Leave(),
     m.Ask(2),
@@ -43,6 +45,7 @@ def test_nonsense_is_refused(body: bytes) -> None:
     [
         b"\x01",
         b"\x02abc",
+        b"\x04abc",
         b"\x03",
         b"\x03[]",
         b'\x03["Join"]',
