@@ -30,6 +30,7 @@ from lockstitch.collectives.c10d.messages import Leave, Lost, Message, Welcome
 from lockstitch.collectives.requests import ranks_in_words
 from lockstitch.errors import CollectiveError, HandshakeError, ProtocolError
 from lockstitch.ids import WorkerInfo
+from lockstitch.link.addresses import hint
 from lockstitch.link.door import Door, Guest
 from lockstitch.link.handshake import ListenerHandshake, why_other_version
 from lockstitch.link.line import call
@@ -256,7 +257,9 @@ class CoordinatorServer:
             first, *others = sorted(self._expected)
             if others:
                 words += f", nor did {ranks_in_words(others)}"
-            words += self._options.place_of(first)
+            if self._options.places:
+                words += f"{self._options.place_of(first)}; unless it has died, "
+                words += hint(self._listener.address)
             for rank in (first, *others):
                 self._send(self._coordinator.lost(rank, words))
 
