@@ -250,6 +250,63 @@ def elastic(master):
     return found
 
 
+def lives(pid):
+    """Whether a process is there, and more than what its parent has not yet looked at."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def interrupted(master):
+    import tempfile
+
+    import lockstitch.hvd.spark
+
+    def wait(folder):
+        Path(folder, str(os.getpid())).touch()
+        threading.Event().wait()
+
+    def interrupt(folder):
+        while len(os.listdir(folder)) < 2:
+            threading.Event().wait(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    spark, found = session(master), {}
+    for run in (lockstitch.hvd.spark.run, lockstitch.hvd.spark.run_elastic):
+        with tempfile.TemporaryDirectory() as folder:
+            threading.Thread(target=interrupt, args=(folder,), daemon=True).start()
+            try:
+                run(wait, (folder,), num_proc=2)
+            except KeyboardInterrupt:
+                raised_at = time.monotonic()
+                while any(map(lives, os.listdir(folder))):
+                    threading.Event().wait(0.01)
+                found[run.__name__] = time.monotonic() - raised_at
+    spark.stop()
+    return found
+
+
+def allocated(master):
+    import tempfile
+
+    import lockstitch.hvd.spark
+
+    spark = session(
+        master,
+        **{
+            "spark.dynamicAllocation.enabled": "true",
+            "spark.dynamicAllocation.minExecutors": "0",
+            "spark.dynamicAllocation.maxExecutors": "2",
+        },
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "killed").touch()  # so that no rank kills itself
+        results = lockstitch.hvd.spark.run_elastic(in_worlds, (folder,), num_proc=3)
+    spark.stop()
+    return {"results": results}
+
+
 def under_torch_distributor(factor):
     import torch
 

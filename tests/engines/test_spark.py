@@ -87,5 +87,15 @@ def test_a_killed_task_of_an_elastic_job_is_replaced_while_the_others_go_on(mast
     assert cause == "ZeroDivisionError('division by zero')"
 
 
+@pytest.mark.parametrize("master", [LOCAL, CLUSTER])
+def test_ctrl_c_ends_the_ranks_while_the_session_goes_on(master):
+    assert outcome("interrupted", master).keys() == {"run", "run_elastic"}
+
+
+def test_an_elastic_job_begins_where_executors_come_when_tasks_wait_for_them():
+    results = outcome("allocated", CLUSTER)["results"]
+    assert [rank for rank, *_ in results] == [0, 1, 2]
+
+
 def test_torch_distributor_starts_ranks_as_well():
     assert outcome("distributor", LOCAL) == [2, 5.0]

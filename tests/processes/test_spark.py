@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from queue import Queue
 
 import cloudpickle
 import pytest
@@ -26,14 +27,18 @@ def fake(monkeypatch):
     return FakeSpark(FakeContext()).install(monkeypatch)
 
 
-def rank(function, **environment):
+def rank(function, until=None, **environment):
     """One rank, without Spark; returns how it ended, and what it said."""
-    said = []
+    said = Queue()
     told = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", **environment}
     ended = run_rank(
-        cloudpickle.dumps((function, (), {})), SECRET, told, lambda *line: said.append(line)
+        cloudpickle.dumps((function, (), {})),
+        SECRET,
+        told,
+        lambda *line: said.put(line),
+        until=until and (lambda: until(said)),
     )
-    return ended, said
+    return ended, list(said.queue)
 
 
 def runs(pid):
@@ -125,6 +130,16 @@ def test_the_secret_is_in_a_file_of_the_rank_which_goes_with_it():
     assert text == SECRET.text()
     assert (mode, is_seen) == (0o600, False)
     assert not Path(path).parent.exists()
+
+
+@pytest.mark.slow
+def test_a_rank_is_killed_when_nobody_waits_for_it_any_more():
+    def wait():
+        print("here", flush=True)
+        signal.pause()
+
+    ended, _ = rank(wait, until=lambda said: said.get(timeout=60))
+    assert (ended.result, ended.how) == (None, "killed by SIGKILL")
 
 
 @pytest.mark.slow

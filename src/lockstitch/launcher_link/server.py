@@ -150,12 +150,17 @@ class LauncherServer:
         self._selector.modify(line.stream, selectors.EVENT_READ, partial(self._read, worker, line))
 
     def _read(self, worker: int, line: Line[SocketStream]) -> None:
+        messages: list[Any] = []
+        is_lost = False
         try:
-            for record in line.read(0):
-                self._hear(worker, self.codec.decode(record))
+            messages.extend(self.codec.decode(record) for record in line.read(0))
         except BlockingIOError:
             return
         except (OSError, RemoteProtocolError):
+            is_lost = True  # what came whole before is heard all the same
+        for message in messages:  # what this may raise says nothing of the line
+            self._hear(worker, message)
+        if is_lost:
             self._lose(worker, line)
 
     def _lose(self, worker: int, line: Line[SocketStream]) -> None:

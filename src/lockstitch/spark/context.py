@@ -54,6 +54,12 @@ def room(context: Any) -> int:
     return int(inner.maxNumConcurrentTasks(inner.resourceProfileManager().defaultResourceProfile()))
 
 
+def room_to_come(context: Any, most: int) -> int:
+    """Returns how many tasks, at most so many, Spark can run at once; all of them where it
+    allocates executors as soon as tasks wait for them."""
+    return most if _is_dynamic(context) else min(room(context), most)
+
+
 def wait_for_room(context: Any, tasks: int, start_seconds: float, clock: Clock) -> None:
     """Waits until Spark can run so many tasks of a barrier stage at once; busy executors count.
     Raises `CollectiveError` as `settled_room` does, and where executors are allocated
@@ -70,9 +76,9 @@ def wait_for_room(context: Any, tasks: int, start_seconds: float, clock: Clock) 
 def settled_room(context: Any, tasks: int, least: int, start_seconds: float, clock: Clock) -> int:
     """Waits until Spark can run so many tasks at once, or until nothing changes any more: where no
     executor has come for 10 s, where the executors are this process's own threads, and after
-    `start_seconds`. Returns how many it can run. Raises `CollectiveError` where these are fewer
-    than `least`, unless Spark allocates executors when tasks wait for them."""
-    best = room(context)
+    `start_seconds`. Returns how many of them it can run (`room_to_come`). Raises `CollectiveError`
+    where these are fewer than `least`."""
+    best = room_to_come(context, tasks)
     grown_at = began_at = clock.now()
     while best < tasks:
         now = clock.now()
@@ -83,17 +89,17 @@ def settled_room(context: Any, tasks: int, least: int, start_seconds: float, clo
         ):
             break
         clock.wait(threading.Event(), _LOOK_SECONDS)
-        found = room(context)
+        found = room_to_come(context, tasks)
         if found > best:
             best, grown_at = found, clock.now()
-    if best < least and not _is_dynamic(context):
+    if best < least:
         raise CollectiveError(_no_room(context, least, best))
     return best
 
 
 def _is_dynamic(context: Any) -> bool:
-    conf = context.getConf()
-    return bool(conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true")
+    wish = context.getConf().get("spark.dynamicAllocation.enabled", "false")
+    return bool(wish.lower() == "true" and not is_local(context))
 
 
 def _no_room(context: Any, tasks: int, most: int) -> str:

@@ -21,6 +21,7 @@ from lockstitch.spark.reports import (
     Report,
     Running,
     Said,
+    write_line,
 )
 
 if TYPE_CHECKING:
@@ -48,21 +49,22 @@ class Outputs:
     stderr: IO[str] | None = None
     is_timed: bool = False
 
-    def show(self, rank: int, said: Said) -> None:
-        """Writes a line, marked with the rank and the stream as the original marks it."""
+    def show(self, number: int, said: Said) -> None:
+        """Writes a line, marked with the number of the rank (or worker) and the stream as the
+        original marks it. Raises what writing raises."""
         when = time.strftime("%a %b %d %H:%M:%S %Y") if self.is_timed else ""
         given = self.stdout if said.stream == "stdout" else self.stderr
         stream = getattr(sys, said.stream) if given is None else given
-        stream.write(f"{when}[{rank}]<{said.stream}>:{said.text}\n")
-        stream.flush()
+        write_line(stream, f"{when}[{number}]<{said.stream}>:{said.text}")
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How a rank has failed. `order`: 0 for the first that was heard of. `is_unexplained`: nobody
-    who saw it has told; Spark may know more."""
+    """How a rank has failed. `who`: `rank 3`, or `worker 3` where ranks come and go. `order`: 0 for
+    the first that was heard of. `is_unexplained`: nobody who saw it has told; Spark may know
+    more."""
 
-    rank: int
+    who: str
     host: str
     how: str
     is_of_lost_peer: bool
@@ -71,18 +73,24 @@ class RankFailure:
     is_unexplained: bool = False
 
     def __str__(self) -> str:
-        text = f"rank {self.rank} on {self.host} failed first: {self.how}"
+        text = f"{self.who} on {self.host} failed first: {self.how}"
         return text if self.error is None else f"{text}; it raised {self.error!r}"
 
 
 class Desk:
     """Listens at `address` (`tcp:HOST:PORT`) for the reports of tasks, in a loop that sleeps in
-    `selector`."""
+    `selector`. `noun`: what the numbers count that tasks tell, ranks or workers."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, secret: Secret, address: str, outputs: Outputs
+        self,
+        selector: selectors.BaseSelector,
+        secret: Secret,
+        address: str,
+        outputs: Outputs,
+        noun: str = "rank",
     ) -> None:
         self._outputs = outputs
+        self._noun = noun
         self._running: dict[int, Running] = {}
         self._ended: set[int] = set()
         self._gone: set[int] = set()
@@ -127,7 +135,7 @@ class Desk:
         if isinstance(report, Running):
             self._running[task] = report
         elif isinstance(report, Said):
-            self._outputs.show(self._running[task].rank, report)
+            self._outputs.show(self._running[task].number, report)
         elif isinstance(report, Failed):
             self._note_failure(task, report)
         elif isinstance(report, Finished):
@@ -145,7 +153,7 @@ class Desk:
             error = remote_errors.rebuild(cloudpickle.loads(bytes.fromhex(report.error)))
         self._failures.append(
             RankFailure(
-                self._running[task].rank,
+                f"{self._noun} {self._running[task].number}",
                 self._running[task].host,
                 report.how,
                 report.is_of_lost_peer,

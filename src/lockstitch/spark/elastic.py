@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import selectors
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +25,13 @@ from lockstitch.launcher_link.client import ADDRESS, REACHED_AT
 from lockstitch.launcher_link.conductor import Conductor, NewWorld, Surroundings
 from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions, Ended, HostsFound
 from lockstitch.link.machine import host_identity
-from lockstitch.spark.context import active_context, is_local, pyspark, room, settled_room
+from lockstitch.spark.context import (
+    active_context,
+    is_local,
+    pyspark,
+    room_to_come,
+    settled_room,
+)
 from lockstitch.spark.desk import Desk, Outputs
 from lockstitch.spark.jobs import SparkJob
 from lockstitch.spark.reports import Reports, Running
@@ -86,11 +93,14 @@ def run_elastic(
     `max_num_proc` (default: `num_proc`) while Spark has room. A rank that dies is replaced; the
     others go on from the last commit as long as they are `min_num_proc`. `elastic_timeout`: seconds
     for enough of them to come again (default: HOROVOD_ELASTIC_TIMEOUT, or 600). `reset_limit`: how
-    often the ranks may meet anew. `min_np`, `max_np`: older names. The other arguments, and what is
-    raised, are as in `run`; `HorovodInternalError` also where too few ranks are left.
+    often the ranks may meet anew. `min_np`, `max_np`: older names. Lines that ranks write, and
+    errors, have the number of the worker, which stays when its rank changes. The other arguments,
+    and what is raised, are as in `run`; `HorovodInternalError` also where too few ranks are left,
+    and where not all ranks of the last world have returned something.
     """
     context = active_context()
-    least, most = min_num_proc or min_np, max_num_proc or max_np
+    least = min_np if min_num_proc is None else min_num_proc
+    most = max_np if max_num_proc is None else max_num_proc
     wanted = number_of_ranks(context, num_proc)
     least, most = wanted if least is None else least, wanted if most is None else most
     if not 1 <= least <= wanted <= most:
@@ -128,9 +138,9 @@ class ElasticTask:
     worker: int
     told: Mapping[str, str]
 
-    def __call__(self, _task: int, _rows: Iterable[object]) -> Iterator[tuple[int, bytes]]:
-        """Yields the rank that the worker had in the end, and what it returned, pickled; nothing
-        where it was needed no longer. Raises `CollectiveError` where it fails."""
+    def __call__(self, _task: int, _rows: Iterable[object]) -> Iterator[bytes]:
+        """Yields what the worker returned, pickled; nothing where it was needed no longer. Raises
+        `CollectiveError` where it fails."""
         context = pyspark().TaskContext.get()
         check_attempt(context)
         with Reports(self.terms.driver, self.terms.secret, self.worker) as reports:
@@ -140,8 +150,8 @@ class ElasticTask:
             told = {**self.told, REACHED_AT: here, "HOROVOD_HOSTNAME": host_identity()}
             inherited = self.terms.inherited(devices_of(context))
             ended = self.terms.run(reports, elastic_environment(told, 1, inherited))
-        if ended.rank is not None and ended.result is not None:
-            yield ended.rank, ended.result
+        if ended.result is not None:
+            yield ended.result
         elif not ended.is_in_order:
             raise CollectiveError(
                 f"worker {self.worker} has failed: {ended.how}\n{ended.last_words}"
@@ -165,14 +175,16 @@ class TaskStarter:
     context: Any
     task_of: Callable[[int, Mapping[str, str]], Callable[..., Any]]
     post: Callable[[Ended], None]
-    results: list[tuple[int, bytes]] = field(default_factory=list)
-    """The ranks of those that have returned, and what."""
+    results: dict[int, bytes] = field(default_factory=dict)
+    """What workers have returned, pickled."""
     _workers: dict[int, _Worker] = field(default_factory=dict)
+    _ending: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def slots_in_use(self) -> list[str]:
-        """The hosts of the slots of workers that run, by their names."""
-        return [each.slot.host for each in self._workers.values() if not each.has_ended]
+        """The hosts of the slots of workers whose ends have not been posted, by their names."""
+        with self._ending:
+            return [each.slot.host for each in self._workers.values() if not each.has_ended]
 
     def worker_of(self, host: str) -> int:
         """Returns the worker that runs in a slot, by the name of its host."""
@@ -200,9 +212,10 @@ class TaskStarter:
     def note_end(self, worker: int, *, is_well: bool) -> None:
         """Takes in that a worker has ended, from whoever sees it first; from any thread."""
         known = self._workers[worker]
-        if not known.has_ended:
-            known.has_ended = True
-            self.post(Ended(worker, is_well))
+        with self._ending:  # whoever sees the slot free has the end posted before
+            if not known.has_ended:
+                known.has_ended = True
+                self.post(Ended(worker, is_well))
 
     def close(self) -> None:
         """Ends all that still runs."""
@@ -218,7 +231,7 @@ class TaskStarter:
         is_well = False
         try:
             rows = self.context.parallelize(range(1), 1).mapPartitionsWithIndex(task).collect()
-            self.results.extend(rows)
+            self.results.update((worker, result) for result in rows)
             is_well = True
         finally:
             self.note_end(worker, is_well=is_well)
@@ -232,6 +245,8 @@ class _ElasticRun:
         self._options = options
         self._wishes = wishes
         self._found: tuple[tuple[str, int], ...] = ()
+        self._last_world: list[int] = []
+        """The workers of the ranks that have met last, by rank."""
 
     def results(self, call: bytes) -> list[Any]:
         """Returns what the ranks of the last world returned."""
@@ -239,7 +254,8 @@ class _ElasticRun:
         context = self._context
         with ExitStack() as resources:
             selector = resources.enter_context(selectors.DefaultSelector())
-            desk = Desk(selector, secret, listening_address(context), self._wishes.outputs)
+            address = listening_address(context)
+            desk = Desk(selector, secret, address, self._wishes.outputs, "worker")
             resources.callback(desk.close)
             broadcast = context.broadcast(call)
             resources.callback(broadcast.destroy)
@@ -250,24 +266,39 @@ class _ElasticRun:
                 return ElasticTask(terms, worker, {**told, **place})
 
             def meet_at(world: NewWorld) -> str:
-                host = desk.host_of(starter.worker_of(world.hosts[0]))
+                self._last_world = [starter.worker_of(host) for host in world.hosts]
+                host = desk.host_of(self._last_world[0])
                 return (
                     f"tcp://[{host}]:{world.port}" if ":" in host else f"tcp://{host}:{world.port}"
                 )
 
             starter = TaskStarter(context, task_of, lambda ended: conductor.post(ended))
-            surroundings = Surroundings(listening_address(context), meet_at, selector)
+            surroundings = Surroundings(address, meet_at, selector)
             conductor = Conductor(self._options, secret, starter, surroundings)
             resources.callback(conductor.close)
             resources.callback(starter.close)
             desk.on_end = lambda worker: starter.note_end(worker, is_well=False)
             self._conduct(conductor, starter, desk, selector)
-            if conductor.reason is not None:
+            reason = conductor.reason or self._what_is_missing(starter.results)
+            if reason:
                 failure = desk.first_failure
                 cause = None if failure is None else failure.error
                 text = "" if failure is None else f": {failure}"
-                raise CollectiveError(f"the job has failed: {conductor.reason}{text}") from cause
-        return [cloudpickle.loads(result) for _, result in sorted(starter.results)]
+                raise CollectiveError(f"the job has failed: {reason}{text}") from cause
+        return [cloudpickle.loads(starter.results[worker]) for worker in self._last_world]
+
+    def _what_is_missing(self, results: Mapping[int, bytes]) -> str:
+        """Returns in words what the ranks of the last world have not returned; empty words where
+        nothing is missing."""
+        if not self._last_world:
+            return "the function has returned before the ranks had met: it is to call hvd.init()"
+        missing = [rank for rank, of in enumerate(self._last_world) if of not in results]
+        if not missing:
+            return ""
+        ranks = ", ".join(str(rank) for rank in missing)
+        return (
+            f"of {len(self._last_world)} ranks that met last these have returned nothing: {ranks}"
+        )
 
     def _conduct(
         self,
@@ -289,7 +320,7 @@ class _ElasticRun:
     def _look_for_room(self, conductor: Conductor, starter: TaskStarter) -> None:
         """Tells the conductor of as many slots as Spark has room for. Those in use stay: when an
         executor is lost, its tasks tell by their end which they were."""
-        count = min(room(self._context), self._options.max_workers or 1)
+        count = room_to_come(self._context, self._options.max_workers or 1)
         hosts = starter.slots_in_use
         free = (f"task{number}" for number in range(count + len(hosts)))
         hosts += [host for host in free if host not in hosts][: max(0, count - len(hosts))]

@@ -48,9 +48,10 @@ class SparkJob:
         return not self._thread.is_alive()
 
     def cancel(self) -> None:
-        """Has Spark kill its tasks; harmless when it is over."""
+        """Has Spark kill its tasks, or not begin them; harmless when it is over."""
         with contextlib.suppress(Exception):  # the context was stopped, and the job with it
-            self._context.cancelJobGroup(self.group)
+            # Where `work` has not come so far, `cancelJobGroup` would find nothing to cancel.
+            self._context._jsc.sc().cancelJobGroupAndFutureJobs(self.group)
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Waits until it is over, or until then."""

@@ -1,7 +1,8 @@
 """The process of a rank: started by its task, followed to its end, its words passed on.
 
 It is a new process, so that what one job does to its interpreter (threads, devices, the session of
-`hvd`) does not meet the next one in a worker process that Spark uses again. It dies with its task.
+`hvd`) does not meet the next one in a worker process that Spark uses again. It dies with its task,
+and when the driver hangs up, which Spark's own way of killing tasks would follow seconds later.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Final, Literal
+from typing import IO, TYPE_CHECKING, Final
 
 from lockstitch.endings import Mark, take_mark
 from lockstitch.folders import Folder
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from lockstitch.spark.reports import StreamName
     from lockstitch.trust import Secret
 
-    StreamName = Literal["stdout", "stderr"]
     Listener = Callable[[StreamName, str], None]
 
 _CHUNK_BYTES: Final = 1 << 16
@@ -37,12 +38,11 @@ _LAST_WORDS_SECONDS: Final = 1.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank has ended. `rank`: which it was in the end. `result`: what it returned, pickled;
-    both are None where it has failed. `error`: what it raised, as `remote_errors` describes it,
-    pickled; None where it has raised nothing. `is_in_order`: its process ended with status 0."""
+    """How a rank has ended. `result`: what it returned, pickled; None where it has failed. `error`:
+    what it raised, as `remote_errors` describes it, pickled; None where it has raised nothing.
+    `is_in_order`: its process ended with status 0."""
 
     how: str
-    rank: int | None
     result: bytes | None
     error: bytes | None
     is_of_lost_peer: bool
@@ -56,10 +56,13 @@ def run_rank(
     environment: Mapping[str, str],
     listener: Listener,
     executable: str | None = None,
+    until: Callable[[], object] | None = None,
 ) -> Ended:
     """Runs a pickled call (a function, its arguments, its keyword arguments) in a process with
     `environment`, which tells it its rank, and waits for its end. `listener` is called for each
-    line that it writes, from two threads. `executable`: another Python than this one."""
+    line that it writes, from two threads, and raises nothing. `executable`: another Python than
+    this one. `until`: returns when the process is to be killed, should it still run; it is called
+    in a thread of its own."""
     with Folder() as folder:
         (folder / "call").write_bytes(call)
         secret.write(folder / "secret")
@@ -71,6 +74,8 @@ def run_rank(
         try:
             readers = [_Reader("stdout", process.stdout, listener)]
             readers.append(_Reader("stderr", process.stderr, listener))
+            if until is not None:
+                _start_thread("end", lambda: _kill_after(until, process))
             process.note_end(os.waitpid(process.pid, 0)[1])
         finally:
             process.signal(signal.SIGKILL)  # and whatever it has left behind
@@ -79,6 +84,18 @@ def run_rank(
         for reader in readers:
             reader.finish()
         return _outcome(process, readers[1], folder, name)
+
+
+def _kill_after(until: Callable[[], object], process: WorkerProcess) -> None:
+    until()
+    if process.exit_code is None:
+        process.signal(signal.SIGKILL)
+
+
+def _start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, name=f"lockstitch {name}", daemon=True)
+    thread.start()
+    return thread
 
 
 def _outcome(process: WorkerProcess, stderr: _Reader, folder: Path, name: str) -> Ended:
@@ -90,7 +107,6 @@ def _outcome(process: WorkerProcess, stderr: _Reader, folder: Path, name: str) -
     error = folder / f"error.rank{name}"
     return Ended(
         how,
-        int(results[0].suffix[1:]) if is_well else None,
         results[0].read_bytes() if is_well else None,
         error.read_bytes() if error.exists() else None,
         stderr.mark is not None and stderr.mark.is_of_lost_peer,
@@ -109,8 +125,7 @@ class _Reader:
         self._pipe = pipe
         self._listener = listener
         self._lines = LineBuffer()
-        self._thread = threading.Thread(target=self._run, name=f"lockstitch {name}", daemon=True)
-        self._thread.start()
+        self._thread = _start_thread(name, self._run)
 
     def finish(self) -> None:
         """Waits for the end of the pipe, for a moment."""
@@ -119,12 +134,17 @@ class _Reader:
             self._pipe.close()
 
     def _run(self) -> None:
-        with suppress(OSError, ValueError):  # the pipe was closed while somebody else had it open
-            while chunk := self._pipe.read(_CHUNK_BYTES):
-                for line in self._lines.feed(chunk):
-                    self._take(line)
+        while chunk := self._read():
+            for line in self._lines.feed(chunk):
+                self._take(line)
         if rest := self._lines.flush():
             self._take(rest)
+
+    def _read(self) -> bytes:
+        try:
+            return self._pipe.read(_CHUNK_BYTES)
+        except (OSError, ValueError):  # it was closed here while somebody else had it open
+            return b""
 
     def _take(self, line: bytes) -> None:
         text, mark = take_mark(line)

@@ -7,10 +7,11 @@ driver, from a task that has proved to have the secret.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import IO, TYPE_CHECKING, Final, Literal
 
-from lockstitch.errors import HandshakeError
+from lockstitch.errors import HandshakeError, RemoteProtocolError
 from lockstitch.ids import WorkerInfo
 from lockstitch.link.codec import Codec
 from lockstitch.link.line import call
@@ -27,14 +28,16 @@ DRIVER: Final = WorkerInfo("driver", 0)
 """The driver, as it greets tasks."""
 MOST_BYTES: Final = 1 << 24
 """The length of the longest message, in bytes."""
+StreamName = Literal["stdout", "stderr"]
 _CONNECT_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The rank of the task, which is about to run."""
+    """The task is about to run its rank. `number`: that rank, or, where ranks come and go, the
+    number of the worker."""
 
-    rank: int
+    number: int
     host: str
 
 
@@ -42,7 +45,7 @@ class Running:
 class Said:
     """A line that the rank has written."""
 
-    stream: Literal["stdout", "stderr"]
+    stream: StreamName
     text: str
 
 
@@ -75,6 +78,17 @@ def task_info(task: int) -> WorkerInfo:
     return WorkerInfo(f"task{task}", task)
 
 
+def write_line(stream: IO[str], text: str) -> None:
+    """Writes a line, in which characters that the stream's encoding lacks are escaped. Raises
+    `OSError`, and `ValueError` where the stream is closed."""
+    try:
+        stream.write(f"{text}\n")
+    except UnicodeEncodeError as error:
+        escaped = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+        stream.write(f"{escaped}\n")
+    stream.flush()
+
+
 class Reports:
     """A task's line to the driver at `address` (`tcp:HOST:PORT`); a context manager, after which it
     is closed. Raises `ConnectionError` where the driver cannot be reached or does not let it in."""
@@ -90,6 +104,14 @@ class Reports:
     def tell(self, report: Report) -> None:
         """Sends a report. Raises `OSError` where the driver is gone."""
         self._line.send(CODEC.encode(report))
+
+    def await_end(self) -> None:
+        """Waits until the driver has hung up, or until this line is closed."""
+        with suppress(OSError, RemoteProtocolError):
+            while True:
+                with suppress(BlockingIOError):  # as may be told of a wait without an end
+                    for _ in self._line.read():
+                        pass
 
     def __enter__(self) -> Reports:
         return self

@@ -22,7 +22,16 @@ from lockstitch.link.sockets import HeldPort
 from lockstitch.spark.context import pyspark
 from lockstitch.spark.placement import TaskPlace, rank_tasks
 from lockstitch.spark.rank import Ended, run_rank
-from lockstitch.spark.reports import MOST_BYTES, Failed, Finished, Reports, Running, Said
+from lockstitch.spark.reports import (
+    MOST_BYTES,
+    Failed,
+    Finished,
+    Reports,
+    Running,
+    Said,
+    StreamName,
+    write_line,
+)
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
@@ -67,16 +76,25 @@ class TaskTerms:
         return {**kept, "PYTHONPATH": path, **self.environment, DEVICES: ",".join(devices)}
 
     def run(self, reports: Reports, environment: Mapping[str, str]) -> Ended:
-        """Runs a rank, and tells the driver what it says and how it ends."""
+        """Runs a rank, and tells the driver what it says and how it ends. When the driver hangs up,
+        the rank is killed. Raises `CollectiveError` then."""
 
-        def pass_on(stream: Any, text: str) -> None:
-            if self.has_logs:
-                print(text, file=getattr(sys, stream), flush=True)
-            with suppress(OSError):  # the driver has gone, and Spark will end this task
+        def pass_on(stream: StreamName, text: str) -> None:
+            with suppress(OSError):  # the driver has hung up: see below
                 reports.tell(Said(stream, text))
+            if self.has_logs:
+                with suppress(OSError):  # the disk of the log is full, say; the driver has the line
+                    write_line(getattr(sys, stream), text)
 
-        ended = run_rank(self.call.value, self.secret, environment, pass_on, self.executable)
-        reports.tell(Finished() if ended.result is not None else _failure(ended))
+        ended = run_rank(
+            self.call.value, self.secret, environment, pass_on, self.executable, reports.await_end
+        )
+        try:
+            reports.tell(Finished() if ended.result is not None else _failure(ended))
+        except OSError as error:
+            raise CollectiveError(
+                f"the driver has hung up, which ends its ranks: {error}; {ended.how}"
+            ) from error
         return ended
 
 

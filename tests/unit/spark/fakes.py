@@ -56,6 +56,7 @@ class FakeContext:
         self._room = next(self._rooms)
         inner = SimpleNamespace(
             maxNumConcurrentTasks=lambda _profile: self._next_room(),
+            cancelJobGroupAndFutureJobs=self.cancelled.append,
             resourceProfileManager=lambda: SimpleNamespace(defaultResourceProfile=lambda: None),
         )
         self._jsc = SimpleNamespace(sc=lambda: inner)
@@ -70,9 +71,6 @@ class FakeContext:
 
     def setJobGroup(self, group, description, interruptOnCancel):  # noqa: N802, N803
         self.groups.append(group)
-
-    def cancelJobGroup(self, group):  # noqa: N802
-        self.cancelled.append(group)
 
     def broadcast(self, value):
         made = SimpleNamespace(value=value, is_destroyed=False)

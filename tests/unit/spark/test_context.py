@@ -81,7 +81,12 @@ def test_room_is_waited_for_no_longer_than_ranks_may_take_to_begin(clock):
     assert clock.waited <= 4
 
 
+def test_threads_of_this_process_are_not_allocated_whatever_the_settings_say(clock):
+    conf = {"spark.dynamicAllocation.enabled": "true"}
+    context.wait_for_room(FakeContext(room=(4,), conf=conf), 4, 600.0, clock)
+
+
 def test_a_barrier_stage_and_dynamic_allocation_do_not_go_together(clock):
     conf = {"spark.dynamicAllocation.enabled": "true"}
     with pytest.raises(CollectiveError, match=r"spark\.dynamicAllocation\.enabled=false"):
-        context.wait_for_room(FakeContext(conf=conf), 1, 600.0, clock)
+        context.wait_for_room(FakeContext("spark://h:7077", conf=conf), 1, 600.0, clock)

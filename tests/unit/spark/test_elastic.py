@@ -60,9 +60,9 @@ def test_less_room_than_the_least_number_of_ranks_is_told(context):
 
 
 def test_a_worker_that_returns_has_ended_well_and_what_it_returned_is_kept(starter):
-    starter.start(3, Slot("task0", 0), {"task": lambda _task, _rows: [(1, b"x")]})
+    starter.start(3, Slot("task0", 0), {"task": lambda _task, _rows: [b"x"]})
     assert starter.posted.get(timeout=SECONDS) == Ended(3, is_well=True)
-    assert starter.results == [(1, b"x")]
+    assert starter.results == {3: b"x"}
     assert starter.slots_in_use == []
 
 
@@ -81,7 +81,7 @@ def test_a_worker_whose_job_fails_has_ended_too_and_once_whoever_says_so_first(s
     go_on.set()
     starter.close()
     assert starter.posted.empty()
-    assert starter.results == []
+    assert starter.results == {}
 
 
 def test_a_worker_that_cannot_be_started_has_ended(starter, monkeypatch):
@@ -115,10 +115,10 @@ def test_the_worker_of_a_slot_is_the_last_that_was_started_there(starter):
     assert starter.worker_of("task1") == 2
 
 
-def found(room, in_use, most=4):
+def found(room, in_use, most=4, **conf):
     """The slots that a conductor is told of."""
     told = []
-    context = FakeContext("spark://h:7077", (room,))
+    context = FakeContext("spark://h:7077", (room,), conf)
     run = _ElasticRun(context, CoordinatorOptions(wanted=1, max_workers=most), None)
     run._look_for_room(SimpleNamespace(post=told.append), SimpleNamespace(slots_in_use=in_use))
     run._look_for_room(SimpleNamespace(post=told.append), SimpleNamespace(slots_in_use=in_use))
@@ -131,6 +131,22 @@ def found(room, in_use, most=4):
 def test_there_are_as_many_slots_as_spark_can_run_tasks_and_no_more_than_ranks_are_wanted():
     assert found(3, []) == ["task0", "task1", "task2"]
     assert found(9, []) == ["task0", "task1", "task2", "task3"]
+
+
+def test_where_spark_brings_executors_when_tasks_wait_there_is_room_for_all_ranks():
+    assert found(0, [], **{"spark.dynamicAllocation.enabled": "true"}) == [
+        f"task{number}" for number in range(4)
+    ]
+
+
+def test_what_the_ranks_of_the_last_world_have_not_returned_is_told():
+    run = _ElasticRun(None, None, None)
+    assert "before the ranks had met" in run._what_is_missing({0: b""})
+    run._last_world = [4, 2, 3]
+    assert run._what_is_missing({2: b"", 3: b"", 4: b"", 0: b"of an older world"}) == ""
+    assert run._what_is_missing({2: b""}).endswith(
+        "3 ranks that met last these have returned nothing: 0, 2"
+    )
 
 
 def test_slots_in_use_stay_when_an_executor_is_lost_until_their_tasks_have_ended():
