@@ -13,6 +13,7 @@
     hosts.py       hosts and their slots, as people write them
     discovery.py   which hosts there are now, asked of a script
     remote.py      starting a worker on another host
+    slurm.py       the allocation of Slurm that this is in, and `srun` for its nodes
     outputs.py     what the workers say, also in files
     meeting.py     the file and the port at which the workers meet
     process.py     one worker's process: its environment, its life, its end

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ from rich.console import Console
 from lockstitch import __version__
 from lockstitch.launch import manifest, options
 from lockstitch.launch.elastic import Elasticity, ElasticJob
-from lockstitch.launch.hosts import Slots, is_here, parse_hostfile, parse_hosts
+from lockstitch.launch.hosts import Slots, parse_hostfile, parse_hosts
 from lockstitch.launch.local import run_local
 from lockstitch.launch.multi_host import MultiHostJob
 from lockstitch.launch.outputs import Outputs
 from lockstitch.launch.process import GRACE_SECONDS
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.screen import Screen
+from lockstitch.launch.slurm import Allocation, StepShell
 from lockstitch.launch.tuning import variables_of
 from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions
 from lockstitch.trust import Secret
@@ -154,11 +156,19 @@ def _run(given: Mapping[str, Any]) -> int:
     command = _command(given["program"], own, given["module"])
     os.environ.update(variables_of(given))
     where = _where(given["hosts"], given["hostfile"])
-    remote = _remote_shell(given)
-    if not all(is_here(host) for host, _ in where) and not shutil.which(remote.program[0]):
-        reason = f"there is no command {remote.program[0]!r} to reach other hosts by"
+    allocation = None if where or given["script"] is not None else _allocation()
+    if allocation is not None:
+        where = allocation.slots
+        os.environ.setdefault("OMP_NUM_THREADS", str(allocation.cpus_per_worker))
+    remote = _remote_shell(given, allocation)
+    is_far = any(remote.starts_on(host) for host, _ in where)
+    if is_far and not shutil.which(remote.program[0]):
+        name, here = remote.program[0], socket.gethostname()
+        reason = f"{here} has no command {name!r} to start workers on {where[0][0]} by"
         raise typer.BadParameter(reason, param_hint="--remote-shell")
     workers = _number(given["workers"], given["min_workers"], where, own)
+    if allocation is not None:
+        _check_room(given["min_workers"] or workers, allocation)
     if given["script"] is not None:
         _check_script(given["script"])
     job = _Launch(
@@ -280,7 +290,7 @@ class _Launch:
             )
         with ExitStack() as resources:
             outputs = self._outputs(resources)
-            if not all(is_here(host) for host, _ in where):
+            if any(shell.starts_on(host) for host, _ in where):
                 return MultiHostJob(
                     self.command,
                     self.workers,
@@ -342,6 +352,31 @@ def _where(hosts: str | None, hostfile: Path | None) -> Slots:
         raise typer.BadParameter(str(error), param_hint=hint) from error
 
 
+def _allocation() -> Allocation | None:
+    """Returns the allocation of Slurm whose nodes are the hosts; None where there is none."""
+    try:
+        allocation = Allocation.read(os.environ)
+        if allocation is not None:
+            allocation.check()
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{error}; -H says where to run instead (-H localhost:4: here)", param_hint="-H"
+        ) from error
+    return allocation
+
+
+def _check_room(workers: int, allocation: Allocation) -> None:
+    """Raises `BadParameter` where an allocation has fewer tasks."""
+    tasks = sum(count for _, count in allocation.slots)
+    if workers > tasks:
+        raise typer.BadParameter(
+            f"{workers} workers do not fit into the {tasks} tasks of allocation {allocation.job} "
+            f"of Slurm ({allocation.described()}); ask Slurm for more (--ntasks={workers}), or say "
+            f"by -H where to run (-H localhost:{workers}: all of them here)",
+            param_hint="-n",
+        )
+
+
 def _check_script(script: str) -> None:
     """Raises `BadParameter` for a script that cannot be run: it would be tried every second."""
     words = [script] if Path(script).exists() else shlex.split(script)
@@ -368,9 +403,11 @@ def _number(
     )
 
 
-def _remote_shell(given: Mapping[str, Any]) -> RemoteShell:
+def _remote_shell(given: Mapping[str, Any], allocation: Allocation | None) -> RemoteShell:
     if given["shell"] is not None:
         return RemoteShell(tuple(shlex.split(given["shell"])), given["grace_seconds"])
+    if allocation is not None:
+        return StepShell(grace_seconds=given["grace_seconds"])
     words = list(RemoteShell().program)
     for option, name in (("-p", "ssh_port"), ("-i", "ssh_identity")):
         if given[name] is not None:

@@ -45,7 +45,7 @@ class Elasticity:
     @property
     def may_be_far(self) -> bool:
         """Whether any worker may be on another host."""
-        return self.script is not None or not all(is_here(host) for host, _ in self.hosts)
+        return self.script is not None or any(self.shell.starts_on(host) for host, _ in self.hosts)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,9 @@ class ElasticJob(Job):
         self._parts.conductor.post(Ended(worker, is_well=False))
 
     def _note_silence(self, worker: int, why: str) -> None:
-        self.screen.note(f"worker {worker} is ended: {why}")
+        host = self._parts.starter.host_of(worker)
+        where = f" on host {host}" if host else ""
+        self.screen.note(f"worker {worker}{where} is ended: {why}")
 
     def _note_world(self, world: NewWorld) -> None:
         self.failures.clear()  # the job has got over them
@@ -179,7 +181,8 @@ class ElasticJob(Job):
     def _meeting(self, world: NewWorld) -> str:
         """Returns where the ranks of a world meet: in a file of ours, or, where some are on other
         hosts, at rank 0."""
-        if all(map(is_here, world.hosts)):
+        shell = self._elasticity.shell
+        if not any(map(shell.starts_on, world.hosts)):
             return f"file://{self._parts.folder}/world-{world.generation}"
         first = world.hosts[0]
-        return f"tcp://{own_address() if is_here(first) else first}:{world.port}"
+        return f"tcp://{own_address() if is_here(first) else shell.address_of(first)}:{world.port}"

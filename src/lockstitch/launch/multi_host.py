@@ -58,18 +58,26 @@ class MultiHostJob(LocalJob):
             port = self.resources.enter_context(HeldPort(ports=ports)).number
         else:
             port = random.choice(ports or _PORTS)
-        master = (_address(first, self._hosts), port)
+        master = (self._address(first), port)
         for ranks in assign_ranks(self._hosts, self._workers):
             environment = environment_among_hosts(ranks, master, inherited)
-            environment["LOCKSTITCH_ADDRESS"] = _address(ranks.host, self._hosts)
-            if is_here(ranks.host):
-                process = WorkerProcess(ranks.rank, self._command, environment)
-            else:
+            environment["LOCKSTITCH_ADDRESS"] = self._address(ranks.host)
+            if self._shell.starts_on(ranks.host):
                 environment.pop(FILE_VARIABLE, None)
                 environment[VARIABLE] = text.text()
                 command, script = self._shell.command(ranks.host, self._command, environment)
-                process = WorkerProcess(ranks.rank, command, dict(os.environ), script, ranks.host)
+                known = self._shell.environment()
+                process = WorkerProcess(ranks.rank, command, known, script, ranks.host)
+            else:
+                process = WorkerProcess(ranks.rank, self._command, environment)
             self.start(process)
+
+    def _address(self, host: str) -> str:
+        """Returns where the others of these hosts reach one."""
+        if not is_here(host):
+            return self._shell.address_of(host)
+        others = (other for other, _ in self._hosts if not is_here(other))
+        return own_address(next(others, None))
 
 
 def assign_ranks(hosts: Slots, workers: int) -> list[WorkerRanks]:
@@ -84,9 +92,3 @@ def assign_ranks(hosts: Slots, workers: int) -> list[WorkerRanks]:
         name = hosts[number][0]
         made.append(WorkerRanks(rank, workers, name, index, here, alike.index(number), len(alike)))
     return made
-
-
-def _address(host: str, hosts: Slots) -> str:
-    """Returns where the others of these hosts reach one."""
-    others = [other for other, _ in hosts if not is_here(other)]
-    return own_address(next(iter(others), None)) if is_here(host) else host

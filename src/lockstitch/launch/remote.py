@@ -1,4 +1,4 @@
-"""Starting a worker on another host, by a remote shell such as ssh.
+"""Starting a worker on another host, by a remote shell such as ssh, or by `srun` (`slurm`).
 
 What the worker must know goes there through the shell's standard input, never on a command line,
 which everybody on a machine can read: the job's secret is among it. The input stays open as long as
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstitch.launch.handover import with_text_of_secret
+from lockstitch.launch.hosts import is_here
 from lockstitch.launch.process import GRACE_SECONDS
 
 if TYPE_CHECKING:
@@ -32,12 +33,16 @@ _PASSED_ON = re.compile(
 # The worker leads a group of its own, so that signals reach what it has started too, and what that
 # leaves behind is ended as it is on this machine: a moment later, and then for good. Without
 # `setsid` they reach the worker alone.
+# Slurm sends SIGTERM to each process of a step, and ends all of them with the first one, which is
+# this shell: so it stays until the worker has ended.
 _SCRIPT = """\
 exec 3<&0
 {{
+{forgotten}
 {exports}
 cd {folder} || exit 1
 trap "" USR1
+trap : TERM
 tell() {{
   if [ "$1" != USR1 ]; then kill "-$1" "-$worker" && return; fi
   kill "-$1" "$worker"
@@ -46,6 +51,7 @@ $(command -v setsid) {command} < /dev/null 3<&- &
 worker=$!
 # The rest of the input: names of signals, a line each. It ends with the launcher.
 {{
+  trap "" TERM
   while read -r name; do tell "$name"; done
   tell TERM
   sleep {grace}
@@ -55,12 +61,13 @@ listener=$!
 exec 3<&-
 wait "$worker"
 status=$?
+while kill -0 "$worker" 2> /dev/null; do wait "$worker"; status=$?; done
 for name in TERM KILL; do
   left={grace}
   while [ "$left" -gt 0 ] && kill -0 "-$worker"; do sleep 1; left=$((left - 1)); done
   kill "-$name" "-$worker"
 done 2> /dev/null
-kill "$listener" 2> /dev/null
+kill -KILL "$listener" 2> /dev/null
 exit "$status"
 }}
 """
@@ -79,6 +86,20 @@ class RemoteShell:
     grace_seconds: float = GRACE_SECONDS
     """How long a worker whose launcher has gone, or what a worker leaves behind, may take to obey a
     signal."""
+    forgotten: tuple[str, ...] = ()
+    """Variables that the program gives a worker, and that would mislead it."""
+
+    def starts_on(self, host: str) -> bool:
+        """Whether it starts the workers of `host`, which are else processes of this machine."""
+        return not is_here(host)
+
+    def address_of(self, host: str) -> str:
+        """Returns the name or the address at which workers reach `host`."""
+        return host
+
+    def environment(self) -> dict[str, str]:
+        """Returns the variables of the program itself."""
+        return dict(os.environ)
 
     def command(
         self, host: str, command: Sequence[str], environment: Mapping[str, str]
@@ -89,6 +110,7 @@ class RemoteShell:
         passed_on = {name: value for name, value in known.items() if _PASSED_ON.fullmatch(name)}
         # In braces, so that it is read to the end before anything of it runs.
         script = _SCRIPT.format(
+            forgotten=f"unset {' '.join(self.forgotten)}" if self.forgotten else ":",
             exports="\n".join(f"export {name}={shlex.quote(it)}" for name, it in passed_on.items()),
             folder=shlex.quote(os.getcwd()),
             command=shlex.join(command),

@@ -1,16 +1,15 @@
-"""Starting a job's workers: as processes of this machine, or on another by a remote shell, whose
-process is then of this machine.
+"""Starting a job's workers: as processes of this machine, or on another by a remote shell or as a
+step of Slurm, whose process (`ssh`, `srun`) is then of this machine.
 
 Both are starters (`launcher_link.conductor`): what cannot be started has ended at once.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lockstitch.launch.hosts import is_here, own_address
+from lockstitch.launch.hosts import own_address
 from lockstitch.launch.process import WorkerProcess, elastic_environment
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launcher_link.client import ADDRESS, REACHED_AT
@@ -64,10 +63,10 @@ class ProcessStarter:
         workers_here = max(1, len(self._processes))
         known = elastic_environment(environment, workers_here, self._worker_command.inherited)
         try:
-            if is_here(slot.host):
-                process = self._here(worker, known)
-            else:
+            if self._worker_command.shell.starts_on(slot.host):
                 process = self._elsewhere(worker, slot.host, known)
+            else:
+                process = self._here(worker, known)
         except OSError as error:
             self._fail(worker, f"it could not be started: {error}")
             return
@@ -79,6 +78,11 @@ class ProcessStarter:
         process = self._processes.get(worker)
         if process is not None:
             process.signal(number)
+
+    def host_of(self, worker: int) -> str:
+        """Returns the host of a worker that runs elsewhere, else an empty text."""
+        process = self._processes.get(worker)
+        return "" if process is None else process.host
 
     def note_end(self, worker: int) -> None:
         """Takes in that a worker's process has ended."""
@@ -95,7 +99,7 @@ class ProcessStarter:
         environment.pop(FILE_VARIABLE, None)
         environment[VARIABLE] = self._worker_command.secret.text()
         environment[ADDRESS] = self._far_address
-        environment[REACHED_AT] = environment["LOCKSTITCH_ADDRESS"] = host
         shell = self._worker_command.shell
+        environment[REACHED_AT] = environment["LOCKSTITCH_ADDRESS"] = shell.address_of(host)
         command, script = shell.command(host, self._worker_command.command, environment)
-        return WorkerProcess(worker, command, dict(os.environ), script, host)
+        return WorkerProcess(worker, command, shell.environment(), script, host)

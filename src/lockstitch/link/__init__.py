@@ -8,6 +8,7 @@ pulse.py      whether the other ends of lines still live
 door.py       who has connected and not yet proved who it is
 sockets.py    sockets for those who have no `transport`
 addresses.py  which of this host's addresses others can use
+node_lists.py lists of nodes as Slurm writes them
 ports.py      at which ports this process may listen
 codec.py      checked records: dataclasses as JSON, and back
 machine.py    which machine a process runs on

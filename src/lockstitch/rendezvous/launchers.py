@@ -20,6 +20,7 @@ import zlib
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.link.addresses import LOOPBACK, with_port
+from lockstitch.link.node_lists import node_names
 from lockstitch.link.ports import find_ports
 from lockstitch.link.sockets import peer_process
 
@@ -45,7 +46,6 @@ _OF_HOROVOD: Final = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_P
 
 # Below those that a system gives away by itself.
 _PORTS: Final = range(20_000, 32_000)
-_FIRST_NODE = re.compile(r"([^\[,]+)(?:\[(\d+))?")
 _FIRST_HOST = re.compile(r"tcp://([^,:;]+)")
 
 
@@ -119,21 +119,12 @@ def _first_host_of_mpi(environment: Mapping[str, str]) -> str | None:
 def _node_of_slurm(environment: Mapping[str, str], variable: str) -> str:
     """Returns the first node, or, where its name is known to Slurm alone, the address of the one
     where the step was launched, which is the first where a batch script has done it."""
-    node = first_node(environment[variable], variable)
+    node = next(node_names(environment[variable], variable))
     launched_at = environment.get("SLURM_LAUNCH_NODE_IPADDR")
     with contextlib.suppress(OSError):
         socket.getaddrinfo(node, None)
         return node
     return launched_at or node
-
-
-def first_node(nodes: str, variable: str = "SLURM_STEP_NODELIST") -> str:
-    """Returns the first of a list such as `node[03-05,7],login1`. Raises `ValueError` for what is
-    none."""
-    match = _FIRST_NODE.match(nodes)
-    if match is None:
-        raise ValueError(f"{variable}={nodes!r} is no list of nodes")
-    return match[1] + (match[2] or "")
 
 
 def whole_number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

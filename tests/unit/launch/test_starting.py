@@ -73,6 +73,7 @@ def test_a_worker_elsewhere_is_reached_there_and_gets_the_secret_by_its_input():
     assert "export LOCKSTITCH_ADDRESS=far" in said
     assert f"export {VARIABLE}={job.secret.text()}" in said
     assert job.secret.text() not in " ".join(far.command)
+    assert [job.starter.host_of(worker) for worker in (4, 6, 7)] == ["far", "", ""]
     assert near.environment["LOCKSTITCH_ADDRESS"] == "10.0.0.1"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lockstitch.hvd.environment import LauncherSettings
 from lockstitch.rendezvous import launchers
-from lockstitch.rendezvous.launchers import first_node, meeting_place, meeting_url, rank_alone
+from lockstitch.rendezvous.launchers import meeting_place, meeting_url, rank_alone
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -68,6 +68,8 @@ def test_processes_of_a_step_of_slurm_meet_on_its_first_node():
     assert (settings.rank, settings.size) == (5, 8)
     assert settings.store.startswith("tcp://gpu07:")
     assert meeting_place(SLURM) != meeting_place({**SLURM, "SLURM_STEP_ID": "1"})
+    racks = {**SLURM, "SLURM_STEP_NODELIST": "rack[2-3]n[01-04]"}
+    assert meeting_place(racks)[0] == "rack2n01"
 
 
 def test_the_batch_script_itself_is_no_rank():
@@ -79,19 +81,6 @@ def test_the_batch_script_itself_is_no_rank():
 def test_a_launcher_within_the_step_comes_first():
     settings = LauncherSettings.read({**SLURM, "RANK": "0", "WORLD_SIZE": "1"})
     assert (settings.rank, settings.size) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [("n1", "n1"), ("n1,n2", "n1"), ("n[3-5],m", "n3"), ("rack-2-n[010,12]", "rack-2-n010")],
-)
-def test_first_of_a_list_of_nodes(nodes, first):
-    assert first_node(nodes) == first
-
-
-def test_what_is_no_list_of_nodes_is_refused():
-    with pytest.raises(ValueError, match="no list of nodes"):
-        first_node("")
 
 
 def test_processes_of_a_step_whose_node_has_no_name_meet_where_it_was_launched(monkeypatch):
