@@ -24,7 +24,6 @@ from lockstitch.ray.engine import find_ray, running_ray
 from lockstitch.ray.member import Joining, RpcMember, main_definitions
 from lockstitch.ray.placement import STRATEGIES, Wish, give_back, reserve
 from lockstitch.rendezvous.reaching import say
-from lockstitch.runtime.worker import has_current_worker
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
@@ -74,8 +73,8 @@ class _Member:
     handle: Any = None
     life: int = 0
     """How many actors there have been for it, this one included."""
-    joined: int = 0
-    """How many of them were in the group."""
+    restarts: int = 0
+    """How often it has died as a member and was started anew."""
     away_since: float = 0.0
     """When it was lost, or first started."""
     is_in: bool = False
@@ -107,6 +106,8 @@ class _Parts:
     room: Any
     folder: Folder
     secret: Secret
+    is_founded: bool = False
+    """Whether this process is a member."""
     forget: Callable[[], None] = lambda: None
     members: list[_Member] = field(default_factory=list)
 
@@ -150,8 +151,7 @@ class RpcGroup:
 
     def restarts(self, name: str) -> int:
         """Returns how often a worker has been replaced."""
-        joined = next(each.joined for each in self._running.members if each.name == name)
-        return max(0, joined - 1)
+        return next(each.restarts for each in self._running.members if each.name == name)
 
     # ------------------------------------------------------------ from the beginning to the end
 
@@ -182,6 +182,7 @@ class RpcGroup:
             **self._options,
         )
         rpc.init_rpc(plan.driver, rank=len(plan.names), rpc_backend_options=options)
+        parts.is_founded = True
         now = SYSTEM_CLOCK.now()
         parts.members = [
             _Member(number, name, away_since=now) for number, name in enumerate(plan.names)
@@ -211,13 +212,14 @@ class RpcGroup:
 
     def _close(self, *, is_well: bool) -> None:
         """Leaves the group, has the workers leave it, and gives their room back."""
-        parts, self._parts = self._running, None
+        parts = self._running
         parts.forget()
         self._events.put(None)
         if self._thread is not None:
             self._thread.join()
+        self._parts = None
         try:
-            if has_current_worker():
+            if parts.is_founded:
                 rpc.shutdown(graceful=is_well)
         finally:
             ray = find_ray()
@@ -244,9 +246,7 @@ class RpcGroup:
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
-            parts = self._parts
-            if parts is None:
-                return
+            parts = self._running
             if isinstance(event, _Joined):
                 self._note_joined(parts.members[event.number], event)
             else:
@@ -261,7 +261,8 @@ class RpcGroup:
             return
         if event.error is None:
             member.is_in = True
-            member.joined += 1
+            if all(info.name != member.name for info in rpc.get_worker_infos()):
+                self._replace(member, RpcError("it died as soon as it had joined"))
         elif not isinstance(event.error, find_ray("exceptions").RayActorError):
             self._give_up(member, event.error)  # it has said why: it could not the next time either
         elif SYSTEM_CLOCK.now() - member.away_since > _START_SECONDS:
@@ -273,9 +274,10 @@ class RpcGroup:
     def _replace(self, member: _Member, error: BaseException) -> None:
         member.is_in = False
         member.away_since = SYSTEM_CLOCK.now()
-        if 0 <= self._plan.max_restarts < member.joined:
+        if 0 <= self._plan.max_restarts <= member.restarts:
             self._give_up(member, error)
             return
+        member.restarts += 1
         find_ray().kill(member.handle)  # it may have been cut off only
         self._start(member)
 
