@@ -23,7 +23,7 @@ def reduce_for_ever(session: Session) -> None:
         session.wait(session.allreduce(torch.ones(3), SUM, name=f"sum {turn}"))
 
 
-@pytest.mark.parametrize("part", ["_wakeups.sleep_unless", "_turn"])
+@pytest.mark.parametrize("part", ["_wakeups.sleep_unless", "_sets.turn"])
 def test_rank_whose_calls_fail_ends_the_session_of_all(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -573,7 +573,7 @@ def test_rank_that_has_shut_down_fails_large_tensors_too(where: str) -> None:
 def test_first_death_is_what_every_survivor_hears_of() -> None:
     with Ranks(4, "shared_memory") as four:
         orphans = [four[rank].allreduce(torch.ones(1), SUM, name="orphan") for rank in range(3)]
-        four[1]._backend._handle_deaths([3])  # type: ignore[attr-defined]  # it has seen it first
+        four[1]._backend._sets.note_deaths([3])  # type: ignore[attr-defined]  # it has seen it first
         with pytest.raises(RankLostError, match=r"rank 3 died \(seen by rank 1\)"):
             four[1].wait(orphans[1])
         four[1].shutdown()  # as it does for that reason
@@ -589,7 +589,7 @@ def test_operation_whose_parts_are_all_there_is_done_in_spite_of_a_death() -> No
         handles = [four[rank].allreduce(torch.ones(1), SUM, name="last") for rank in (0, 1, 3)]
         # Rank 3's part, which rank 0 has not read yet, comes after rank 1's leave_record for it.
         handles.insert(2, four[2].allreduce(torch.ones(1), SUM, name="last"))
-        four[1]._backend._handle_deaths([3])  # type: ignore[attr-defined]
+        four[1]._backend._sets.note_deaths([3])  # type: ignore[attr-defined]
         assert [four[rank].wait(handles[rank]).item() for rank in range(3)] == [4] * 3
 
 

@@ -1,11 +1,13 @@
 """Reductions between the ranks of one host, through memory that all of them map.
 
-- `backend`: who drives: the threads that submit and wait, one at a time (`token`), and a thread of
-  its own for what nobody waits for (`background_driver`)
-- `channel`: one process set: logs, table, operations under way; `publishing`: what it tells others
+- `backend`: the entrance; it hands each operation to its process set and lets somebody drive
+- `driving`: the threads that wait do the work, one at a time (`token`); a thread of its own does it
+  for what nobody waits for (`background_driver`)
+- `open_sets`: all process sets of a rank; `log_negotiation`: one of them, by the logs of its ranks
+  (`log`; `publishing`: what this rank tells the others)
+- `performing`: the operations that all ranks are ready for
 - `operations`: how tensors move: `whole`, `in_place`, or `in_chunks`, chosen by `routes`
 - `definitions`: what is known of each name
-- `log`: what each rank did, as words in shared memory
 - `segment`: the shared memory, and where things are in it (room in it: `memory.arena`)
 - `wakeups`: sleeping, waking, and seeing who died
 - `introduction`: how the ranks come to share all this

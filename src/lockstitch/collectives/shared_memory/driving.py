@@ -1,0 +1,166 @@
+"""Who drives: waiting for operations of the ranks of one host, and doing the work meanwhile.
+
+Whoever waits does the work, one thread at a time; there is no coordinator and no cycle. Of several
+waiting threads one holds the *token*: it looks at the logs again and again for a moment, then
+sleeps until another rank wakes it. The others sleep on their handles. The holder completes their
+operations too, and passes the token on when its own is done. Operations that nobody waits for are
+looked after by a background thread (`background_driver`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch.collectives.shared_memory.background_driver import BackgroundDriver
+from lockstitch.collectives.shared_memory.token import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.pending_operations import PendingOperations
+    from lockstitch.collectives.shared_memory.open_sets import OpenSets
+    from lockstitch.collectives.shared_memory.wakeups import Wakeups
+
+# Waking up costs about 50 µs, and whoever is woken may come to a processor where others are.
+_SPIN_SECONDS: Final = 300e-6
+# Who gives the processor away for longer than this has given it to somebody.
+_GIVEN_AWAY_SECONDS: Final = 10e-6
+_LOOK_SECONDS: Final = 1.0
+# How soon to look again for room that others give back without waking anybody.
+_ROOM_SECONDS: Final = 1e-3
+
+
+class Driver:
+    """Drives the operations of one rank in all of its process sets."""
+
+    def __init__(
+        self, rank: int, sets: OpenSets, pending: PendingOperations, wakeups: Wakeups
+    ) -> None:
+        self._sets = sets
+        self._pending = pending
+        self._wakeups = wakeups
+        self._token = Token()
+        self._background = BackgroundDriver(f"rank {rank} reductions", self)
+
+    # ------------------------------------------------------------ waiting
+
+    def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None) -> None:
+        """Returns when the handle is done, or when `gives_up`, which is asked about once a second,
+        says so. An error ends the session, of all ranks; an interrupt is raised."""
+        try:
+            while not handle.is_done:
+                if gives_up is not None and gives_up():
+                    return
+                if not self._token.hold(lambda: self._drive(handle, gives_up)):
+                    self._token.follow(handle, self._call_off_background, _LOOK_SECONDS)
+        except Exception as error:  # noqa: BLE001 - told to all: nobody goes on without this rank
+            self._sets.end(error)
+        except BaseException:  # an interrupt: perhaps nobody waits for it any more
+            handle.request.is_awaited = False
+            self._background.look_after()
+            raise
+
+    def wait_for_room(self) -> None:
+        """Waits for a moment: others give room back without waking anybody."""
+        if not self._token.hold(lambda: self._sleep(None, _ROOM_SECONDS)):
+            threading.Event().wait(_ROOM_SECONDS)
+
+    def look_after(self) -> None:
+        """Has the background thread look after what is under way and nobody waits for yet."""
+        self._background.look_after()
+
+    def close(self) -> None:
+        """Returns when nobody drives any more; `OpenSets.leave` comes before."""
+        # Whoever is inside a sleep is woken, and gone when the token is free.
+        self._wakeups.wake_own()
+        self._background.close()
+        self._token.wait()
+
+    def _call_off_background(self) -> None:
+        """If it is the one who drives."""
+        if self._background.is_driving:
+            self._token.is_wanted = True
+            self._wakeups.wake_own()
+
+    # ------------------------------------------------------------ driving, with the token
+
+    def _drive(
+        self, handle: Handle[Any] | None, gives_up: Callable[[], bool] | None = None
+    ) -> None:
+        """Works until the handle is done; without one, until nothing is under way or somebody else
+        wants to."""
+        lock, turn = self._sets.lock, self._sets.turn
+        left = _SPIN_SECONDS
+        begin = time.perf_counter()
+        while not self._is_over(handle):
+            with lock:
+                is_news = turn()
+            if is_news:
+                left = _SPIN_SECONDS
+                begin = time.perf_counter()
+            elif left > 0:
+                yielded = time.perf_counter()
+                os.sched_yield()
+                back = time.perf_counter()
+                left -= yielded - begin
+                # While another one has had the processor, this one has not spun.
+                if back - yielded < _GIVEN_AWAY_SECONDS:
+                    left -= back - yielded
+                begin = back
+            else:
+                self._sleep(handle)
+                if gives_up is not None and gives_up():
+                    return
+                left = _SPIN_SECONDS
+                begin = time.perf_counter()
+
+    def _is_over(self, handle: Handle[Any] | None) -> bool:
+        if handle is not None:
+            return handle.is_done
+        return self._token.is_wanted or not len(self._pending) or self._sets.has_left
+
+    def _sleep(self, handle: Handle[Any] | None, timeout_seconds: float = _LOOK_SECONDS) -> None:
+        """Sleeps until another rank wakes this one, unless there is something to do."""
+        sets = self._sets
+
+        def has_come() -> bool:
+            with sets.lock:
+                is_news = sets.turn()
+            return is_news or self._is_over(handle)
+
+        try:
+            dead = self._wakeups.sleep_unless(has_come, timeout_seconds)
+        except OSError as error:
+            sets.end(error)
+            return
+        if dead is None:
+            return
+        if dead:
+            sets.note_deaths(dead)
+        self._pending.look_for_stalls(sets.known_missing, give_up=sets.end)
+
+    # ------------------------------------------------------------ for the background thread
+
+    def drive_unattended(self) -> None:
+        """Drives if nobody else does."""
+        # The session has ended with what goes wrong, and others will be told.
+        with contextlib.suppress(Exception):
+            if not self._token.is_wanted:
+                self._token.hold(lambda: self._drive(None))
+
+    @property
+    def turns(self) -> int:
+        """How often somebody has looked at the logs."""
+        return self._sets.turns
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is under way that nobody may wait for soon."""
+        return any(
+            not handle.request.is_awaited and handle.route is None for handle in self._pending.all()
+        )
