@@ -5,7 +5,9 @@ kinds            which kind belongs to an entry of `device_ids`
 thread, fork     the kinds: a thread here, a forked process
 remote           … a worker of lockstitch.rpc
 cuda             … a thread with a CUDA stream of its own
+slot_thread      for both kinds of threads: the thread, and its tasks
 execution        what happens inside a slot of any kind
+device_execution … where replica and caller may be on different devices
 module_changes   what has changed in the module since the slots were told
 own_passes       short passes that the caller runs itself
 untracked_leaves tensors whose gradients would be lost in a slot

@@ -24,34 +24,34 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import threading
-import weakref
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
 from lockstitch.devices.kinds import is_gpu, numbered
 from lockstitch.devices.streams import SideStream, Streams, use_here
-from lockstitch.errors import SlotDiedError
 from lockstitch.memory.waiting import WorkEstimate
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
 from lockstitch.nn.slots.base import Gradients, Slot, SlotStatistics, is_short
-from lockstitch.nn.slots.execution import Executor
+from lockstitch.nn.slots.device_execution import DeviceExecutor, at_home
 from lockstitch.nn.slots.failures import Failure, describe
 from lockstitch.nn.slots.replicas import matching, replicate_here
-from lockstitch.nn.slots.thread import attempt
+from lockstitch.nn.slots.slot_thread import SlotThread, attempt
 from lockstitch.torch_internals.tensors import versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import nn
+
     from lockstitch.devices.streams import Event
     from lockstitch.nn.slots.answers import Key
     from lockstitch.nn.slots.base import BackwardRequest, Blueprint, Outcome, Request
+    from lockstitch.nn.slots.generators import Mode
 
 
 class OnStream:
@@ -76,6 +76,10 @@ def on_stream(device: str | torch.device) -> OnStream:
     return OnStream(numbered(place))
 
 
+_Answer: TypeAlias = "tuple[Any, Sequence[Event]]"
+"""What the work returns, a `Failure` if it raises; and what the slot has then queued."""
+
+
 class _Task(NamedTuple):
     """Something to do on the slot's stream."""
 
@@ -83,15 +87,13 @@ class _Task(NamedTuple):
     """What the caller had queued when it asked for it."""
     context: contextvars.Context
     work: Callable[..., Any]
-    answer: SimpleQueue[tuple[Any, Sequence[Event]]]
-    """Takes what the work returns, a `Failure` if it raises, and what the slot has then queued."""
+    answer: SimpleQueue[_Answer]
 
 
 class _Pass(NamedTuple):
     """A forward pass that has been asked for."""
 
-    mode: tuple[bool, bool]
-    """Whether the module is training, and whether there is to be a graph."""
+    mode: Mode
     state: int
     """Of the caller's generators before its own part."""
     deferred: _Task | None
@@ -109,47 +111,28 @@ class CudaSlot(Slot):
         self.statistics = SlotStatistics()
         self._device = device
         self._home = blueprint.device
-        self._module = weakref.ref(blueprint.module)
+        self._drawing = generators.DrawingModes(blueprint.module, blueprint.device)
         self._originals = list(blueprint.leaves)
         self._devices = list({device, self._home, *(leaf.device for leaf in self._originals)})
-        stream = SideStream(device)
-        self._executor = self._make_executor(blueprint, stream)
-        self._runner = _StreamRunner(self.name, stream, self._devices)
-        self._work: SimpleQueue[_Task | None] = SimpleQueue()
-        self._gate = threading.Lock()
-        self._answers: dict[Key, SimpleQueue[tuple[Any, Sequence[Event]]]] = {}
-        self._passes: dict[int, _Pass] = {}
-        self._draws: dict[tuple[bool, bool], bool] = {}
-        self._estimate = WorkEstimate()
-        self._thread = threading.Thread(
-            target=_serve,
-            args=(self._work, self._runner),
-            name=f"lockstitch-{self.name}",
-            daemon=True,
-        )
-        self._thread.start()
-        self._end = weakref.finalize(self, self._work.put, None)
-
-    def _make_executor(self, blueprint: Blueprint, stream: SideStream) -> Executor:
-        """With a replica on the device, made of what the caller's module is by then."""
-        queued = Streams(self._devices).record()
-        with stream.current():
-            Streams(self._devices).wait_for(queued)
-            replica = replicate_here(blueprint.module, self._device)
+        self._runner = _StreamRunner(self.name, SideStream(device), self._devices)
+        replica = self._runner.replicate(blueprint.module, device)
         copies = matching(blueprint.module, replica, blueprint.leaves)
+        self._executor = DeviceExecutor(replica, copies, device, waits=False)
         self._copied = [
             i for i, leaf in enumerate(copies) if leaf.device != self._originals[i].device
         ]
         self._sent = versions_of(self._originals)
-        return _DeviceExecutor(replica, copies, self._device)
+        self._thread = SlotThread(self.name)
+        self._answers: dict[Key, SimpleQueue[_Answer]] = {}
+        self._passes: dict[int, _Pass] = {}
+        self._estimate = WorkEstimate()
 
     def start(self, request: Request) -> None:
         if request.vjp_of is not None:
             work = partial(self._executor.forward, request)
             self._hand_over(self._task((FORWARD, request.number), work))
             return
-        module = self._module()
-        mode = module is not None and module.training, request.modes.is_grad_enabled
+        mode = self._drawing.mode(request.modes.is_grad_enabled)
         self.statistics.passes += 1
         versions = versions_of(self._originals)
         stale = [i for i in self._copied if versions[i] != self._sent[i]]
@@ -167,7 +150,7 @@ class CudaSlot(Slot):
             return estimate.measure(partial(executor.forward, request))
 
         task = self._task((FORWARD, request.number), partial(run, draws=False))
-        is_deferred = self._draws.get(mode) is not False or is_short(estimate)
+        is_deferred = not self._drawing.never_drew(mode) or is_short(estimate)
         if is_deferred:
             # Kept with what was queued by now: it is not to wait for the caller's own part.
             deferred = task._replace(work=run)
@@ -186,12 +169,11 @@ class CudaSlot(Slot):
 
     def _finish_asking(self, asked: _Pass) -> None:
         """After the caller's own part of a pass through the module."""
-        draws = generators.fingerprint(self._home) != asked.state
-        self._draws[asked.mode] = draws or self._draws.get(asked.mode, False)
+        draws = self._drawing.note_call(asked.mode, asked.state)
         if asked.deferred is not None:
             task = asked.deferred._replace(work=partial(asked.deferred.work, draws=draws))
             with generators.kept(self._device) if draws else contextlib.nullcontext():
-                self._runner.do(task)
+                task.answer.put(self._runner.do(task))
 
     def start_backward(self, request: BackwardRequest) -> None:
         work = partial(self._executor.backward, request)
@@ -200,11 +182,11 @@ class CudaSlot(Slot):
     def finish_backward(self, number: int) -> Gradients:
         gradients: Gradients = self._wait((BACKWARD, number))
         use_here(gradients.inputs)
-        return Gradients(gradients.inputs, self._at_home(gradients.leaves))
+        return Gradients(gradients.inputs, at_home(gradients.leaves, self._originals))
 
     def collect(self) -> Sequence[torch.Tensor | None]:
         self._hand_over(self._task((COLLECT, 0), self._executor.collect))
-        return self._at_home(self._wait((COLLECT, 0)))
+        return at_home(self._wait((COLLECT, 0)), self._originals)
 
     def release(self, number: int) -> None:
         for kind in (FORWARD, BACKWARD):
@@ -213,13 +195,10 @@ class CudaSlot(Slot):
 
     @property
     def is_alive(self) -> bool:
-        return self._end.alive and self._thread.is_alive()
+        return self._thread.is_alive
 
     def close(self) -> None:
-        with self._gate:
-            self._end()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.close()
 
     def _task(self, key: Key, work: Callable[..., Any]) -> _Task:
         answer = self._answers[key] = SimpleQueue()
@@ -227,10 +206,7 @@ class CudaSlot(Slot):
 
     def _hand_over(self, task: _Task) -> None:
         """To the thread."""
-        with self._gate:
-            if not self.is_alive:
-                raise SlotDiedError(self.name, "its thread has ended")
-            self._work.put(task)
+        self._thread.hand_over(partial(self._runner.do, task), task.answer.put)
 
     def _wait(self, key: Key) -> Any:
         """The answer; this thread's streams wait for what the slot has queued with it."""
@@ -240,14 +216,6 @@ class CudaSlot(Slot):
         if isinstance(result, Failure):
             raise result.error()
         return result
-
-    def _at_home(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The leaves' gradients on the devices of the leaves."""
-        use_here(gradients)
-        return [
-            None if gradient is None else gradient.to(leaf.device)
-            for gradient, leaf in zip(gradients, self._originals, strict=False)
-        ]
 
 
 class _StreamRunner:
@@ -259,8 +227,15 @@ class _StreamRunner:
         self._devices = devices
         self._lock = threading.Lock()
 
-    def do(self, task: _Task) -> None:
-        """Does it, on the slot's stream, and answers whatever happens."""
+    def replicate(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """A replica on the device, made of what the caller's module is by then."""
+        queued = Streams(self._devices).record()
+        with self._stream.current():
+            Streams(self._devices).wait_for(queued)
+            return replicate_here(module, device)
+
+    def do(self, task: _Task) -> _Answer:
+        """Does it, on the slot's stream; returns the answer, whatever happens."""
         queued: Sequence[Event] = ()
         try:
             with self._lock, self._stream.current():
@@ -269,35 +244,4 @@ class _StreamRunner:
                 queued = [self._stream.record()]
         except BaseException as error:  # noqa: BLE001 - whatever it is, somebody waits for it
             result = describe(error, self._name, crosses=False)
-        task.answer.put((result, queued))
-
-
-def _serve(work: SimpleQueue[_Task | None], runner: _StreamRunner) -> None:
-    """The thread: works until it is told to end."""
-    while (task := work.get()) is not None:
-        runner.do(task)
-        del task
-
-
-class _DeviceExecutor(Executor):
-    """Brings what it is given to its device. Gradients of what came from another one go back
-    there: that is on the graph."""
-
-    def forward(self, request: Request) -> Outcome:
-        others = [(i, self._here(tensor)) for i, tensor in request.changes.others]
-        changes = dataclasses.replace(request.changes, others=others)
-        return super().forward(dataclasses.replace(request, changes=changes))
-
-    def backward(self, request: BackwardRequest) -> Gradients:
-        gradients = [self._here(each) for each in request.gradients]
-        return super().backward(dataclasses.replace(request, gradients=gradients))
-
-    def bring(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        return [self._here(tensor) for tensor in tensors]
-
-    def _here(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if tensor is None:
-            return None
-        here = tensor.to(self.device, non_blocking=True)
-        use_here((tensor, here))
-        return here
+        return result, queued

@@ -14,8 +14,9 @@ process: to look after each short pass would take as long as many of them do.
 from __future__ import annotations
 
 import contextlib
+import weakref
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from lockstitch.devices.kinds import HOST, generators_of
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
+    from torch import nn
+
+Mode: TypeAlias = tuple[bool, bool]
+"""Whether the module is training, and whether there is to be a graph."""
 
 _ODD = 0x9E3779B97F4A7C15
 _BITS = (1 << 63) - 1
@@ -57,3 +62,32 @@ def kept(device: torch.device = HOST) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+class DrawingModes:
+    """In which modes a module on `device` draws random numbers, as far as its calls have shown."""
+
+    def __init__(self, module: nn.Module, device: torch.device = HOST) -> None:
+        self._module = weakref.ref(module)
+        self._device = device
+        self._draws: dict[Mode, bool] = {}
+
+    def mode(self, is_grad_enabled: bool) -> Mode:
+        """The mode in which the module is now; not training if it is gone."""
+        module = self._module()
+        return module is not None and module.training, is_grad_enabled
+
+    def never_drew(self, mode: Mode) -> bool:
+        """Whether it was called in that mode, and has never drawn any."""
+        return self._draws.get(mode) is False
+
+    def note(self, mode: Mode) -> None:
+        """It draws in that mode."""
+        self._draws[mode] = True
+
+    def note_call(self, mode: Mode, state: int) -> bool:
+        """After the caller's own part of a call, before which the `fingerprint` was `state`:
+        whether that part has drawn any."""
+        draws = fingerprint(self._device) != state
+        self._draws[mode] = draws or self._draws.get(mode, False)
+        return draws

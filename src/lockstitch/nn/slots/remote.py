@@ -23,7 +23,7 @@ import torch
 from lockstitch.errors import NotInitializedError, PeerDiedError, SerializationError, SlotDiedError
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics
-from lockstitch.nn.slots.execution import Executor
+from lockstitch.nn.slots.device_execution import DeviceExecutor, at_home
 from lockstitch.nn.slots.failures import Failure, describe
 from lockstitch.nn.slots.module_changes import trainable
 from lockstitch.nn.slots.nesting import inside
@@ -48,7 +48,7 @@ _FOREVER = 0
 """A timeout: a forward pass may take long, and a worker that dies ends its calls."""
 
 
-class News(NamedTuple):
+class ReplicaUpdate(NamedTuple):
     """What comes with each request."""
 
     leaves: Sequence[tuple[int, torch.Tensor]] = ()
@@ -140,8 +140,8 @@ class RemoteSlot(Slot):
     def start(self, request: Request) -> None:
         versions = enumerate(zip(self._sent, versions_of(self._leaves), strict=True))
         numbers = [i for i, (sent, now) in versions if now != sent]
-        news = self._news([(i, self._leaves[i].detach()) for i in numbers])
-        self._post(("forward", request.number), Replica.forward, news, request)
+        update = self._update([(i, self._leaves[i].detach()) for i in numbers])
+        self._post(("forward", request.number), Replica.forward, update, request)
         for i in numbers:
             self._sent[i] = version_of(self._leaves[i])
             self.statistics.parameter_bytes += self._leaves[i].nbytes
@@ -155,22 +155,15 @@ class RemoteSlot(Slot):
         return outcome
 
     def start_backward(self, request: BackwardRequest) -> None:
-        self._post(("backward", request.number), Replica.backward, self._news(), request)
+        self._post(("backward", request.number), Replica.backward, self._update(), request)
 
     def finish_backward(self, number: int) -> Gradients:
         gradients: Gradients = self._wait(("backward", number))
-        return Gradients(gradients.inputs, self._at_home(gradients.leaves))
+        return Gradients(gradients.inputs, at_home(gradients.leaves, self._leaves))
 
     def collect(self) -> Sequence[torch.Tensor | None]:
-        self._post(("collect", 0), Replica.collect, self._news())
-        return self._at_home(self._wait(("collect", 0)))
-
-    def _at_home(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The leaves' gradients on the devices of the leaves."""
-        return [
-            None if gradient is None else gradient.to(leaf.device)
-            for gradient, leaf in zip(gradients, self._leaves, strict=False)
-        ]
+        self._post(("collect", 0), Replica.collect, self._update())
+        return at_home(self._wait(("collect", 0)), self._leaves)
 
     def release(self, number: int) -> None:
         self._released.append(number)
@@ -192,12 +185,12 @@ class RemoteSlot(Slot):
         self._futures.clear()
         self._latest = self._replica = None
 
-    def _news(self, leaves: Sequence[tuple[int, torch.Tensor]] = ()) -> News:
+    def _update(self, leaves: Sequence[tuple[int, torch.Tensor]] = ()) -> ReplicaUpdate:
         released = [self._released.popleft() for _ in range(len(self._released))]
         for number in released:
             for kind in ("forward", "backward"):
                 self._futures.pop((kind, number), None)
-        return News(leaves, released)
+        return ReplicaUpdate(leaves, released)
 
     def _post(self, key: tuple[str, int], method: Callable[..., Any], *args: Any) -> None:
         """Posts a request. After one that could not be sent the slot knows less than it was told:
@@ -244,59 +237,47 @@ class Replica:
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.clone()  # it came in memory that is only lent
         self._leaves = trainable(module)
-        self._executor = Executor(module, self._leaves, self._device)
+        self._executor = DeviceExecutor(module, self._leaves, self._device, waits=True)
 
     def is_ready(self) -> bool:
         """Whether it has been made: who asks learns what went wrong."""
         return True
 
-    def run(self, method: str, news: News, *args: Any) -> Any:
+    def run(self, method: str, update: ReplicaUpdate, *args: Any) -> Any:
         """One request. What it raises is returned as a `Failure`."""
         try:
-            self._take_in(news)
+            self._take_in(update)
             with inside():
                 return getattr(self, method)(*args)
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             return describe(error, self._name, crosses=True)
 
-    def _take_in(self, news: News) -> None:
-        for number in news.released:
+    def _take_in(self, update: ReplicaUpdate) -> None:
+        for number in update.released:
             self._executor.release(number)
         with torch.no_grad():
-            for i, tensor in news.leaves:
+            for i, tensor in update.leaves:
                 # In place: a graph that has saved it must not be gone through any more.
                 self._leaves[i].copy_(tensor)
 
     def forward(self, request: Request) -> Outcome:
         """Runs the module, and leaves the worker's generator and default dtype as they are."""
-        changes = dataclasses.replace(
-            request.changes,
-            others=[(i, self._here([tensor])[0]) for i, tensor in request.changes.others],
-        )
-        tensors = [tensor.to(self._device) for tensor in request.tensors]
         dtype = torch.get_default_dtype()
         try:
             with generators.kept(self._device):
-                outcome = self._executor.forward(
-                    dataclasses.replace(request, tensors=tensors, changes=changes)
-                )
+                outcome = self._executor.forward(request)
         finally:
             torch.set_default_dtype(dtype)
         return dataclasses.replace(outcome, tensors=[tensor.cpu() for tensor in outcome.tensors])
 
     def backward(self, request: BackwardRequest) -> Gradients:
         """Goes back through one forward pass."""
-        found = self._executor.backward(
-            dataclasses.replace(request, gradients=self._here(request.gradients))
-        )
+        found = self._executor.backward(request)
         return Gradients(_on_host(found.inputs), _on_host(found.leaves))
 
     def collect(self) -> list[torch.Tensor | None]:
         """The gradients that have stayed here."""
         return _on_host(self._executor.collect())
-
-    def _here(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        return [None if tensor is None else tensor.to(self._device) for tensor in tensors]
 
 
 def _on_host(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -17,30 +17,28 @@ caller's too (`recomputing.py`).
 from __future__ import annotations
 
 import contextvars
-import threading
 import weakref
 from collections import deque
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lockstitch.devices.kinds import is_host
-from lockstitch.errors import SlotDiedError
 from lockstitch.memory.waiting import WorkEstimate
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
 from lockstitch.nn.slots.base import Slot, SlotStatistics, is_short
 from lockstitch.nn.slots.execution import Executor
-from lockstitch.nn.slots.failures import Failure, describe
-from lockstitch.nn.slots.nesting import mark_inside
+from lockstitch.nn.slots.failures import Failure
 from lockstitch.nn.slots.own_passes import OwnPasses
 from lockstitch.nn.slots.recomputing import Recomputing
 from lockstitch.nn.slots.replicas import matching, replicate_here
+from lockstitch.nn.slots.slot_thread import SlotThread, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
     from lockstitch.nn.slots.answers import Key
     from lockstitch.nn.slots.base import (
@@ -51,8 +49,7 @@ if TYPE_CHECKING:
         OwnPass,
         Request,
     )
-
-_Work = tuple["Key", "Callable[[], Any]", contextvars.Context]
+    from lockstitch.nn.slots.generators import Mode
 
 
 class ThreadSlot(Slot):
@@ -64,23 +61,16 @@ class ThreadSlot(Slot):
         self.statistics = SlotStatistics()
         self._module = weakref.ref(blueprint.module)
         self._executor = self.make_executor(blueprint)
-        self._queue = _WorkQueue()
-        self._answers = Answers(self._queue.take)
-        self._thread = threading.Thread(
-            target=_serve,
-            args=(self._queue.work, self._queue.done, self.name, blueprint.threads),
-            name=f"lockstitch-{self.name}",
-            daemon=True,
-        )
-        self._thread.start()
-        self._end = weakref.finalize(self, self._queue.work.put, None)
-        self._draws: dict[tuple[bool, bool], bool] = {}
+        self._thread = SlotThread(self.name, blueprint.threads)
+        self._handed_over = _HandedOver(self._thread)
+        self._answers = Answers(self._handed_over.take)
+        self._drawing = generators.DrawingModes(blueprint.module)
         self._estimates = {kind: WorkEstimate() for kind in (FORWARD, BACKWARD, COLLECT)}
         self._recomputing = Recomputing()
         self._own_passes = OwnPasses(self.name)
-        self._own: deque[_Work] = deque()
+        self._own: deque[tuple[Key, Callable[[], Any]]] = deque()
         self._deferred: dict[int, Request] = {}
-        self._passes: dict[int, tuple[tuple[bool, bool], int]] = {}
+        self._passes: dict[int, tuple[Mode, int]] = {}
 
     def make_executor(self, blueprint: Blueprint) -> Executor:
         """What runs the requests, with a replica of the module. Raises `ValueError` for a module
@@ -100,20 +90,21 @@ class ThreadSlot(Slot):
         if not self._own_passes.are_possible() or not self._is_at_rest:
             return None
         module = self._module()
-        if module is None or self._draws.get((module.training, True)) is not False:
+        mode = self._drawing.mode(True)
+        if module is None or not self._drawing.never_drew(mode):
             return None
         estimate = self._estimates[FORWARD]
         if not is_short(estimate) or not is_short(self._estimates[BACKWARD]):
             return None
         self._own_passes.prepare(module, leaves, fills_unused=fills_unused)
         self.statistics.passes += 1
-        note_draw = partial(self._draws.__setitem__, (module.training, True), True)
+        note_draw = partial(self._drawing.note, mode)
         return self._own_passes.timed(estimate, state, self._number, note_draw)
 
     @property
     def _is_at_rest(self) -> bool:
         """Whether nothing is under way that the caller's own pass could overtake."""
-        return not (self._own or self._deferred or self._queue.under_way) and self.is_alive
+        return not (self._own or self._deferred or self._handed_over.under_way) and self.is_alive
 
     def start(self, request: Request) -> None:
         if request.vjp_of is not None:
@@ -123,12 +114,11 @@ class ThreadSlot(Slot):
             return
         if request.changes:
             self._own_passes.disturb()
-        module = self._module()
-        key = (module is not None and module.training, request.modes.is_grad_enabled)
-        self._passes[request.number] = (key, request.generator_state)
+        mode = self._drawing.mode(request.modes.is_grad_enabled)
+        self._passes[request.number] = mode, request.generator_state
         self.statistics.passes += 1
         self._answers.expect((FORWARD, request.number))
-        if self._draws.get(key) is False:
+        if self._drawing.never_drew(mode):
             self._post_forward(request, draws=False)
         else:
             self._deferred[request.number] = request
@@ -136,9 +126,7 @@ class ThreadSlot(Slot):
     def finish(self, number: int) -> Outcome:
         if number not in self._passes:
             return self._wait((FORWARD, number))  # type: ignore[no-any-return]
-        key, state = self._passes.pop(number)
-        draws = generators.fingerprint() != state
-        self._draws[key] = draws or self._draws.get(key, False)
+        draws = self._drawing.note_call(*self._passes.pop(number))
         request = self._deferred.pop(number, None)
         if request is None:
             return self._wait((FORWARD, number))  # type: ignore[no-any-return]
@@ -181,14 +169,15 @@ class ThreadSlot(Slot):
     def _post(
         self, key: Key, work: Callable[[], Any], estimate: WorkEstimate, *, by_caller: bool = False
     ) -> None:
-        if not self.is_alive:
-            raise SlotDiedError(self.name, "its thread has ended")
+        self._thread.check_alive()
         self._run_own()  # in their order
-        item = key, partial(estimate.measure, work), contextvars.copy_context()
+        attempted = partial(
+            contextvars.copy_context().run, attempt, partial(estimate.measure, work), self.name
+        )
         if is_short(estimate) or by_caller:
-            self._own.append(item)
+            self._own.append((key, attempted))
         else:
-            self._queue.hand_over(item)
+            self._handed_over.add(key, attempted)
 
     def _wait(self, key: Key) -> Any:
         self._run_own()
@@ -201,10 +190,10 @@ class ThreadSlot(Slot):
         """Runs what the caller does itself, because it is short or has to be alone, when the thread
         has done what came before."""
         while self._own:
-            while self._queue.under_way:
+            while self._handed_over.under_way:
                 self._answers.take_one()
-            key, work, context = self._own.popleft()
-            self._answers.accept(key, context.run(attempt, work, self.name))
+            key, work = self._own.popleft()
+            self._answers.accept(key, work())
 
     def release(self, number: int) -> None:
         self._answers.release(number)
@@ -212,53 +201,29 @@ class ThreadSlot(Slot):
 
     @property
     def is_alive(self) -> bool:
-        return self._end.alive and self._thread.is_alive()
+        return self._thread.is_alive
 
     def close(self) -> None:
-        self._end()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.close()
 
 
-class _WorkQueue:
-    """Between the caller and the thread."""
+class _HandedOver:
+    """What the thread has been given and has not answered yet, in order."""
 
-    def __init__(self) -> None:
-        self.work: SimpleQueue[_Work | None] = SimpleQueue()
-        self.done: SimpleQueue[tuple[Key, Any]] = SimpleQueue()
+    def __init__(self, thread: SlotThread) -> None:
+        self._thread = thread
+        self._done: SimpleQueue[tuple[Key, Any]] = SimpleQueue()
         self.under_way = 0
         """How much has been handed over and not been taken yet."""
 
-    def hand_over(self, item: _Work) -> None:
-        """To the thread."""
+    def add(self, key: Key, work: Callable[[], Any]) -> None:
+        """Hands work over, which raises nothing. Raises `SlotDiedError`."""
+        done = self._done
+        self._thread.hand_over(work, lambda answer: done.put((key, answer)))
         self.under_way += 1
-        self.work.put(item)
 
-    def take(self, _: int) -> tuple[Key, Any]:
-        """From the thread, when it has done the next one."""
-        answer = self.done.get()
+    def take(self, _kind: int) -> tuple[Key, Any]:
+        """The next answer, when the thread has it."""
+        answer = self._done.get()
         self.under_way -= 1
         return answer
-
-
-def _serve(
-    work: SimpleQueue[_Work | None], done: SimpleQueue[tuple[Key, Any]], name: str, threads: int
-) -> None:
-    """The thread: works until it is told to end."""
-    torch.set_num_threads(threads)
-    while (item := work.get()) is not None:
-        key, function, context = item
-        del item
-        answer = context.run(attempt, function, name)
-        del function, context
-        done.put((key, answer))
-        del answer
-
-
-def attempt(function: Callable[[], Any], name: str) -> Any:
-    """What `function` returns in the slot `name`, or a `Failure` of what it raises."""
-    mark_inside()
-    try:
-        return function()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the caller waits for it
-        return describe(error, name, crosses=False)

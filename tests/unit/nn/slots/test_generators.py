@@ -60,3 +60,32 @@ def test_a_module_draws_from_the_generators_of_the_host_and_of_its_device(monkey
     others[1].manual_seed(9)
     assert generators.fingerprint(device) != before[0]
     assert generators.fingerprint() == before[1]
+
+
+def test_a_mode_in_which_a_module_has_drawn_once_stays_one_in_which_it_draws():
+    module = torch.nn.Dropout()
+    drawing = generators.DrawingModes(module)
+    training = drawing.mode(True)
+    assert training == (True, True)
+    assert not drawing.never_drew(training)  # it was never called
+    assert not drawing.note_call(training, generators.fingerprint())
+    assert drawing.never_drew(training)
+    before = generators.fingerprint()
+    torch.rand(1)
+    assert drawing.note_call(training, before)
+    assert not drawing.note_call(training, generators.fingerprint())
+    assert not drawing.never_drew(training)
+    module.eval()
+    resting = drawing.mode(False)
+    assert resting == (False, False)
+    assert not drawing.note_call(resting, generators.fingerprint())
+    assert drawing.never_drew(resting)
+    drawing.note(resting)
+    assert not drawing.never_drew(resting)
+
+
+def test_a_module_that_is_gone_is_not_training():
+    module = torch.nn.Dropout()
+    drawing = generators.DrawingModes(module)
+    del module
+    assert drawing.mode(True) == (False, True)
