@@ -20,7 +20,7 @@ from lockstitch.nn.parallel.places import check_devices
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Blueprint, Request
 from lockstitch.nn.slots.lifting import fill, lift
-from lockstitch.nn.slots.module_changes import ChangeTracker, Told
+from lockstitch.nn.slots.module_changes import ChangeTracker, KnownState
 from lockstitch.nn.slots.nesting import inside
 from lockstitch.nn.slots.openmp import end_idle_threads
 from lockstitch.nn.stitch import Call
@@ -70,7 +70,7 @@ class ReplicaPool:
         self.lock = threading.RLock()
         self._factories = list(factories)
         self._slots: list[Slot | None] = [None] * len(factories)
-        self._told: list[Told] = []
+        self._known: list[KnownState] = []
         self._tracker: ChangeTracker | None = None
         self._numbers = itertools.count(1)
         self.in_flight: dict[int, Slot] = {}
@@ -114,8 +114,8 @@ class ReplicaPool:
                     args, kwargs = parts[0]
                     outputs = [self.module(*args, **kwargs)]
                 tracker.settle()
-                for call, told in zip(calls, self._told, strict=False):
-                    outputs.append(self._end(call, told))
+                for call, known in zip(calls, self._known, strict=False):
+                    outputs.append(self._end(call, known))
                 return outputs
             except Exception:
                 raise
@@ -132,12 +132,12 @@ class ReplicaPool:
         with self.lock:
             tracker = self._prepare(number)
             (call,) = self._post(tracker, [part], first=number)
-            return self._end(call, self._told[number - 1])
+            return self._end(call, self._known[number - 1])
 
-    def _end(self, call: Call | OwnCall, told: Told) -> Any:
+    def _end(self, call: Call | OwnCall, known: KnownState) -> Any:
         output = call.end()
         for each in call.written:
-            told.others.pop(each, None)  # to be told again
+            known.others.pop(each, None)  # it is sent again
         return output
 
     def _share_of(self, threads: int) -> int:
@@ -158,7 +158,7 @@ class ReplicaPool:
             if tracker is not None:
                 fresh.succeed(tracker)
             tracker = self._tracker = fresh
-            self._told = [Told() for _ in self._slots]
+            self._known = [KnownState() for _ in self._slots]
         while (missing := self._first_missing(count)) is not None:
             self._replace(missing, tracker)
         return tracker
@@ -183,7 +183,7 @@ class ReplicaPool:
                 if other is not None and other.shares_parameters:
                     self._forget(number)  # it looks at where they were
         self._slots[i] = slot
-        self._told[i] = tracker.new_told()
+        self._known[i] = tracker.known_state()
 
     def _forget(self, i: int) -> None:
         """Gives up a slot. If somebody can still go back through it, or it has kept gradients, it
@@ -210,7 +210,7 @@ class ReplicaPool:
         for i, part in enumerate(parts, start=first - 1):
             slot = self._slots[i]
             assert slot is not None
-            changes = tracker.changes(self._told[i])
+            changes = tracker.changes(self._known[i])
             skeleton, tensors = lift(part)
             wants_gradient = [builds_graph and tensor.requires_grad for tensor in tensors]
             data = [tensor.data for tensor in tensors]

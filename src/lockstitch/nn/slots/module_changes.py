@@ -1,4 +1,4 @@
-"""What has changed in the caller's module since the slots were told.
+"""What has changed in the caller's module since the slots were last told of changes.
 
 A replica is made once. Before each call, and after the caller's own part of it, the module is
 compared with what it was: 0.5 µs for each submodule. What differs is told to the slots, if that is
@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import itertools
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -53,15 +53,15 @@ class Deleted:
     """Stands for the value of an attribute that is gone."""
 
 
-Place = tuple["dict[str, Any]", str]
-"""A table of a module, and a name in it."""
+TableEntry: TypeAlias = "tuple[dict[str, Any], str]"
+"""A table of a module (of parameters or buffers), and a name in it."""
 
 
-def places_of_others(modules: Iterable[nn.Module]) -> list[Place]:
+def places_of_others(modules: Iterable[nn.Module]) -> list[TableEntry]:
     """Where the tensors are that each replica has for itself: buffers and frozen parameters, in the
     order of modules."""
     tables = [table for module in modules for table in (buffers_of(module), parameters_of(module))]
-    places: list[Place] = []
+    places: list[TableEntry] = []
     known: set[int] = set()
     for table in tables:
         for name, tensor in table.items():
@@ -72,7 +72,7 @@ def places_of_others(modules: Iterable[nn.Module]) -> list[Place]:
     return places
 
 
-def versions_of(places: Iterable[Place]) -> list[int]:
+def versions_of(places: Iterable[TableEntry]) -> list[int]:
     """How often each of these tensors has been written to, as far as torch counts."""
     return known_versions_of([table[name] for table, name in places])
 
@@ -99,7 +99,9 @@ def trainable(module: nn.Module) -> list[torch.Tensor]:
     ]
 
 
-def apply_changes(modules: Sequence[nn.Module], others: Sequence[Place], changes: Changes) -> None:
+def apply_changes(
+    modules: Sequence[nn.Module], others: Sequence[TableEntry], changes: Changes
+) -> None:
     """Brings a replica up to date."""
     for number, name, value in changes.attributes:
         if value is Deleted:
@@ -119,16 +121,17 @@ def apply_changes(modules: Sequence[nn.Module], others: Sequence[Place], changes
             swap_tensors(old, tensor)
 
 
-class Told:
-    """What one slot has been told."""
+class KnownState:
+    """How much of the module's state one slot knows: the number of the last change of an attribute,
+    and each tensor of `places_of_others`, by its number, with its version."""
 
     def __init__(self) -> None:
-        self.attributes = 0
+        self.last_change = 0
         self.others: dict[int, tuple[torch.Tensor | None, int]] = {}
 
 
 class ChangeTracker:
-    """Keeps an eye on one module."""
+    """Finds out what the program changes in one module."""
 
     def __init__(self, module: nn.Module) -> None:
         if any(is_lazy(each) for each in module.parameters()):
@@ -141,11 +144,15 @@ class ChangeTracker:
         """What gradients are wanted of: parameters, and buffers that are treated like them."""
         self.others = places_of_others(self.modules)
         self._is_uncounted = _overlaps(self.others, self.leaves)
-        self._news: dict[tuple[int, str], tuple[int, Any]] = {}
-        self._last_news = 0
+        self._attribute_changes: dict[tuple[int, str], tuple[int, Any]] = {}
+        """The last change of each attribute: its number, counted over all, and the new value."""
+        self._last_change = 0
         self._keeps_own = False
-        self._traits: list[Any] = []
-        self._take()
+        # The module as it is now, to be compared with what it will be:
+        self._seen = [(module.__dict__, dict(module.__dict__)) for module in self.modules]
+        self._filled, self._empty = self._current_containers()
+        self._tables = list(map(parameters_of, self.modules))
+        self._traits = self._current_traits()
 
     @property
     def is_quiet(self) -> bool:
@@ -158,21 +165,17 @@ class ChangeTracker:
         self._traits = self._current_traits()
         return self._traits != before
 
-    def _take(self) -> None:
-        self._seen = [(module.__dict__, dict(module.__dict__)) for module in self.modules]
-        self._take_containers()
-        self._tables = list(map(parameters_of, self.modules))
-        self._traits = self._current_traits()
-
-    def _take_containers(self) -> None:
+    def _current_containers(self) -> tuple[list[tuple[Any, Any]], list[Any]]:
+        """The containers among the attributes: those that are not empty, each with a copy of it,
+        and those that are."""
         containers = [
             value
             for module in self.modules
             for name, value in module.__dict__.items()
             if isinstance(value, _CONTAINERS) and name not in (PARAMETERS, BUFFERS)
         ]
-        self._filled = [(each, each.copy()) for each in containers if each]
-        self._empty = [each for each in containers if not each]
+        filled = [(each, each.copy()) for each in containers if each]
+        return filled, [each for each in containers if not each]
 
     def _current_traits(self) -> list[Any]:
         """Of each parameter: which it is, where, and whether it wants gradients; of each buffer:
@@ -189,12 +192,12 @@ class ChangeTracker:
         ]
         return parameters + buffers
 
-    def new_told(self) -> Told:
-        """For a slot whose replica is being made now."""
-        told = Told()
-        told.attributes = self._last_news
-        told.others = {i: _state(*place) for i, place in enumerate(self.others)}
-        return told
+    def known_state(self) -> KnownState:
+        """What a slot knows whose replica is being made now."""
+        known = KnownState()
+        known.last_change = self._last_change
+        known.others = {i: _state(*entry) for i, entry in enumerate(self.others)}
+        return known
 
     def look(self) -> bool:
         """Whether the slots can go on, with what `changes` tells them; else they have to be made
@@ -227,7 +230,7 @@ class ChangeTracker:
                 if is_container and name in _TABLES_OF_TORCH:
                     return False
                 if new is Deleted or _is_plain(new):
-                    self._tell(number, name, copy.deepcopy(new) if is_container else new)
+                    self._note_attribute(number, name, copy.deepcopy(new) if is_container else new)
                 elif is_own:
                     self._keeps_own = True
                 else:
@@ -235,32 +238,32 @@ class ChangeTracker:
                 has_containers |= is_container
             self._seen[number] = (now, dict(now))
         if has_containers:
-            self._take_containers()
+            self._filled, self._empty = self._current_containers()
         return True
 
-    def _tell(self, number: int, name: str, value: Any) -> None:
-        """Of an attribute only the last news matter."""
-        self._last_news += 1
-        self._news[number, name] = (self._last_news, value)
+    def _note_attribute(self, number: int, name: str, value: Any) -> None:
+        """An attribute has changed; only its last change matters."""
+        self._last_change += 1
+        self._attribute_changes[number, name] = (self._last_change, value)
 
     def succeed(self, other: ChangeTracker) -> None:
         """This tracker follows `other`, on the same module, and keeps what that one has learned of
         attributes that change in forward passes."""
         self._keeps_own |= other._keeps_own
 
-    def changes(self, told: Told) -> Changes:
-        """What to tell a slot, with copies of tensors; notes that it has been told."""
+    def changes(self, known: KnownState) -> Changes:
+        """What to tell a slot, with copies of tensors; notes that it knows it then."""
         attributes = []
-        if told.attributes != self._last_news:
-            news = self._news.items()
+        if known.last_change != self._last_change:
+            changes = self._attribute_changes.items()
             attributes = [
-                (*place, value) for place, (when, value) in news if when > told.attributes
+                (*which, value) for which, (number, value) in changes if number > known.last_change
             ]
-            told.attributes = self._last_news
+            known.last_change = self._last_change
         stale = {
             id(table)
             for i, (table, name) in enumerate(self.others)
-            if self._is_uncounted[i] or _is_other(told.others.get(i), _state(table, name))
+            if self._is_uncounted[i] or _is_other(known.others.get(i), _state(table, name))
         }
         if not attributes and not stale:
             return NO_CHANGES
@@ -269,7 +272,7 @@ class ChangeTracker:
         with torch.inference_mode(mode=False):
             for i, (table, name) in enumerate(self.others if stale else ()):
                 if id(table) in stale:
-                    told.others[i] = _state(table, name)
+                    known.others[i] = _state(table, name)
                     tensor = table[name]
                     others.append((i, None if tensor is None else tensor.detach().clone()))
         return Changes(attributes, others)
@@ -282,7 +285,7 @@ def _state(table: dict[str, Any], name: str) -> tuple[torch.Tensor | None, int]:
     return tensor, UNKNOWN if tensor.is_inference() else version_of(tensor)
 
 
-def _overlaps(places: Iterable[Place], leaves: Iterable[torch.Tensor]) -> list[bool]:
+def _overlaps(places: Iterable[TableEntry], leaves: Iterable[torch.Tensor]) -> list[bool]:
     """Of each of these tensors: whether it lies where one of `leaves` does. Then it changes with
     each step, and nobody counts that."""
     taken: dict[int, list[tuple[int, int]]] = {}

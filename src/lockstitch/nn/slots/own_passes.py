@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from lockstitch.memory.waiting import WorkEstimate
     from lockstitch.nn.slots.base import OwnPass
-    from lockstitch.nn.slots.module_changes import Place
+    from lockstitch.nn.slots.module_changes import TableEntry
 
 _QUIET_PASSES: Final = 8
 
@@ -44,7 +44,7 @@ class OwnPasses:
         self._name = name
         self._quiet = 0
         self._replica: nn.Module | None = None
-        self._others: list[Place] = []
+        self._others: list[TableEntry] = []
         self._leaves: Sequence[torch.Tensor] = ()
         self._fills_unused = True
         self._is_transparent: bool | None = None

@@ -37,14 +37,14 @@ class Packer:
         if before is None or modes[0] is not before[0] or modes[1] is not before[1]:
             self._packed, self._modes = pickle.dumps(modes, 5), modes
         changes = request.changes
-        told = None
+        changed = None
         tensors: Sequence[torch.Tensor | None] = request.tensors
         if changes:
-            told = changes.attributes, [i for i, _ in changes.others]
+            changed = changes.attributes, [i for i, _ in changes.others]
             tensors = [*tensors, *(tensor for _, tensor in changes.others)]
         skeleton = None if is_single_argument(request.skeleton) else request.skeleton
         vjp_of = request.vjp_of
-        content = skeleton, request.wants_gradient, self._packed, request.seed, told, vjp_of
+        content = skeleton, request.wants_gradient, self._packed, request.seed, changed, vjp_of
         return content, tensors
 
 
@@ -56,7 +56,7 @@ class Unpacker:
 
     def unpack(self, number: int, content: Any, tensors: Sequence[Any]) -> Request:
         """The request of this number. Buffers and the like become the slot's own."""
-        skeleton, wants_gradient, packed, seed, told, vjp_of = content
+        skeleton, wants_gradient, packed, seed, changed, vjp_of = content
         if skeleton is None:
             skeleton = SINGLE_ARGUMENT
         modes = self._modes.get(packed)
@@ -65,8 +65,8 @@ class Unpacker:
                 self._modes.clear()
             modes = self._modes[packed] = pickle.loads(packed)
         changes = NO_CHANGES
-        if told is not None:
-            attributes, others = told
+        if changed is not None:
+            attributes, others = changed
             count = len(tensors) - len(others)
             pairs = [
                 (i, None if tensor is None else tensor.clone())

@@ -36,54 +36,54 @@ def tracker(net):
 
 
 def test_nothing_has_changed(net, tracker):
-    told = tracker.new_told()
+    known = tracker.known_state()
     assert tracker.look()
-    assert not tracker.changes(told)
+    assert not tracker.changes(known)
 
 
 def test_plain_attributes_are_told_once(net, tracker):
-    told = tracker.new_told()
+    known = tracker.known_state()
     net.factor = 2
     net.eval()
     del net.last
     assert tracker.look()
-    changes = tracker.changes(told)
+    changes = tracker.changes(known)
     assert set(changes.attributes) == {
         (0, "factor", 2),
         (0, "last", Deleted),
         *((i, "training", False) for i in range(3)),
     }
     assert tracker.look()
-    assert not tracker.changes(told)
+    assert not tracker.changes(known)
 
 
 def test_each_slot_is_told_what_it_has_missed(net, tracker):
-    told = tracker.new_told(), tracker.new_told()
+    known = tracker.known_state(), tracker.known_state()
     net.factor = 2
     assert tracker.look()
-    tracker.changes(told[0])
+    tracker.changes(known[0])
     net.factor = 3
     assert tracker.look()
-    assert [value for *_, value in tracker.changes(told[0]).attributes] == [3]
-    assert [value for *_, value in tracker.changes(told[1]).attributes] == [3]
+    assert [value for *_, value in tracker.changes(known[0]).attributes] == [3]
+    assert [value for *_, value in tracker.changes(known[1]).attributes] == [3]
 
 
 def test_lists_of_plain_values_are_told(net, tracker):
-    told = tracker.new_told()
+    known = tracker.known_state()
     net.names.append("b")
     assert tracker.look()
-    assert tracker.changes(told).attributes == [(0, "names", ["a", "b"])]
+    assert tracker.changes(known).attributes == [(0, "names", ["a", "b"])]
     assert tracker.look()
 
 
 def test_all_buffers_of_a_submodule_are_told_together(net, tracker):
-    told = tracker.new_told()
+    known = tracker.known_state()
     net.norm(torch.randn(4, 2))  # writes running_mean without a new version
     assert tracker.look()
-    assert [number for number, _ in tracker.changes(told).others] == [0, 1, 2]
-    assert not tracker.changes(told).others
+    assert [number for number, _ in tracker.changes(known).others] == [0, 1, 2]
+    assert not tracker.changes(known).others
     net.norm.running_var = torch.ones(2)
-    assert len(tracker.changes(told).others) == 3
+    assert len(tracker.changes(known).others) == 3
 
 
 def replace_parameter(net):
@@ -149,17 +149,17 @@ def test_what_a_module_keeps_of_each_pass_is_its_own_affair(net, tracker):
     tracker.settle()
     assert not tracker.is_quiet
     assert tracker.look()
-    assert not tracker.changes(tracker.new_told())
+    assert not tracker.changes(tracker.known_state())
     keep_a_tensor(net)  # by somebody else
     assert not tracker.look()
 
 
 def test_a_state_that_is_set_back_between_calls_is_told(net, tracker):
-    told = tracker.new_told()
+    known = tracker.known_state()
     net.state = {"h": None}
     net.counts = []
     assert tracker.look()
-    tracker.changes(told)
+    tracker.changes(known)
     for _ in range(2):
         keep_a_tensor(net)  # in the pass of slot 0
         net.state["h"] = torch.zeros(2)
@@ -169,18 +169,18 @@ def test_a_state_that_is_set_back_between_calls_is_told(net, tracker):
         net.last, net.state["h"], net.factor = None, None, 1
         net.counts.clear()
         assert tracker.look()
-        attributes = {name: value for _, name, value in tracker.changes(told).attributes}
+        attributes = {name: value for _, name, value in tracker.changes(known).attributes}
         assert attributes == {"last": None, "state": {"h": None}, "factor": 1, "counts": []}
 
 
 def test_what_a_module_counts_is_told(net, tracker):
-    told = tracker.new_told()
+    known = tracker.known_state()
     net.factor += 1
     net.names.append("b")
     net.sizes = [3]
     tracker.settle()
     assert tracker.look()
-    attributes = {name: value for _, name, value in tracker.changes(told).attributes}
+    attributes = {name: value for _, name, value in tracker.changes(known).attributes}
     assert attributes == {"factor": 2, "names": ["a", "b"], "sizes": [3]}
 
 
@@ -193,10 +193,10 @@ def test_hooks_of_a_forward_pass_are_a_reason_to_make_slots_anew(net, tracker):
 def test_copies_for_slots_are_no_tensors_of_inference_mode():
     module = nn.BatchNorm1d(2)
     tracker = ChangeTracker(module)
-    told = tracker.new_told()
+    known = tracker.known_state()
     with torch.inference_mode():
         module.running_mean.add_(1)
-        changes = tracker.changes(told)
+        changes = tracker.changes(known)
     assert changes.others
     assert not any(tensor.is_inference() for _, tensor in changes.others)
 
@@ -206,11 +206,11 @@ def test_a_buffer_whose_changes_nobody_counts_is_told_each_time():
     with torch.inference_mode():
         module.register_buffer("shift", torch.zeros(2))
     tracker = ChangeTracker(module)
-    told = tracker.new_told()
+    known = tracker.known_state()
     for value in (1.0, 2.0):
         with torch.inference_mode():
             module.shift.fill_(value)
-        ((_, copied),) = tracker.changes(told).others
+        ((_, copied),) = tracker.changes(known).others
         assert copied.tolist() == [value, value]
 
 
@@ -232,9 +232,9 @@ def test_a_buffer_in_the_memory_of_a_parameter_is_told_each_time():
     module.register_buffer("beside", torch.zeros(2))
     module.register_buffer("same", module.bias.data)
     tracker = ChangeTracker(module)
-    told = tracker.new_told()
+    known = tracker.known_state()
     for value in (1.0, 2.0):
         with torch.no_grad():
             module.bias.fill_(value)
-        sent = dict(tracker.changes(told).others)
+        sent = dict(tracker.changes(known).others)
         assert sent[tracker.others.index((module._buffers, "same"))].tolist() == [value] * 2
