@@ -30,7 +30,7 @@ class Arena:
         self._capacity = capacity
         self._top = _SMALLEST  # nothing lies at 0, which says "nowhere"
         self._free: dict[int, list[int]] = {}
-        """By the size asked for; sizes that are rounded alike share a list."""
+        """The free ranges by the size asked for; sizes that are rounded alike share a list."""
         self._of_size: dict[int, list[int]] = {}
         self._taken: dict[int, list[int]] = {}
         """What is handed out, and where it goes back to."""
@@ -44,7 +44,8 @@ class Arena:
         return len(self._taken)
 
     def take(self, size: int) -> int:
-        """Where a free range of at least `size` bytes begins; `ArenaFullError` if there is none."""
+        """Takes a free range of at least `size` bytes and returns where it begins. Raises
+        `ArenaFullError` if there is none."""
         if not self._dropped.empty():
             self.collect()
         free = self._free.get(size)  # most sizes have come before

@@ -51,7 +51,8 @@ class _Account:
     """Numbers that a block has had, and that nobody uses any more."""
     lent: dict[int, Block] = field(default_factory=dict)
     spare: dict[int, list[Block]] = field(default_factory=dict)
-    """By size; each list ends with the block that came back last: it is the warmest."""
+    """The free blocks by size; each list ends with the block that came back last: it is the
+    warmest."""
     retired: set[int] = field(default_factory=set)
     counts: Counter[int] = field(default_factory=Counter)
     reused: Counter[int] = field(default_factory=Counter)
@@ -181,7 +182,7 @@ class Ledger:
         self._removed(block).retired.add(block.number)
 
     def clear(self, owner: Hashable, number: int) -> None:
-        """Nobody uses the retired block of that number any more."""
+        """Takes note that nobody uses the retired block of that number any more."""
         account = self._accounts[owner]
         account.retired.remove(number)
         account.unused.append(number)

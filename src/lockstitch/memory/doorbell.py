@@ -61,8 +61,8 @@ class Doorbell:
         sleep: Callable[[], T],
         reason: int = ASLEEP,
     ) -> T | None:
-        """All five steps: sleeps by `sleep()`, unless what is waited for `has_come()`. Returns what
-        `sleep` has returned, or None where it was not called."""
+        """Takes all five steps: sleeps by `sleep()`, unless what is waited for `has_come()`.
+        Returns what `sleep` has returned, or None where it was not called."""
         words = self._words
         words[waiter] = reason
         try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LARGEST: Final = 60_000
-"""Bytes of a message."""
+"""How long a message may be, in bytes."""
 SPIN_SECONDS: Final = 1e-3
 _RING_BYTES: Final = 1 << 17
 _LENGTH_BYTES: Final = 8
@@ -112,7 +112,7 @@ class Mailbox:
         return message
 
     def _wait(self, kind: int) -> bool:
-        """Until a message is there; False if there will be none."""
+        """Waits until a message is there; returns False if there will be none."""
         start = self._now()
         estimate = self._estimates.get(kind)
         if estimate is None:
@@ -139,7 +139,7 @@ class Mailbox:
         return False
 
     def _sleep_until_room(self, least: int, ends_for_message: bool) -> bool:
-        """Until the other side has read `least` bytes, or perhaps before."""
+        """Sleeps until the other side has read `least` bytes, or perhaps wakes before."""
         words = self._out.words
 
         def is_over() -> bool:
@@ -148,8 +148,8 @@ class Mailbox:
         return self._sleep(is_over, _FOR_ROOM)
 
     def _sleep(self, has_come: Callable[[], bool], reason: int) -> bool:
-        """Until the other side wakes this one, unless there is no reason to sleep; False when the
-        other side is gone."""
+        """Sleeps until the other side wakes this one, unless there is no reason to; returns False
+        when the other side is gone."""
         try:
             packet = self._in.doorbell.sleep_unless(SLEEPS, has_come, self._receive_wakeup, reason)
         except ConnectionResetError:

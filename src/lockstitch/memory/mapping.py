@@ -27,7 +27,7 @@ from lockstitch.devices import pinned
 IS_AVAILABLE: Final = hasattr(os, "memfd_create")
 """Whether this system has memory of this kind."""
 NAME: Final = "lockstitch"
-"""Under which /proc/PID/maps lists it, where nothing else is said."""
+"""The name under which /proc/PID/maps lists the memory, where no other is given."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _madvise = _LIBC.madvise
@@ -98,7 +98,7 @@ class Mapping:
             _madvise(self.address, self.size, _DONT_FORK)
 
     def make_private(self, descriptor: int) -> None:
-        """From now on a page becomes this process's own when it is written to."""
+        """Makes each page this process's own when it is next written to."""
         protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
         _mmap(self.address, self.size, protection, flags, descriptor, 0)
 

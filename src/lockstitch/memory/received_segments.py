@@ -114,7 +114,7 @@ class ReceivedSegments:
                     lease.end = lease.give_back
 
     def abandon(self) -> None:
-        """In a forked child: what it lets go of is its own affair."""
+        """Called in a forked child: what that lets go of is its own affair."""
         self._table = bytearray(TABLE_BYTES)
         for ref in list(self._leases.values()):
             lease = ref()

@@ -51,7 +51,7 @@ TAKEN: Final = 10
 WORDS_BYTES: Final = 128
 
 NAME: Final = "lockstitch-ring"
-"""Of the memory, as in `mapping`."""
+"""The name of the memory, as in `mapping`."""
 RING_BYTES: Final = 8 * 1024
 """What one direction takes, words and data."""
 CAPACITY: Final = RING_BYTES - WORDS_BYTES

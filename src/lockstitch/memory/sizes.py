@@ -8,7 +8,7 @@ from typing import Final
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 ALIGNMENT: Final = 64
-"""Of tensors that lie one behind the other."""
+"""The alignment, in bytes, of tensors that lie one behind the other."""
 # Sizes of blocks rise in eighths of a power of two, which wastes 6 % on average.
 _STEPS_LOG2: Final = 3
 # A block may be lent for much less than it holds, but not for less than this part of it.

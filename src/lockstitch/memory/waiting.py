@@ -1,6 +1,14 @@
 """How long waits and work of one kind have taken of late: what is done about the next one follows.
 
 Each user brings its own limits; the estimate is the same: a moving average, a quarter of it new.
+
+Those who look again and again before they sleep share this estimate and the protocol of falling
+asleep (`doorbell`), but each has a loop of its own, for what one look is differs. A forked slot
+(`mailbox`) reads one word of memory and never yields the CPU. A receiver of calls
+(`transport.spin`) asks a socket, watches a ring in between, and gives the CPU away by rules about
+who shares it. A rank (`collectives.shared_memory.driving`) does the work that it finds, and yields
+after each look. One loop for all would have to call a function for each look, which makes a look at
+memory half as long again.
 """
 
 from __future__ import annotations
@@ -57,7 +65,7 @@ class WorkEstimate:
         return self._count % _MEASURED_ONE_IN == 1
 
     def learn(self, seconds: float) -> None:
-        """So long a piece of work has taken."""
+        """Takes note that a piece of work has taken so long."""
         if self._estimate is None:
             self._estimate = DurationEstimate(float("inf"), seconds)
         else:

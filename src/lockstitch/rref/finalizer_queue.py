@@ -1,11 +1,11 @@
 """Where finalizers leave word that a reference is gone, and the thread that reads it.
 
 A finalizer may run at any point, in any thread and under any lock, so all it does is to append a
-fork to a `deque` and to ring a bell: a `SimpleQueue`, whose `put` is one reentrant C call. The
-thread sleeps on the bell, so an idle worker costs nothing; once woken it waits a moment for more,
-and leaves them where whoever drains will find them. A program that makes and drops
-references in a loop is then not disturbed by each, and one message tells of many. Where many have
-come already, the program's next call ends the waiting.
+fork to a `deque` and to wake the thread by a `SimpleQueue`, whose `put` is one reentrant C call.
+The thread sleeps on that queue, so an idle worker costs nothing. Once woken it waits a moment for
+more, and leaves them where whoever drains will find them. A program that makes and drops references
+in a loop is then not disturbed by each, and one message tells of many. Where many have come
+already, the program's next call ends the waiting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FinalizerQueue:
         self._name = name
         self._drop = drop
         self._left: deque[GlobalId] = deque()
-        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
@@ -44,8 +44,8 @@ class FinalizerQueue:
         """An object that stood for `fork` is gone. Takes no lock."""
         if not self._closed:
             self._left.append(fork)
-            if self._bell.empty():
-                self._bell.put(None)
+            if self._wakeups.empty():
+                self._wakeups.put(None)
 
     def relieve(self) -> None:
         """Ends the waiting of references that are to be told of, if they are many. It is cheap, and
@@ -74,7 +74,7 @@ class FinalizerQueue:
 
     def _run(self) -> None:
         while not self._closed:
-            self._bell.get()
+            self._wakeups.get()
             self._hurry.wait(_PATIENCE_SECONDS)
             if not self._closed:
                 self._hurry.clear()
@@ -88,6 +88,6 @@ class FinalizerQueue:
             self._closed = True
             self._hurry.set()
             thread = self._thread
-        self._bell.put(None)
+        self._wakeups.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_seconds)

@@ -1,4 +1,4 @@
-"""Device maps on the road of a call, as far as the CPU can show them; `tests/gpu` has the rest."""
+"""Device maps on the route of a call, as far as the CPU can show them; `tests/gpu` has the rest."""
 
 from __future__ import annotations
 

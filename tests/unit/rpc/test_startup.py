@@ -1,4 +1,4 @@
-"""A worker starts on the roads that its options allow."""
+"""A worker starts on the transports that its options allow."""
 
 from __future__ import annotations
 

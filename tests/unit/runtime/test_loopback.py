@@ -1,4 +1,4 @@
-"""Calls to oneself take the same road: values are copied, functions run on other threads."""
+"""Calls to oneself take the same route: values are copied, functions run on other threads."""
 
 from __future__ import annotations
 

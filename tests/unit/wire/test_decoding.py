@@ -35,7 +35,7 @@ from lockstitch.wire.pickling import pack
 from lockstitch.wire.tensors import INLINE_BYTES
 from lockstitch.wire.unpickling import unpack
 from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
-from tests.unit.wire.road import decode, frame_of
+from tests.unit.wire.route import decode, frame_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -36,7 +36,7 @@ from lockstitch.wire.messages import Payload
 from lockstitch.wire.pickling import pack, pack_flat
 from lockstitch.wire.unpickling import discard, unpack
 from tests.labels import steady
-from tests.unit.wire.road import REGISTRY, cross
+from tests.unit.wire.route import REGISTRY, cross
 
 
 class Point(NamedTuple):

@@ -13,7 +13,7 @@ from lockstitch.ids import GlobalId
 from lockstitch.wire.encodings import NOTHING
 from lockstitch.wire.messages import Payload, Reply, Stitch
 from lockstitch.wire.sharing import find_shared, overlaps_itself
-from tests.unit.wire.road import cross, decode, frame_of
+from tests.unit.wire.route import cross, decode, frame_of
 
 LARGE = 16 * 1024
 

@@ -13,7 +13,7 @@ from lockstitch.errors import SerializationError
 from lockstitch.wire.encodings import PICKLE, PickleSession
 from lockstitch.wire.pickling import can_pack, pack
 from lockstitch.wire.subclasses import is_plain_at_heart, rebuild_subclass
-from tests.unit.wire.road import REGISTRY, cross
+from tests.unit.wire.route import REGISTRY, cross
 
 
 class Marked(torch.Tensor):

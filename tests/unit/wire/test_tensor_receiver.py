@@ -25,7 +25,7 @@ from lockstitch.wire.tensors import (
     STAGED,
     STRIDED,
 )
-from tests.unit.wire.road import cross
+from tests.unit.wire.route import cross
 
 BYTES = torch.arange(INLINE_BYTES, dtype=torch.int64).to(torch.uint8)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lockstitch.errors import SerializationError
 from lockstitch.wire.sharing import find_shared
 from lockstitch.wire.tensors import DTYPES, INLINE_BYTES, Memory, describe
-from tests.unit.wire.road import cross
+from tests.unit.wire.route import cross
 
 SENDABLE = [dtype for dtype in DTYPES if dtype is not None]
 LARGE = INLINE_BYTES + 8

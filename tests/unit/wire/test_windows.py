@@ -22,7 +22,7 @@ from lockstitch.wire.pickling import pack
 from lockstitch.wire.tensors import DTYPES, INLINE_BYTES
 from lockstitch.wire.unpickling import unpack
 from lockstitch.wire.windows import WindowTensorReceiver
-from tests.unit.wire.road import REGISTRY
+from tests.unit.wire.route import REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -178,7 +178,7 @@ class SharedMemoryBackend:
         self.close()
 
     def abandon(self) -> None:
-        """In a forked child: the session is the parent's."""
+        """Called in a forked child: the session is the parent's."""
         self._is_abandoned = True
         self._wakeups.close()
 

@@ -116,8 +116,9 @@ class Definition:
     def blocks(
         self, segment: Segment, places: tuple[int, ...], index: int
     ) -> list[list[torch.Tensor]]:
-        """Of what lies at each of these places, a single tensor or several of one dtype, the
-        index-th of equal slices, in blocks: of each block, all ranks' parts."""
+        """Cuts what lies at each of these places, a single tensor or several of one dtype, into
+        equal slices and the index-th of those into blocks; returns, for each block, all ranks'
+        parts."""
         found = self._blocks.get(places)
         if found is None:
             if len(self._blocks) >= _KEPT_SLICES:
@@ -149,7 +150,7 @@ def slice_of(count: int, slices: int, index: int, item_size: int) -> tuple[int, 
 
 
 def in_place_bytes_for(set_size: int) -> int:
-    """From which size on a resident tensor is reduced where it lies."""
+    """The size in bytes from which on a resident tensor is reduced where it lies."""
     return _IN_PLACE_BYTES_OF_TWO if set_size <= 2 else _IN_PLACE_BYTES_OF_MORE
 
 

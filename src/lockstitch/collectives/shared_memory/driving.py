@@ -82,7 +82,7 @@ class Driver:
         self._token.wait()
 
     def _call_off_background(self) -> None:
-        """If it is the one who drives."""
+        """Asks the background thread for the token, if it is the one who drives."""
         if self._background.is_driving:
             self._token.is_wanted = True
             self._wakeups.wake_own()

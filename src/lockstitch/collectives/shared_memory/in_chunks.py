@@ -38,7 +38,7 @@ DEPTH: Final = 2
 
 
 class InChunks(Operation):
-    """See the module."""
+    """An allreduce of large private tensors."""
 
     def __init__(self, handle: Handle[Any], definition: Definition) -> None:
         super().__init__(handle, definition)
@@ -58,7 +58,7 @@ class InChunks(Operation):
         self._sinks: list[list[torch.Tensor]] = []
         self._has_slices = False
         self._index = 0
-        """Of this rank, among those present."""
+        """The index of this rank among those present."""
         self._peer: Part | None = None
         """The other one of two, while this rank's own part can be read from the tensor itself."""
         self._block_bytes = 0
@@ -170,8 +170,8 @@ class InChunks(Operation):
             self._result_scale.apply_(out)
 
     def _reduce_slices(self, context: OperationContext, ready: int) -> None:
-        """This rank's slice of every chunk that is there; nobody else reads that slice of its ring
-        before it is told."""
+        """Reduces this rank's slice of every chunk that is there; nobody else reads that slice of
+        its ring before it is told."""
         while self.reduced < ready:
             if self._is_reducing:
                 self._restore_slices(context)
@@ -189,7 +189,7 @@ class InChunks(Operation):
             context.tell_reduced(self, self.reduced)
 
     def _restore_slices(self, context: OperationContext) -> None:
-        """Of the next chunk: as they were before sums were written there."""
+        """Makes the slices of the next chunk what they were before sums were written there."""
         chunk, sources = self._chunks[self.reduced], self._sources[self.reduced]
         slices = self._slices(context, self.ring, self.reduced, self._index)
         for piece, source, out in zip(chunk, sources, slices, strict=True):
@@ -197,7 +197,7 @@ class InChunks(Operation):
             scaled_copy(source[begin:end], self._factor, out)
 
     def _reduce_slice(self, tensors: Sequence[torch.Tensor]) -> None:
-        """All ranks' parts of it into this rank's, in blocks."""
+        """Reduces all ranks' parts of one slice into this rank's, block by block."""
         out, combine_two = tensors[self._index], self._fold
         length = self._block_bytes // out.dtype.itemsize
         assert self._scratch is not None

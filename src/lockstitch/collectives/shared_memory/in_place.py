@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 
 
 class InPlace(Operation):
-    """See the module; for allreduces of which at least one rank's tensor lives in its arena."""
+    """An allreduce in which at least one rank's tensor lives in its arena."""
 
     def __init__(self, handle: Handle[Any], definition: Definition) -> None:
         super().__init__(handle, definition)
         self._own_place = NOWHERE
-        """Where this rank's tensor is copied to, if it does not live there."""
+        """The place that this rank's tensor is copied to, if it does not live in the arena."""
         self._is_staged = False
         self._blocks_done = 0
         self._begun: tuple[list[torch.Tensor], int, int] | None = None
-        """Of the block that comes next, if it was begun: its tensors, how many changes (a sum with
-        each other tensor, and scaling) the first has had, and its version with the last of them. An
-        interrupt may come when torch has made a change and nobody has noted it; the version tells.
-        """
+        """The block that is being reduced: its tensors, how many changes (a sum with each other
+        tensor, and scaling) the first has had, and its version with the last of them. An interrupt
+        may come when torch has made a change and nobody has noted it; the version tells."""
         self._results: list[torch.Tensor] = []
 
     @property

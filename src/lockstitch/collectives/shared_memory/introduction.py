@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     FailureReason = Callable[[float], str | None]
-    """Why a rank has given up, if one has; waits for the news for so many seconds at most."""
+    """Says why a rank has given up, if one has; waits so many seconds at most for somebody to say
+    so."""
 
 _HELLO = struct.Struct("<I")
 _READY, _GO = b"k", b"g"
@@ -84,7 +85,7 @@ class IntroductionListener:
         self._socket.listen(128)
 
     def close(self) -> None:
-        """Harmless when repeated."""
+        """Stops listening; harmless when repeated."""
         self._socket.close()
 
     def receive_all(
@@ -95,8 +96,8 @@ class IntroductionListener:
         timeout_seconds: float,
         why: FailureReason,
     ) -> B:
-        """The first rank's part: waits for the others, and gives each what it needs. `ranks` are
-        those of this host, as they are called elsewhere; `segment` is taken over."""
+        """The part of the first rank: waits for the others, and gives each what it needs. `ranks`
+        are those of this host, by their ranks in the session; `segment` is taken over."""
         deadline = time.monotonic() + timeout_seconds
         eventfd, pidfd = own_descriptors()
         unknown = [-1] * (len(ranks) - 1)
@@ -134,7 +135,7 @@ class IntroductionListener:
         deadline: float,
         why: FailureReason,
     ) -> None:
-        """One more, if somebody knocks soon; raises where there is no hope left."""
+        """Lets one more rank in, if somebody connects soon; raises where there is no hope left."""
         self._socket.settimeout(_LOOK_SECONDS)
         try:
             peer, _ = self._socket.accept()
@@ -169,7 +170,7 @@ def join_host(
     timeout_seconds: float,
     why: FailureReason,
 ) -> B:
-    """The part of every other rank."""
+    """The part of every other rank: connects to the first one, and takes home what it gives."""
     eventfd, pidfd = own_descriptors()
     known = SharedDescriptors(-1, [], [])
     backend: B | None = None
@@ -200,7 +201,7 @@ def join_host(
 
 
 def end_introduction(address: str) -> None:
-    """Ends the wait of whoever waits behind that door, with an error; harmless elsewhere."""
+    """Ends the wait of whoever listens at that address, with an error; harmless elsewhere."""
     with (
         contextlib.suppress(OSError),  # nobody is there
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as host,
@@ -210,7 +211,7 @@ def end_introduction(address: str) -> None:
 
 
 def own_descriptors() -> tuple[int, int]:
-    """This process's eventfd and pidfd."""
+    """Opens an eventfd and a pidfd of this process."""
     eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     try:
         return eventfd, os.pidfd_open(os.getpid())
@@ -237,7 +238,7 @@ def _is_same_user(sock: socket.socket) -> bool:
 
 
 def _has_hung_up(peers: Iterable[socket.socket]) -> bool:
-    """Whether one of them has, who are to say nothing now."""
+    """Whether one of the peers has hung up; none is to say anything now."""
     poll = select.poll()
     for peer in peers:
         poll.register(peer, select.POLLIN)
@@ -252,8 +253,8 @@ def _end(
     backend: Begun | None,
     why: FailureReason,
 ) -> None:
-    """Gives back what there is; raises what says more than the error. Others may have begun
-    already: they read in the segment that it is over."""
+    """Gives back what there is after `error`, and raises an error that says more, if there is one.
+    Others may have begun already: they read in the segment that it is over."""
     better = None
     if isinstance(error, OSError):
         others = [each for each in ranks if each != rank] if rank == ranks[0] else [ranks[0]]

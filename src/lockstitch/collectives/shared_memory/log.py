@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DEFINE: Final = 1
-"""This number stands for a description; the argument is its length in bytes."""
+"""The number stands for a description from now on; the argument is the length of that in bytes."""
 SUBMIT: Final = 2
-"""Submitted; the argument says where the tensors are, with a flag (below)."""
+"""An operation was submitted; the argument says where the tensors are, with a flag (below)."""
 SLICE_DONE: Final = 3
-"""So many chunks are there."""
+"""So many chunks, the argument, are in the ring; or, of a resident tensor, its slice is reduced."""
 DONE: Final = 4
-"""This rank needs nothing more of the operation."""
+"""The rank reads nothing more of the operation."""
 PLACE: Final = 5
-"""The tensors are (also) there."""
+"""The tensors lie, as a whole, at the place that the argument names."""
 JOIN: Final = 6
-"""Out of data, at a time (bits 4-63, nanoseconds)."""
+"""The rank has run out of data, at a time (bits 4-63, nanoseconds)."""
 LEAVE: Final = 7
 """The session has ended here; the last record. The argument is the length in bytes of the reason,
 which follows, with a flag (below)."""
 REDUCED: Final = 8
-"""This rank's slice of so many chunks is reduced."""
+"""The rank's slice of so many chunks, the argument, is reduced."""
 
 RESIDENT: Final = 1 << 43
-"""Flag of SUBMIT: the place is the tensor itself, not a copy."""
+"""The flag of SUBMIT by which the place is that of the tensor itself, not of a copy."""
 BY_DEATH: Final = 1 << 43
-"""Flag of LEAVE: another rank has died."""
+"""The flag of LEAVE by which another rank has died."""
 PLACE_MASK: Final = (1 << 42) - 1
 NUMBERS: Final = 1 << 16
 
@@ -79,7 +79,7 @@ def _words(content: bytes) -> list[int]:
 
 
 class LogWriter:
-    """This rank's own log. `tails` and `cursors` are words in shared memory: a tail for each
+    """Writes this rank's own log. `tails` and `cursors` are words in shared memory: a tail for each
     writer, and for each writer a row of its readers' cursors."""
 
     def __init__(
@@ -127,7 +127,7 @@ class LogWriter:
 
 
 class LogReader:
-    """Another rank's log, read by this one."""
+    """Reads another rank's log."""
 
     def __init__(
         self, ring: memoryview, tails: memoryview, cursors: memoryview, writer: int, reader: int

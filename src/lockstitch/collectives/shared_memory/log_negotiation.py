@@ -68,7 +68,8 @@ class LogNegotiation:
         self._wakeups = wakeups
         self._definitions = Definitions()
         self._current: dict[tuple[int, int], Part] = {}
-        """The latest operation under each number of another rank."""
+        """The latest operation under each number of another rank; the key is the rank and the
+        number."""
         self._announced: deque[Submitted] = deque()
         """What the others have been told, and this rank's own table will be told in the next turn
         (`Request.is_deferred`)."""
@@ -81,9 +82,9 @@ class LogNegotiation:
         self.is_changing = False
         """Whether an interrupt now would leave the books in disorder."""
         self._is_behind = False
-        """Whether steps are to be done that were interrupted."""
+        """Whether an interrupt has ended steps that are still to be done."""
         self.death: RankLostError | None = None
-        """Of a rank that has died, if another one has said so: the error that ends the session."""
+        """The error that ends the session, if another rank has said that one has died."""
 
     @property
     def words_written(self) -> int:

@@ -28,7 +28,7 @@ _LOOK_SECONDS = 1.0
 
 
 class OpenSets:
-    """Those in which `rank` takes part."""
+    """The process sets in which `rank` takes part."""
 
     def __init__(
         self,

@@ -34,30 +34,30 @@ NOWHERE: Final = 0
 
 
 class OperationContext(Protocol):
-    """What operations need of their surroundings."""
+    """What operations need of whoever performs them."""
 
     rank: int
     segment: Segment
     chunk_bytes: int
 
     def take(self, operation: Operation, size: int) -> int:
-        """Room in this rank's arena, until all are done with the operation; see `Arena.take`."""
+        """Takes room in this rank's arena until all are done with the operation (`Arena.take`)."""
         ...
 
     def give_back(self, operation: Operation) -> None:
-        """Nobody needs what it has taken."""
+        """Gives back what the operation has taken, which nobody needs any more."""
         ...
 
     def tell_progress(self, operation: Operation, count: int) -> None:
-        """So many chunks, or the slice, are there."""
+        """Tells the others that so many chunks, or the slice, are there."""
         ...
 
     def tell_reduced(self, operation: Operation, count: int) -> None:
-        """The slice of so many chunks is reduced."""
+        """Tells the others that the slice of so many chunks is reduced."""
         ...
 
     def tell_place(self, operation: Operation, place: int) -> None:
-        """The whole tensor lies there."""
+        """Tells the others that the whole tensor lies at `place`."""
         ...
 
 
@@ -80,9 +80,10 @@ class Part:
         self.rank = rank
         self.definition = definition
         self.place = place
-        """In bytes from the segment's beginning: of the tensors, or of the ring of chunks."""
+        """The place of the tensors, or of the ring of chunks, in bytes from the segment's
+        beginning."""
         self.whole_place = NOWHERE if definition.is_large and not is_resident else place
-        """Where a tensor lies as a whole, once it does."""
+        """The place where a tensor lies as a whole, once it does."""
         self.is_resident = is_resident
         self.produced = 0
         self.reduced = 0
@@ -101,14 +102,15 @@ class Operation:
         self.parts: list[Part | None] = []
         self.present: list[Part] = []
         self.position = 0
-        """This rank's, among the parts."""
+        """The position of this rank among the parts."""
         self.held: list[int] = []
-        """Places in this rank's arena, to be given back when all others are done."""
+        """The places in this rank's arena that are given back when all others are done."""
         self.unread = 0
-        """How many ranks are not done with them."""
+        """How many other ranks may still read what lies there."""
 
     def begin(self, parts: list[Part | None], present: list[Part], position: int) -> None:
-        """All ranks are ready; parts by position, None for who has joined."""
+        """Called when all ranks are ready. `parts` are by position, None for a rank that has
+        joined."""
         self.parts = parts
         self.present = present
         self.position = position
@@ -118,8 +120,8 @@ class Operation:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Nobody needs it any more. Operation and parts know each other, which would make work for
-        the garbage collector with every operation."""
+        """Called when nobody needs it any more. Operation and parts know each other, which would
+        make work for the garbage collector with every operation."""
         for part in self.present:
             part.operation = None
         self.parts = []

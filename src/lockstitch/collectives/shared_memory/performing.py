@@ -55,7 +55,7 @@ class Performer:
         self._publisher = publisher
         self.under_way: list[Operation] = []
         self._still_read: set[Operation] = set()
-        """Over for this rank, but others still read what it has put there."""
+        """Operations that are over for this rank, while others still read what it has put there."""
         self._lost: dict[int, RankLostError] = {}
         """Who has left, and the error of whoever waits for something of theirs."""
         self.interrupt: BaseException | None = None
@@ -70,7 +70,7 @@ class Performer:
     # ------------------------------------------------------------ from beginning to end
 
     def begin(self, ready: Perform) -> None:
-        """All ranks are ready for an operation."""
+        """Begins an operation that all ranks are ready for."""
         if self.rank not in ready.parts:  # it has joined, and the others go on without it
             return
         operation: Operation = ready.parts[self.rank].note.operation
@@ -102,7 +102,7 @@ class Performer:
                 self.under_way.remove(operation)
 
     def note_done(self, part: Part) -> None:
-        """The rank of that part reads nothing more of the operation."""
+        """Takes note that the rank of that part reads nothing more of the operation."""
         if part.is_done:
             return
         part.is_done = True
@@ -160,7 +160,7 @@ class Performer:
         return is_over
 
     def _keep_until_read(self, operation: Operation) -> None:
-        """This rank's part is over; others may still read what it has put there."""
+        """Ends this rank's part; what it has put there stays while others may still read it."""
         if isinstance(operation, InPlace):
             self._release(operation)  # each reads its own part only, at the end
             return

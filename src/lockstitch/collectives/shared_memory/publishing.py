@@ -21,11 +21,12 @@ _RESERVE_WORDS = 1024
 
 
 class LogFullError(Exception):
-    """Another rank must read before this one may submit more."""
+    """Raised where another rank must read before this one may submit more."""
 
 
 class Publisher:
-    """Of one rank in one process set; `others` are the ranks that may want to be woken."""
+    """Tells what one rank has to say in one process set; `others` are the ranks that may have to be
+    woken."""
 
     def __init__(self, writer: LogWriter, wakeups: Wakeups, others: Sequence[int]) -> None:
         self._writer = writer
@@ -62,7 +63,7 @@ class Publisher:
             self._wakeups.wake(self._others)
 
     def publish_leave(self, reason: str, is_death: bool) -> None:
-        """The last word: why this rank's session ends, and whether another one's death is why."""
+        """Tells, last of all, why this rank's session ends, and whether by another one's death."""
         self.publish(*log.leave_record(reason.encode(), is_death))
 
     def flush(self) -> None:

@@ -53,7 +53,7 @@ def agreed(operation: Operation, present: Iterable[Part]) -> Operation:
 
 
 def _resident_place(segment: Segment, rank: int, request: Request) -> int:
-    """Where a tensor lives that can be reduced where it lies."""
+    """The place of a tensor that can be reduced where it lies, or `NOWHERE`."""
     reduction = request.reduction
     if not request.outputs:
         return NOWHERE

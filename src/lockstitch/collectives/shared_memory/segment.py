@@ -81,7 +81,8 @@ class Segment(Views):
         self.arena_begins = [
             geometry.arenas_begin + rank * geometry.arena_bytes for rank in range(geometry.ranks)
         ]
-        """Where the arena of each rank begins, in bytes from the segment's beginning."""
+        """The place at which the arena of each rank begins, in bytes from the segment's beginning.
+        """
 
     def words(self, begin: int, count: int) -> memoryview:
         """`count` words from byte `begin` on."""
@@ -109,7 +110,7 @@ class Segment(Views):
         return self.words(logs + writer * geometry.log_words * _WORD, geometry.log_words)
 
     def vector(self, begin: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """Like `kept`, of one dimension."""
+        """A kept tensor (see `Views.kept`) of one dimension."""
         return self.kept(begin, dtype, (count,))
 
     def _control(self, set_id: int) -> int:

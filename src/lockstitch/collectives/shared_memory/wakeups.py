@@ -64,7 +64,7 @@ class Wakeups:
         return rank in self._pidfds.values()
 
     def forget(self, rank: int) -> None:
-        """This rank has told that it leaves: the end of its process is no death."""
+        """Takes note that this rank has said it leaves: the end of its process is no death."""
         for descriptor, each in list(self._pidfds.items()):
             if each == rank:
                 del self._pidfds[descriptor]

@@ -22,7 +22,7 @@ _CACHED_BYTES: Final = 1 << 16
 
 
 class Whole(Operation):
-    """See the module."""
+    """An operation in one phase."""
 
     def __init__(self, handle: Handle[Any], definition: Definition) -> None:
         super().__init__(handle, definition)
@@ -57,7 +57,7 @@ class Whole(Operation):
         return True
 
     def _reduce_one(self, context: OperationContext) -> None:
-        """The usual case, with less ado."""
+        """The usual case, an allreduce of one tensor, in fewer steps."""
         request, reduction = self.request, self.request.reduction
         assert reduction is not None
         out = request.outputs[0] if request.outputs is not None else outputs_of(request)[0]

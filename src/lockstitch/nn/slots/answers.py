@@ -62,7 +62,8 @@ class Answers:
         self._forget_released()
 
     def release(self, number: int) -> None:
-        """Nobody asks for anything with this number any more. From anywhere, at any time."""
+        """Takes note that nobody asks for anything with this number any more. May be called from
+        anywhere, at any time."""
         self._released.append(number)
 
     def _forget_released(self) -> None:

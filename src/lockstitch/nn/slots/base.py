@@ -57,7 +57,8 @@ def is_short(work: WorkEstimate) -> bool:
 
 
 class VjpOf(NamedTuple):
-    """Of which pass gradients are to be computed that can be differentiated themselves."""
+    """Names the pass whose gradients are to be computed so that they can be differentiated
+    themselves."""
 
     number: int
     keeps_graph: bool
@@ -74,11 +75,11 @@ class Request:
     tensors: Sequence[torch.Tensor]
     """The tensors, detached."""
     wants_gradient: Sequence[bool]
-    """Of each tensor: whether its gradient will be asked for."""
+    """Whether the gradient of each tensor will be asked for."""
     modes: Modes
     default_dtype: torch.dtype
     seed: int
-    """For the random numbers of this pass."""
+    """The seed for the random numbers of this pass."""
     generator_state: int = 0
     """The caller's generator before the call (`generators.fingerprint`)."""
     changes: Changes = NO_CHANGES
@@ -95,7 +96,7 @@ class Outcome:
     tensors: Sequence[torch.Tensor]
     """Detached."""
     requires_grad: Sequence[bool]
-    """Of each tensor: whether a gradient can be sent back through it."""
+    """Whether a gradient can be sent back through each tensor."""
     written: Sequence[int] = ()
     """The buffers and frozen parameters that the replica changed: they are no longer what the
     caller's module has."""
@@ -130,14 +131,14 @@ class SlotStatistics:
 
     passes: int = 0
     parameter_bytes: int = 0
-    """Of parameters that were copied to the slot."""
+    """How many bytes of parameters were copied to the slot."""
     other_bytes: int = 0
-    """Of buffers and frozen parameters that were."""
+    """How many bytes of buffers and frozen parameters were copied to the slot."""
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """From what a slot makes its replica, in the caller's process."""
+    """What a slot makes its replica from, in the caller's process."""
 
     module: torch.nn.Module
     leaves: Sequence[torch.Tensor]
@@ -158,7 +159,7 @@ class Slot(ABC):
     time, and must neither block nor raise."""
 
     name: str
-    """For errors: "slot 1 (process 4711)"."""
+    """What errors call it: "slot 1 (process 4711)"."""
     statistics: SlotStatistics
     is_thread_safe = False
     """Whether passes backward may be asked for and waited for without the lock of the pool."""

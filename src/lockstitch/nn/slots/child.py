@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def run_child(
     blueprint: Blueprint, mailbox: Mailbox, codec: MessageCodec, name: str, crash_file: int
 ) -> None:
-    """All that the process does; returns when the parent has hung up."""
+    """Does all that the process is for; returns when the parent has hung up."""
     torch.set_num_threads(1)
     signal.set_wakeup_fd(-1)
     # Ctrl-C is the parent's affair: when it ends, its slots do.
@@ -78,7 +78,7 @@ class _Server:
         self._estimates = {kind: WorkEstimate() for kind in (FORWARD, BACKWARD)}
 
     def serve(self) -> None:
-        """Until the parent hangs up."""
+        """Answers messages until the parent hangs up."""
         torch.set_num_threads(self._threads)
         mark_inside()
         kind = FORWARD
@@ -135,6 +135,6 @@ class _Server:
         return self._codec.encode(key, None, (), sums or None)
 
     def _start(self, kind: int) -> float | None:
-        """When a pass begins that is to be measured. (Not in time of the CPU: one that waits for
-        something is not short.)"""
+        """Returns the time at which a pass begins, if it is to be measured. (It is not time of the
+        CPU: a pass that waits for something is not short.)"""
         return time.perf_counter() if self._estimates[kind].is_due() else None

@@ -95,7 +95,7 @@ class _Pass(NamedTuple):
 
     mode: Mode
     state: int
-    """Of the caller's generators before its own part."""
+    """The fingerprint of the caller's generators before its own part."""
     deferred: _Task | None
     """What the caller does itself when it wants the answer: its work wants to know whether the pass
     is to have random numbers of its own."""
@@ -168,7 +168,7 @@ class CudaSlot(Slot):
         return outcome
 
     def _finish_asking(self, asked: _Pass) -> None:
-        """After the caller's own part of a pass through the module."""
+        """Does what was left for after the caller's own part of a pass through the module."""
         draws = self._drawing.note_call(asked.mode, asked.state)
         if asked.deferred is not None:
             task = asked.deferred._replace(work=partial(asked.deferred.work, draws=draws))
@@ -205,7 +205,7 @@ class CudaSlot(Slot):
         return _Task(Streams(self._devices).record(), contextvars.copy_context(), work, answer)
 
     def _hand_over(self, task: _Task) -> None:
-        """To the thread."""
+        """Gives the task to the thread."""
         self._thread.hand_over(partial(self._runner.do, task), task.answer.put)
 
     def _wait(self, key: Key) -> Any:
@@ -219,7 +219,7 @@ class CudaSlot(Slot):
 
 
 class _StreamRunner:
-    """Where the slot's work is done: one task at a time, by whichever thread."""
+    """Does the slot's work on its stream: one task at a time, in whichever thread."""
 
     def __init__(self, name: str, stream: SideStream, devices: Sequence[torch.device]) -> None:
         self._name = name

@@ -234,7 +234,7 @@ class _ChildProcess:
         self._close_files()
 
     def abandon(self) -> None:
-        """In a forked child: the slot is its parent's."""
+        """Called in a forked child: the slot is its parent's."""
         if self.is_running:
             self.is_running = False
             self.end_described = "it belongs to the process that this one was forked from"

@@ -54,7 +54,7 @@ def seed(number: int, device: torch.device = HOST) -> None:
 
 @contextlib.contextmanager
 def kept(device: torch.device = HOST) -> Iterator[None]:
-    """After the block the generators of `device` are in the states in which they were before."""
+    """A context after which the generators of `device` are in the states that they had before."""
     generators = generators_of(device)
     states = [each.get_state() for each in generators]
     try:
@@ -65,7 +65,8 @@ def kept(device: torch.device = HOST) -> Iterator[None]:
 
 
 class DrawingModes:
-    """In which modes a module on `device` draws random numbers, as far as its calls have shown."""
+    """Knows in which modes a module on `device` draws random numbers, as far as its calls have
+    shown."""
 
     def __init__(self, module: nn.Module, device: torch.device = HOST) -> None:
         self._module = weakref.ref(module)
@@ -86,8 +87,8 @@ class DrawingModes:
         self._draws[mode] = True
 
     def note_call(self, mode: Mode, state: int) -> bool:
-        """After the caller's own part of a call, before which the `fingerprint` was `state`:
-        whether that part has drawn any."""
+        """Learns from the caller's own part of a call, before which the `fingerprint` was `state`;
+        returns whether that part has drawn any."""
         draws = fingerprint(self._device) != state
         self._draws[mode] = draws or self._draws.get(mode, False)
         return draws

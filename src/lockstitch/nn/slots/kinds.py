@@ -57,7 +57,7 @@ def factory_for(place: SlotPlace) -> SlotFactory:
 
 
 def places_for(places: Iterable[SlotPlace]) -> list[torch.device]:
-    """For each entry, the device of the tensors that its slot is given."""
+    """The device, for each entry, of the tensors that its slot is given."""
     return [
         getattr(place, "device", HOST)
         if callable(place)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Hole(NamedTuple):
-    """Where the tensor of this number was."""
+    """Marks the place where the tensor of this number was."""
 
     number: int
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lockstitch.memory.blocks import Block
 
 NAME: Final = "lockstitch-slot"
-"""Of the file, as in `memory.mapping`."""
+"""The name of the file, as in `memory.mapping`."""
 _OURS: Final = "ours"
 _SLACK: Final = 4
 # What has lain idle while so many others were asked for is given up, when all that lies idle is

@@ -41,7 +41,7 @@ _Name = tuple[int, int, int]
 """A `BlockName` as it is sent: a plain tuple is pickled in a third of the time."""
 
 _Description = tuple[int, "tuple[int, ...]", "tuple[int, ...] | None", int]
-"""Of a tensor in the block: code of its dtype, shape, strides unless contiguous, offset."""
+"""How a tensor lies in the block: code of its dtype, shape, strides unless contiguous, offset."""
 
 
 class Leaves:
@@ -121,7 +121,7 @@ class MessageCodec:
         message = _HEADER.pack(*key) + _dumps(content)
         if len(message) <= LARGEST:
             return message
-        # By the same road as tensors.
+        # By the same route as tensors.
         bytes_block = self._own.allocate(len(message))
         memory = memoryview(bytes_block.bytes.numpy())  # type: ignore[arg-type]
         memory[: len(message)] = message

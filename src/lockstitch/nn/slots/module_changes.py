@@ -58,8 +58,8 @@ TableEntry: TypeAlias = "tuple[dict[str, Any], str]"
 
 
 def places_of_others(modules: Iterable[nn.Module]) -> list[TableEntry]:
-    """Where the tensors are that each replica has for itself: buffers and frozen parameters, in the
-    order of modules."""
+    """The entries of the tensors that each replica has for itself: buffers and frozen parameters,
+    in the order of modules."""
     tables = [table for module in modules for table in (buffers_of(module), parameters_of(module))]
     places: list[TableEntry] = []
     known: set[int] = set()
@@ -160,7 +160,7 @@ class ChangeTracker:
         return not self._keeps_own
 
     def refresh(self) -> bool:
-        """After making a slot: whether that has moved parameters."""
+        """Called after a slot was made: returns whether that has moved parameters."""
         before = self._traits
         self._traits = self._current_traits()
         return self._traits != before
@@ -178,8 +178,8 @@ class ChangeTracker:
         return filled, [each for each in containers if not each]
 
     def _current_traits(self) -> list[Any]:
-        """Of each parameter: which it is, where, and whether it wants gradients; of each buffer:
-        its name, and the same if it wants gradients."""
+        """Returns, of each parameter, which it is, where, and whether it wants gradients; of each
+        buffer its name, and the same if it wants gradients."""
         parameters = [
             None if each is None else (id(each), each.data_ptr(), each.requires_grad)
             for table in self._tables
@@ -205,8 +205,8 @@ class ChangeTracker:
         return self._traits == self._current_traits() and self._compare(is_own=False)
 
     def settle(self) -> None:
-        """After the caller's own forward pass: what it keeps of it, and cannot be told, is its own
-        affair."""
+        """Called after the caller's own forward pass: what the module keeps of it, and slots cannot
+        be told, is its own affair."""
         self._compare(is_own=True)
 
     def _compare(self, *, is_own: bool) -> bool:
@@ -286,8 +286,8 @@ def _state(table: dict[str, Any], name: str) -> tuple[torch.Tensor | None, int]:
 
 
 def _overlaps(places: Iterable[TableEntry], leaves: Iterable[torch.Tensor]) -> list[bool]:
-    """Of each of these tensors: whether it lies where one of `leaves` does. Then it changes with
-    each step, and nobody counts that."""
+    """Says of each of these tensors whether it lies where one of `leaves` does. Then it changes
+    with each step, and nobody counts that."""
     taken: dict[int, list[tuple[int, int]]] = {}
     for leaf in leaves:
         address, *span = _span(leaf)

@@ -38,7 +38,7 @@ _QUIET_PASSES: Final = 8
 
 
 class OwnPasses:
-    """Those of one slot, called `name`."""
+    """Runs the own passes of the slot called `name`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -50,7 +50,7 @@ class OwnPasses:
         self._is_transparent: bool | None = None
 
     def disturb(self) -> None:
-        """The slot has been told of changes."""
+        """Takes note that the slot was told of changes."""
         self._quiet = 0
         self._replica = self._is_transparent = None
 
@@ -69,7 +69,7 @@ class OwnPasses:
     def prepare(
         self, module: nn.Module, leaves: Sequence[torch.Tensor], *, fills_unused: bool
     ) -> None:
-        """Before a pass with a replica of `module`, whose `leaves` want gradients."""
+        """Prepares a pass with a replica of `module`, whose `leaves` want gradients."""
         if self._replica is None:
             self._replica = replicate_here(module, shares_leaves=True)
             self._others = places_of_others(self._replica.modules())

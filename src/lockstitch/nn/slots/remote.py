@@ -223,12 +223,12 @@ class RemoteSlot(Slot):
 
 
 def _run(replica: RRef[Replica], method: str, args: tuple[Any, ...]) -> Any:
-    """On the worker."""
+    """Runs a request, on the worker."""
     return replica.local_value().run(method, *args)
 
 
 class Replica:
-    """On the worker: the module's replica, and what runs it."""
+    """The module's replica, and what runs it, on the worker."""
 
     def __init__(self, module: nn.Module, device: str, name: str) -> None:
         self._name = name

@@ -61,7 +61,7 @@ class SharedParameters:
         return self.is_shared and 0 <= tensor.data_ptr() - self.address < self.size
 
     def abandon(self) -> None:
-        """In a child of the program's own making; a slot goes on sharing."""
+        """Called in a child of the program's own making; a slot goes on sharing."""
         if getattr(_FORKING, "a_slot", False) or self._descriptor < 0:
             return
         self.is_shared = False

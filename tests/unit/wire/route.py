@@ -1,4 +1,4 @@
-"""The whole road of a value without any I/O: packed, framed, cut into pieces, decoded, unpacked."""
+"""The whole route of a value without I/O: packed, framed, cut into pieces, decoded, unpacked."""
 
 from __future__ import annotations
 
