@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstitch.memory import mapping, ring
@@ -210,7 +210,6 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(STEPS, max_size=60))
 def test_whatever_happens_all_arrives_in_order_and_nobody_sleeps_on(steps):
     pair = RingPair()

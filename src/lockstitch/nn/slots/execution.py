@@ -16,7 +16,12 @@ from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Gradients, Outcome
 from lockstitch.nn.slots.lifting import fill, lift
-from lockstitch.nn.slots.module_changes import apply_changes, places_of_others, versions_of
+from lockstitch.nn.slots.module_changes import (
+    apply_changes,
+    places_of_others,
+    versions_of,
+    written_since,
+)
 from lockstitch.nn.slots.untracked_leaves import UntrackedLeafSearch
 from lockstitch.torch_internals.autograd import run_from_tensors
 
@@ -107,8 +112,7 @@ class Executor:
                 self._untracked.end_pass(outputs, inputs, self.leaves, self._module.training)
             is_shared = request.vjp_of is not None
             self._graphs[request.number] = _Graph(inputs, outputs, is_shared)
-        pairs = zip(before, versions_of(self._others) if before else (), strict=True)
-        written = [i for i, (old, new) in enumerate(pairs) if old != new]
+        written = written_since(before, self._others)
         return Outcome(skeleton, [each.detach() for each in outputs], requires_grad, written)
 
     def backward(self, request: BackwardRequest) -> Gradients:

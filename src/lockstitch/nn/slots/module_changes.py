@@ -77,6 +77,14 @@ def versions_of(places: Iterable[TableEntry]) -> list[int]:
     return known_versions_of([table[name] for table, name in places])
 
 
+def written_since(before: Sequence[int], entries: Sequence[TableEntry]) -> list[int]:
+    """The numbers of the tensors that have other versions than those `before`."""
+    if not before:
+        return []
+    pairs = zip(before, versions_of(entries), strict=True)
+    return [i for i, (old, new) in enumerate(pairs) if old != new]
+
+
 def keeps_nothing_else(module: nn.Module) -> bool:
     """Whether no submodule has more than tensors, plain values, and functions: nothing in which it
     could keep something from one call to the next unseen by a `ChangeTracker`. A hook could."""

@@ -20,7 +20,12 @@ import torch
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.failures import describe
 from lockstitch.nn.slots.lifting import Hole, fill, lift
-from lockstitch.nn.slots.module_changes import keeps_nothing_else, places_of_others, versions_of
+from lockstitch.nn.slots.module_changes import (
+    keeps_nothing_else,
+    places_of_others,
+    versions_of,
+    written_since,
+)
 from lockstitch.nn.slots.nesting import mark_inside
 from lockstitch.nn.slots.replicas import replicate_here
 from lockstitch.nn.slots.zero_fill import ZeroFill
@@ -116,11 +121,7 @@ class OwnPasses:
             failure = describe(error, self._name, crosses=False)
         if failure is not None:
             raise failure.error()
-        written: list[int] = []
-        if before:
-            pairs = zip(before, versions_of(self._others), strict=True)
-            written = [i for i, (old, new) in enumerate(pairs) if old != new]
-        return output, written
+        return output, written_since(before, self._others)
 
 
 def _with_zeros_for_unused(output: Any, leaves: Sequence[torch.Tensor]) -> Any:

@@ -63,10 +63,6 @@ def test_who_is_awake_is_not_woken(wakeups: Wakeups) -> None:
     assert sleep(wakeups, 30) == []
 
 
-def test_who_finds_something_at_the_last_look_does_not_sleep(wakeups: Wakeups) -> None:
-    assert wakeups.sleep_unless(lambda: True, 30) is None
-
-
 def test_death_wakes(wakeups: Wakeups, child: int) -> None:
     os.kill(child, signal.SIGKILL)
     assert sleep(wakeups, 30) == [1]

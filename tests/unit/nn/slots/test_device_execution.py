@@ -1,5 +1,5 @@
-"""Tensors come to the replica's device and go home; here the other device is one without content
-(`meta`), on a GPU `tests/gpu` has the rest."""
+"""Tensors come to the replica's device and go home, as far as the CPU can show it; `tests/gpu` has
+the rest."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ META = torch.device("meta")
 HOST = torch.device("cpu")
 
 
-def executor_on(device: torch.device, *, waits: bool = True) -> DeviceExecutor:
-    module = nn.BatchNorm1d(2).to(device)
-    return DeviceExecutor(module, list(module.parameters()), device, waits=waits)
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("offset", torch.zeros(2))
+        self.register_buffer("spare", torch.zeros(2))
+
+    def forward(self, x):
+        return x * self.weight + self.offset
 
 
 def request(x: torch.Tensor, **others) -> Request:
@@ -28,31 +34,32 @@ def request(x: torch.Tensor, **others) -> Request:
     )
 
 
-@pytest.mark.parametrize("device", [HOST, META], ids=str)
-def test_arguments_changes_and_gradients_come_to_the_device(device):
-    executor = executor_on(device)
-    changes = Changes(others=[(1, torch.full((2,), 4.0)), (2, None)])
-    outcome = executor.forward(request(torch.ones(4, 2), changes=changes))
-    assert [each.device for each in outcome.tensors] == [device]
-    assert executor._module.num_batches_tracked is None
-    assert executor._module.running_var.device == device
-    found = executor.backward(BackwardRequest(1, [torch.ones(4, 2)], keeps_graph=False))
-    assert [each.device for each in found.leaves] == [device] * 2
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_whether_the_cpu_waits_until_the_device_has_read_what_it_is_given(waits, monkeypatch):
+@pytest.fixture
+def moved(monkeypatch):
+    """What has been brought to a device so far: the first number of each tensor, to which device,
+    and whether the CPU went on meanwhile."""
     seen = []
     move = torch.Tensor.to
 
     def watched(tensor, device, *, non_blocking):
-        seen.append(non_blocking)
+        seen.append((tensor.view(-1)[0].item(), device, non_blocking))
         return move(tensor, device)
 
-    executor = executor_on(META, waits=waits)
     monkeypatch.setattr(torch.Tensor, "to", watched)
-    executor.bring([torch.ones(1), torch.ones(1)])
-    assert seen == [not waits] * 2
+    return seen
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_arguments_changes_and_gradients_come_to_the_device(waits, moved):
+    module = Scaled()
+    executor = DeviceExecutor(module, [module.weight], HOST, waits=waits)
+    changes = Changes(others=[(0, torch.full((2,), 4.0)), (1, None)])
+    outcome = executor.forward(request(torch.full((3, 2), 5.0), changes=changes))
+    assert outcome.tensors[0].tolist() == [[9.0, 9.0]] * 3
+    assert module.spare is None
+    found = executor.backward(BackwardRequest(1, [torch.full((3, 2), 6.0)], keeps_graph=False))
+    assert [each.tolist() for each in found.leaves] == [[90.0, 90.0]]
+    assert moved == [(number, HOST, not waits) for number in (4.0, 5.0, 6.0)]
 
 
 def test_gradients_go_to_the_devices_of_their_leaves():
