@@ -124,7 +124,7 @@ def test_a_slot_that_nobody_wants_ends():
     model = DataParallel(nn.Linear(4, 4), ["cpu", STREAM])
     model(torch.ones(4, 4))
     (slot,) = model.slots
-    worker = slot._thread
+    worker = slot._thread._thread
     del model, slot
     worker.join(60)
     assert not worker.is_alive()
