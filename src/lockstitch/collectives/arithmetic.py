@@ -15,6 +15,7 @@ import torch
 
 from lockstitch.collectives.copying import copy
 from lockstitch.collectives.requests import Description, Kind, ReduceOp, Reduction
+from lockstitch.errors import MismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +31,9 @@ FOLDS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.MIN: torch.minimum,
     ReduceOp.MAX: torch.maximum,
     ReduceOp.PRODUCT: torch.mul,
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
 }
 
 
@@ -144,8 +148,13 @@ def reduce(
 # ---------------------------------------------------------------- rows
 
 
-def row_ranges(rows: int, set_size: int) -> list[tuple[int, int]]:
-    """How rows are dealt out: evenly, the first positions get one more where it does not go up."""
+def row_ranges(
+    rows: int, set_size: int, splits: Sequence[int] | None = None
+) -> list[tuple[int, int]]:
+    """How rows are dealt out: by `splits`, else evenly, the first positions get one more where it
+    does not go up."""
+    if splits is not None:
+        return list(itertools.pairwise(itertools.accumulate(splits, initial=0)))
     share, rest = divmod(rows, set_size)
     begins = [share * position + min(position, rest) for position in range(set_size + 1)]
     return list(itertools.pairwise(begins))
@@ -189,7 +198,7 @@ def _reducescatter(
     assert request.reduction is not None
     outputs = []
     for index, tensor in enumerate(request.tensors):
-        begin, end = row_ranges(tensor.shape[0], len(parts))[position]
+        begin, end = row_ranges(tensor.shape[0], len(parts), request.splits)[position]
         whole = [part[index] for part in parts if part is not None]
         if request.reduction.op is ReduceOp.ADASUM:
             mine = [torch.empty_like(whole[0])]
@@ -197,7 +206,10 @@ def _reducescatter(
             outputs.append(mine[0].to(tensor.device, copy=True))
             continue
         rows = [each[begin:end] for each in whole]
-        out = torch.empty_like(rows[0], device=tensor.device)
+        if request.outputs is None:
+            out = torch.empty_like(rows[0], device=tensor.device)
+        else:
+            out = request.outputs[index]
         outputs.append(reduce(request.reduction, rows, len(parts), out))
     return outputs
 
@@ -208,6 +220,10 @@ def _allgather(
     outputs = []
     for index, tensor in enumerate(request.tensors):
         pieces = [part[index] for part in parts if part is not None]
+        if request.outputs is not None:
+            first = index * len(parts)
+            deliver(request.outputs[first : first + len(parts)], pieces)
+            continue
         rows = sum(len(piece) for piece in pieces)
         out = tensor.new_empty((rows, *tensor.shape[1:]))
         begin = 0
@@ -215,12 +231,14 @@ def _allgather(
             copy(out[begin : begin + len(piece)], piece)
             begin += len(piece)
         outputs.append(out)
-    return outputs
+    return outputs if request.outputs is None else list(request.outputs)
 
 
 def _broadcast(
-    request: Request, _described: Sequence[Description | None], parts: Parts, _position: int
+    request: Request, _described: Sequence[Description | None], parts: Parts, position: int
 ) -> list[torch.Tensor]:
+    if parts[position] and request.outputs is request.tensors:
+        return list(request.tensors)  # the root's own
     (source,) = [part for part in parts if part]
     outputs = outputs_of(request)
     for out, part in zip(outputs, source, strict=True):
@@ -239,6 +257,9 @@ def _alltoall(
         splits = splits_of(description, len(parts))
         begin = sum(splits[:position])
         pieces.append(part[0][begin : begin + splits[position]])
+    if request.outputs is not None:
+        deliver(request.outputs, pieces)
+        return list(request.outputs)
     received = torch.tensor([len(piece) for piece in pieces], dtype=torch.int32)
     out = tensor.new_empty((int(received.sum()), *tensor.shape[1:]))
     begin = 0
@@ -246,6 +267,19 @@ def _alltoall(
         out[begin : begin + len(piece)].copy_(piece)
         begin += len(piece)
     return [out, received]
+
+
+def deliver(outputs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
+    """Copies what came from each position to where it is wanted. Raises `MismatchError`, before
+    anything is written, where a rank has sent another number of elements."""
+    for position, (out, piece) in enumerate(zip(outputs, pieces, strict=True)):
+        if out.numel() != piece.numel():
+            raise MismatchError(
+                f"position {position} has sent {piece.numel()} elements where this rank expects "
+                f"{out.numel()}"
+            )
+    for out, piece in zip(outputs, pieces, strict=True):
+        copy(out.view(piece.shape), piece)
 
 
 def _nothing(*_arguments: object) -> list[torch.Tensor]:

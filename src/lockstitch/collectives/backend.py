@@ -25,6 +25,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def opens_sets_alone(self) -> bool:
+        """Whether `open_set` of one member does not wait for the others."""
+        ...
+
+    @property
     def negotiation_bytes(self) -> int:
         """What this rank has told others so far, tensors not counted."""
         ...

@@ -10,9 +10,12 @@ from lockstitch.collectives.arithmetic import can_reduce
 from lockstitch.collectives.requests import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lockstitch.collectives.process_sets import ProcessSet
     from lockstitch.collectives.requests import Request
 
+_IN_PIECES = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)
 _NEEDS_ROWS = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)
 
 
@@ -26,7 +29,7 @@ def check(request: Request, process_set: ProcessSet, rank: int) -> None:
             f"root rank {request.root} of {_what(request)} is not in process set "
             f"{process_set.id}, {list(process_set.ranks)} (roots are global ranks)"
         )
-    if request.kind is Kind.ALLTOALL:
+    if request.kind is Kind.ALLTOALL or request.splits is not None:
         _check_splits(request, process_set.size)
 
 
@@ -34,6 +37,9 @@ def check_outputs(request: Request) -> None:
     """Raises `ValueError` where outputs do not fit the tensors."""
     outputs = request.outputs
     if outputs is None or outputs is request.tensors:
+        return
+    if request.kind in _IN_PIECES:
+        _check_pieces(request, outputs)
         return
     if len(outputs) != len(request.tensors):
         raise ValueError(
@@ -46,6 +52,20 @@ def check_outputs(request: Request) -> None:
             raise ValueError(
                 f"{_what(request)}: an output is {tuple(out.shape)} of {out.dtype}, "
                 f"its input {tuple(tensor.shape)} of {tensor.dtype}"
+            )
+
+
+def _check_pieces(request: Request, outputs: Sequence[torch.Tensor]) -> None:
+    """Outputs that have other shapes than the tensors."""
+    count, rest = divmod(len(outputs), len(request.tensors))
+    if not count or rest:
+        raise ValueError(f"{_what(request)}: {len(outputs)} outputs for {len(request.tensors)}")
+    for index, out in enumerate(outputs):
+        tensor = request.tensors[index // count]
+        if out.dtype != tensor.dtype or not out.is_contiguous():
+            raise ValueError(
+                f"{_what(request)}: an output must be contiguous, of {tensor.dtype} as its input; "
+                f"it is of {out.dtype} with strides {out.stride()}"
             )
 
 

@@ -79,8 +79,8 @@ class Handle(Generic[T]):
 
     @property
     def name(self) -> str:
-        """The name that the operation was submitted under."""
-        return self.request.name
+        """The name that the operation was submitted under, or its queue."""
+        return self.request.queue or self.request.name
 
     def result(self) -> T:
         """The result of an operation that is done, or raises its error."""

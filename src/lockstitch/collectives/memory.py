@@ -138,6 +138,7 @@ class MemoryBackend:
 
     name = "memory"
     negotiation_bytes = 0
+    opens_sets_alone = True
 
     def __init__(self, rank: int, meeting: _Meeting, *, takes_devices: bool) -> None:
         self._rank = rank

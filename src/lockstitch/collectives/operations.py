@@ -42,10 +42,10 @@ class Operations:
         The result goes to `output` (`output=tensor`: in place), or to a new tensor. Ranks that have
         joined contribute nothing.
         """
-        tensors = (_plain(tensor),)
+        tensors = (plain(tensor),)
         outputs: tuple[torch.Tensor, ...] | None = tensors
         if output is not tensor:
-            outputs = None if output is None else (_plain(output),)
+            outputs = None if output is None else (plain(output),)
         return self.submit(
             Request(
                 Kind.ALLREDUCE,
@@ -88,7 +88,7 @@ class Operations:
         the number of rows from each rank.
         """
         full_name = name or ""
-        tensors = (_plain(tensor),)
+        tensors = (plain(tensor),)
         return self.submit(Request(Kind.ALLGATHER, full_name, tensors, process_set=process_set))
 
     def grouped_allgather(
@@ -123,8 +123,8 @@ class Operations:
             Request(
                 Kind.BROADCAST,
                 name or "",
-                (_plain(tensor),),
-                outputs=None if output is None else (_plain(output),),
+                (plain(tensor),),
+                outputs=None if output is None else (plain(output),),
                 root=root,
                 process_set=process_set,
             )
@@ -145,7 +145,7 @@ class Operations:
             Request(
                 Kind.ALLTOALL,
                 name or "",
-                (_plain(tensor),),
+                (plain(tensor),),
                 splits=None if splits is None else tuple(map(int, splits)),
                 process_set=process_set,
                 is_group=True,
@@ -166,7 +166,7 @@ class Operations:
             Request(
                 Kind.REDUCESCATTER,
                 name or "",
-                (_plain(tensor),),
+                (plain(tensor),),
                 reduction=reduction,
                 process_set=process_set,
             )
@@ -219,7 +219,7 @@ class Deferred(Operations):
         return self._operations.wait(handle)
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, with nothing of autograd or of inference mode. Raises `TypeError` for anything
     else, `ValueError` where it stands for numbers that are not there."""
     if type(tensor) is not torch.Tensor or not are_plain():
@@ -245,4 +245,4 @@ def _check(tensor: torch.Tensor) -> None:
 
 
 def _all_plain(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    return tuple(map(_plain, tensors))
+    return tuple(map(plain, tensors))

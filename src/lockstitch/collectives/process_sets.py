@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lockstitch.collectives.requests import GLOBAL_SET
+
+FIRST_PAIR: Final = 1 << 10
+"""The id from which on sets of two ranks have ids that both know without a word (`pair_id`)."""
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,6 +37,12 @@ class ProcessSet:
         return self.ranks.index(rank)
 
 
+def pair_id(one: int, other: int) -> int:
+    """Returns the id of the set of two ranks for what they send to each other."""
+    lower, higher = sorted((one, other))
+    return FIRST_PAIR + higher * (higher - 1) // 2 + lower
+
+
 class ProcessSets:
     """The sets that a session knows."""
 
@@ -52,6 +61,10 @@ class ProcessSets:
     def all(self) -> list[ProcessSet]:
         """The sets, in the order of their ids."""
         return [self._sets[set_id] for set_id in sorted(self._sets)]
+
+    def has(self, set_id: int) -> bool:
+        """Returns whether it is known."""
+        return set_id in self._sets
 
     def checked(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """The ranks of a new set, ascending. Raises `ValueError` when one is none of the session's

@@ -8,6 +8,7 @@ once and kept as a `CachedRequest`; each submission is only compared with it.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,7 +17,7 @@ from lockstitch.collectives import checks
 from lockstitch.collectives.requests import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from lockstitch.collectives.process_sets import ProcessSet
     from lockstitch.collectives.requests import Request
@@ -32,6 +33,7 @@ class CachedRequest:
         "dtypes",
         "kind",
         "note",
+        "name",
         "number",
         "ranks",
         "reduction",
@@ -42,6 +44,7 @@ class CachedRequest:
     )
 
     def __init__(self, request: Request, number: int) -> None:
+        self.name = request.name
         self.kind = request.kind
         self.reduction = request.reduction
         self.root = request.root
@@ -90,6 +93,7 @@ class RequestCache:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._known: dict[tuple[int, str], CachedRequest] = {}
+        self._queued: defaultdict[Hashable, list[CachedRequest]] = defaultdict(list)
         self._numbers = itertools.count()
         self._free: list[int] = []
 
@@ -103,22 +107,70 @@ class RequestCache:
         is_in_flight: Callable[[tuple[int, str]], bool],
     ) -> CachedRequest:
         """Returns what is known of a request; raises `ValueError` where it makes no sense."""
+        if request.queue:
+            return self._of_queue(request, process_set, is_in_flight)
         key = (request.process_set, request.name)
         cached = self._known.get(key)
         if cached is not None and cached.fits(request):
             return cached
         checks.check(request, process_set, self._rank)
-        if cached is not None:
-            number = cached.number
-        else:
-            if len(self._known) >= MOST_CACHED:
-                self._forget(is_in_flight)
-            number = self._free.pop() if self._free else next(self._numbers)
+        number = self._number(is_in_flight) if cached is None else cached.number
         self._known[key] = cached = CachedRequest(request, number)
         return cached
+
+    def _of_queue(
+        self,
+        request: Request,
+        process_set: ProcessSet,
+        is_in_flight: Callable[[tuple[int, str]], bool],
+    ) -> CachedRequest:
+        """Several that are alike may be in flight; each has a number then, and a name of its own
+        on this rank."""
+        alike = self._queued[_likeness(request)]
+        for cached in alike:
+            if not is_in_flight((request.process_set, cached.name)):
+                request.name = cached.name
+                return cached
+        checks.check(request, process_set, self._rank)
+        number = self._number(is_in_flight)
+        request.name = f"{request.queue} #{number}"
+        cached = CachedRequest(request, number)
+        self._known[request.process_set, request.name] = cached
+        self._queued[_likeness(request)].append(cached)
+        return cached
+
+    def _number(self, is_in_flight: Callable[[tuple[int, str]], bool]) -> int:
+        if len(self._known) >= MOST_CACHED:
+            self._forget(is_in_flight)
+        return self._free.pop() if self._free else next(self._numbers)
 
     def _forget(self, is_in_flight: Callable[[tuple[int, str]], bool]) -> None:
         """Names that are not in flight may be told anew when they come again."""
         for key in list(self._known):
             if not is_in_flight(key):
                 self._free.append(self._known.pop(key).number)
+        self._queued.clear()  # those in flight are not used again, and forgotten the next time
+
+
+def _likeness(request: Request) -> Hashable:
+    """What requests of one queue have in common that need be described once only."""
+    tensors = request.tensors
+    if len(tensors) == 1:
+        shapes: Hashable = tensors[0].shape
+        dtypes: Hashable = tensors[0].dtype
+        layouts: Hashable = tensors[0].layout
+    else:
+        shapes = tuple(tensor.shape for tensor in tensors)
+        dtypes = tuple(tensor.dtype for tensor in tensors)
+        layouts = tuple(tensor.layout for tensor in tensors)
+    return (
+        request.process_set,
+        request.queue,
+        request.kind,
+        shapes,
+        dtypes,
+        layouts,
+        request.reduction,
+        request.root,
+        request.splits,
+    )

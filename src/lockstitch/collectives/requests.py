@@ -53,6 +53,9 @@ class ReduceOp(enum.Enum):
     MIN = "min"
     MAX = "max"
     PRODUCT = "product"
+    BAND = "bitwise and"
+    BOR = "bitwise or"
+    BXOR = "bitwise exclusive or"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +82,19 @@ class Request:
     kind: Kind
     name: str = ""
     """Empty: an automatic one."""
+    queue: str = ""
+    """Operations of one queue have no names of their own: the kth that a rank submits there meets
+    the kth of every other rank, whatever they are; where they differ that is an error."""
     tensors: tuple[torch.Tensor, ...] = ()
     outputs: tuple[torch.Tensor, ...] | None = None
-    """Where the results go (may be `tensors` themselves); None makes new tensors."""
+    """Where the results go (may be `tensors` themselves); None makes new tensors. Of an allgather or
+    alltoall: for each tensor a piece from each position of the set, contiguous, of that piece's
+    size. Of a reducescatter: this rank's rows of each tensor."""
     reduction: Reduction | None = None
     root: int = -1
     splits: tuple[int, ...] | None = None
+    """Of an alltoall: how many rows go to each position. Of a reducescatter: how many each position
+    keeps, the same on all ranks; None deals them out evenly."""
     process_set: int = GLOBAL_SET
     ranks: tuple[int, ...] = ()
     is_group: bool = False
@@ -143,7 +153,7 @@ def describe(request: Request) -> Description:
     """The part of a request that crosses to the other ranks."""
     return Description(
         request.kind,
-        request.name,
+        request.queue or request.name,
         tuple(dtype_name(tensor.dtype) for tensor in request.tensors),
         tuple(tuple(tensor.shape) for tensor in request.tensors),
         request.reduction,
@@ -210,5 +220,6 @@ _ASPECTS = (
     ("prescale factor:", lambda each: each.reduction and each.reduction.prescale),
     ("postscale factor:", lambda each: each.reduction and each.reduction.postscale),
     ("root rank:", lambda each: each.root),
+    ("shares of the rows:", lambda each: each.kind is Kind.REDUCESCATTER and each.splits),
     ("ranks of the process set:", lambda each: each.ranks),
 )

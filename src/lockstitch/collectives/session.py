@@ -34,7 +34,7 @@ from lockstitch.collectives.device_routes import DeviceRoutes
 from lockstitch.collectives.events import Observers, Statistics
 from lockstitch.collectives.mappings import OperationOnCopies, must_be_copied
 from lockstitch.collectives.operations import Deferred, Operations
-from lockstitch.collectives.process_sets import ProcessSet
+from lockstitch.collectives.process_sets import ProcessSet, pair_id
 from lockstitch.collectives.request_cache import RequestCache
 from lockstitch.collectives.requests import GLOBAL_SET, Kind, Request
 from lockstitch.collectives.staging import Staging, is_on_host
@@ -44,6 +44,7 @@ from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from lockstitch.clock import Clock
     from lockstitch.collectives.backend import Backend
     from lockstitch.collectives.device_routes import DeviceBootstrap
     from lockstitch.collectives.handles import Handle
@@ -116,6 +117,15 @@ class Session(Operations):
         return self._backend.name
 
     @property
+    def clock(self) -> Clock:
+        """By which it measures time."""
+        return self._pending.clock
+
+    def check(self) -> None:
+        """Raises why nothing can begin any more, if that is so."""
+        self._pending.check()
+
+    @property
     def observers(self) -> Observers:
         """Whom to tell of progress and stalls; set its fields at any time."""
         return self._pending.observers
@@ -140,8 +150,7 @@ class Session(Operations):
         where, now = f"rank {self.rank} of {self.size}", self._pending.clock.now()
         lines = []
         for handle in self._pending.all():
-            route = handle.route or self._backend
-            missing = route.missing(handle) if hasattr(route, "missing") else None
+            missing = self.missing(handle)
             if not handle.is_done:
                 what = f"{handle.request.kind.value} {handle.name!r}"
                 whom = _in_words(handle.request.kind, missing)
@@ -152,6 +161,13 @@ class Session(Operations):
             what = repr(name) if name else "something"
             lines.append(f"{where}: {whose} for {what}, which this one has not submitted")
         return lines
+
+    def missing(self, handle: Handle[Any]) -> tuple[int, ...] | None:
+        """Returns the ranks that have not submitted an operation which this one has; None where
+        that is not found out. May ask other ranks and wait for a moment."""
+        route: Any = handle.route or self._backend
+        found: tuple[int, ...] | None = route.missing(handle) if hasattr(route, "missing") else None
+        return found
 
     @property
     def deferred(self) -> Deferred:
@@ -179,7 +195,7 @@ class Session(Operations):
             checks.check_outputs(request)
             on_copies = OperationOnCopies(request, self.rank)
             request = on_copies.request
-        if not request.name:
+        if not request.name and not request.queue:
             # Only now, so that a request that is refused here is not missed in the counting.
             checks.check(request, process_set, self.rank)
             checks.check_outputs(request)
@@ -308,6 +324,28 @@ class Session(Operations):
             if process_set == GLOBAL_SET and kind not in (Kind.ADD_SET, Kind.REMOVE_SET):
                 self._counts.pop((process_set, kind), None)
         return last
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether `open_pair` can be used."""
+        return self._backend.opens_sets_alone
+
+    @in_plain_modes
+    def open_pair(self, peer: int) -> ProcessSet:
+        """The set of this rank and another one, for what they send to each other. Each of the two
+        opens it for itself, when it needs it, and waits for nobody."""
+        pair = ProcessSet(pair_id(self.rank, peer), tuple(sorted((self.rank, peer))))
+        with self._set_changes:
+            if not self._sets.has(pair.id):
+                self._backend.open_set(pair)
+                self._sets.add(pair)
+        return pair
+
+    @in_plain_modes
+    def wanted(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Returns what other ranks have submitted and this one has not: names or queues, and by
+        whom they are."""
+        return self._backend.wanted()
 
     # ------------------------------------------------------------ the end
 

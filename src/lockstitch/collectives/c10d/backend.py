@@ -142,6 +142,8 @@ class C10dBackend:
         self._link.close()
         self._groups.close()
 
+    opens_sets_alone = False
+
     @property
     def takes_devices(self) -> bool:
         return not is_host(self._groups.device)

@@ -37,6 +37,9 @@ _OPS: dict[ReduceOp, Any] = {
     ReduceOp.MIN: TorchOp.MIN,
     ReduceOp.MAX: TorchOp.MAX,
     ReduceOp.PRODUCT: TorchOp.PRODUCT,
+    ReduceOp.BAND: TorchOp.BAND,
+    ReduceOp.BOR: TorchOp.BOR,
+    ReduceOp.BXOR: TorchOp.BXOR,
 }
 # What NCCL reduces.
 _DTYPES = (

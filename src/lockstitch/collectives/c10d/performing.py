@@ -13,6 +13,7 @@ import torch
 
 from lockstitch.collectives.arithmetic import (
     combine,
+    deliver,
     element_count,
     outputs_of,
     result_scale,
@@ -162,6 +163,9 @@ def _alltoall(
         of,
     )
     out = _view(content, tensor.dtype, (sum(received), *tensor.shape[1:])).to(tensor.device)
+    if request.outputs is not None:
+        deliver(request.outputs, out.split(received))
+        return list(request.outputs)
     return [out, torch.tensor(received, dtype=torch.int32)]
 
 
@@ -208,6 +212,8 @@ def _neutral(reduction: Reduction, dtype: torch.dtype) -> float:
     """Returns what changes nothing."""
     if reduction.op is ReduceOp.PRODUCT:
         return 1
+    if reduction.op is ReduceOp.BAND:
+        return True if dtype is torch.bool else -1 if dtype.is_signed else torch.iinfo(dtype).max
     if reduction.op not in (ReduceOp.MIN, ReduceOp.MAX):
         return 0
     is_least = reduction.op is ReduceOp.MIN

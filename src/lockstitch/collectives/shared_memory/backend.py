@@ -36,6 +36,7 @@ class SharedMemoryBackend:
 
     name = "shared_memory"
     takes_devices = False
+    opens_sets_alone = True
 
     def __init__(
         self, rank: int, geometry: Geometry, known: SharedDescriptors, pending: PendingOperations

@@ -4,7 +4,7 @@ It is an anonymous file (memfd) without a name, so that nothing is left when the
 It is sparse: only what was touched takes memory. In it lie, one behind the other,
 
     sleepers          a word for each rank: whether it sleeps and wants to be woken
-    control areas     for each process set: the tails, the readers' cursors, and the logs
+    control areas     for each process set and each pair of ranks: the tails, the readers' cursors, and the logs
     arenas            for each rank: its tensors
 """
 
@@ -14,6 +14,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from lockstitch.collectives.process_sets import FIRST_PAIR
 from lockstitch.memory import mapping
 from lockstitch.memory.mapping import Mapping
 from lockstitch.memory.sizes import PAGE_BYTES, aligned
@@ -33,7 +34,7 @@ class Geometry:
     ranks: int
     arena_bytes: int = 1 << 36
     log_words: int = 1 << 16
-    most_sets: int = 1024
+    most_sets: int = FIRST_PAIR
 
     @property
     def sleepers_bytes(self) -> int:
@@ -53,7 +54,8 @@ class Geometry:
 
     @property
     def arenas_begin(self) -> int:
-        return self.sleepers_bytes + self.most_sets * self.control_bytes
+        pairs = self.ranks * (self.ranks - 1) // 2
+        return self.sleepers_bytes + (self.most_sets + pairs) * self.control_bytes
 
     @property
     def size(self) -> int:
@@ -114,6 +116,8 @@ class Segment(Views):
         return self.kept(begin, dtype, (count,))
 
     def _control(self, set_id: int) -> int:
-        if set_id >= self.geometry.most_sets:
-            raise ValueError(f"more than {self.geometry.most_sets} process sets in one session")
-        return self.geometry.sleepers_bytes + set_id * self.geometry.control_bytes
+        most = self.geometry.most_sets
+        if most <= set_id < FIRST_PAIR:
+            raise ValueError(f"more than {most} process sets in one session")
+        place = set_id if set_id < FIRST_PAIR else most + set_id - FIRST_PAIR
+        return self.geometry.sleepers_bytes + place * self.geometry.control_bytes

@@ -1,0 +1,192 @@
+"""Sending and receiving between two ranks.
+
+On one host a message is a broadcast in a set of the two ranks (`Session.open_pair`), through the
+same memory as all else: the kth send of a rank with some tag meets the kth receive with that tag.
+A send is done when the other rank receives, as with Gloo. Receiving from any rank looks for a
+message that some rank has submitted, and then receives that.
+
+Between hosts torch's own group of Gloo sends and receives, as it does for `collectives.c10d`.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import distributed
+
+from lockstitch.c10d.outputs import Outputs, flat_input
+from lockstitch.c10d.works import NO_TIMEOUT, MessageWork
+from lockstitch.collectives import Kind, Request
+from lockstitch.errors import StalledError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch.distributed import Store
+
+    from lockstitch.collectives import Session
+
+_POLL_SECONDS: Final = 1e-3
+
+
+class Messages:
+    """What one rank sends and receives over a session's pairs."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._rank = session.rank
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> MessageWork:
+        """Begins to send; the tensor must not change before the work is done."""
+        mine = (flat_input(tensor),)
+        request = Request(
+            Kind.BROADCAST,
+            queue=_queue(self._rank, to, tag),
+            tensors=mine,
+            outputs=mine,
+            root=self._rank,
+            process_set=self._session.open_pair(to).id,
+        )
+        handle = self._session.submit(request)
+        return MessageWork(self._session, handle, tensor, Outputs(), self._rank)
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> MessageWork:
+        """Begins to receive into the tensor, of as many elements as are sent."""
+        outputs = Outputs()
+        into = (outputs.flat(tensor),)
+        request = Request(
+            Kind.BROADCAST,
+            queue=_queue(source, self._rank, tag),
+            tensors=into,
+            outputs=into,
+            root=source,
+            process_set=self._session.open_pair(source).id,
+        )
+        handle = self._session.submit(request)
+        return MessageWork(self._session, handle, tensor, outputs, source)
+
+    def receive_any(self, tensor: torch.Tensor, tag: int) -> AnySourceWork:
+        """Begins to receive from whoever sends first."""
+        for peer in range(self._session.size):
+            if peer != self._rank:
+                self._session.open_pair(peer)
+        return AnySourceWork(self, self._session, tensor, tag)
+
+    def sender(self, tag: int) -> int | None:
+        """Returns a rank that has sent something with this tag for which nobody here waits."""
+        senders = {_queue(by, self._rank, tag): by for by in range(self._session.size)}
+        for queue, _ in self._session.wanted():
+            if queue in senders:
+                return senders[queue]
+        return None
+
+    def close(self) -> None:
+        """Before the session ends: tells each rank that this one sends and receives no more, also
+        those that have not heard of it yet."""
+        for peer in range(self._session.size):
+            if peer != self._rank:
+                self._session.open_pair(peer)
+
+
+class AnySourceWork(distributed.Work):
+    """Receives from whoever sends first; who that is shows when somebody waits or asks."""
+
+    def __init__(self, messages: Messages, session: Session, tensor: torch.Tensor, tag: int) -> None:
+        super().__init__()
+        self._messages = messages
+        self._session = session
+        self._tensor = tensor
+        self._tag = tag
+        self._found: MessageWork | None = None
+        self._looking = threading.Lock()
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Returns True when a message is there, or raises what went wrong; `StalledError` after
+        `timeout`, and nothing is received then."""
+        now = self._session.clock.now
+        end = now() + timeout.total_seconds() if timeout > NO_TIMEOUT else None
+        poll = threading.Event()
+        while (found := self._look()) is None:
+            if end is not None and now() >= end:
+                raise StalledError(
+                    f"rank {self._session.rank} waited {timeout} for a message with tag "
+                    f"{self._tag} from any rank"
+                )
+            poll.wait(_POLL_SECONDS)
+        return found.wait(timeout)
+
+    def _look(self) -> MessageWork | None:
+        with self._looking:
+            if self._found is None:
+                self._session.check()
+                source = self._messages.sender(self._tag)
+                if source is not None:
+                    self._found = self._messages.receive(self._tensor, source, self._tag)
+            return self._found
+
+    def is_completed(self) -> bool:
+        """Returns whether a message is there; never waits."""
+        found = self._look()
+        return found is not None and found.is_completed()
+
+    def is_success(self) -> bool:
+        """Returns whether it is there, and nothing went wrong."""
+        found = self._look()
+        return found is not None and found.is_success()
+
+    def exception(self) -> BaseException | None:
+        """Returns what went wrong."""
+        return None if self._found is None else self._found.exception()
+
+    def synchronize(self) -> None:
+        """The same as `wait`."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """Returns the tensor, when a message is there."""
+        self.wait()
+        return [self._tensor]
+
+    def source_rank(self) -> int:
+        """The rank, in the group, that has sent the message; -1 while there is none."""
+        return -1 if self._found is None else self._found.source_rank()
+
+    _source_rank = source_rank
+
+
+class GlooMessages:
+    """What one rank sends and receives between hosts."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        prefixed = distributed.PrefixStore("messages", store)
+        self._gloo: Any = distributed.ProcessGroupGloo(prefixed, rank, size, timeout)  # type: ignore[attr-defined]
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Any:
+        """Begins to send."""
+        return self._gloo.send([tensor], to, tag)
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Any:
+        """Begins to receive."""
+        return self._gloo.recv([tensor], source, tag)
+
+    def receive_any(self, tensor: torch.Tensor, tag: int) -> Any:
+        """Begins to receive from whoever sends first."""
+        return self._gloo.recv_anysource([tensor], tag)
+
+    def close(self) -> None:
+        """Ends what waits for other ranks."""
+        self._gloo.abort()
+
+
+def _queue(source: int, to: int, tag: int) -> str:
+    return f"{source} to {to}, tag {tag}"
+
+
+def only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns the one tensor of a list. Raises `ValueError` for another number."""
+    if len(tensors) != 1:
+        raise ValueError(f"one tensor is needed, not {len(tensors)}")
+    return tensors[0]

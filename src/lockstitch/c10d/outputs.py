@@ -1,0 +1,61 @@
+"""Where results go. A session writes into contiguous memory; what a program wants elsewhere is
+copied when the operation is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lockstitch.collectives.operations import plain
+from lockstitch.modes import in_plain_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Outputs:
+    """The outputs of one operation, as they are added."""
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @property
+    def are_copied(self) -> bool:
+        """Whether `copy_back` has anything to do."""
+        return bool(self._copies)
+
+    def flat(self, wanted: torch.Tensor) -> torch.Tensor:
+        """Returns a vector into which a session may write what is wanted in that tensor."""
+        target = plain(wanted)
+        if target.is_contiguous() and not target.is_conj() and not target.is_neg():
+            return target.view(-1)
+        vector = torch.empty(target.numel(), dtype=target.dtype, device=target.device)
+        self._copies.append((target, vector))
+        return vector
+
+    def flats(self, wanted: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """`flat` for each."""
+        return [self.flat(each) for each in wanted]
+
+    @in_plain_modes
+    def copy_back(self) -> None:
+        """Copies what the program wants elsewhere; once."""
+        copies, self._copies = self._copies, []
+        for target, vector in copies:
+            target.copy_(vector.view(target.shape))
+
+
+def flat_input(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor's elements as a vector, without a copy where they lie so."""
+    return plain(tensor).reshape(-1)
+
+
+def joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Returns the elements of several tensors of one dtype as one vector. Raises `ValueError` for
+    several dtypes."""
+    vectors = [flat_input(each) for each in tensors]
+    dtypes = {each.dtype for each in vectors}
+    if len(dtypes) != 1:
+        raise ValueError(f"the tensors of one operation must be of one dtype, not of {dtypes}")
+    return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
