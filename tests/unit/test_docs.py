@@ -203,7 +203,7 @@ def test_site_is_built_from_clean_without_a_warning_and_shows_what_is_public(
     assert done.returncode == 0, done.stderr
     names = described(tmp_path / "objects.inv")
     assert "lockstitch.rpc.functions.async_execution" in names
-    for module in ("rpc", "autograd", "optim", "checkpoint", "hvd", "testing", "errors"):
+    for module in ("rpc", "autograd", "optim", "checkpoint", "hvd", "c10d", "testing", "errors"):
         assert f"lockstitch.{module}" in names
     future = {name for name in names if name.startswith("lockstitch.rpc.Future.")}
     assert {name.rpartition(".")[2] for name in future} == {

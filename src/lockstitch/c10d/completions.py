@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import threading
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
-    from lockstitch.c10d.works import SessionWork
+
+class Waiting(Protocol):
+    """A work."""
+
+    def complete(self, future: torch.futures.Future[Any]) -> None:
+        """Waits for it, and completes its future."""
+        ...
 
 
 class Completions:
@@ -22,13 +28,13 @@ class Completions:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: SimpleQueue[tuple[SessionWork, torch.futures.Future[Any]] | None]
+        self._queue: SimpleQueue[tuple[Waiting, torch.futures.Future[Any]] | None]
         self._queue = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def add(self, work: SessionWork, future: torch.futures.Future[Any]) -> None:
+    def add(self, work: Waiting, future: torch.futures.Future[Any]) -> None:
         """Has the future completed when the work is done."""
         with self._lock:
             is_closed = self._is_closed

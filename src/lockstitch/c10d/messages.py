@@ -11,10 +11,10 @@ Between hosts torch's own group of Gloo sends and receives, as it does for `coll
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
 
 from lockstitch.c10d.outputs import Outputs, flat_input
 from lockstitch.c10d.works import NO_TIMEOUT, MessageWork
@@ -23,9 +23,10 @@ from lockstitch.errors import StalledError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import timedelta
 
     import torch
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
     from lockstitch.collectives import Session
 
@@ -94,7 +95,9 @@ class Messages:
 class AnySourceWork(distributed.Work):
     """Receives from whoever sends first; who that is shows when somebody waits or asks."""
 
-    def __init__(self, messages: Messages, session: Session, tensor: torch.Tensor, tag: int) -> None:
+    def __init__(
+        self, messages: Messages, session: Session, tensor: torch.Tensor, tag: int
+    ) -> None:
         super().__init__()
         self._messages = messages
         self._session = session
@@ -161,8 +164,8 @@ class GlooMessages:
     """What one rank sends and receives between hosts."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
-        prefixed = distributed.PrefixStore("messages", store)
-        self._gloo: Any = distributed.ProcessGroupGloo(prefixed, rank, size, timeout)  # type: ignore[attr-defined]
+        prefixed = PrefixStore("messages", store)
+        self._gloo: Any = distributed.ProcessGroupGloo(prefixed, rank, size, timeout)
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Any:
         """Begins to send."""

@@ -29,7 +29,7 @@ from lockstitch.modes import in_plain_modes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
     from lockstitch.collectives import Request, Session, Stall
 
@@ -39,6 +39,11 @@ _log = logging.getLogger(__name__)
 
 Tensors = list[torch.Tensor]
 
+if TYPE_CHECKING:
+    _TorchGroup = object  # torch's stubs have forms of its methods that torch itself never calls
+else:
+    _TorchGroup = distributed.ProcessGroup
+
 
 def create(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
     """Meets the other ranks of a group and returns this one's end; torch calls it on each of
@@ -46,20 +51,17 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGro
     seconds = timeout.total_seconds()
     options = SessionOptions(timeout_seconds=seconds, stall_failure_seconds=seconds)
     session = open_session(rank, size, store, options)
-    messages: Messages | GlooMessages
     if session.has_pairs:
-        messages = Messages(session)
-    else:
-        messages = GlooMessages(store, rank, size, timeout)
-    return ProcessGroup(session, messages)
+        return ProcessGroup(session, Messages(session))
+    return ProcessGroup(session, GlooMessages(store, rank, size, timeout))
 
 
-class ProcessGroup(distributed.ProcessGroup):
+class ProcessGroup(_TorchGroup):
     """One rank's end of a group. All methods are torch's; what waits is what they return."""
 
     def __init__(self, session: Session, messages: Messages | GlooMessages) -> None:
         """Takes the session over."""
-        super().__init__(session.rank, session.size)
+        super().__init__(session.rank, session.size)  # type: ignore[call-arg]
         self._session = session
         self._messages = messages
         self._size = session.size

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from lockstitch.c10d.outputs import Outputs, flat_input, joined
 from lockstitch.collectives import Kind, Reduction, Request
 from lockstitch.collectives.operations import plain
@@ -17,11 +19,7 @@ from lockstitch.collectives.operations import plain
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
 QUEUE: Final = "collectives"
-
-Tensors = "Sequence[torch.Tensor]"
 
 
 def allreduce(tensors: Sequence[torch.Tensor], reduction: Reduction) -> Request:
@@ -40,7 +38,9 @@ def allreduce(tensors: Sequence[torch.Tensor], reduction: Reduction) -> Request:
 def broadcast(tensors: Sequence[torch.Tensor], root: int) -> Request:
     """The tensors of one rank, in place."""
     mine = tuple(map(plain, tensors))
-    return Request(Kind.BROADCAST, queue=QUEUE, tensors=mine, outputs=mine, root=root, is_group=True)
+    return Request(
+        Kind.BROADCAST, queue=QUEUE, tensors=mine, outputs=mine, root=root, is_group=True
+    )
 
 
 def reduce(
@@ -171,7 +171,7 @@ def alltoall_rows(
 ) -> Request:
     """So many rows to each rank, and from each; without numbers the same for all. Raises
     `ValueError` where the numbers do not add up."""
-    pieces = outputs.flat(wanted).split(_elements(wanted, received, size))
+    pieces = torch.split(outputs.flat(wanted), _elements(wanted, received, size))
     return _alltoall(flat_input(tensor), tuple(_elements(tensor, sent, size)), pieces)
 
 

@@ -152,7 +152,12 @@ class MessageWork(SessionWork):
     """A message on its way from a rank, or to it."""
 
     def __init__(
-        self, session: Session, handle: Handle[Any], tensor: torch.Tensor, outputs: Outputs, source: int
+        self,
+        session: Session,
+        handle: Handle[Any],
+        tensor: torch.Tensor,
+        outputs: Outputs,
+        source: int,
     ) -> None:
         super().__init__(session, handle, [tensor], outputs)
         self._source = source

@@ -82,14 +82,11 @@ class Request:
     kind: Kind
     name: str = ""
     """Empty: an automatic one."""
-    queue: str = ""
-    """Operations of one queue have no names of their own: the kth that a rank submits there meets
-    the kth of every other rank, whatever they are; where they differ that is an error."""
     tensors: tuple[torch.Tensor, ...] = ()
     outputs: tuple[torch.Tensor, ...] | None = None
-    """Where the results go (may be `tensors` themselves); None makes new tensors. Of an allgather or
-    alltoall: for each tensor a piece from each position of the set, contiguous, of that piece's
-    size. Of a reducescatter: this rank's rows of each tensor."""
+    """Where the results go (may be `tensors` themselves); None makes new tensors. Of an
+    allgather or alltoall: for each tensor a contiguous piece for each position of the set, as large
+    as what comes from there. Of a reducescatter: this rank's rows of each tensor."""
     reduction: Reduction | None = None
     root: int = -1
     splits: tuple[int, ...] | None = None
@@ -108,6 +105,9 @@ class Request:
     is_deferred: bool = False
     """Whether the call that submits it only says that it is there: what is to be done for it is
     left to the calls that follow, or to a thread."""
+    queue: str = ""
+    """Operations of one queue have no names of their own: the kth that a rank submits there meets
+    the kth of every other rank, whatever they are; where they differ that is an error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,3 +71,34 @@ def test_idle_names_are_forgotten_and_their_numbers_used_again(
     assert len(known) == 2
     assert fresh.number in (1, 2)
     assert cached(known, request("busy")) is busy
+
+
+def queued(known: RequestCache, in_flight: set[tuple[int, str]], size: int = 2) -> str:
+    """Submits one more to a queue; returns the name under which it is in flight."""
+    asked = Request(Kind.ALLREDUCE, tensors=(torch.ones(size),), reduction=SUM, queue="q")
+    found = known.of(asked, EVERYBODY, in_flight.__contains__)
+    assert found.description.name == "q"
+    assert asked.name == found.name
+    in_flight.add((0, asked.name))
+    return asked.name
+
+
+def test_requests_of_one_queue_that_are_alike_share_what_is_not_in_flight() -> None:
+    known, in_flight = RequestCache(0), set[tuple[int, str]]()
+    first, second = queued(known, in_flight), queued(known, in_flight)
+    other = queued(known, in_flight, size=3)
+    assert len({first, second, other}) == 3
+    in_flight.remove((0, first))
+    assert queued(known, in_flight) == first
+    assert len(known) == 3
+
+
+def test_queue_is_forgotten_with_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_cache, "MOST_CACHED", 2)
+    known, in_flight = RequestCache(0), set[tuple[int, str]]()
+    kept = queued(known, in_flight)
+    for size in range(3, 9):
+        in_flight.discard((0, queued(known, in_flight, size)))
+    assert (0, kept) in in_flight
+    assert queued(known, in_flight) != kept
+    assert len(known) <= 3

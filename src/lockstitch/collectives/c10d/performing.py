@@ -164,7 +164,7 @@ def _alltoall(
     )
     out = _view(content, tensor.dtype, (sum(received), *tensor.shape[1:])).to(tensor.device)
     if request.outputs is not None:
-        deliver(request.outputs, out.split(received))
+        deliver(request.outputs, torch.split(out, received))
         return list(request.outputs)
     return [out, torch.tensor(received, dtype=torch.int32)]
 

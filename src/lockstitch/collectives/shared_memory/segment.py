@@ -4,7 +4,8 @@ It is an anonymous file (memfd) without a name, so that nothing is left when the
 It is sparse: only what was touched takes memory. In it lie, one behind the other,
 
     sleepers          a word for each rank: whether it sleeps and wants to be woken
-    control areas     for each process set and each pair of ranks: the tails, the readers' cursors, and the logs
+    control areas     for each process set and each pair of ranks: the tails, the readers' cursors,
+                      and the logs
     arenas            for each rank: its tensors
 """
 

@@ -1,0 +1,467 @@
+"""Every collective of a process group, on every backend of sessions, against plain torch."""
+
+from __future__ import annotations
+
+import random
+import threading
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed import HashStore
+
+from lockstitch.c10d.messages import GlooMessages, Messages
+from lockstitch.c10d.process_group import ProcessGroup
+from lockstitch.errors import CollectiveError, MismatchError, StalledError
+from tests.cluster.collectives.ranks import BACKENDS, Ranks, in_threads, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SIZE = 3
+OP = distributed.ReduceOp
+FOLDS = {
+    OP.SUM: torch.add,
+    OP.PRODUCT: torch.mul,
+    OP.MIN: torch.minimum,
+    OP.MAX: torch.maximum,
+    OP.BAND: torch.bitwise_and,
+    OP.BOR: torch.bitwise_or,
+    OP.BXOR: torch.bitwise_xor,
+}
+
+
+class Groups:
+    """A process group for each rank."""
+
+    def __init__(self, backend: str, size: int = SIZE) -> None:
+        self.size = size
+        self._ranks = Ranks(size, backend)
+        self._store = HashStore()
+        self.groups: list[Any] = []
+
+    def __enter__(self) -> Groups:
+        self._ranks.__enter__()
+        self.groups = in_threads(self.size, self._made)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for group in self.groups:
+            group.shutdown()
+
+    def _made(self, rank: int) -> ProcessGroup:
+        session = self._ranks[rank]
+        if session.has_pairs:
+            return ProcessGroup(session, Messages(session))
+        gloo = GlooMessages(self._store, rank, self.size, timedelta(seconds=30))
+        return ProcessGroup(session, gloo)
+
+    def run(self, function: Callable[[Any, int], Any]) -> list[Any]:
+        return in_threads(self.size, lambda rank: function(self.groups[rank], rank))
+
+    def errors(self, function: Callable[[Any, int], Any]) -> list[BaseException | None]:
+        def attempt(group: Any, rank: int) -> BaseException | None:
+            try:
+                function(group, rank)
+            except Exception as error:  # noqa: BLE001 - returned
+                return error
+            return None
+
+        return self.run(attempt)
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def groups(request: pytest.FixtureRequest) -> Iterator[Groups]:
+    with Groups(request.param) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> None:
+    """Here the sessions live as long as the module; test_processes.py looks for leaks."""
+
+
+def reduced(tensors: list[torch.Tensor], op: Any) -> torch.Tensor:
+    if op == OP.AVG:
+        return reduced(tensors, OP.SUM) / len(tensors)
+    result = tensors[0].clone()
+    for tensor in tensors[1:]:
+        result = FOLDS[op](result, tensor)
+    return result
+
+
+def options(op: Any = OP.SUM, root: int = 0, *, is_async: bool = True) -> Any:
+    return SimpleNamespace(reduceOp=op, rootRank=root, asyncOp=is_async, timeout=timedelta(0))
+
+
+# ---------------------------------------------------------------- reductions
+
+
+@pytest.mark.parametrize("op", [*FOLDS, OP.AVG], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool], ids=str)
+def test_allreduce_of_every_operator_is_that_of_torch(
+    groups: Groups, op: Any, dtype: torch.dtype
+) -> None:
+    is_bitwise = op in (OP.BAND, OP.BOR, OP.BXOR)
+    if (is_bitwise and dtype.is_floating_point) or (op == OP.AVG and dtype is not torch.float32):
+        pytest.skip("no such operation")
+    tensors = [sample(rank, (4, 3), dtype) for rank in range(SIZE)]
+    expected = reduced(tensors, op)
+
+    def work(group: Any, rank: int) -> None:
+        mine = tensors[rank].clone()
+        assert group.allreduce([mine], options(op)).wait()
+        torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+
+    groups.run(work)
+
+
+def test_operator_that_the_dtype_lacks_is_refused_before_anything_is_sent(groups: Groups) -> None:
+    errors = groups.errors(lambda group, _: group.allreduce([torch.ones(2)], options(OP.BAND)))
+    assert all(isinstance(error, ValueError) for error in errors)
+
+
+def test_premultiplied_sum_multiplies_by_the_factor_first(groups: Groups) -> None:
+    premultiplied = SimpleNamespace(op=OP.PREMUL_SUM, __getstate__=None)
+
+    class Premultiplied:
+        op = OP.PREMUL_SUM
+
+        def __getstate__(self) -> tuple[object, float]:
+            return premultiplied.op, 0.5
+
+    def work(group: Any, rank: int) -> list[float]:
+        mine = torch.tensor([rank + 1.0])
+        group.allreduce([mine], options(Premultiplied())).wait()
+        return mine.tolist()
+
+    assert groups.run(work) == [[3.0]] * SIZE
+
+
+def test_coalesced_tensors_of_several_dtypes_are_reduced_together(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> None:
+        one, two = torch.full((2,), float(rank)), torch.full((3,), rank)
+        group.allreduce_coalesced([one, two], options()).wait()
+        assert one.tolist() == [3.0] * 2
+        assert two.tolist() == [3] * 3
+
+    groups.run(work)
+
+
+def test_reduce_changes_the_tensor_of_the_root_only(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> list[float]:
+        mine = torch.full((2, 2), float(rank)).t()
+        group.reduce([mine], options(root=1)).wait()
+        return mine.flatten().tolist()
+
+    assert groups.run(work) == [[0.0] * 4, [3.0] * 4, [2.0] * 4]
+
+
+def test_reduce_scatter_takes_inputs_of_different_sizes(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> list[float]:
+        mine = torch.zeros(rank)
+        group.reduce_scatter(
+            [mine], [[torch.full((n,), float(n + rank)) for n in range(SIZE)]], options()
+        ).wait()
+        return mine.tolist()
+
+    assert groups.run(work) == [[], [6.0], [9.0, 9.0]]
+
+
+def test_reduce_scatter_of_one_tensor_leaves_each_rank_its_part(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> list[float]:
+        whole = torch.arange(2.0 * SIZE).view(SIZE, 2) * (rank + 1)
+        mine = torch.zeros(2)
+        group.reduce_scatter_single(mine, whole, options()).wait()
+        return mine.tolist()
+
+    assert groups.run(work) == [[0.0, 6.0], [12.0, 18.0], [24.0, 30.0]]
+
+
+# ---------------------------------------------------------------- moving
+
+
+def test_broadcast_writes_into_any_layout(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> list[float]:
+        mine = torch.full((3, 2), float(rank)).t()
+        group.broadcast([mine], options(root=2)).wait()
+        return mine.flatten().tolist()
+
+    assert groups.run(work) == [[2.0] * 6] * SIZE
+
+
+def test_allgather_writes_into_lists_and_into_one_tensor(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> None:
+        mine = torch.full((2, 2), float(rank))
+        pieces = [torch.zeros(2, 2).t() for _ in range(SIZE)]
+        group.allgather([pieces], [mine]).wait()
+        assert [piece[0, 0].item() for piece in pieces] == [0.0, 1.0, 2.0]
+        whole = torch.zeros(2 * SIZE, 2)
+        group.all_gather_single(whole, mine).wait()
+        assert torch.equal(whole, torch.cat(pieces))
+
+    groups.run(work)
+
+
+def test_allgather_may_gather_into_the_tensor_in_which_the_input_lies(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> list[float]:
+        whole = torch.full((SIZE,), -1.0)
+        whole[rank] = rank
+        group.all_gather_single(whole, whole[rank : rank + 1]).wait()
+        return whole.tolist()
+
+    assert groups.run(work) == [[0.0, 1.0, 2.0]] * SIZE
+
+
+def test_allgather_takes_pieces_of_different_sizes(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> list[list[float]]:
+        pieces = [torch.zeros(n) for n in range(SIZE)]
+        group.allgather([pieces], [torch.full((rank,), float(rank))]).wait()
+        return [piece.tolist() for piece in pieces]
+
+    assert groups.run(work) == [[[], [1.0], [2.0, 2.0]]] * SIZE
+
+
+def test_gather_and_scatter_are_of_one_rank(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> None:
+        mine = torch.tensor(float(rank))
+        pieces = [[torch.tensor(-1.0) for _ in range(SIZE)]] if rank == 1 else []
+        group.gather(pieces, [mine], options(root=1)).wait()
+        if rank == 1:
+            assert [piece.item() for piece in pieces[0]] == [0.0, 1.0, 2.0]
+        given = [[torch.tensor(10.0 + n) for n in range(SIZE)]] if rank == 2 else []
+        group.scatter([mine], given, options(root=2)).wait()
+        assert mine.item() == 10.0 + rank
+
+    groups.run(work)
+
+
+def test_alltoall_takes_tensors_and_rows_of_different_sizes(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> None:
+        given = [torch.full((to,), float(rank)) for to in range(SIZE)]
+        wanted = [torch.zeros(rank) for _ in range(SIZE)]
+        group.alltoall(wanted, given).wait()
+        assert [piece.tolist() for piece in wanted] == [[float(by)] * rank for by in range(SIZE)]
+        whole = torch.zeros(SIZE * rank, 2)
+        rows = torch.full((3, 2), float(rank))
+        group.alltoall_base(whole, rows, [rank] * SIZE, [0, 1, 2]).wait()
+        assert whole[:, 1].tolist() == [float(by) for by in range(SIZE) for _ in range(rank)]
+
+    groups.run(work)
+
+
+def test_numbers_that_do_not_add_up_are_refused(groups: Groups) -> None:
+    one, two = torch.ones(1), torch.ones(2)
+    for wrong in (
+        lambda group: group.all_gather_single(two, two),
+        lambda group: group.reduce_scatter_single(two, two),
+        lambda group: group.alltoall_base(two, one, [1, 1, 1], [1, 0, 0]),
+        lambda group: group.alltoall_base(two, two, [], []),
+        lambda group: group.allgather([[one]], [one]),
+        lambda group: group.alltoall([one, one, one], [one, two.int(), one]),
+    ):
+        with pytest.raises(ValueError, match="must be|cannot be|tensors"):
+            wrong(groups.groups[0])
+
+
+# ---------------------------------------------------------------- order
+
+
+def test_operations_meet_by_order_and_not_by_what_they_are(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> None:
+        if rank == 1:
+            group.barrier().wait()
+        else:
+            group.allreduce([torch.ones(2)], options()).wait()
+
+    errors = groups.errors(work)
+    assert all(isinstance(error, MismatchError) for error in errors)
+    assert "barrier on rank 1" in str(errors[0])
+
+
+def test_shapes_that_differ_are_told_with_the_ranks_and_the_group_goes_on(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> None:
+        group.allreduce([torch.ones(2 + (rank == 2))], options()).wait()
+
+    errors = groups.errors(work)
+    assert all(isinstance(error, MismatchError) for error in errors)
+    assert "(3,) on rank 2" in str(errors[0])
+    groups.run(lambda group, _: group.barrier().wait())
+
+
+def test_many_alike_may_be_in_flight(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> None:
+        tensors = [torch.full((4,), float(rank + index)) for index in range(100)]
+        works = [group.allreduce([tensor], options()) for tensor in tensors]
+        for index, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
+            assert work.result()[0] is tensor
+            assert tensor.tolist() == [3.0 + 3 * index] * 4
+
+    groups.run(work)
+
+
+# ---------------------------------------------------------------- futures, waits
+
+
+def test_future_has_the_results_though_nobody_waits_for_the_work(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> None:
+        mine = torch.full((2,), float(rank))
+        work = group.allreduce([mine], options())
+        doubled = work.get_future().then(lambda done: done.value()[0] * 2)
+        assert doubled.wait().tolist() == [6.0, 6.0]
+        assert work.is_completed()
+        assert work.is_success()
+
+    groups.run(work)
+
+
+def test_error_is_raised_by_the_future_and_told_by_the_work(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> str:
+        work = group.allreduce([torch.ones(1 + rank)], options())
+        with pytest.raises(RuntimeError, match="disagree"):
+            work.get_future().wait()
+        assert not work.is_success()
+        return str(work.exception())
+
+    assert all("disagree" in text for text in groups.run(work))
+
+
+def test_wait_with_a_limit_names_who_has_not_come(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> None:
+        mine = torch.ones(1)
+        if rank != 2:
+            work = group.allreduce([mine], options())
+            with pytest.raises(StalledError, match=r"timed out.*ranks \[2\]"):
+                work.wait(timedelta(seconds=0.05))
+            group.meeting.wait()
+        else:
+            group.meeting.wait()
+            work = group.allreduce([mine], options())
+        work.wait()
+        assert mine.item() == 3.0
+
+    meeting = threading.Barrier(SIZE)
+    for group in groups.groups:
+        group.meeting = meeting
+    groups.run(work)
+
+
+# ---------------------------------------------------------------- messages
+
+
+def test_messages_meet_by_tag_in_the_order_in_which_they_are_sent(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> list[float]:
+        if rank == 0:
+            sent = [group.send([torch.tensor([n])], 2, int(n) // 10) for n in (1.0, 2.0, 11.0)]
+            for each in sent:
+                each.wait()
+            return []
+        if rank == 1:
+            return []
+        found = [torch.zeros(1).double().float() for _ in range(3)]
+        works = [group.recv([found[2]], 0, 1), group.recv([found[0]], 0, 0)]
+        works.append(group.recv([found[1]], 0, 0))
+        for each in works:
+            each.wait()
+        return [each.item() for each in found]
+
+    assert groups.run(work)[2] == [1.0, 2.0, 11.0]
+
+
+def test_receive_from_any_rank_tells_who_has_sent(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> set[tuple[int, float]]:
+        if rank:
+            group.send([torch.full((2,), float(rank))], 0, 7).wait()
+            return set()
+        found = set()
+        for _ in range(SIZE - 1):
+            mine = torch.zeros(2)
+            receiving = group.recv_anysource([mine], 7)
+            receiving.wait()
+            found.add((receiving.source_rank(), mine[1].item()))
+        return found
+
+    assert groups.run(work)[0] == {(1, 1.0), (2, 2.0)}
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_what_is_under_way_fails_when_the_group_is_shut_down() -> None:
+    with Groups("shared_memory", 2) as groups:
+        work = groups.groups[0].allreduce([torch.ones(1)], options())
+        future = work.get_future()
+        groups.groups[0].shutdown()
+        with pytest.raises(RuntimeError, match="shut down"):
+            future.wait()
+        with pytest.raises(CollectiveError, match="shut down"):
+            groups.groups[0].barrier()
+        with pytest.raises(CollectiveError, match="rank 0 shut down"):
+            groups.groups[1].recv([torch.ones(1)], 0, 0).wait()
+
+
+# ---------------------------------------------------------------- random sequences
+
+
+def random_operation(source: random.Random, size: int) -> Callable[[Any, int], tuple[Any, Any]]:
+    """What begins an operation, the same on all ranks, and returns the work and a check."""
+    kind = source.choice(["allreduce", "broadcast", "allgather", "scattered", "alltoall", "reduce"])
+    dtype = source.choice([torch.float32, torch.float64, torch.int64, torch.bfloat16])
+    rows, root, seed = source.choice([0, 1, 3, 40]), source.randrange(size), source.random()
+    op = source.choice([OP.SUM, OP.MAX, OP.MIN])
+
+    def given(rank: int, count: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(hash((seed, rank)) % 2**31)
+        return torch.randint(0, 9, (count, 2), generator=generator).to(dtype)
+
+    def begin(group: Any, rank: int) -> tuple[Any, Any]:
+        if kind in ("allreduce", "broadcast", "reduce"):
+            tensors = [given(each, rows) for each in range(size)]
+            expected = tensors[root] if kind == "broadcast" else reduced(tensors, op)
+            if kind == "reduce" and rank != root:
+                expected = tensors[rank]
+            mine = tensors[rank].t().clone().t() if seed < 0.5 else tensors[rank].clone()
+            work = getattr(group, kind)([mine], options(op, root))
+            return work, lambda: torch.equal(mine, expected)
+        everything = [given(each, rows * size) for each in range(size)]
+        if kind == "allgather":
+            whole = torch.zeros(rows * size * size, 2, dtype=dtype)
+            work = group.all_gather_single(whole, everything[rank])
+            return work, lambda: torch.equal(whole, torch.cat(everything))
+        shares = [each.view(size, rows, 2)[rank] for each in everything]
+        if kind == "scattered":
+            mine = torch.zeros(rows, 2, dtype=dtype)
+            work = group.reduce_scatter_single(mine, everything[rank], options(op))
+            return work, lambda: torch.equal(mine, reduced(shares, op))
+        whole = torch.zeros(rows * size, 2, dtype=dtype)
+        work = group.alltoall_base(whole, everything[rank], [], [])
+        return work, lambda: torch.equal(whole, torch.cat(shares))
+
+    return begin
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("backend", ["memory", "shared_memory"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_random_sequences_are_those_of_plain_torch(backend: str, size: int, seed: int) -> None:
+    source = random.Random(seed)
+    operations = [random_operation(source, size) for _ in range(60)]
+
+    def work(group: Any, rank: int) -> None:
+        own = random.Random(rank)
+        pending = []
+        for begin in operations:
+            pending.append(begin(group, rank))
+            while pending and own.random() < 0.5:
+                done, holds = pending.pop(own.randrange(len(pending)))
+                done.wait() if own.random() < 0.7 else done.get_future().wait()
+                assert holds()
+        for done, holds in pending:
+            done.wait()
+            assert holds()
+
+    with Groups(backend, size) as groups:
+        groups.run(work)

@@ -1,0 +1,295 @@
+"""Process groups of the backend in real processes, by torch's own functions, beside Gloo's."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import lockstitch.c10d  # noqa: F401 - makes the backend known
+from lockstitch.collectives import SUM, open_session
+from lockstitch.errors import RankLostError
+from tests.processes.ranks import RankProcesses
+
+# torch 2.13 has other names for some functions, which older ones lack.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+BACKENDS = ("lockstitch", "gloo")
+
+
+def begin(rank: int, size: int, file: str, backend: str = "lockstitch") -> None:
+    url = f"file://{file}-{backend}"
+    distributed.init_process_group(backend, init_method=url, rank=rank, world_size=size)
+
+
+# ---------------------------------------------------------------- groups
+
+
+def use_groups(rank: int, size: int, file: str) -> str:
+    """Overlapping groups, objects, the same group twice, and a second beginning."""
+    for round_number in range(2):
+        begin(rank, size, f"{file}{round_number}")
+        pair = distributed.new_group([0, 1])
+        again = distributed.new_group([0, 1], use_local_synchronization=True)
+        others = distributed.new_group([2, 1])
+        for group, members in ((pair, [0, 1]), (others, [1, 2]), (again, [0, 1])):
+            if rank in members:
+                mine = torch.ones(2) * rank
+                distributed.all_reduce(mine, group=group)
+                assert mine.tolist() == [float(sum(members))] * 2
+                root = [{"from": rank}]
+                distributed.broadcast_object_list(root, src=members[1], group=group)
+                assert root == [{"from": members[1]}]
+        objects: list[object] = [None] * size
+        distributed.all_gather_object(objects, {"rank": rank, "more": "x" * rank * 1000})
+        assert [each["rank"] for each in objects] == list(range(size))  # type: ignore[index]
+        if rank in (1, 2):
+            distributed.destroy_process_group(others)
+        distributed.barrier()
+        distributed.destroy_process_group()
+    return "done"
+
+
+def test_groups_overlap_end_in_any_order_and_begin_again() -> None:
+    with RankProcesses(3) as ranks:
+        assert ranks.run(use_groups) == ["done"] * 3
+
+
+def exchange(rank: int, size: int, file: str) -> list[float]:
+    begin(rank, size, file)
+    other = 1 - rank
+    given, found = torch.full((3,), float(rank)), torch.zeros(3)
+    operations = [
+        distributed.P2POp(distributed.isend, given, other, tag=4),
+        distributed.P2POp(distributed.irecv, found, other, tag=4),
+    ]
+    for work in distributed.batch_isend_irecv(operations):
+        work.wait()
+    large, received = torch.full((1 << 20,), float(rank)), torch.zeros(1 << 20)
+    sending = distributed.isend(large, other)
+    assert distributed.recv(received) == other
+    sending.wait()
+    assert received.unique().tolist() == [float(other)]
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return found.tolist()
+
+
+def test_messages_pass_between_processes() -> None:
+    with RankProcesses(2) as ranks:
+        assert ranks.run(exchange) == [[1.0] * 3, [0.0] * 3]
+
+
+def use_session_beside(rank: int, size: int, file: str) -> list[float]:
+    begin(rank, size, file)
+    with open_session(rank, size, f"file://{file}-session") as session:
+        mine = torch.ones(2)
+        work = distributed.all_reduce(mine, async_op=True)
+        total = session.wait(session.allreduce(torch.ones(1 << 20), SUM))
+        work.wait()
+        distributed.destroy_process_group()
+        again = session.wait(session.allreduce(torch.ones(1), SUM))
+    return [mine[0].item(), total[7].item(), again.item()]
+
+
+def test_group_and_a_session_of_hvd_live_in_one_process() -> None:
+    with RankProcesses(2) as ranks:
+        assert ranks.run(use_session_beside) == [[2.0] * 3] * 2
+
+
+# ---------------------------------------------------------------- death
+
+
+def outlive(rank: int, size: int, file: str) -> tuple[str, float]:
+    begin(rank, size, file)
+    distributed.barrier()
+    if rank == 1:
+        os._exit(3)
+    begun = time.monotonic()
+    with pytest.raises(RankLostError, match="rank 1 died") as told:
+        distributed.all_reduce(torch.ones(2))
+    return str(told.value), time.monotonic() - begun
+
+
+def test_every_survivor_is_told_who_died() -> None:
+    with RankProcesses(3) as ranks:
+        ranks.start(outlive)
+        assert all("rank 1 died" in ranks.next(rank)[0] for rank in (0, 2))
+
+
+# ---------------------------------------------------------------- training
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6)),
+        nn.Conv1d(1, 8, 3),
+        nn.BatchNorm1d(8),
+        nn.Flatten(),
+        nn.Linear(32, 4),
+    )
+
+
+class Branches(nn.Module):
+    """Uses one of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 4), nn.Linear(6, 4)
+        self.calls = 0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        output: torch.Tensor = (self.first if self.calls % 2 else self.second)(batch)
+        return output
+
+
+def halve(_state, bucket):  # type: ignore[no-untyped-def] # torch reads annotations
+    """A communication hook: sums in bfloat16."""
+    small = bucket.buffer().bfloat16()
+    future = distributed.all_reduce(small, async_op=True).get_future()
+    return future.then(lambda done: bucket.buffer().copy_(done.value()[0]) / 2)
+
+
+def trained(module: DistributedDataParallel, rank: int, steps: int, syncs: int = 1) -> torch.Tensor:
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(steps):
+        batch = torch.randn(5, 6, generator=generator)
+        if step % syncs:
+            with module.no_sync():
+                module(batch).square().mean().backward()
+            continue
+        module(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def with_layers(rank: int) -> torch.Tensor:
+    return trained(DistributedDataParallel(layers()), rank, 5)
+
+
+def with_many_buckets(rank: int) -> torch.Tensor:
+    wide = nn.Sequential(*(nn.Linear(6, 6) for _ in range(20)))
+    return trained(DistributedDataParallel(wide, bucket_cap_mb=0.0005), rank, 5)
+
+
+def with_convolutions(rank: int) -> torch.Tensor:
+    return trained(DistributedDataParallel(convolutions()), rank, 5)
+
+
+def with_unused_parameters(rank: int) -> torch.Tensor:
+    module = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    return trained(module, rank, 6)
+
+
+def with_static_graph(rank: int) -> torch.Tensor:
+    return trained(DistributedDataParallel(layers(), static_graph=True), rank, 5)
+
+
+def with_accumulation(rank: int) -> torch.Tensor:
+    return trained(DistributedDataParallel(layers()), rank, 6, syncs=2)
+
+
+def with_a_hook(rank: int) -> torch.Tensor:
+    module = DistributedDataParallel(layers(), gradient_as_bucket_view=True)
+    module.register_comm_hook(None, halve)
+    return trained(module, rank, 5)
+
+
+def with_a_join(rank: int) -> torch.Tensor:
+    module = DistributedDataParallel(layers())
+    with Join([module]):
+        return trained(module, rank, 3 + 2 * rank)
+
+
+TRAININGS = [
+    with_layers,
+    with_many_buckets,
+    with_convolutions,
+    with_unused_parameters,
+    with_static_graph,
+    with_accumulation,
+    with_a_hook,
+    with_a_join,
+]
+
+
+Work = Callable[[int], torch.Tensor]
+
+
+def train(rank: int, size: int, file: str, works: list[Work]) -> list[dict[str, list[float]]]:
+    """What each gives, over each backend."""
+    results = []
+    for backend in BACKENDS:
+        begin(rank, size, file, backend)
+        results.append({})
+        for work in works:
+            torch.manual_seed(0)
+            results[-1][work.__name__] = work(rank).tolist()
+        distributed.barrier()
+        distributed.destroy_process_group()
+    return results
+
+
+def compare(works: list[Work], size: int = 2) -> None:
+    with RankProcesses(size) as ranks:
+        for ours, of_gloo in ranks.run(train, works):
+            assert ours == of_gloo
+
+
+def test_parameters_are_those_of_gloo_to_the_bit() -> None:
+    compare([with_many_buckets, with_unused_parameters])
+
+
+@pytest.mark.slow
+def test_parameters_of_every_training_are_those_of_gloo_to_the_bit() -> None:
+    compare(TRAININGS)
+
+
+def shard(rank: int) -> torch.Tensor:
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - takes seconds
+
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    module = layers()
+    fully_shard(module[0], mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        module(torch.randn(5, 6, generator=generator)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    full = [parameter.full_tensor().detach().flatten() for parameter in module.parameters()]
+    return torch.cat(full)
+
+
+def distribute(rank: int) -> torch.Tensor:
+    from torch.distributed.tensor import (  # noqa: PLC0415 - takes seconds
+        Replicate,
+        Shard,
+        distribute_tensor,
+    )
+
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),), mesh_dim_names=("ranks",))
+    whole = torch.arange(24.0).view(6, 4)
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    columns = rows.redistribute(mesh, [Shard(1)])
+    product = (rows.t() @ rows).redistribute(mesh, [Replicate()])
+    return torch.cat([columns.full_tensor().flatten(), product.to_local().flatten()])
+
+
+@pytest.mark.slow
+def test_what_stands_on_the_collectives_gives_what_it_gives_over_gloo() -> None:
+    compare([shard, distribute])

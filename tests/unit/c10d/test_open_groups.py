@@ -1,0 +1,39 @@
+"""The groups of a process, ended with it."""
+
+from __future__ import annotations
+
+from lockstitch.c10d.open_groups import OpenGroups
+from lockstitch.inquiry import INQUIRY
+
+
+class Group:
+    def __init__(self, groups: OpenGroups) -> None:
+        self._groups = groups
+        self.ends = 0
+        groups.add(self)
+
+    def shutdown(self) -> None:
+        self.ends += 1
+        self._groups.remove(self)
+
+    def describe_waits(self) -> list[str]:
+        return ["waits for a test"]
+
+
+def test_all_that_are_open_are_ended_once() -> None:
+    groups = OpenGroups()
+    one, other = Group(groups), Group(groups)
+    one.shutdown()
+    groups.shutdown()
+    groups.shutdown()
+    assert (one.ends, other.ends) == (1, 1)
+
+
+def test_what_they_wait_for_is_told_while_there_are_any() -> None:
+    groups = OpenGroups()
+    group = Group(groups)
+    tell = INQUIRY.waits.pop()
+    assert tell() == ["waits for a test"]
+    groups.forget()
+    assert tell() is None
+    group.shutdown()
