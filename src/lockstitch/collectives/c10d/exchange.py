@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _CHUNK_BYTES: Final = 512 << 10
 _AT_ONCE: Final = 4
 """So many chunks are on their way before the first is folded, and as many results."""
+MOST_BYTES_UNDER_WAY: Final = 2 * _AT_ONCE * _CHUNK_BYTES
 _PARTS, _RESULTS = 1, 2
 """What messages are about, as tags of the process group."""
 

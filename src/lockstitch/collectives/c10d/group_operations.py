@@ -17,7 +17,7 @@ from torch import distributed
 from torch.distributed import ReduceOp as TorchOp
 from torch.distributed.distributed_c10d import PrefixStore
 
-from lockstitch.collectives.c10d.exchange import Exchange, chunks_of
+from lockstitch.collectives.c10d.exchange import MOST_BYTES_UNDER_WAY, Exchange, chunks_of
 from lockstitch.collectives.requests import ReduceOp
 from lockstitch.devices.kinds import gpu, is_gpu
 from lockstitch.errors import CollectiveError
@@ -168,9 +168,10 @@ class ProcessGroupOperations:
         self, chunks: Iterable[torch.Tensor], op: ReduceOp, scale: Scale, process_set: ProcessSet
     ) -> Iterator[torch.Tensor]:
         """Reduces a vector of the CPU chunk by chunk, in place; returns each when it is done."""
-        seconds = timedelta(seconds=self._connect_seconds)
+        seconds = self._connect_seconds + MOST_BYTES_UNDER_WAY / _BYTES_PER_SECOND
+        timeout = timedelta(seconds=seconds)
         group, position = self._groups[process_set.id], process_set.position(self._rank)
-        return Exchange(group, position, process_set.size, op, scale, seconds).run(chunks)
+        return Exchange(group, position, process_set.size, op, scale, timeout).run(chunks)
 
     def gather(
         self, mine: torch.Tensor, sizes: Sequence[int], process_set: ProcessSet
