@@ -43,7 +43,7 @@ def timeout_of(pending: Pending, peer: WorkerInfo, what: str) -> RpcTimeoutError
     )
 
 
-class Answers(Protocol):
+class AnswerSink(Protocol):
     """What becomes of the answers to requests; `runtime.outgoing` says."""
 
     @property
@@ -69,7 +69,7 @@ class Answers(Protocol):
 class Channel:
     """Requests to one worker that wait for their answers; subclasses know how messages travel."""
 
-    def __init__(self, core: Core, peer: WorkerInfo, answers: Answers) -> None:
+    def __init__(self, core: Core, peer: WorkerInfo, answers: AnswerSink) -> None:
         options = core.options
         self.core = core
         self.peer = peer

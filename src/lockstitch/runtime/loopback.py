@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.devices.maps import DeviceMap
-    from lockstitch.runtime.channel import Answers
+    from lockstitch.runtime.channel import AnswerSink
     from lockstitch.runtime.core import Core
     from lockstitch.transport.base import RemainingTime
     from lockstitch.wire.messages import Message
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Loopback(Channel):
     """Both ends of a connection to oneself."""
 
-    def __init__(self, core: Core, answers: Answers, receive: Callable[[Message], None]) -> None:
+    def __init__(self, core: Core, answers: AnswerSink, receive: Callable[[Message], None]) -> None:
         """`receive` takes what this worker sends to itself."""
         super().__init__(core, core.info, answers)
         self._lock = threading.Lock()

@@ -39,7 +39,7 @@ _NOTHING, _ASK_LATER, _ARM = Action
 _, _, _POOL_NOW, _POOL_LATER = Successor
 
 
-class Answers(Source, Protocol):
+class AnswerSource(Source, Protocol):
     """The answers that come over the connection; a `StreamChannel` knows about them."""
 
     requested: int
@@ -62,7 +62,7 @@ class ReadingRight:
     """See the module. Who holds `lock` has the right; whoever releases it calls `pass_on` if there
     are followers, or if something is still to come."""
 
-    def __init__(self, pool: ThreadPool, connection: Connection, answers: Answers) -> None:
+    def __init__(self, pool: ThreadPool, connection: Connection, answers: AnswerSource) -> None:
         self._pool = pool
         self._connection = connection
         self._answers = answers
@@ -137,7 +137,13 @@ class ReadingRight:
 
     def expect(self) -> None:
         """Answers are expected for which no thread waits."""
-        self._tell(_DEMAND if self._answers.is_urgent else _EXPECT)
+        # Every asynchronous call comes here, and mostly the table has `NOTHING` for it.
+        if self._is_armed:
+            return
+        if self._answers.is_urgent:
+            self._tell(_DEMAND)
+        elif not self._is_scheduled:
+            self._tell(_EXPECT)
 
     def demand(self) -> None:
         """Answers are to be read as soon as they come."""

@@ -30,7 +30,7 @@ from lockstitch.wire.messages import CALLS
 if TYPE_CHECKING:
     from lockstitch.errors import PeerDiedError, RpcError
     from lockstitch.ids import WorkerInfo
-    from lockstitch.runtime.channel import Answers
+    from lockstitch.runtime.channel import AnswerSink
     from lockstitch.runtime.core import Core
     from lockstitch.transport.base import Connection, RemainingTime
     from lockstitch.wire.decoding import FrameDecoder
@@ -61,7 +61,7 @@ class StreamChannel(Channel):
         self,
         core: Core,
         peer: WorkerInfo,
-        answers: Answers,
+        answers: AnswerSink,
         judge: Judge,
         connection: Connection,
         decoder: FrameDecoder,
