@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from lockstitch.errors import CollectiveError
+from lockstitch.spark import task
 from lockstitch.spark.placement import TaskPlace, rank_tasks
+from lockstitch.spark.rank import Ended
+from lockstitch.spark.reports import Finished, Said
 from lockstitch.spark.task import DEVICES, BarrierTask, TaskTerms, devices_of, environment_of
 from lockstitch.trust import Secret
 from tests.unit.spark.fakes import FakeBarrierContext, FakeSpark
@@ -60,3 +65,49 @@ def test_no_rank_runs_twice(monkeypatch):
     spark.BarrierTaskContext = SimpleNamespace(get=lambda: again)
     with pytest.raises(CollectiveError, match="no rank runs twice"):
         next(BarrierTask(terms())(0, iter(())))
+
+
+class Driver:
+    """The line to a driver, which hangs up after so many reports."""
+
+    def __init__(self, reports):
+        self.heard = []
+        self._reports = reports
+
+    def tell(self, report):
+        if len(self.heard) == self._reports:
+            raise BrokenPipeError("broken pipe")
+        self.heard.append(report)
+
+    def await_end(self):
+        pass
+
+
+def run_a_rank(monkeypatch, driver, result):
+    """Has a task run a rank that writes a line and returns that."""
+
+    def run_rank(_call, _secret, _environment, listener, _executable, _until):
+        listener("stdout", "a line")
+        return Ended("killed by SIGKILL", result, None, False, result is not None, "")
+
+    monkeypatch.setattr(task, "run_rank", run_rank)
+    call = SimpleNamespace(value=b"")
+    return TaskTerms(call, {}, None, "tcp:127.0.0.1:9", True, SECRET.text()).run(driver, {})
+
+
+def test_a_task_whose_driver_has_hung_up_has_failed(monkeypatch):
+    for reports, result in [(0, b""), (1, b""), (0, None)]:
+        with pytest.raises(CollectiveError, match=r"driver has hung up.*killed by SIGKILL"):
+            run_a_rank(monkeypatch, Driver(reports), result)
+
+
+def test_the_driver_is_told_what_the_log_of_the_executor_cannot_take(monkeypatch):
+    class Full(io.StringIO):
+        def write(self, _text):
+            raise OSError("no space left")
+
+    driver = Driver(9)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Full())
+        run_a_rank(monkeypatch, driver, b"")
+    assert driver.heard == [Said("stdout", "a line"), Finished()]
