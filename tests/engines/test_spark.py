@@ -98,4 +98,5 @@ def test_an_elastic_job_begins_where_executors_come_when_tasks_wait_for_them():
 
 
 def test_torch_distributor_starts_ranks_as_well():
+    pytest.importorskip("pandas", reason="Spark's own needs it: pyspark[sql]")
     assert outcome("distributor", LOCAL) == [2, 5.0]
