@@ -20,6 +20,7 @@ DEMO = examples/digits/train.py
 TESTS = tests
 # Many tests wait, for processes that start or for a clock: meanwhile another works.
 TWO_AT_ONCE = -n 2 --dist worksteal
+ENGINES_OF_DEBIAN = slurm-wlm munge
 SPELT = src tests docs examples benchmarks packaging changelog.d .github $(wildcard *.md) Makefile \
 	pyproject.toml
 
@@ -40,8 +41,9 @@ test: $(VENV)/installed-dev  ## the quick suite, warnings as errors
 test-gpu: $(VENV)/installed-dev  ## the tests that need a GPU, which the others do not see
 	LOCKSTITCH_TEST_GPU=1 python -m pytest tests/gpu
 
-test-engines: $(VENV)/installed-engines  ## what runs on, or is written for, the engines that start workers
-	python -m pytest tests/engines
+test-engines: $(VENV)/installed-engines  ## what runs on the engines that start workers; DEBIAN=1, as root: installs Slurm first
+	@if [ -n "$(DEBIAN)" ]; then apt-get install --yes --no-install-recommends $(ENGINES_OF_DEBIAN); fi
+	python -m pytest -rs tests/engines
 
 test-again: $(VENV)/installed-dev  ## the tests that failed last time
 	python -m pytest --last-failed --last-failed-no-failures none -m "not slow" $(TESTS)

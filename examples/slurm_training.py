@@ -5,7 +5,7 @@ One rank may hear it a step before another, so after each step they compare: all
 one, rank 0 writes what is needed to go on, and the exit status is 143. Started again, whether by
 `--requeue` or by hand, with any number of ranks, the training goes on from there.
 
-    sbatch examples/slurm.sbatch
+    cd examples; sbatch slurm.sbatch [epochs]
     lockstitch run -n 2 examples/slurm_training.py CHECKPOINT [epochs]
 """
 
@@ -33,8 +33,8 @@ def digits():
 
 
 def own_batch(step, count):
-    """Returns which images this rank learns from in a step. All ranks together take the same ones
-    whatever their number is."""
+    """Returns which images this rank learns from in a step: its part of those that all learn from,
+    which are the same whatever the number of ranks is."""
     epoch, within = divmod(step, count // BATCH)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(epoch))
     return order[within * BATCH : (within + 1) * BATCH][hvd.rank() :: hvd.size()]
@@ -46,6 +46,21 @@ def save(path, step, model, optimizer):
     state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state, unfinished)
     os.replace(unfinished, path)
+
+
+def load(path, model, optimizer):
+    """Returns the step to begin with: that of the checkpoint, if there is one."""
+    step = 0
+    if path.exists():
+        state = torch.load(path, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+        if hvd.rank() == 0:
+            print(f"goes on at step {step} with {hvd.size()} ranks", flush=True)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    return step
 
 
 def main():
@@ -61,21 +76,14 @@ def main():
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    first = 0
-    if path.exists():
-        state = torch.load(path, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first = state["step"]
-        if hvd.rank() == 0:
-            print(f"goes on at step {first} with {hvd.size()} ranks", flush=True)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-
-    for step in range(first, epochs * (learning // BATCH)):
+    steps_per_epoch = learning // BATCH
+    for step in range(load(path, model, optimizer), epochs * steps_per_epoch):
+        if step % steps_per_epoch == 0 and hvd.rank() == 0:
+            print(f"epoch {step // steps_per_epoch}", flush=True)
         own = TEST_IMAGES + own_batch(step, learning)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images[own]), labels[own]).backward()
+        losses = nn.functional.cross_entropy(model(images[own]), labels[own], reduction="sum")
+        (losses * hvd.size() / BATCH).backward()  # the ranks' average is the mean over the batch
         optimizer.step()
         heard = torch.tensor([float(told_to_end.is_set())])
         if hvd.allreduce(heard, op=hvd.Max).item():
@@ -88,7 +96,7 @@ def main():
     with torch.no_grad():
         right = (model(images[:TEST_IMAGES]).argmax(1) == labels[:TEST_IMAGES]).float().mean()
     if hvd.rank() == 0:
-        save(path, epochs * (learning // BATCH), model, optimizer)
+        save(path, epochs * steps_per_epoch, model, optimizer)
         weights = nn.utils.parameters_to_vector(model.parameters())
         print(
             f"{right:.1%} of the test images are right, the weights have norm {weights.norm():.5f}"

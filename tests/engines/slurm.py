@@ -100,7 +100,7 @@ class SlurmCluster:
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         self._daemon(0, ["slurmctld", "-D", "-i"])
         self._nodes = [self._daemon(host, ["slurmd", "-D", "-N", NAMES[host]]) for host in (0, 1)]
-        wait_until(lambda: self.said(["sinfo", "-h", "-o", "%t %D"]).split() == ["idle", "2"])
+        wait_until(self._all_idle)
 
     def _start_munge(self) -> None:
         self.folder.chmod(0o755)  # munge wants nobody else to write there
@@ -130,6 +130,7 @@ class SlurmCluster:
             process.wait()
 
     def environment(self) -> dict[str, str]:
+        """The variables of whoever uses the cluster."""
         bare = {name: it for name, it in os.environ.items() if not name.startswith("SLURM_")}
         return {**bare, "PATH": _PATH, "SLURM_CONF": f"{self.folder}/slurm.conf"}
 
@@ -139,7 +140,34 @@ class SlurmCluster:
         assert done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
 
+    def start(self, words: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+        """Starts a command on the first node; what it says goes to a file."""
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                self._hosts.command(0, words), env=self.environment(), stdout=file, stderr=file
+            )
+        self._stack.callback(self._end, process)
+        return process
+
+    def submit(self, *words: str | Path, folder: Path) -> str:
+        """Submits a batch script; returns the number of its job."""
+        options = ["--parsable", f"--chdir={folder}"]
+        return self.said(["sbatch", *options, *map(str, words)]).strip()
+
+    def cut(self) -> None:
+        """Nothing goes between the nodes any more."""
+        self._hosts.cut()
+
+    def heal(self) -> None:
+        """Ends a `cut`."""
+        self._hosts.heal()
+        wait_until(self._all_idle)
+
+    def _all_idle(self) -> bool:
+        return self.said(["sinfo", "-h", "-o", "%t %D"]).split() == ["idle", "2"]
+
     def run(self, words: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command on the first node to its end."""
         return subprocess.run(
             self._hosts.command(0, words),
             env={**self.environment(), **variables},

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.link.node_lists import counts, node_names
-from lockstitch.trust.secret import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +51,12 @@ _OF_OTHER_STEPS: Final = re.compile(
     r"|CPUS_PER_\w+|CORES_PER_SOCKET|THREADS_PER_CORE|RELATIVE|LABELIO|STD(IN|OUT|ERR)MODE"
     r"|MULTI_PROG|EXPORT_ENV)"
     r"|SRUN_CPUS_PER_\w+"
+)
+
+
+# What the script tells a worker, the secret and its ranks among it, it tells alone.
+_OF_WORKERS: Final = re.compile(
+    r"(LOCKSTITCH|HOROVOD)_\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_(ADDR|PORT)"
 )
 
 
@@ -131,10 +136,11 @@ class StepShell(RemoteShell):
 
     def environment(self) -> dict[str, str]:
         """Returns the variables of `srun`, which it passes on through Slurm: not the secret."""
+        kept_back = (_OF_OTHER_STEPS, _OF_WORKERS)
         return {
             name: value
             for name, value in os.environ.items()
-            if name != VARIABLE and not _OF_OTHER_STEPS.fullmatch(name)
+            if not any(names.fullmatch(name) for names in kept_back)
         }
 
 

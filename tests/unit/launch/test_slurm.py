@@ -114,6 +114,8 @@ def test_where_slurm_cannot_be_asked_srun_will_tell(monkeypatch):
 def test_srun_starts_the_workers_of_all_nodes_and_knows_no_secret(monkeypatch):
     for name, value in {
         "LOCKSTITCH_SECRET": SECRET,
+        "LOCKSTITCH_SECRET_FILE": "/of/this/host",
+        "RANK": "7",
         "SLURM_NTASKS": "7",
         "SLURM_CPUS_PER_TASK": "2",
         "SLURM_MEM_PER_CPU": "100",
@@ -124,9 +126,9 @@ def test_srun_starts_the_workers_of_all_nodes_and_knows_no_secret(monkeypatch):
         monkeypatch.setenv(name, value)
     shell = StepShell(grace_seconds=3)
     assert shell.starts_on(socket.gethostname())
-    told = {name: it for name, it in shell.environment().items() if name.startswith("SLURM_")}
+    ours = ("SLURM_", "LOCKSTITCH_", "RANK")
+    told = {name: it for name, it in shell.environment().items() if name.startswith(ours)}
     assert told == {"SLURM_JOB_ID": "12", "SLURM_CONF": "/etc/slurm.conf"}
-    assert SECRET not in shell.environment().values()
     command, script = shell.command("n08", ["train"], {"LOCKSTITCH_SECRET": SECRET})
     assert command[0] == "srun"
     assert command[-3:] == ["--nodelist", "n08", "/bin/sh"]
