@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 
@@ -74,6 +76,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="for each case")
     parser.add_argument("--unshaped", action="store_true", help="as quick as the kernel can")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_arguments: sys.exit(1))  # takes the hosts along
     print(f"{'hosts x ranks':20}{'case':20}{'ours':>9}{'Gloo':>9}{'ours / Gloo':>13}{'share':>13}")
     for place in UNSHAPED if arguments.unshaped else SHAPED:
         if arguments.only in place.name:
