@@ -61,7 +61,11 @@ listener=$!
 exec 3<&-
 wait "$worker"
 status=$?
-while kill -0 "$worker" 2> /dev/null; do wait "$worker"; status=$?; done
+# A signal ends `wait`, too.
+while [ "$status" -gt 128 ] && kill -0 "$worker" 2> /dev/null; do
+  wait "$worker"
+  status=$?
+done
 for name in TERM KILL; do
   left={grace}
   while [ "$left" -gt 0 ] && kill -0 "-$worker"; do sleep 1; left=$((left - 1)); done
