@@ -69,7 +69,11 @@ class SessionWork(distributed.Work):
 
     def finish(self) -> None:
         """Waits as long as it takes, and raises what went wrong."""
-        self._session.wait(self._handle)
+        try:
+            self._session.wait(self._handle)
+        except StalledError as error:
+            # Programs look for the word, which Gloo and NCCL say.
+            raise StalledError(f"{error}, until the timeout of the group") from error
         if self._outputs.are_copied:
             with self._finishing:
                 self._outputs.copy_back()
