@@ -46,7 +46,7 @@ from lockstitch.launcher_link.values import Values
 from lockstitch.link.pulse import DEFAULT_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Mapping
 
     from lockstitch.clock import Clock
     from lockstitch.launcher_link.slots import Slot
@@ -121,6 +121,8 @@ class Conductor:
         self._is_closed = False
         self.reason: str | None = None
         """Why the job has failed; None while it has not."""
+        self.last_world: tuple[int, ...] = ()
+        """The workers of the ranks that were last told to meet, by rank."""
         self._wake_end, self._waking_end = os.pipe()
         os.set_blocking(self._waking_end, False)
         self._selector.register(self._wake_end, selectors.EVENT_READ, self._take_posted)
@@ -171,6 +173,18 @@ class Conductor:
     def is_well(self) -> bool:
         """Whether a worker has finished since the last failure."""
         return self._coordinator.is_well
+
+    def missing_results(self, results: Container[int]) -> str:
+        """Returns in words which ranks of the last world are not in `results`, which has the
+        workers that have returned something; empty words where none is missing. What workers have
+        returned that are not of that world does not count."""
+        if not self.last_world:
+            return "the function has returned before the ranks had met: it is to call hvd.init()"
+        missing = [rank for rank, worker in enumerate(self.last_world) if worker not in results]
+        if not missing:
+            return ""
+        ranks = ", ".join(map(str, missing))
+        return f"of {len(self.last_world)} ranks that met last these have returned nothing: {ranks}"
 
     def is_dismissed(self, worker: int) -> bool:
         """Whether a worker is of no use any more, so that its end says nothing."""
@@ -241,6 +255,7 @@ class Conductor:
         """Returns where the ranks of a new world meet. `placed`: the worker of each rank."""
         hosts = tuple(self._coordinator.host_of(placed[rank]) for rank in sorted(placed))
         world = NewWorld(self._coordinator.generation, hosts, self._ports[placed[0]])
+        self.last_world = tuple(placed[rank] for rank in sorted(placed))
         self._surroundings.tell_of_world(world)
         return self._surroundings.meet_at(world)
 

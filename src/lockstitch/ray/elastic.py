@@ -158,7 +158,7 @@ class ActorStarter:
         self._handles: dict[int, Any] = {}
         self._nodes: dict[int, str] = {}
         self.values: dict[int, Any] = {}
-        """What has been returned, by rank."""
+        """What has been returned, by worker."""
         self.errors: list[tuple[str, Exception]] = []
         """What workers have failed of, with who they were."""
 
@@ -213,8 +213,8 @@ class ActorStarter:
             self._fail(worker, error)
             return
         outcome: Outcome = future.result()
-        if outcome.rank is not None:
-            self.values[outcome.rank] = outcome.value
+        if not outcome.is_dismissed:
+            self.values[worker] = outcome.value
         self._handles.pop(worker, None)
         self._post(Ended(worker, is_well=True))
 
@@ -250,8 +250,9 @@ class ElasticJob:
         )
 
     def run(self, task: WorkerTask) -> list[Any]:
-        """Runs a function on all workers; returns what those have returned that were there in the
-        end, in the order of their ranks. Raises `CollectiveError` where the job fails."""
+        """Runs a function on all workers; returns what the ranks of the last world have returned,
+        in their order. Raises `CollectiveError` where the job fails, or one of them has returned
+        nothing."""
         ray, secret = running_ray(), Secret.make()
         slots = self._discovery.slots()
         starter = ActorStarter(
@@ -273,9 +274,10 @@ class ElasticJob:
         finally:
             starter.close()
             conductor.close()
-        if conductor.reason is not None or not conductor.is_well:
-            raise _failure(conductor.reason or "no worker has finished", starter.errors)
-        return [value for _, value in sorted(starter.values.items())]
+        reason = conductor.reason or conductor.missing_results(starter.values)
+        if reason:
+            raise _failure(reason, starter.errors)
+        return [starter.values[worker] for worker in conductor.last_world]
 
     def _wanted(self, ray: Any, slots: tuple[tuple[str, int], ...]) -> int:
         """Returns how many workers the first world waits for: as many as there is room for now."""

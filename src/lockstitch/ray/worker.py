@@ -38,10 +38,10 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What has become of an elastic worker's function. `rank` is the worker's last; None for one
-    that was sent away because there was no rank for it any more."""
+    """What has become of an elastic worker's function: its value, or none of a worker that was sent
+    away because there was no rank for it any more."""
 
-    rank: int | None
+    is_dismissed: bool
     value: Any
 
 
@@ -133,11 +133,9 @@ class HvdWorker:
         try:
             value = self.execute(call) if needs_executable else self.run(call)
         except WorkerDismissed:
-            return Outcome(None, None)
-        client = JOB.client()
-        rank = None if client is None or client.place is None else client.place.rank
+            return Outcome(True, None)
         JOB.close()
-        return Outcome(0 if rank is None else rank, value)
+        return Outcome(False, value)
 
 
 @contextlib.contextmanager

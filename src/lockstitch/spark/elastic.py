@@ -245,8 +245,6 @@ class _ElasticRun:
         self._options = options
         self._wishes = wishes
         self._found: tuple[tuple[str, int], ...] = ()
-        self._last_world: list[int] = []
-        """The workers of the ranks that have met last, by rank."""
 
     def results(self, call: bytes) -> list[Any]:
         """Returns what the ranks of the last world returned."""
@@ -266,8 +264,7 @@ class _ElasticRun:
                 return ElasticTask(terms, worker, {**told, **place})
 
             def meet_at(world: NewWorld) -> str:
-                self._last_world = [starter.worker_of(host) for host in world.hosts]
-                host = desk.host_of(self._last_world[0])
+                host = desk.host_of(starter.worker_of(world.hosts[0]))
                 return (
                     f"tcp://[{host}]:{world.port}" if ":" in host else f"tcp://{host}:{world.port}"
                 )
@@ -279,26 +276,13 @@ class _ElasticRun:
             resources.callback(starter.close)
             desk.on_end = lambda worker: starter.note_end(worker, is_well=False)
             self._conduct(conductor, starter, desk, selector)
-            reason = conductor.reason or self._what_is_missing(starter.results)
+            reason = conductor.reason or conductor.missing_results(starter.results)
             if reason:
                 failure = desk.first_failure
                 cause = None if failure is None else failure.error
                 text = "" if failure is None else f": {failure}"
                 raise CollectiveError(f"the job has failed: {reason}{text}") from cause
-        return [cloudpickle.loads(starter.results[worker]) for worker in self._last_world]
-
-    def _what_is_missing(self, results: Mapping[int, bytes]) -> str:
-        """Returns in words what the ranks of the last world have not returned; empty words where
-        nothing is missing."""
-        if not self._last_world:
-            return "the function has returned before the ranks had met: it is to call hvd.init()"
-        missing = [rank for rank, of in enumerate(self._last_world) if of not in results]
-        if not missing:
-            return ""
-        ranks = ", ".join(str(rank) for rank in missing)
-        return (
-            f"of {len(self._last_world)} ranks that met last these have returned nothing: {ranks}"
-        )
+        return [cloudpickle.loads(starter.results[worker]) for worker in conductor.last_world]
 
     def _conduct(
         self,

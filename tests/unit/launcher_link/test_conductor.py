@@ -152,6 +152,24 @@ def test_a_worker_that_ends_is_replaced_and_told_of(job):
     assert (told[0].generation, told[0].rank, told[0].size) == (2, 0, 1)
 
 
+def test_what_the_ranks_of_the_last_world_have_not_returned_is_told(job):
+    conductor = job.conductor
+    assert "before the ranks had met" in conductor.missing_results({0: "of no rank"})
+    job.post(HostsFound((("a", 2),)))
+    job.client(0)
+    job.client(1)
+    job.places(w0=1, w1=2)
+    assert conductor.last_world == (0, 1)
+    assert conductor.missing_results({0, 1}) == ""
+    job.post(Ended(1, is_well=False))
+    job.places(w0=3)
+    assert conductor.last_world == (0,)
+    assert conductor.missing_results({0: "now", 1: "of an older world"}) == ""
+    assert conductor.missing_results({1}).endswith(
+        "1 ranks that met last these have returned nothing: 0"
+    )
+
+
 def test_workers_share_a_store_that_outlives_them(job):
     job.post(HostsFound((("a", 2),)))
     answers = Queue()

@@ -110,14 +110,14 @@ def test_a_worker_is_started_on_its_node_and_told_where_it_is_reached(starter):
     assert live[0] == "live"
 
 
-def test_what_becomes_of_workers_is_told_and_their_values_kept_by_rank(starter):
+def test_what_becomes_of_workers_is_told_and_their_values_kept(starter):
     for worker in (0, 1, 2):
         starter.start(worker, Slot("n1", worker), {})
-    starter.made[0].result.set_result(Outcome(1, "one"))
-    starter.made[1].result.set_result(Outcome(None, None))
+    starter.made[0].result.set_result(Outcome(False, "one"))
+    starter.made[1].result.set_result(Outcome(True, None))
     starter.made[2].result.set_exception(ValueError("bug"))
     assert starter.posted == [Ended(0, True), Ended(1, True), Ended(2, False)]
-    assert starter.values == {1: "one"}
+    assert starter.values == {0: "one"}
     ((who, error),) = starter.errors
     assert who == "worker 2 on node 10.0.0.1"
     assert isinstance(error, ValueError)
@@ -134,7 +134,7 @@ def test_what_cannot_be_started_has_ended_at_once(starter, cluster):
 def test_who_runs_is_killed_and_who_has_ended_is_left_alone(starter, cluster):
     starter.start(0, Slot("n1", 0), {})
     starter.start(1, Slot("n1", 1), {})
-    starter.made[1].result.set_result(Outcome(0, 0))
+    starter.made[1].result.set_result(Outcome(False, 0))
     starter.stop(1, signal.SIGKILL)
     assert cluster.killed == []
     starter.close()

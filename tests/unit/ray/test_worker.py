@@ -90,6 +90,6 @@ def test_who_has_no_rank_any_more_is_told_apart_from_who_has_finished(worker):
     def leave():
         raise WorkerDismissed("the training has finished")
 
-    assert worker.live(Call(leave), None, False) == Outcome(None, None)
+    assert worker.live(Call(leave), None, False) == Outcome(True, None)
     begin = Call(dict, [], {"a": 1})
-    assert worker.live(Call(lambda it: it["a"]), begin, True) == Outcome(0, 1)
+    assert worker.live(Call(lambda it: it["a"]), begin, True) == Outcome(False, 1)

@@ -139,16 +139,6 @@ def test_where_spark_brings_executors_when_tasks_wait_there_is_room_for_all_rank
     ]
 
 
-def test_what_the_ranks_of_the_last_world_have_not_returned_is_told():
-    run = _ElasticRun(None, None, None)
-    assert "before the ranks had met" in run._what_is_missing({0: b""})
-    run._last_world = [4, 2, 3]
-    assert run._what_is_missing({2: b"", 3: b"", 4: b"", 0: b"of an older world"}) == ""
-    assert run._what_is_missing({2: b""}).endswith(
-        "3 ranks that met last these have returned nothing: 0, 2"
-    )
-
-
 def test_slots_in_use_stay_when_an_executor_is_lost_until_their_tasks_have_ended():
     assert found(2, ["task0", "task1", "task2", "task3"]) == ["task0", "task1", "task2", "task3"]
     assert found(2, ["task2", "task3"]) == ["task2", "task3"]
