@@ -117,6 +117,22 @@ def outlive(rank: int, size: int, file: str) -> tuple[str, float]:
     return str(told.value), time.monotonic() - begun
 
 
+def outlive_in_receiving(rank: int, size: int, file: str) -> str:
+    begin(rank, size, file)
+    distributed.barrier()
+    if rank == 1:
+        os._exit(3)
+    with pytest.raises(RankLostError, match="rank 1 died") as told:
+        distributed.recv(torch.ones(2))
+    return str(told.value)
+
+
+def test_who_receives_from_any_rank_is_told_who_died() -> None:
+    with RankProcesses(3) as ranks:
+        ranks.start(outlive_in_receiving)
+        assert all("rank 1 died" in ranks.next(rank) for rank in (0, 2))
+
+
 def test_every_survivor_is_told_who_died() -> None:
     with RankProcesses(3) as ranks:
         ranks.start(outlive)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives import Session
 
-_POLL_SECONDS: Final = 1e-3
+_POLL_SECONDS: Final = 10e-3
 
 
 class Messages:
@@ -111,14 +111,13 @@ class AnySourceWork(distributed.Work):
         `timeout`, and nothing is received then."""
         now = self._session.clock.now
         end = now() + timeout.total_seconds() if timeout > NO_TIMEOUT else None
-        poll = threading.Event()
         while (found := self._look()) is None:
             if end is not None and now() >= end:
                 raise StalledError(
                     f"rank {self._session.rank} waited {timeout} for a message with tag "
                     f"{self._tag} from any rank"
                 )
-            poll.wait(_POLL_SECONDS)
+            self._session.rest(_POLL_SECONDS)
         return found.wait(timeout)
 
     def _look(self) -> MessageWork | None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives import Handle, Session
 
 NO_TIMEOUT: Final = timedelta(0)
-_POLL_SECONDS: Final = 1e-3
+_POLL_SECONDS: Final = 10e-3
 
 
 class SessionWork(distributed.Work):
@@ -80,7 +80,6 @@ class SessionWork(distributed.Work):
 
     def _wait_for(self, seconds: float) -> None:
         """Polls: a program that gives a limit expects that it may be reached."""
-        poll = threading.Event()
         now = self._session.clock.now
         end = now() + seconds
         while not self._session.poll(self._handle):
@@ -91,7 +90,7 @@ class SessionWork(distributed.Work):
                     f"{self._handle.request.kind.value} on rank {self._session.rank} timed out: it "
                     f"waited {seconds:g} s for {whom}"
                 )
-            poll.wait(_POLL_SECONDS)
+            self._session.rest(_POLL_SECONDS)
 
     def is_completed(self) -> bool:
         """Returns whether the operation is done, or has failed; never waits."""

@@ -48,6 +48,10 @@ class Backend(Protocol):
         says so. Ends at Ctrl-C."""
         ...
 
+    def rest(self, seconds: float) -> None:
+        """Does nothing for so long, or until another rank has news. Sees who dies meanwhile."""
+        ...
+
     def is_wanted(self) -> bool:
         """Returns whether other ranks wait for an operation that this one has not submitted, as far
         as is known."""

@@ -181,6 +181,9 @@ class MemoryBackend:
             if gives_up is not None and gives_up():
                 return
 
+    def rest(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
     def is_wanted(self) -> bool:
         return self._meeting.is_wanted(self._rank)
 

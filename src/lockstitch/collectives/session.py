@@ -255,6 +255,13 @@ class Session(Operations):
             self._wait(handle, gives_up)
         return handle.is_done
 
+    @in_plain_modes
+    def rest(self, seconds: float) -> None:
+        """For who looks again and again: does nothing for so long, or until another rank has news.
+        Raises why the session is over, if it is by then."""
+        self._backend.rest(seconds)
+        self.check()
+
     # ------------------------------------------------------------ memory
 
     @in_plain_modes

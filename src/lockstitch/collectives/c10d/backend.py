@@ -198,6 +198,9 @@ class C10dBackend:
             if gives_up is not None and gives_up():
                 return
 
+    def rest(self, seconds: float) -> None:
+        self._knows_why.wait(seconds)
+
     def is_wanted(self) -> bool:
         """Returns what rank 0 has answered to the last such question, and asks anew."""
         self._link.tell(Ask(ANYTHING))

@@ -133,6 +133,9 @@ class SharedMemoryBackend:
 
     # ------------------------------------------------------------ memory
 
+    def rest(self, seconds: float) -> None:
+        self._driver.rest(seconds)
+
     def resident(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         count = 1
         for length in shape:

@@ -67,8 +67,13 @@ class Driver:
 
     def wait_for_room(self) -> None:
         """Waits for a moment: others give room back without waking anybody."""
-        if not self._token.hold(lambda: self._sleep(None, _ROOM_SECONDS)):
+        if not self._token.hold(lambda: self._sleep(lambda: self._is_over(None), _ROOM_SECONDS)):
             threading.Event().wait(_ROOM_SECONDS)
+
+    def rest(self, seconds: float) -> None:
+        """Sleeps for so long, or until there is something to do; sees who dies meanwhile."""
+        if not self._token.hold(lambda: self._sleep(lambda: False, seconds)):
+            threading.Event().wait(min(seconds, _ROOM_SECONDS))
 
     def look_after(self) -> None:
         """Has the background thread look after what is under way and nobody waits for yet."""
@@ -113,7 +118,7 @@ class Driver:
                     left -= back - yielded
                 begin = back
             else:
-                self._sleep(handle)
+                self._sleep(lambda: self._is_over(handle))
                 if gives_up is not None and gives_up():
                     return
                 left = _SPIN_SECONDS
@@ -124,14 +129,14 @@ class Driver:
             return handle.is_done
         return self._token.is_wanted or not len(self._pending) or self._sets.has_left
 
-    def _sleep(self, handle: Handle[Any] | None, timeout_seconds: float = _LOOK_SECONDS) -> None:
+    def _sleep(self, is_over: Callable[[], bool], timeout_seconds: float = _LOOK_SECONDS) -> None:
         """Sleeps until another rank wakes this one, unless there is something to do."""
         sets = self._sets
 
         def has_come() -> bool:
             with sets.lock:
                 is_news = sets.turn()
-            return is_news or self._is_over(handle)
+            return is_news or is_over()
 
         try:
             dead = self._wakeups.sleep_unless(has_come, timeout_seconds)
