@@ -100,6 +100,9 @@ class BackwardPass:
         self._roots = roots
         self._walk()
         with self._lock:
+            if self._failure is not None:  # meanwhile; the initiator knows of what
+                self._roots = None
+                return None
             assert self._components is not None
             progress = self._components[None]
             progress.settle_roots(gradients)

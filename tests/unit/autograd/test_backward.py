@@ -325,6 +325,13 @@ def test_a_blocking_run_is_freed_by_a_failure():
 # ---------------------------------------------------------------- the roots
 
 
+def test_a_pass_that_fails_before_its_roots_are_walked_has_nothing_to_do():
+    bench, x = Bench(is_distant=False), leaf()
+    assert bench.backward.fail(DistAutogradError("the worker has shut down"))
+    roots = Entry(None, (get_gradient_edge(x.sum()),))
+    assert bench.backward.begin(roots, (torch.ones(()),)) is None
+
+
 def test_the_roots_run_on_the_thread_that_called():
     bench, x = Bench(is_distant=False), leaf()
     loss = (x * received(5)).sum()
