@@ -2,7 +2,7 @@
 
     python -m benchmarks.reductions_at_scale [--megabytes 100] [--buckets 8] [--per-host 8]
 
-*Negotiation* is no model: the table of rank 0 (`collectives.c10d.hub`) is given the messages of so
+*Negotiation* is no model: the table of rank 0 (`collectives.c10d.coordinator`) is given the messages of so
 many ranks, as bytes, and its answers are made bytes again; a system call for each message is added
 as measured here. *Reduction* is a model: a message takes `alpha`, a byte `1/beta`.
 

@@ -6,7 +6,10 @@
     nn           modules on slots, on other workers    ← torch.nn.parallel, torch.distributed.nn
     checkpoint   what the workers own, saved and restored
     hvd          training on many ranks                ← horovod.torch
+    c10d         a backend of torch.distributed
     collectives  reductions over ranks, negotiated by name
+    ray          ranks and workers on a cluster of Ray ← horovod.ray
+    spark        ranks as tasks of Spark              ← horovod.spark
     testing      clusters in one process, mishaps by script, proofs of equality
     launch       `lockstitch run -n 4 train.py`
     doctor       `lockstitch doctor`: what is here, and what is wrong with it

@@ -92,7 +92,7 @@ def check_python(running: tuple[int, int], is_free_threaded: bool) -> Finding:
         says = f"{'.'.join(map(str, running))} is not among those that are tested (3.10 to 3.14)"
         return wrong("python", says, "use one that is")
     if is_free_threaded:
-        says = f"{text}, without the GIL: not supported, since nobody has tested it"
+        says = f"{text}, without the GIL: not supported, since our tests stand still there"
         return note("python", says, "use the ordinary build")
     if running == _LOSES_LOCKS:
         says = f"{text}: an interrupt (Ctrl-C) may leave a lock locked, so that the program hangs"

@@ -3,7 +3,6 @@
     basics           init, shutdown, rank, size, …; what is built in
     communicators    ranks that know each other by mpi4py
     environment      what the launcher has told this process
-    batch            the same where MPI or Slurm has started it
     job              which session the calling code belongs to
     process_sets     operations among some of the ranks
     synchronous      allreduce, allgather, broadcast, … and their results
@@ -30,7 +29,8 @@
     common           the modules of `horovod.common`
     mpi_ops          all operations under the module name that programs know
     ray              executors on Ray, which are `lockstitch.ray`
-    spark            an error that says what to do instead; torch: one that says where to look
+    spark            ranks as tasks of Spark, which are `lockstitch.spark`
+    torch            all of this under the module name that programs know
 
 The work is done by `lockstitch.collectives`.
 """

@@ -12,6 +12,7 @@
     elastic.py     a job whose workers come and go
     hosts.py       hosts and their slots, as people write them
     discovery.py   which hosts there are now, asked of a script
+    starting.py    starting the workers of an elastic job, wherever they are
     remote.py      starting a worker on another host
     slurm.py       the allocation of Slurm that this is in, and `srun` for its nodes
     outputs.py     what the workers say, also in files
