@@ -2,9 +2,9 @@
 
     python -m benchmarks.reductions_at_scale [--megabytes 100] [--buckets 8] [--per-host 8]
 
-*Negotiation* is no model: the table of rank 0 (`collectives.c10d.coordinator`) is given the messages of so
-many ranks, as bytes, and its answers are made bytes again; a system call for each message is added
-as measured here. *Reduction* is a model: a message takes `alpha`, a byte `1/beta`.
+*Negotiation* is no model: the table of rank 0 (`collectives.c10d.coordinator`) is given the
+messages of so many ranks, as bytes, and its answers are made bytes again; a system call for each
+message is added as measured here. *Reduction* is a model: a message takes `alpha`, a byte `1/beta`.
 
     ring of all ranks    2 (W-1) alpha + 2 (W-1)/W n/beta
     in two levels        n/local + 2 (H-1) alpha + 2 (H-1)/H n/beta + n/local      H hosts

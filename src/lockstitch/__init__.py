@@ -3,12 +3,12 @@
     rpc          calls and remote references          ← torch.distributed.rpc
     autograd     one backward pass over all workers   ← torch.distributed.autograd
     optim        DistributedOptimizer                 ← torch.distributed.optim
-    nn           modules on slots, on other workers    ← torch.nn.parallel, torch.distributed.nn
+    nn           modules on slots, on other workers   ← torch.nn.parallel, torch.distributed.nn
     checkpoint   what the workers own, saved and restored
-    hvd          training on many ranks                ← horovod.torch
-    c10d         a backend of torch.distributed
+    hvd          training on many ranks               ← horovod.torch
+    c10d         reductions under torch.distributed   ← its backend gloo
     collectives  reductions over ranks, negotiated by name
-    ray          ranks and workers on a cluster of Ray ← horovod.ray
+    ray          ranks and workers on Ray             ← horovod.ray
     spark        ranks as tasks of Spark              ← horovod.spark
     testing      clusters in one process, mishaps by script, proofs of equality
     launch       `lockstitch run -n 4 train.py`
