@@ -126,7 +126,7 @@ class RingWriter(Ring):
         self.store(self._tail, frame)
         self.is_doubtful = True
         words[TAIL] = self._tail = tail
-        if self.is_noticed():
+        if not self.doorbell.reason(SLEEPS) or words[HEAD] == tail:  # `is_noticed`, a call less
             self.is_doubtful = False
         return True
 

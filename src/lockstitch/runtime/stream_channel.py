@@ -316,17 +316,21 @@ class StreamChannel(Channel):
 
     def serve(self) -> None:
         """The pool's reader reads the answers of futures, or finds that the peer is gone."""
-        self._right.note_told()
-        self._right.read_if_free(self._read_what_is_there)
+        right = self._right
+        right.note_told()
+        # Not by `read_if_free`: a future's callback waits for this, and no interrupt comes here.
+        if right.lock.acquire(blocking=False):
+            try:
+                nobody = Pending(None, None, None)
+                while not nobody.done and not self._receive_and_take(nobody, 0):
+                    pass
+            except BlockingIOError:
+                pass
+            finally:
+                right.lock.release()
+                right.pass_on()
         if not self.is_closed:
-            self._right.watch_end()
-
-    def _read_what_is_there(self) -> None:
-        nobody = Pending(None, None, None)
-        with contextlib.suppress(BlockingIOError):
-            while not nobody.done:
-                if self._receive_and_take(nobody, 0):
-                    break
+            right.watch_end()
 
     def leave(self) -> None:
         """The reader never leaves in the middle of `serve`."""
