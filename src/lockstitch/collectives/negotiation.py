@@ -115,10 +115,12 @@ class Waiting:
 class _Entry:
     """One operation that is not decided yet."""
 
-    __slots__ = ("epoch", "parts")
+    __slots__ = ("epoch", "missing", "parts")
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, missing: int) -> None:
         self.epoch = epoch
+        self.missing = missing
+        """How many ranks have neither submitted it nor joined."""
         self.parts: dict[int, Submitted] = {}
 
 
@@ -129,6 +131,8 @@ class Negotiation:
         self.ranks = tuple(sorted(ranks))
         self._open: dict[str, list[_Entry]] = {}
         self._joins: dict[int, list[int]] = {rank: [] for rank in self.ranks}
+        self._joined = [0]
+        """How many ranks have joined in each epoch; the last number is 0."""
         self._left: set[int] = set()
         self._finished_epochs = 0
         self._is_plain = True
@@ -142,14 +146,18 @@ class Negotiation:
         if type(event) is Submitted:
             return self._submitted(event)
         if type(event) is Joined:
-            self._joins[event.rank].append(event.at)
+            self._note_join(event)
             self._is_plain = False
             answers = [*self._decide_all(), *self._end_epochs()]
-            self._is_plain = not self._left and not self._someone_joined()
+            self._is_plain = not self._left and not self._joined[self._finished_epochs]
             return answers
         self._left.add(event.rank)
         self._is_plain = False
         return self._decide_all()
+
+    def includes(self, rank: int) -> bool:
+        """Returns whether it is one of the ranks."""
+        return rank in self._joins
 
     def waiting(self) -> list[Waiting]:
         """The operations that some ranks have submitted and others have not."""
@@ -168,9 +176,7 @@ class Negotiation:
 
     def wants(self, rank: int) -> bool:
         """Returns whether others wait for something that this rank has not submitted."""
-        return any(
-            rank in self._missing(entry) for entries in self._open.values() for entry in entries
-        )
+        return any(self._lacks(entry, rank) for entries in self._open.values() for entry in entries)
 
     def not_joined(self) -> tuple[int, ...]:
         """The ranks that have not joined in the current epoch."""
@@ -184,16 +190,17 @@ class Negotiation:
         epoch = len(self._joins[rank])
         entries = self._open.get(name)
         if entries is None:
-            entry = _Entry(epoch)
+            entry = self._new_entry(epoch)
             entries = self._open[name] = [entry]
         for entry in entries:
             if rank not in entry.parts and entry.epoch == epoch:
                 break
         else:
-            entry = _Entry(epoch)
+            entry = self._new_entry(epoch)
             entries.append(entry)
         parts = entry.parts
         parts[rank] = event
+        entry.missing -= 1
         if self._is_plain:
             if len(parts) < len(self.ranks):
                 return ()
@@ -206,31 +213,43 @@ class Negotiation:
                     return (Perform(name, {rank: parts[rank] for rank in self.ranks}),)
         return self._decide(name, entry)
 
-    def _someone_joined(self) -> bool:
-        return any(len(times) > self._finished_epochs for times in self._joins.values())
+    def _new_entry(self, epoch: int) -> _Entry:
+        return _Entry(epoch, len(self.ranks) - self._joined[epoch])
+
+    def _note_join(self, event: Joined) -> None:
+        times = self._joins[event.rank]
+        epoch = len(times)
+        for entries in self._open.values():
+            for entry in entries:
+                entry.missing -= entry.epoch == epoch and event.rank not in entry.parts
+        times.append(event.at)
+        self._joined[epoch] += 1
+        if len(self._joined) == epoch + 1:
+            self._joined.append(0)
+
+    def _lacks(self, entry: _Entry, rank: int) -> bool:
+        """Returns whether the rank has neither submitted it nor joined."""
+        joins = self._joins.get(rank)
+        return joins is not None and rank not in entry.parts and len(joins) <= entry.epoch
 
     def _missing(self, entry: _Entry) -> list[int]:
-        return [
-            rank
-            for rank in self.ranks
-            if rank not in entry.parts and len(self._joins[rank]) <= entry.epoch
-        ]
+        return [rank for rank in self.ranks if self._lacks(entry, rank)]
 
     def _decide_all(self) -> list[Instruction]:
         undecided = [(name, entry) for name, entries in self._open.items() for entry in entries]
         return [what for name, entry in undecided for what in self._decide(name, entry)]
 
     def _decide(self, name: str, entry: _Entry) -> Sequence[Instruction]:
-        missing = self._missing(entry)
-        gone = [rank for rank in missing if rank in self._left]
-        if missing and not gone:
+        is_hopeless = any(self._lacks(entry, rank) for rank in self._left)
+        if entry.missing and not is_hopeless:
             return ()
         entries = self._open[name]
         entries.remove(entry)
         if not entries:
             del self._open[name]
         parts = {rank: entry.parts[rank] for rank in self.ranks if rank in entry.parts}
-        if gone:
+        if is_hopeless:
+            gone = [rank for rank in self._missing(entry) if rank in self._left]
             text = f"{name!r} can never be performed: {ranks_in_words(gone)} shut down without it"
             return [Refuse(name, parts, Objection.LEFT, text)]
         return [self._judge(name, parts)]
@@ -256,7 +275,7 @@ class Negotiation:
 
     def _end_epochs(self) -> list[Instruction]:
         ended: list[Instruction] = []
-        while not self.not_joined():
+        while self._joined[self._finished_epochs] == len(self.ranks):
             epoch = self._finished_epochs
             times = [(times[epoch], rank) for rank, times in self._joins.items()]
             self._finished_epochs += 1

@@ -22,6 +22,7 @@ run, and which slots are left empty, is kept in `launcher_link.slots`. A worker 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from lockstitch.launcher_link.messages import (
@@ -33,6 +34,7 @@ from lockstitch.launcher_link.messages import (
     Void,
 )
 from lockstitch.launcher_link.slots import Slot, SlotBook
+from lockstitch.launcher_link.worker_book import KnownWorker, WorkerBook
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +124,6 @@ class GiveUp:
 Instruction = Start | Tell | Stop | GiveUp
 
 
-@dataclass(slots=True)
-class _Worker:
-    """A worker as the coordinator knows it."""
-
-    number: int
-    slot: Slot
-    started_at: float
-    is_ready: bool = False
-    ready_at: float = 0.0
-    rank: int | None = None
-    """In the last world that it was in; None for a newcomer."""
-    is_in_world: bool = False
-    is_dismissed: bool = False
-    """Its end, however it comes, is no failure and no success."""
-
-
 @dataclass
 class RankCoordinator:
     """The table of workers; `handle` takes an event in and returns what follows from it."""
@@ -152,13 +138,15 @@ class RankCoordinator:
     """Whether a worker has finished since the last failure."""
     resets: int = 0
     _slots: SlotBook = field(init=False)
-    _workers: dict[int, _Worker] = field(default_factory=dict)
+    _workers: WorkerBook = field(default_factory=WorkerBook)
     _numbers: int = 0
     _updates: int = 0
     _pending_update: UpdateKind = UpdateKind.NOTHING
     _sent_update: UpdateKind = UpdateKind.NOTHING
     _failures: int = 0
     _waits_since: float | None = None
+    _voided: int = 0
+    """The last generation of which its world has been told that it is over."""
     _out: list[Instruction] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -178,14 +166,14 @@ class RankCoordinator:
             self._begin_world_if_due(now)
             self._give_up_if_too_late(now)
         elif isinstance(event, Ended):
-            self._workers.pop(event.worker, None)
+            self._workers.remove(event.worker)
         out, self._out = self._out, []
         return out
 
     @property
     def is_over(self) -> bool:
         """Whether nobody is left and nobody will come."""
-        return not self._workers and (self.is_given_up or self.is_finishing)
+        return not self._workers.all and (self.is_given_up or self.is_finishing)
 
     @property
     def deadline(self) -> float | None:
@@ -205,15 +193,15 @@ class RankCoordinator:
     @property
     def workers(self) -> list[int]:
         """The numbers of all workers that have been started and have not ended."""
-        return list(self._workers)
+        return list(self._workers.all)
 
     def host_of(self, worker: int) -> str:
         """Returns the host of a worker that runs."""
-        return self._workers[worker].slot.host
+        return self._workers.all[worker].slot.host
 
     def is_dismissed(self, worker: int) -> bool:
         """Whether a worker is of no use any more, so that its end says nothing."""
-        known = self._workers.get(worker)
+        known = self._workers.all.get(worker)
         return known is None or known.is_dismissed
 
     # ------------------------------------------------------------ events
@@ -222,7 +210,7 @@ class RankCoordinator:
         self._slots.note_hosts(event.slots)
         for worker in self._living():
             if worker.slot not in self._slots:
-                worker.is_dismissed = True
+                self._workers.change(worker, is_dismissed=True)
                 if worker.is_in_world:
                     self._pending_update |= UpdateKind.REMOVED
                 elif worker.is_ready:
@@ -232,21 +220,19 @@ class RankCoordinator:
         self._send_updates()
 
     def _note_ready(self, number: int, now: float) -> None:
-        worker = self._workers.get(number)
+        worker = self._workers.all.get(number)
         if worker is None:
             return
-        worker.is_ready, worker.is_in_world, worker.ready_at = True, False, now
+        self._workers.change(worker, is_ready=True, is_in_world=False, ready_at=now)
         if worker.is_dismissed:
             self._tell(worker, Over("its host is to be used no longer"))
 
     def _note_end(self, event: Ended, now: float) -> None:
-        worker = self._workers.pop(event.worker, None)
+        worker = self._workers.remove(event.worker)
         if worker is None:
             return
         if worker.is_in_world and (worker.is_dismissed or not event.is_well):
-            for other in self._living():
-                if other.is_in_world:
-                    self._tell(other, Void(self.generation))
+            self._void_world()
         if worker.is_dismissed:
             return
         if event.is_well:
@@ -257,11 +243,20 @@ class RankCoordinator:
         self._slots.note_failure(worker.slot, worker.started_at, now)
         self._give_up_if_all_have_failed()
 
+    def _void_world(self) -> None:
+        """Tells the others of the world that it is over, once."""
+        if self._voided < self.generation:
+            self._voided = self.generation
+            for other in self._workers.in_world.values():
+                self._tell(other, Void(self.generation))
+
     def _note_success(self) -> None:
-        self.is_finishing = self.is_well = True
+        was_finishing, self.is_finishing, self.is_well = self.is_finishing, True, True
+        if was_finishing:  # nobody has been started since
+            return
         for worker in self._living():
             if worker.rank is None and not worker.is_ready:
-                worker.is_dismissed = True
+                self._workers.change(worker, is_dismissed=True)
                 self._out.append(Stop(worker.number))
 
     # ------------------------------------------------------------ what follows
@@ -272,47 +267,44 @@ class RankCoordinator:
         if self.generation == 0:
             if self._failures >= self.options.wanted:
                 self._give_up(f"{self._failures} workers failed before the ranks had met")
-        elif all(w.rank is None or w.is_dismissed for w in self._living()):
+        elif not self._workers.with_state:
             self._give_up("all ranks have failed, so nobody has the state to go on with")
 
     def _fill_slots(self, now: float) -> None:
         """Starts workers in slots that are free."""
         if self.is_finishing or self.is_given_up:
             return
-        taken = {worker.slot for worker in self._workers.values()}
-        room = self._target() - sum(not worker.is_dismissed for worker in self._living())
-        for slot in self._slots:
-            if room <= 0:
-                break
-            if slot in taken or not self._slots.is_open(slot, now):
-                continue
-            room -= 1
-            worker = _Worker(self._numbers, slot, now)
+        room = min(self._target(), self._slots.usable) - self._workers.in_use
+        if room <= 0:
+            return
+        taken = self._workers.slots
+        free = (slot for slot in self._slots if slot not in taken)
+        for slot in itertools.islice((s for s in free if self._slots.is_open(s, now)), room):
+            worker = KnownWorker(self._numbers, slot, now)
             self._numbers += 1
-            self._workers[worker.number] = worker
+            self._workers.add(worker)
             self._out.append(Start(worker.number, slot))
 
     def _begin_world_if_due(self, now: float) -> None:
         """Begins a world, if it is time."""
         if self.is_given_up:
             return
-        waiting = [w for w in self._living() if w.is_ready and not w.is_dismissed]
+        newcomers = self._workers.ready_newcomers
         if self.is_finishing:
-            for worker in waiting:
-                if worker.rank is None:
-                    worker.is_dismissed = True
-                    self._tell(worker, Over("the training has finished"))
-            waiting = [w for w in waiting if w.rank is not None]
-        if any(worker.is_in_world for worker in self._living()):
+            for worker in list(newcomers.values()):
+                self._workers.change(worker, is_dismissed=True)
+                self._tell(worker, Over("the training has finished"))
+        if self._workers.in_world:
             self._waits_since = None
-            if any(worker.rank is None for worker in waiting):
+            if newcomers:
                 settles_at = self._settles_at()
                 if settles_at is None or now >= settles_at:
                     self._pending_update |= UpdateKind.ADDED
             self._send_updates()
             return
+        waiting = self._workers.waiting
         if waiting and len(waiting) >= self._needed(now):
-            self._begin_world(waiting)
+            self._begin_world(list(waiting.values()))
         elif not self.is_finishing and self.generation and self._waits_since is None:
             self._waits_since = now
 
@@ -322,7 +314,7 @@ class RankCoordinator:
             return min(options.wanted, self._target()) if options.is_fixed else options.wanted
         return 1 if self.is_finishing else options.min_workers
 
-    def _begin_world(self, waiting: list[_Worker]) -> None:
+    def _begin_world(self, waiting: list[KnownWorker]) -> None:
         if self.generation:
             self.resets += 1
             limit = self.options.reset_limit
@@ -337,7 +329,7 @@ class RankCoordinator:
         waiting.sort(key=lambda w: (w.rank is None, w.rank or 0, order.get(w.slot, last), w.number))
         chosen = waiting[: self.options.max_workers]
         for rank, worker in enumerate(chosen):
-            worker.rank, worker.is_in_world, worker.is_ready = rank, True, False
+            self._workers.change(worker, rank=rank, is_in_world=True, is_ready=False)
             self._tell(worker, RankAssignment(self.generation, rank, len(chosen), ""))
 
     def _send_updates(self) -> None:
@@ -345,16 +337,15 @@ class RankCoordinator:
         if self._pending_update & ~self._sent_update:
             self._sent_update |= self._pending_update
             self._updates += 1
-            for worker in self._living():
-                if worker.is_in_world:
-                    self._tell(worker, Update(self._updates, int(self._pending_update)))
+            for worker in self._workers.in_world.values():
+                self._tell(worker, Update(self._updates, int(self._pending_update)))
 
     def _give_up_if_too_late(self, now: float) -> None:
         if self.is_given_up or self.is_finishing:
             return
         options = self.options
         too_few = f"fewer than {options.min_workers} workers"
-        if any(worker.is_in_world for worker in self._living()):
+        if self._workers.in_world:
             return
         if self._is_hopeless():
             self._give_up(f"{too_few} are left, and there is no slot for another")
@@ -373,7 +364,7 @@ class RankCoordinator:
         self.is_given_up = True
         self._out.append(GiveUp(reason))
 
-    def _tell(self, worker: _Worker, message: Message) -> None:
+    def _tell(self, worker: KnownWorker, message: Message) -> None:
         self._out.append(Tell(worker.number, message))
 
     # ------------------------------------------------------------ figures
@@ -381,17 +372,13 @@ class RankCoordinator:
     def _settles_at(self) -> float | None:
         """When the ranks that train are to be told of newcomers at the latest; None where there are
         none, where nobody trains, or nobody else is about to come on the newcomers' hosts."""
-        if not any(worker.is_in_world for worker in self._living()):
+        if not (self._workers.in_world and self._workers.is_settling):
             return None
-        new = [w for w in self._living() if w.rank is None and not w.is_dismissed]
-        ready = [worker for worker in new if worker.is_ready]
-        hosts = {worker.slot.host for worker in ready}
-        if not any(not worker.is_ready and worker.slot.host in hosts for worker in new):
-            return None
-        return min(worker.ready_at for worker in ready) + self.options.settle_seconds
+        first = next(iter(self._workers.ready_newcomers.values()))
+        return first.ready_at + self.options.settle_seconds
 
-    def _living(self) -> list[_Worker]:
-        return list(self._workers.values())
+    def _living(self) -> list[KnownWorker]:
+        return list(self._workers.all.values())
 
     def _target(self) -> int:
         """How many workers there should be."""

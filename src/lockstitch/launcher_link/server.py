@@ -102,11 +102,13 @@ class LauncherServer:
     def pass_time(self) -> None:
         """Hangs up on those who do not prove themselves in time, or fall silent."""
         self._door.pass_time()
-        for line, why in self._pulse.pass_time():
-            for worker in [each for each, known in self._lines.items() if known is line]:
-                self._lose(worker, self._lines[worker])
-                if isinstance(why, SilenceError):
-                    self._note_silence(worker, str(why))
+        lost = dict(self._pulse.pass_time())
+        if not lost:
+            return
+        for worker, line in [each for each in self._lines.items() if each[1] in lost]:
+            self._lose(worker, line)
+            if isinstance(lost[line], SilenceError):
+                self._note_silence(worker, str(lost[line]))
 
     def close(self) -> None:
         """Hangs up on everybody; harmless when repeated."""

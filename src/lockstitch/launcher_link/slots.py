@@ -44,7 +44,11 @@ class SlotBook:
         self._most_failures = most_failures
         self._cooldown_seconds = cooldown_seconds
         self._hosts: dict[str, int] = {}
+        self._count = 0
         self._records: dict[Slot, _Record] = {}
+        self._struck_out: set[Slot] = set()
+        self._unusable = 0
+        """How many of the slots that there are now are struck out."""
 
     def __iter__(self) -> Iterator[Slot]:
         for host, count in self._hosts.items():
@@ -52,7 +56,7 @@ class SlotBook:
                 yield Slot(host, index)
 
     def __len__(self) -> int:
-        return sum(self._hosts.values())
+        return self._count
 
     def __contains__(self, slot: Slot) -> bool:
         return slot.index < self._hosts.get(slot.host, 0)
@@ -60,6 +64,8 @@ class SlotBook:
     def note_hosts(self, slots: Iterable[tuple[str, int]]) -> None:
         """Takes in how many slots each host has now; the first is filled first."""
         self._hosts = dict(slots)
+        self._count = sum(self._hosts.values())
+        self._count_unusable()
 
     def note_failure(self, slot: Slot, started_at: float, now: float) -> None:
         """Takes in that a worker has failed, which was started in that slot then."""
@@ -67,13 +73,18 @@ class SlotBook:
         if now - started_at > _LONG_LIFE_SECONDS:
             record.failures = 0
         record.failures += 1
+        if record.failures >= self._most_failures:
+            self._struck_out.add(slot)
+        else:
+            self._struck_out.discard(slot)
+        self._count_unusable()
         shortest, longest = self._cooldown_seconds
         if longest:
             record.closed_until = now + min(longest, shortest * 2 ** (record.failures - 1))
 
     def is_open(self, slot: Slot, now: float) -> bool:
         """Whether a worker may be started there."""
-        if self._is_struck_out(slot):
+        if slot in self._struck_out:
             return False
         record = self._records.get(slot)
         if record is not None and record.closed_until:
@@ -85,13 +96,12 @@ class SlotBook:
     @property
     def usable(self) -> int:
         """How many slots are not struck out."""
-        return sum(not self._is_struck_out(slot) for slot in self)
+        return self._count - self._unusable
 
     @property
     def reopenings(self) -> list[float]:
         """The times at which slots that rest will have rested long enough."""
         return [record.closed_until for record in self._records.values() if record.closed_until]
 
-    def _is_struck_out(self, slot: Slot) -> bool:
-        record = self._records.get(slot)
-        return record is not None and record.failures >= self._most_failures
+    def _count_unusable(self) -> None:
+        self._unusable = sum(slot in self for slot in self._struck_out)

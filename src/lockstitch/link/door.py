@@ -10,6 +10,7 @@ the affair of whoever has the door, and for its moments (`seconds_to_next`), too
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -153,7 +154,8 @@ class Door(Generic[G]):
             first = next(iter(self._guests.values()), now)
             if now - first > _USUAL_SECONDS:
                 self._guests = dict.fromkeys(self._guests, now + self._seconds)
-            late = [each for each, end in self._guests.items() if end <= now]
+            due = itertools.takewhile(lambda each: each[1] <= now, self._guests.items())
+            late = [guest for guest, _ in due]
         for guest in late:
             self.turn_away(guest, TOO_SLOW)
 

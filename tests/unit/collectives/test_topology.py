@@ -30,3 +30,11 @@ def test_homogeneous_when_all_hosts_have_as_many() -> None:
     assert not Topology.of(0, HOSTS).is_homogeneous
     assert Topology.of(0, ["x", "y", "x", "y"]).is_homogeneous
     assert Topology.of(0, ["x", "y"]).host_count == 2
+
+
+def test_places_among_hosts_are_worked_out_once() -> None:
+    place = Topology.of(8, [f"h{rank // 8}" for rank in range(64)])
+    assert place.cross_ranks is place.cross_ranks
+    assert place.local_ranks is place.local_ranks
+    assert place.local_ranks == tuple(range(8, 16))
+    assert place.cross_ranks == tuple(range(0, 64, 8))

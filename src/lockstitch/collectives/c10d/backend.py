@@ -106,6 +106,8 @@ class C10dBackend:
         self._pending = pending
         self._told: dict[int, CachedRequest] = {}
         """What each number stands for, as rank 0 knows it."""
+        self._told_sets = {GLOBAL_SET}
+        """Of which process sets rank 0 knows the ranks."""
         self._allowance = riding.Allowance(riding_bytes)
         self._performer = OrderPerformer(groups, sets, pending, self._allowance.release)
         self._stream = self._performer.stream
@@ -176,7 +178,9 @@ class C10dBackend:
             self._under_way[cached.number] = handle
             if self._told.get(cached.number) is not cached:
                 described = cached.description.encode().decode()
-                self._link.tell(Define(cached.number, process_set.id, process_set.ranks, described))
+                ranks = () if process_set.id in self._told_sets else process_set.ranks
+                self._told_sets.add(process_set.id)
+                self._link.tell(Define(cached.number, process_set.id, ranks, described))
                 self._told[cached.number] = cached
             self._content_bytes += len(content)
             self._link.tell(Submit(cached.number, content))

@@ -29,6 +29,7 @@ from lockstitch.collectives.c10d.messages import (
     Order,
     Refused,
     Submit,
+    pack_described,
 )
 from lockstitch.collectives.fusion import buckets
 from lockstitch.collectives.negotiation import (
@@ -81,6 +82,8 @@ class Coordinator:
         self._known: dict[tuple[int, int], _Known] = {}
         self._contents: dict[str, Description] = {}
         self._gone: set[int] = set()
+        self._is_over = False
+        """Whether all have been told that a rank is lost."""
 
     def hear(self, told: Iterable[tuple[int, Message]]) -> list[Addressed]:
         """Takes in what ranks have told, all that is there at this moment; returns the answers."""
@@ -105,10 +108,13 @@ class Coordinator:
 
     def lost(self, rank: int, why: str = UNREACHED) -> list[Addressed]:
         """A rank's connection has ended, or it does not go on; see `Lost`. It is no loss if it had
-        said goodbye."""
+        said goodbye, and nobody need be told of a second one: the session is over by then."""
         if rank in self._gone:
             return []
         self._gone.add(rank)
+        if self._is_over:
+            return []
+        self._is_over = True
         everybody = self._tables[GLOBAL_SET].ranks
         # The last first: rank 0, where this is decided, has most to do when it hears.
         return [
@@ -136,7 +142,7 @@ class Coordinator:
             return [
                 (set_id, each)
                 for set_id, table in self._tables.items()
-                if rank in table.ranks
+                if table.includes(rank)
                 for each in table.handle(Left(rank))
             ]
         elif isinstance(message, Fail):
@@ -159,8 +165,8 @@ class Coordinator:
 
     def _define(self, rank: int, message: Define) -> None:
         if message.set_id not in self._tables:
-            everybody = self._tables[GLOBAL_SET].ranks
-            if not set(message.ranks) <= set(everybody):
+            everybody = self._tables[GLOBAL_SET]
+            if not message.ranks or not all(map(everybody.includes, message.ranks)):
                 raise ProtocolError(f"a process set of ranks that there are not: {message.ranks}")
             table = self._tables[message.set_id] = Negotiation(message.ranks)
             for gone in self._gone.intersection(message.ranks):
@@ -171,7 +177,7 @@ class Coordinator:
                 self._contents.clear()
             description = Description.decode(message.content.encode("utf-8", "replace"))
             self._contents[message.content] = description
-        if rank not in self._tables[message.set_id].ranks:
+        if not self._tables[message.set_id].includes(rank):
             raise ProtocolError(f"rank {rank} is not of the process set {message.set_id}")
         self._known[rank, message.number] = _Known(message.set_id, description, message.content)
 
@@ -199,11 +205,13 @@ class Coordinator:
                 for rank in ranks
             ]
         (ready,) = (ready for _, ready in bucket)
-        described = tuple(
-            self._known[rank, ready.parts[rank].note.number].content
-            if rank in ready.parts
-            else None
-            for rank in ranks
+        described = pack_described(
+            [
+                self._known[rank, ready.parts[rank].note.number].content
+                if rank in ready.parts
+                else None
+                for rank in ranks
+            ]
         )
         return [
             Addressed(

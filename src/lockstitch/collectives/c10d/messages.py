@@ -2,20 +2,26 @@
 
 A rank describes a name once, under a number of its own; after that a submission takes 5 bytes, and
 an order 4 for each operation. Small tensors ride on the submission, and what they come to on the
-answer (`riding`). What happens seldom travels as JSON.
+answer (`riding`). What happens seldom travels as JSON, and what differs between ranks once for each
+kind that there is, for all ranks are told of all.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lockstitch.errors import ProtocolError
 from lockstitch.link.codec import Codec
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _NUMBER = struct.Struct("<BI")
-_SUBMIT, _ORDER, _RARE, _DONE = 1, 2, 3, 4
+_DETAILS = struct.Struct("<Biq")
+_SUBMIT, _ORDER, _RARE, _DONE, _DETAILED = 1, 2, 3, 4, 5
 MOST_BYTES = 1 << 26
 
 ANYTHING = -1
@@ -26,7 +32,8 @@ UNREACHED = "died, or its connection broke"
 
 @dataclass(frozen=True, slots=True)
 class Define:
-    """A rank tells what a number of its own stands for, in the process set of these ranks."""
+    """A rank tells what a number of its own stands for, in a process set. `ranks` are those of the
+    set, the first time that this rank names it; empty afterwards, and for the set of all ranks."""
 
     number: int
     set_id: int
@@ -80,12 +87,12 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Detailed:
-    """Perform this now. The descriptions by position, `None` for who has joined; `number` is -1
-    for an addressee that has."""
+    """Perform this now. The descriptions by position, as `pack_described` writes them, `None` for
+    who has joined; `number` is -1 for an addressee that has."""
 
     number: int
     set_id: int
-    described: tuple[str | None, ...]
+    described: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +156,44 @@ Message = (
     | Missing
 )
 _CODEC: Final[Codec[Message]] = Codec(
-    *(Define, Join, Leave, Fail, Welcome, Ask, Detailed, Refused, Joined, Lost, Missing),
+    *(Define, Join, Leave, Fail, Welcome, Ask, Refused, Joined, Lost, Missing),
     complaint="a message that cannot be read",
     error=ProtocolError,
 )
 """For what happens seldom."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """Texts that stand in a row: those that differ, and how often which of them follows."""
+
+    texts: tuple[str | None, ...]
+    runs: tuple[tuple[int, int], ...]
+    """Pairs of a count and a place in `texts`."""
+
+
+_MOST_DESCRIBED: Final = 1 << 24
+_DESCRIBED: Final = Codec(
+    _Described, complaint="descriptions that cannot be read", error=ProtocolError
+)
+
+
+def pack_described(described: Sequence[str | None]) -> bytes:
+    """Writes the descriptions of all positions; they may be few that are often the same."""
+    places = {text: place for place, text in enumerate(dict.fromkeys(described))}
+    runs = ((len(list(alike)), places[text]) for text, alike in itertools.groupby(described))
+    return _DESCRIBED.encode(_Described(tuple(places), tuple(runs)))
+
+
+def unpack_described(content: bytes) -> list[str | None]:
+    """Returns what `pack_described` has written. Raises `ProtocolError` for anything else."""
+    read = _DESCRIBED.decode(content)
+    counts, places = [count for count, _ in read.runs], [place for _, place in read.runs]
+    if not all(0 <= place < len(read.texts) for place in places) or not all(
+        0 < count <= _MOST_DESCRIBED for count in itertools.accumulate(counts)
+    ):
+        raise ProtocolError(f"descriptions that cannot be read: {content[:200]!r}")
+    return [text for count, place in read.runs for text in [read.texts[place]] * count]
 
 
 def encode(message: Message) -> bytes:
@@ -162,6 +202,8 @@ def encode(message: Message) -> bytes:
         return _NUMBER.pack(_SUBMIT, message.number) + message.content
     if isinstance(message, Done):
         return _NUMBER.pack(_DONE, message.number) + message.content
+    if isinstance(message, Detailed):
+        return _DETAILS.pack(_DETAILED, message.number, message.set_id) + message.described
     if isinstance(message, Order):
         count = len(message.numbers)
         return struct.pack(f"<B{count}I", _ORDER, *message.numbers)
@@ -177,6 +219,9 @@ def decode(body: bytes) -> Message:
             return Submit(_NUMBER.unpack_from(body)[1], body[_NUMBER.size :])
         if body[0] == _DONE:
             return Done(_NUMBER.unpack_from(body)[1], body[_NUMBER.size :])
+        if body[0] == _DETAILED:
+            _, number, set_id = _DETAILS.unpack_from(body)
+            return Detailed(number, set_id, body[_DETAILS.size :])
         if body[0] == _ORDER:
             return Order(struct.unpack(f"<{(len(body) - 1) // 4}I", body[1:]))
     except struct.error as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.collectives.arithmetic import outputs_of, rows_gathered
+from lockstitch.collectives.c10d.messages import unpack_described
 from lockstitch.collectives.c10d.performing import (
     contribute_nothing,
     is_reducible,
@@ -93,7 +94,7 @@ class OrderPerformer:
         process_set = self._sets[message.set_id]
         described = [
             None if content is None else Description.decode(content.encode())
-            for content in message.described
+            for content in unpack_described(message.described)
         ]
         present = next(each for each in described if each is not None)
         if message.number == -1:

@@ -25,6 +25,7 @@ from lockstitch.collectives.c10d.messages import (
     Order,
     Refused,
     Submit,
+    pack_described,
 )
 from lockstitch.collectives.requests import AVERAGE, SUM, Description, Kind
 
@@ -111,7 +112,7 @@ def test_sizes_that_differ_are_told_to_all() -> None:
     first, second = (define(0, "g", rows, Kind.ALLGATHER) for rows in (1, 5))
     addressed = coordinator.hear([(0, first), (1, second), *both(Submit(0))])
     assert [note.to for note in addressed] == [0, 1]
-    assert addressed[0].message == Detailed(0, 0, (first.content, second.content))
+    assert addressed[0].message == Detailed(0, 0, pack_described((first.content, second.content)))
 
 
 def test_joined_rank_hears_of_what_the_others_do() -> None:
@@ -119,8 +120,8 @@ def test_joined_rank_hears_of_what_the_others_do() -> None:
     first = define(0, "a")
     addressed = coordinator.hear([(0, first), (1, Join(5)), (0, Submit(0))])
     assert addressed == [
-        Addressed(0, Detailed(0, 0, (first.content, None))),
-        Addressed(1, Detailed(-1, 0, (first.content, None))),
+        Addressed(0, Detailed(0, 0, pack_described((first.content, None)))),
+        Addressed(1, Detailed(-1, 0, pack_described((first.content, None)))),
     ]
     assert coordinator.hear([(0, Join(3))]) == [Addressed(0, Joined(1)), Addressed(1, Joined(1))]
 
@@ -205,3 +206,24 @@ def test_rank_that_says_nonsense_counts_as_lost_and_is_heard_no_more() -> None:
         assert (to, lost.rank) == (1, 0)
         assert lost.why.startswith("said what makes no sense (")
         assert coordinator.hear([(0, define(1, "a")), (0, Submit(1)), (0, Ask(5))]) == []
+
+
+def test_ranks_of_a_set_are_told_once() -> None:
+    coordinator = Coordinator(3, 1 << 20)
+    first, second = (define(n, f"x{n}", set=(7, ranks)) for n, ranks in ((0, (0, 2)), (1, ())))
+    told = [(rank, message) for rank in (0, 2) for message in (first, second)]
+    assert coordinator.hear(told) == []
+    addressed = coordinator.hear([(0, Submit(1)), (2, Submit(1))])
+    assert addressed == [Addressed(0, Order((1,))), Addressed(2, Order((1,)))]
+
+
+def test_set_whose_ranks_nobody_has_told_makes_no_sense() -> None:
+    lost = Coordinator(2, 0).hear([(1, define(0, "x", set=(7, ())))])
+    assert [each.to for each in lost] == [0]
+    assert "makes no sense" in lost[0].message.why
+
+
+def test_only_the_first_loss_is_told() -> None:
+    coordinator = Coordinator(4, 0)
+    assert [each.to for each in coordinator.lost(3)] == [2, 1, 0]
+    assert coordinator.lost(2) == []

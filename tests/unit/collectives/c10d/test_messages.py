@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstitch.collectives.c10d import messages as m
 from lockstitch.errors import ProtocolError
@@ -16,7 +18,7 @@ ALL = [
     m.Leave(),
     m.Ask(2),
     m.Order((1, 2, 99999)),
-    m.Detailed(-1, 2, ("x", None)),
+    m.Detailed(-1, 2, m.pack_described(["x", None])),
     m.Refused(1, "mismatch", "text"),
     m.Joined(4),
     m.Lost(1),
@@ -46,6 +48,7 @@ def test_nonsense_is_refused(body: bytes) -> None:
         b"\x01",
         b"\x02abc",
         b"\x04abc",
+        b"\x05abc",
         b"\x03",
         b"\x03[]",
         b'\x03["Join"]',
@@ -60,3 +63,20 @@ def test_nonsense_is_refused(body: bytes) -> None:
 def test_what_is_no_message_is_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         m.decode(body)
+
+
+@given(st.lists(st.sampled_from(["x", "y", "", None])))
+def test_descriptions_survive_the_crossing(described: list[str | None]) -> None:
+    assert m.unpack_described(m.pack_described(described)) == described
+
+
+def test_descriptions_of_many_that_agree_take_few_bytes() -> None:
+    assert len(m.pack_described(["a description"] * 100_000)) < 50
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'[["x"],[[1,1]]]', b'[["x"],[[1,-1]]]', b'[["x"],[[1000000000,0]]]']
+)
+def test_descriptions_that_cannot_be_are_refused(content: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        m.unpack_described(content)
