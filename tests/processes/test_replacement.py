@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -44,36 +45,49 @@ PROGRAM = """
                 optimizer.step(context_id)
             print("weight", weight.to_here().tolist())
             if len(sys.argv) > 1:
-                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
                     print("child", *pool.apply(in_a_child))
             print("here", rpc.__name__)
         rpc.shutdown()
 """
 
 
-def run_program(folder: Path, *arguments: str) -> list[str]:
+LAUNCHER = (sys.executable, "-m", "lockstitch", "run", "-n", "2", "--replace", "all")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+def run_program(folder: Path, *arguments: str, launcher: tuple[str, ...] = LAUNCHER) -> str:
     """What worker 0 says."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(PROGRAM))
-    command = [sys.executable, "-m", "lockstitch", "run", "-n", "2", "--replace", "all", str(path)]
     done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=120, check=False
+        [*launcher, str(path), *arguments],
+        env={**os.environ, "LOCKSTITCH_REPLACE": "all"} if launcher is TORCHRUN else None,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
+    return done.stdout
 
 
 def test_program_that_is_not_edited_runs_on_ours(tmp_path: Path) -> None:
-    assert run_program(tmp_path) == ["weight [0.5, 0.5, 0.5]", "here lockstitch.rpc"]
+    said = run_program(tmp_path)
+    assert "weight [0.5, 0.5, 0.5]" in said
+    assert "here lockstitch.rpc" in said
 
 
 @pytest.mark.slow
-def test_its_children_run_on_ours_too(tmp_path: Path) -> None:
-    assert run_program(tmp_path, "with a child") == [
-        "weight [0.5, 0.5, 0.5]",
-        "child lockstitch.rpc lockstitch.hvd.synchronous lockstitch.nn.data_parallel",
-        "here lockstitch.rpc",
-    ]
+@pytest.mark.parametrize("start", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("launcher", [LAUNCHER, TORCHRUN], ids=["lockstitch", "torchrun"])
+def test_its_children_run_on_ours_too(
+    tmp_path: Path, start: str, launcher: tuple[str, ...]
+) -> None:
+    said = run_program(tmp_path, start, launcher=launcher)
+    assert "weight [0.5, 0.5, 0.5]" in said
+    assert "child lockstitch.rpc lockstitch.hvd.synchronous lockstitch.nn.data_parallel" in said
+    assert "here lockstitch.rpc" in said
 
 
 def test_launcher_lists_what_can_be_replaced(tmp_path: Path) -> None:
