@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.doctor.findings import Finding, good, note, wrong
-from lockstitch.link.addresses import is_loopback, own_address
+from lockstitch.link.addresses import interface_addresses, is_loopback, own_address
 from lockstitch.replacement import VARIABLE as REPLACE
 from lockstitch.replacement import parse_names
 from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE, find_secret
@@ -72,6 +72,9 @@ def check_address(environment: Mapping[str, str]) -> Finding:
         return wrong("address", str(error), remedy)
     if is_loopback(address):
         return note("address", f"workers would listen at {address}: this host only", remedy)
+    own = [each for _, each in interface_addresses()]
+    if own and address not in own:  # right where something in between forwards it, as of containers
+        return note("address", f"no interface of this host has the address {address}", remedy)
     return good("address", f"workers of other hosts reach this one at {address}")
 
 

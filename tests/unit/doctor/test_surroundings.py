@@ -62,9 +62,13 @@ def test_doing_without_a_secret_is_worth_a_note() -> None:
     assert check_secret({}).state == "good"
 
 
-def test_address_of_this_machine_alone_is_worth_a_note() -> None:
+def test_address_of_this_machine_alone_or_of_another_is_worth_a_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert check_address({"LOCKSTITCH_ADDRESS": "127.0.0.1"}).state == "note"
+    monkeypatch.setattr(surroundings, "interface_addresses", lambda: [("eth0", "192.0.2.1")])
     assert check_address({"LOCKSTITCH_ADDRESS": "192.0.2.1"}).state == "good"
+    assert check_address({"LOCKSTITCH_ADDRESS": "203.0.113.9"}).state == "note"
 
 
 def test_address_that_does_not_exist_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
