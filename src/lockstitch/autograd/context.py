@@ -204,6 +204,18 @@ class DistAutogradContext:
                 if variable.requires_grad and not self.is_released:
                     self._add(variable, gradients, index)
 
+    def move_gradients(self, to: DistAutogradContext, leaves: Sequence[torch.Tensor]) -> None:
+        """Adds the gradients of these leaves to those of another context, and has none of them
+        afterwards."""
+        with self._adding:
+            taken = {each: self._gradients.pop(each, None) for each in leaves}
+        found: list[torch.Tensor | None] = [*taken.values()]
+        with to._adding:
+            for index, leaf in enumerate(taken):
+                taken[leaf] = None
+                if found[index] is not None and not to.is_released:
+                    to._add(leaf, found, index)
+
     def _add(
         self, variable: torch.Tensor, gradients: list[torch.Tensor | None], index: int
     ) -> None:

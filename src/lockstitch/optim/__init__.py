@@ -1,7 +1,11 @@
 """Optimizers over parameters that live on many workers.
 
 distributed.py   DistributedOptimizer: one optimizer on each owner, one step for all
+groups.py        groups of parameters, as programs give and see them
+parameters.py    references to the parameters of a module elsewhere
+owners.py        what the owners are asked, and their answers taken together
 local.py         one owner's optimizer, safe while backward passes are in flight
+gradients.py     what an owner has in one or several contexts
 eager.py         torch's optimizers without its compiler, which takes seconds to import
 states.py        the owners' states as one, and back
 update_lock.py   steps on one owner exclude each other
@@ -16,13 +20,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 from lockstitch.optim.distributed import DistributedOptimizer
+from lockstitch.optim.parameters import named_parameters_of, parameters_of
 
 if TYPE_CHECKING:
     from torch.distributed.optim import PostLocalSGDOptimizer as PostLocalSGDOptimizer
     from torch.distributed.optim import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
     from torch.distributed.optim import as_functional_optim as as_functional_optim
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["DistributedOptimizer", "named_parameters_of", "parameters_of"]
 
 if not TYPE_CHECKING:  # else a type checker would find any name here
 

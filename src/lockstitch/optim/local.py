@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstitch.optim import eager
+from lockstitch.optim.groups import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,45 +37,103 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from lockstitch.optim.groups import Change
+
 
 class LocalOptimizer:
     """An optimizer over `parameters`, tensors of this process, that steps under `lock`.
 
-    `optim` is the `optimizer_class(aliases, *args, **kwargs)` that does the work; its parameter
-    groups hold the aliases. Whatever that constructor raises is raised here.
+    `parameters` may have any form that torch takes: tensors, pairs of a name and a tensor, or dicts
+    of groups. `optim` is the `optimizer_class(aliases, *args, **kwargs)` that does the work; its
+    parameter groups hold the aliases. Whatever that constructor raises is raised here.
     """
 
     def __init__(
         self,
         optimizer_class: Callable[..., Optimizer],
-        parameters: Iterable[torch.Tensor],
+        parameters: Iterable[Any],
         lock: AbstractContextManager[Any],
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        self._pairs = [(parameter, _alias(parameter)) for parameter in parameters]
         self._lock = lock
-        aliases = [alias for _, alias in self._pairs]
+        self._pairs: dict[int, tuple[Any, Any]] = {}
+        """Each parameter and its alias, by the identity of the parameter."""
+        aliases = [self._aliased(each) for each in parameters]
         self.optim = eager.make(optimizer_class, aliases, *args, **kwargs)
+        self._parameter_of = {id(alias): each for each, alias in self._pairs.values()}
 
-    def step(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    def _aliased(self, given: Any) -> Any:
+        """What was given, with aliases in the place of parameters. One that is given twice has one
+        alias."""
+        if isinstance(given, dict):
+            return {**given, "params": [self._aliased(each) for each in given["params"]]}
+        if isinstance(given, tuple) and len(given) == 2:
+            return given[0], self._aliased(given[1])
+        return self._pairs.setdefault(id(given), (given, _alias(given)))[1]
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters in the order of the groups."""
+        groups = self.optim.param_groups
+        return [self._parameter_of[id(alias)] for group in groups for alias in group["params"]]
+
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """Adds a group of parameters, in torch's form. What torch refuses is raised, and the groups
+        are what they were."""
+        with self._lock:
+            before = dict(self._pairs)
+            try:
+                eager.method(self.optim, "add_param_group")(self._aliased(group))
+            except BaseException:
+                self._pairs = before
+                raise
+            self._parameter_of = {id(alias): each for each, alias in self._pairs.values()}
+
+    def remove_last_group(self) -> None:
+        """Takes back the latest `add_param_group`."""
+        with self._lock:
+            for number in {id(alias) for alias in self.optim.param_groups.pop()["params"]}:
+                del self._pairs[id(self._parameter_of.pop(number))]
+
+    def step(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> dict[int, dict[str, Any]]:
         """Updates each parameter that has a gradient among `gradients`; leaves the others alone.
+        Returns the options that the step has changed, by the number of their group: few optimizers
+        change any.
 
         The parameters' own `.grad` are neither read nor written.
         """
         with self._lock:
-            for parameter, alias in self._pairs:
+            before = [dict(group) for group in self.optim.param_groups]
+            for parameter, alias in self._pairs.values():
                 # A program may have given the parameter another storage (`.to`, `.data =`).
                 alias.data = parameter.data
                 alias.grad = gradients.get(parameter)
             try:
                 eager.step(self.optim)
             finally:
-                for parameter, alias in self._pairs:
+                for parameter, alias in self._pairs.values():
                     alias.grad = None
                     if parameter is not alias and not parameter.is_set_to(alias):
                         # The optimizer replaced the storage instead of writing into it.
                         parameter.data = alias.data
+            return _changed(before, self.optim.param_groups)
+
+    # ------------------------------------------------------------ options
+
+    def options(self) -> list[dict[str, Any]]:
+        """The options of each group, as others may see them."""
+        with self._lock:
+            return [shown(group) for group in self.optim.param_groups]
+
+    def change(self, changes: Mapping[int, Change]) -> None:
+        """Assigns options of groups, by the numbers of these, between two steps."""
+        if changes:
+            with self._lock:
+                for number, change in changes.items():
+                    _change(self.optim.param_groups[number], change)
+
+    # ------------------------------------------------------------ states
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the optimizer between two steps; parameters are numbered in their
@@ -86,6 +145,37 @@ class LocalOptimizer:
         """Goes on from that state. Raises `ValueError` where it does not fit."""
         with self._lock:
             eager.method(self.optim, "load_state_dict")(state)
+
+
+def _change(group: dict[str, Any], change: Change) -> None:
+    for key, value in change.assigned.items():
+        own: Any = group.get(key)
+        if _are_alike(own, value):
+            own.copy_(value)  # where it is: on a device, or in a graph that was captured
+        else:
+            group[key] = value
+    for key in change.removed:
+        group.pop(key, None)
+
+
+def _are_alike(own: Any, other: Any) -> bool:
+    are_tensors = isinstance(own, torch.Tensor) and isinstance(other, torch.Tensor)
+    return are_tensors and own.shape == other.shape and own.dtype == other.dtype
+
+
+def _changed(
+    before: list[dict[str, Any]], groups: list[dict[str, Any]]
+) -> dict[int, dict[str, Any]]:
+    changed = {}
+    for number, (old, new) in enumerate(zip(before, groups, strict=True)):
+        differing = {
+            key: value
+            for key, value in new.items()
+            if value is not old.get(key) and not isinstance(value, torch.Tensor)
+        }
+        if differing:
+            changed[number] = shown(differing)
+    return changed
 
 
 def _alias(parameter: Any) -> Any:

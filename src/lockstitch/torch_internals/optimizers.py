@@ -1,4 +1,4 @@
-"""What is private to torch of optimizers: how its schedulers see that a step was made."""
+"""What is private to torch of optimizers: how schedulers see a step, and the hooks on states."""
 
 from __future__ import annotations
 
@@ -65,4 +65,38 @@ note_step: Callable[[torch.optim.Optimizer], None] = _names.take(
     reader=_note_step,
     cost=Cost.SLOW,
 )
-PRIVATES = _names.finish()
+
+_HOOKS = "_optimizer_{}_hooks"
+
+
+def _state_hooks(optimizer: torch.optim.Optimizer, kind: str) -> list[Callable[..., Any]]:
+    """The hooks that were registered with an optimizer: "state_dict_pre", "state_dict_post",
+    "load_state_dict_pre" or "load_state_dict_post"."""
+    return list(getattr(optimizer, _HOOKS.format(kind)).values())
+
+
+def _lists_hooks(hooks_of: Callable[[torch.optim.Optimizer, str], Any]) -> bool:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    found = []
+    for kind in (
+        "state_dict_pre",
+        "state_dict_post",
+        "load_state_dict_pre",
+        "load_state_dict_post",
+    ):
+        hook = lambda *_: None  # noqa: E731
+        getattr(optimizer, f"register_{kind}_hook")(hook)
+        found.append(hooks_of(optimizer, kind) == [hook])
+    return all(found)
+
+
+_hooks = Names("hooks on states of DistributedOptimizer", within=plain_modes)
+state_hooks: Callable[[torch.optim.Optimizer, str], list[Callable[..., Any]]] = _hooks.take(
+    "Optimizer._optimizer_state_dict_pre_hooks, _optimizer_state_dict_post_hooks, "
+    "_optimizer_load_state_dict_pre_hooks, _optimizer_load_state_dict_post_hooks",
+    "be the tables of the hooks on states",
+    _lists_hooks,
+    reader=_state_hooks,
+    cost=Cost.SLOW,
+)
+PRIVATES = (*_names.finish(), *_hooks.finish())

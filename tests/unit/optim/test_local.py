@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import optim
 
+from lockstitch.optim.groups import Change
 from lockstitch.optim.local import LocalOptimizer
 
 
@@ -156,3 +157,61 @@ def test_steps_on_shared_parameters_lose_no_update() -> None:
     for thread in threads:
         thread.join()
     assert torch.equal(weight, torch.full((100,), 200.0))
+
+
+def test_a_parameter_that_is_given_twice_has_one_state() -> None:
+    ours, plain = parameter(), parameter()
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        local_optimizer = local(optim.SGD, [ours, ours], lr=0.1, momentum=0.9)
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        plain_optimizer = optim.SGD([plain, plain], lr=0.1, momentum=0.9)
+    for _ in range(3):
+        local_optimizer.step({ours: torch.ones(3, 3)})
+        plain.grad = torch.ones(3, 3)
+        plain_optimizer.step()
+    assert torch.equal(ours, plain)
+    assert local_optimizer.parameters == [ours, ours]
+
+
+def test_groups_come_and_go() -> None:
+    first, second = parameter(1), parameter(2)
+    optimizer = local(optim.SGD, [{"params": [first], "lr": 0.5}], lr=0.1)
+    optimizer.add_param_group({"params": [second], "momentum": 0.9})
+    assert [group["lr"] for group in optimizer.options()] == [0.5, 0.1]
+    assert optimizer.parameters == [first, second]
+    with pytest.raises(ValueError, match="appear in more than one parameter group"):
+        optimizer.add_param_group({"params": [first]})
+    with pytest.raises(ValueError, match="non-leaf"):
+        optimizer.add_param_group({"params": [first * 2]})
+    optimizer.remove_last_group()
+    before = second.detach().clone()
+    optimizer.step({first: torch.ones(3, 3), second: torch.ones(3, 3)})
+    assert torch.equal(second, before)
+    optimizer.add_param_group({"params": [second]})
+    assert optimizer.parameters == [first, second]
+
+
+def test_options_are_assigned_removed_and_written_into_where_they_are_tensors() -> None:
+    optimizer = local(optim.Adam, [parameter()], lr=torch.tensor(0.5))
+    (group,) = optimizer.optim.param_groups
+    rate = group["lr"]
+    optimizer.change({0: Change({"lr": torch.tensor(0.25), "initial_lr": 1.0})})
+    assert group["lr"] is rate
+    assert rate == 0.25
+    optimizer.change({0: Change({"lr": 0.1}, ("initial_lr", "nothing"))})
+    assert group["lr"] == 0.1
+    assert "initial_lr" not in group
+
+
+class Counting(optim.SGD):
+    """Keeps its own count in its group, as some optimizers do."""
+
+    def step(self, closure=None) -> None:
+        super().step()
+        self.param_groups[0]["count"] = self.param_groups[0].get("count", 0) + 1
+
+
+def test_a_step_tells_which_options_it_has_changed() -> None:
+    assert local(optim.Adam, [parameter()]).step({}) == {}
+    optimizer = local(Counting, [parameter()], lr=0.1)
+    assert [optimizer.step({}), optimizer.step({})] == [{0: {"count": 1}}, {0: {"count": 2}}]

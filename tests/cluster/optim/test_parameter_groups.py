@@ -1,0 +1,204 @@
+"""Options of groups reach all owners, in as few messages as can be, and no state moves."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn, optim
+
+from lockstitch import autograd, rpc
+from lockstitch.errors import PeerDiedError, SerializationError
+from lockstitch.optim import DistributedOptimizer, named_parameters_of, parameters_of
+from lockstitch.testing.cluster import LocalCluster
+from tests.unit.optim.test_local import Counting
+
+
+@pytest.fixture
+def cluster():
+    with LocalCluster(3) as cluster, cluster[0].active():
+        yield cluster
+
+
+@pytest.fixture
+def modules(cluster):
+    return [rpc.remote(f"worker{n}", nn.Linear, (3, 3)) for n in (1, 2, 1)]
+
+
+def groups_of(modules) -> list[dict]:
+    first, second, third = (parameters_of(module) for module in modules)
+    return [{"params": [*first, *second], "lr": 0.5}, {"params": third}]
+
+
+def owners_options(optimizer: DistributedOptimizer) -> list[list[dict]]:
+    return [reference.rpc_sync().options() for reference in optimizer.remote_optimizers]
+
+
+def calls(cluster, action) -> int:
+    before = cluster.traffic()
+    action()
+    return (cluster.traffic() - before).kinds.get("Call", 0)
+
+
+def test_views_show_what_torch_shows(cluster, modules) -> None:
+    given = groups_of(modules)
+    optimizer = DistributedOptimizer(optim.Adam, given, 0.1, weight_decay=0.2)
+    plain = optim.Adam(
+        [{"params": [torch.ones(1)], "lr": 0.5}, {"params": [torch.ones(2)]}], 0.1, weight_decay=0.2
+    )
+    assert isinstance(optimizer, optim.Optimizer)
+    assert optimizer.defaults == plain.defaults
+    for ours, theirs in zip(optimizer.param_groups, plain.param_groups, strict=True):
+        assert ours.options == {key: theirs[key] for key in theirs if key != "params"}
+    assert optimizer.param_groups[1]["params"] == given[1]["params"]
+    assert "<Adam on worker1, worker2>" in repr(optimizer)
+    assert "Parameter Group 1" in repr(optimizer)
+
+
+def test_a_scheduler_costs_each_owner_one_message(cluster, modules) -> None:
+    optimizer = DistributedOptimizer(optim.SGD, groups_of(modules), lr=0.1)
+    scheduler = optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with autograd.context() as context_id:
+        optimizer.step(context_id)
+        assert calls(cluster, scheduler.step) == 2
+    assert [[g["lr"] for g in groups] for groups in owners_options(optimizer)] == [
+        [0.25, 0.05],
+        [0.25],
+    ]
+
+
+def test_what_is_assigned_goes_with_the_step_to_those_whom_it_concerns(cluster, modules) -> None:
+    optimizer = DistributedOptimizer(optim.SGD, groups_of(modules), lr=0.1)
+
+    def assign() -> None:
+        for group in optimizer.param_groups:
+            group["lr"] *= 2
+            group["momentum"] = 0.9
+
+    assert calls(cluster, assign) == 0
+    with autograd.context() as context_id:
+        assert calls(cluster, lambda: optimizer.step(context_id)) == 2
+    assert [g["lr"] for g in owners_options(optimizer)[0]] == [1.0, 0.2]
+    optimizer.param_groups[1]["lr"] = 0.7
+    assert calls(cluster, lambda: optimizer.param_groups[1]["lr"]) == 1
+
+
+def test_no_state_moves_with_an_option(cluster) -> None:
+    table = rpc.remote("worker1", nn.Embedding, (5000, 64))
+    optimizer = DistributedOptimizer(optim.Adam, parameters_of(table), lr=0.1)
+    with autograd.context() as context_id:
+        rows = table.rpc_sync().forward(torch.tensor([1]))
+        autograd.backward(context_id, [rows.sum()])
+        optimizer.step(context_id)
+        before = cluster.traffic()
+        optimizer.param_groups[0]["lr"] = 0.2
+        assert optimizer.param_groups[0]["lr"] == 0.2
+        assert (cluster.traffic() - before).bytes < 2000
+
+
+def test_a_group_is_added_on_all_owners_or_on_none(cluster, modules) -> None:
+    first, second, third = (parameters_of(module) for module in modules)
+    optimizer = DistributedOptimizer(optim.SGD, first, lr=0.1)
+    taken = [second[0], first[0]]  # one of another owner, one that is in a group already
+    with pytest.raises(ValueError, match="appear in more than one parameter group"):
+        optimizer.add_param_group({"params": [*third, *taken]})
+    with pytest.raises(ValueError, match="appear in more than one"):
+        optimizer.add_param_group({"params": taken})
+    assert len(optimizer.param_groups) == len(optimizer.remote_optimizers) == 1
+    optimizer.add_param_group({"params": [*third, *second], "lr": 0.3})
+    optimizer.add_param_group({"params": [], "lr": 0.4})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3, 0.4]
+    assert [len(groups) for groups in owners_options(optimizer)] == [2, 1]
+    sizes = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+    assert sizes == [[0, 1], [2, 3, 4, 5], []]
+
+
+def test_an_optimizer_without_parameters_gets_some(cluster, modules) -> None:
+    optimizer = DistributedOptimizer(optim.SGD, [], lr=0.1)
+    optimizer.add_param_group({"params": parameters_of(modules[0])})
+    assert optimizer.param_groups[0]["lr"] == optimizer.defaults["lr"] == 0.1
+
+
+def test_groups_are_with_names_or_without(cluster, modules) -> None:
+    optimizer = DistributedOptimizer(optim.SGD, named_parameters_of(modules[0]), lr=0.1)
+    with pytest.raises(ValueError, match="with/without names"):
+        optimizer.add_param_group({"params": parameters_of(modules[1])})
+    optimizer.add_param_group({"params": [("other", parameters_of(modules[1])[0])]})
+    saved = optimizer.state_dict()
+    assert [g["param_names"] for g in saved["param_groups"]] == [["weight", "bias"], ["other"]]
+    optimizer.load_state_dict(saved)
+
+
+def test_loading_replaces_all_options_and_nothing_else_is_pending(cluster, modules) -> None:
+    optimizer = DistributedOptimizer(optim.SGD, groups_of(modules), lr=0.1)
+    saved = optimizer.state_dict()
+    optimizer.param_groups[0]["lr"] = 9.0
+    optimizer.param_groups[0]["own"] = 1
+    optimizer.load_state_dict(saved)
+    assert "own" not in optimizer.param_groups[0]
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert owners_options(optimizer)[1][0]["lr"] == 0.5
+    with pytest.raises(ValueError, match=r"groups of \[1\], but the optimizer has 6 in"):
+        optimizer.load_state_dict({"state": {}, "param_groups": [{"params": [0]}]})
+
+
+def test_hooks_run_here(cluster, modules) -> None:
+    optimizer = DistributedOptimizer(optim.SGD, groups_of(modules), lr=0.1)
+    seen: list[str] = []
+    optimizer.register_step_pre_hook(lambda _opt, args, _kwargs: seen.append(f"pre {args[1:]}"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+    optimizer.register_state_dict_pre_hook(lambda _: seen.append("save"))
+    optimizer.register_state_dict_post_hook(lambda _, state: {**state, "mark": 1})
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: seen.append(state.pop("mark")))
+    optimizer.register_load_state_dict_post_hook(lambda _: seen.append("loaded"))
+    optimizer.zero_grad()
+    with autograd.context() as context_id:
+        optimizer.step(context_id)
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    assert seen == [f"pre ({context_id},)", "post", "save", 1, "loaded"]
+    assert saved["mark"] == 1
+
+
+def test_options_that_a_step_changes_are_shown(cluster, modules) -> None:
+    optimizer = DistributedOptimizer(Counting, parameters_of(modules[0]), lr=0.1)
+    with autograd.context() as context_id:
+        optimizer.step(context_id)
+        optimizer.step(context_id)
+    assert optimizer.param_groups[0]["count"] == 2
+
+
+def halve_rate(optimizer: DistributedOptimizer) -> list[float]:
+    for group in optimizer.param_groups:
+        group["lr"] /= 2
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def test_another_worker_may_have_a_handle(cluster, modules) -> None:
+    optimizer = DistributedOptimizer(optim.SGD, groups_of(modules), lr=0.1)
+    optimizer.param_groups[1]["lr"] = 0.3
+    assert rpc.rpc_sync("worker2", halve_rate, (optimizer,)) == [0.25, 0.15]
+    assert owners_options(optimizer)[1][0]["lr"] == 0.25
+
+
+def test_what_owners_refuse_is_raised_where_it_is_sent_and_sent_again(cluster, modules) -> None:
+    optimizer = DistributedOptimizer(optim.SGD, parameters_of(modules[0]), lr=0.1)
+    optimizer.param_groups[0]["lr"] = threading.Lock()
+    with pytest.raises(SerializationError, match="lock"):
+        print(optimizer.param_groups[0]["lr"])
+    optimizer.param_groups[0]["lr"] = 0.2
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    assert owners_options(optimizer)[0][0]["lr"] == 0.2
+
+
+def test_a_scheduler_over_an_owner_that_is_gone_is_told() -> None:
+    with LocalCluster(2) as cluster, cluster[0].active():
+        module = rpc.remote("worker1", nn.Linear, (1, 1))
+        optimizer = DistributedOptimizer(optim.SGD, parameters_of(module), lr=0.1)
+        scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
+        with autograd.context() as context_id:
+            optimizer.step(context_id)
+        cluster.kill("worker1")
+        with pytest.raises(PeerDiedError, match="worker1"):
+            scheduler.step()
