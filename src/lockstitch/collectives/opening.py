@@ -39,6 +39,16 @@ from lockstitch.collectives.nccl_bootstrap import NcclBootstrap
 from lockstitch.collectives.options import SessionOptions
 from lockstitch.collectives.pending_operations import PendingOperations
 from lockstitch.collectives.process_sets import ProcessSets
+from lockstitch.collectives.rank_entries import (
+    COORDINATOR,
+    DOOR,
+    TOKEN,
+    Kind,
+    check_reach,
+    check_versions,
+    place,
+    published,
+)
 from lockstitch.collectives.session import Session
 from lockstitch.collectives.shared_memory.backend import SharedMemoryBackend
 from lockstitch.collectives.shared_memory.introduction import (
@@ -50,13 +60,12 @@ from lockstitch.collectives.shared_memory.introduction import (
 from lockstitch.collectives.shared_memory.segment import Geometry, create
 from lockstitch.collectives.topology import Topology
 from lockstitch.errors import CollectiveError, RankLostError
-from lockstitch.link.addresses import host_and_port, is_loopback, own_address
+from lockstitch.link.addresses import own_address
 from lockstitch.link.ports import find_ports
 from lockstitch.link.pulse import heartbeat_seconds
 from lockstitch.modes import in_plain_modes
 from lockstitch.rendezvous import (
     StaticRoster,
-    host_identity,
     join,
     missing_keys,
     open_store,
@@ -66,7 +75,6 @@ from lockstitch.rendezvous.static_group import call_off as call_off_meeting
 from lockstitch.rendezvous.store import host_of
 from lockstitch.transport import TcpTransport
 from lockstitch.trust import find_secret
-from lockstitch.versions import are_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,10 +88,6 @@ _PREFIX = "reductions"
 _CALL_OFF_SECONDS = 10.0
 # A store that is at work answers within so long.
 _STORE_SECONDS = 10.0
-# What ranks publish: their Lockstitch, their host, where it may be entered, and, by rank 0, how to
-# reach the coordinator.
-_VERSION, _HOST, _DOOR = "version:", "host:", "door:"
-_COORDINATOR, _TOKEN = "coordinator:", "token:"
 
 
 @in_plain_modes
@@ -136,8 +140,8 @@ def call_off(size: int, store: str) -> None:
     secret = find_secret(None, None, os.environ)
     for member in call_off_meeting(sealed_by(secret, opened), size):
         for address in member.addresses:
-            if address.startswith(_DOOR):
-                end_introduction(address.removeprefix(_DOOR))
+            if address.startswith(DOOR):
+                end_introduction(address.removeprefix(DOOR))
 
 
 class _Opening:
@@ -170,20 +174,19 @@ class _Opening:
         introductions = IntroductionListener()
         listener = self._listen() if self._rank == 0 else None
         try:
-            host = options.host or host_identity()
-            addresses = [
-                _VERSION + __version__,
-                _HOST + host,
-                _DOOR + introductions.address,
-            ]
+            addresses = [DOOR + introductions.address]
             if listener is not None:
-                addresses += [_COORDINATOR + listener.address, _TOKEN + secrets.token_hex(16)]
+                addresses += [COORDINATOR + listener.address, TOKEN + secrets.token_hex(16)]
             roster = self._join(addresses)
-            _check_versions(_published(roster, _VERSION))
-            topology = Topology.of(self._rank, _published(roster, _HOST))
+            kinds = list(map(Kind.decode, roster.census.kinds))
+            check_versions([kind.version for kind in kinds])
+            hosts = [
+                kind.host or host for kind, host in zip(kinds, roster.census.hosts, strict=True)
+            ]
+            topology = Topology.of(self._rank, hosts)
             name = _chosen_backend(topology, options)
             if name != "shared_memory":
-                _check_reach(roster)
+                check_reach(roster)
             self._notice = GiveUpNotice(self._store, roster.me.generation)
             backend: Backend
             bootstrap = self._bootstrap(roster, topology)
@@ -209,7 +212,8 @@ class _Opening:
 
         def work() -> StaticRoster:
             store = sealed_by(self._secret, self._store)
-            return join(store, f"rank{self._rank}", self._rank, self._size, addresses, seconds)
+            me, kind = f"rank{self._rank}", Kind(__version__, self._options.host or "").encode()
+            return join(store, me, self._rank, self._size, addresses, seconds, kind=kind)
 
         return in_thread(work, self._pending, seconds + _STORE_SECONDS)
 
@@ -256,7 +260,7 @@ class _Opening:
 
         if local_rank == 0:
             return introductions.receive_all(ranks, create(geometry), begin, seconds, why)
-        first = _published(roster, _DOOR)[ranks[0]]
+        first = published(roster, ranks[0], DOOR)
         return join_host(first, local_rank, ranks, begin, seconds, why)
 
     def _distribute(
@@ -268,14 +272,14 @@ class _Opening:
         name: BackendName,
     ) -> C10dBackend:
         """The backend over torch.distributed."""
-        (token,) = _published(roster, _TOKEN)
-        (address,) = _published(roster, _COORDINATOR)
+        token, address = published(roster, 0, TOKEN), published(roster, 0, COORDINATOR)
         rank, options, transport = self._rank, self._options, self._transport
         seconds = options.timeout_seconds
         heartbeat = heartbeat_seconds(options.heartbeat_seconds, os.environ)
-        places = tuple(member.place for member in roster.members())
         link_options = LinkOptions.of(token, self._secret, seconds)
-        link_options = replace(link_options, heartbeat=heartbeat, places=places)
+        link_options = replace(
+            link_options, heartbeat=heartbeat, place=functools.partial(place, roster)
+        )
         assert self._notice is not None
         has_failed = functools.partial(self._notice.read, 0.0)
 
@@ -293,7 +297,7 @@ class _Opening:
 
         store = PrefixStore(f"groups/{roster.me.generation}", self._store)
         # Several hosts may each call themselves by an address that leads nowhere from the others.
-        own = self._address if len(set(_machines(roster))) > 1 else None
+        own = self._address if len(set(roster.census.hosts)) > 1 else None
         connect_seconds = min(seconds, 2 * link_options.greeting_seconds)
         groups: GroupOperations = ProcessGroupOperations(
             rank, store, options.device, seconds, own, connect_seconds
@@ -357,39 +361,6 @@ def _raise_if(failure: str | None) -> None:
         raise RankLostError(failure)
 
 
-def _machines(roster: StaticRoster) -> list[str]:
-    """Returns the machine of each rank, whatever their hosts are called."""
-    return [member.host for member in sorted(roster.members(), key=lambda member: member.info.id)]
-
-
-def _check_versions(versions: Sequence[str]) -> None:
-    """All ranks see at once that one runs another Lockstitch, whose messages and memory are laid
-    out differently."""
-    for rank, version in enumerate(versions):
-        if not are_alike(version, versions[0]):
-            raise CollectiveError(
-                f"rank 0 runs lockstitch {versions[0]}, rank {rank} {version}, and neither would "
-                "understand the other; install the same on all ranks"
-            )
-
-
-def _check_reach(roster: StaticRoster) -> None:
-    """All ranks see at once that some of them will not come to rank 0."""
-    (address,) = _published(roster, _COORDINATOR)
-    machines = _machines(roster)
-    away = [rank for rank, machine in enumerate(machines) if machine != machines[0]]
-    host, _ = host_and_port(address.removeprefix(TcpTransport.scheme))
-    if away and is_loopback(host):
-        places = [roster.members()[rank].place for rank in (0, away[0])]
-        raise CollectiveError(
-            f"rank 0, on {places[0]}, can be reached at {address} only, where ranks {away}, which "
-            f"are on other hosts ({places[1]}), do not find it: set MASTER_ADDR (or "
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR) to an address or a name of rank 0's host that leads "
-            "there from every host, on rank 0 too; or say on each host by LOCKSTITCH_ADDRESS or "
-            "LOCKSTITCH_IFNAME which of its own addresses others use"
-        )
-
-
 def _bootstrap_alone(
     options: SessionOptions,
 ) -> Callable[[Topology, ProcessSets, PendingOperations], NcclBootstrap]:
@@ -408,17 +379,6 @@ def _chosen_backend(topology: Topology, options: SessionOptions) -> BackendName:
     if topology.host_count == 1:
         return "shared_memory"
     return "hierarchical" if topology.size > topology.host_count else "c10d"
-
-
-def _published(roster: StaticRoster, what: str) -> list[str]:
-    """Returns what the ranks have published under a prefix, in the order of ranks."""
-    members = sorted(roster.members(), key=lambda member: member.info.id)
-    return [
-        address.removeprefix(what)
-        for member in members
-        for address in member.addresses
-        if address.startswith(what)
-    ]
 
 
 def _opened_store(store: str | Store, rank: int, size: int, timeout_seconds: float) -> Store:

@@ -8,6 +8,7 @@
 - `hosts`: which of a worker's addresses to take, and who has none for it
 - `roster`: who a member is and where to reach it, and a table of members; no I/O
 - `static_group`: a given number of ranks that come together and stay
+- `large_group`, `census`: how so many of them meet that nobody can know all addresses
 - `joining`: joining such a group
 - `contacts`: where to find a group whose workers come and go
 - `member_records`: who is and was in such a group, as a table that members can merge; no I/O

@@ -33,7 +33,7 @@ def why_apart(members: Sequence[Member]) -> str:
     hosts; empty where all can, or all are on one host."""
     if len({member.host for member in members}) < 2:
         return ""
-    apart = [member for member in members if not _leads_here(member.addresses)]
+    apart = [member for member in members if not leads_here(member.addresses)]
     if not apart:
         return ""
     first = apart[0]
@@ -49,8 +49,8 @@ def _all(apart: Sequence[Member]) -> str:
     return f"worker {name} on" if not more else f"worker {name} (and {more} more like it) on"
 
 
-def _leads_here(addresses: Sequence[str]) -> bool:
-    """Whether one of these addresses leads here from another host."""
+def leads_here(addresses: Sequence[str]) -> bool:
+    """Returns whether one of these addresses leads here from another host."""
     elsewhere = [address for address in addresses if not address.startswith(_UNIX)]
     return any(
         not is_loopback(host_and_port(address.partition(":")[2])[0]) for address in elsewhere

@@ -46,9 +46,10 @@ def join(  # noqa: PLR0913 - all that a member says of itself
     timeout_seconds: float = 60.0,
     *,
     devices: str = "",
+    kind: str = "",
 ) -> StaticRoster:
     """Publishes this worker, which listens at `addresses` already, and learns of the others.
-    `devices`: see `Member`.
+    `devices`, `kind`: see `Member`.
 
     Returns when all `world_size` ranks are there. Raises RuntimeError naming those that are not in
     time, or when a name or rank is taken, when ranks were given different world sizes, when the
@@ -63,7 +64,8 @@ def join(  # noqa: PLR0913 - all that a member says of itself
 
     def me(generation: int) -> Member:
         info = WorkerInfo(name, rank, generation)
-        return Member(info, tuple(addresses), host_identity(), devices, socket.gethostname())
+        here = host_identity(), devices, socket.gethostname()
+        return Member(info, tuple(addresses), *here, kind)
 
     def withdraw() -> None:
         store.add(_COUNTER, -1)
@@ -73,8 +75,8 @@ def join(  # noqa: PLR0913 - all that a member says of itself
     try:
         if Contacts(store).read().members:
             raise RuntimeError(MIXED)
-        member, table = meet(store, me, rank, world_size, timeout_seconds)
-        return StaticRoster(member.info, table, withdraw)
+        met = meet(store, me, rank, world_size, timeout_seconds)
+        return StaticRoster(met.me.info, met.members, withdraw, met.census)
     except Exception:
         withdraw()
         raise

@@ -21,7 +21,8 @@ class Member:
     """One worker as the others need to know it.
 
     `addresses` are where it listens, the best first; `host` is its `host_identity`, and `host_name`
-    how people call it; `devices` is what its device maps say, as `rpc.device_maps` writes it.
+    how people call it; `devices` is what its device maps say, as `rpc.device_maps` writes it;
+    `kind` is what all others have to know of it, a text that most members have in common.
     """
 
     info: WorkerInfo
@@ -29,6 +30,7 @@ class Member:
     host: str
     devices: str = ""
     host_name: str = ""
+    kind: str = ""
 
     @property
     def place(self) -> str:
@@ -43,8 +45,8 @@ class Member:
     def encode(self) -> str:
         """Returns the member's entry, as it is published in the store."""
         info = self.info
-        where = self.addresses, self.host
-        entry = _Entry(info.name, info.id, info.generation, *where, self.devices, self.host_name)
+        where, more = (self.addresses, self.host), (self.devices, self.host_name, self.kind)
+        entry = _Entry(info.name, info.id, info.generation, *where, *more)
         return _CODEC.encode(entry).decode()
 
     @classmethod
@@ -57,7 +59,7 @@ class Member:
             raise RemoteProtocolError(f"{_COMPLAINT}: {text!r}") from error
         if info.id < 0 or not 0 <= info.generation <= MAX_GENERATION:
             raise RemoteProtocolError(f"the store holds an impossible worker: {text!r}")
-        return cls(info, entry.addresses, entry.host, entry.devices, entry.host_name)
+        return cls(info, entry.addresses, entry.host, entry.devices, entry.host_name, entry.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class _Entry:
     host: str
     devices: str = ""
     host_name: str = ""
+    kind: str = ""
 
 
 _COMPLAINT = (

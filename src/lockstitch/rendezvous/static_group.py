@@ -9,7 +9,8 @@
 Each rank publishes its entry and waits for those of the others, one request each: requests in
 proportion to the ranks, none of which waits behind a chain of others. The answers together grow
 with their square, since everybody learns everybody's address: afterwards nobody needs the store,
-which may go with rank 0.
+which may go with rank 0. Where there are more than 64 ranks they meet in blocks, and look addresses
+up when they need them (`large_group`).
 
 Who was given another world size than the first calls the meeting off: the two would never agree on
 when all are there. So does who was given the rank of one that still waits in the meeting before:
@@ -24,10 +25,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
+from lockstitch.rendezvous.census import Census
+from lockstitch.rendezvous.large_group import CALLED_OFF, FAN_IN, LargeMeeting, StoredTable
 from lockstitch.rendezvous.reaching import say
 from lockstitch.rendezvous.roster import Member, Table, check_names_are_unique
 from lockstitch.rendezvous.store import missing_keys, read_all
@@ -38,33 +41,54 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 
-_CALLED_OFF = "called off"
 _FAREWELL_SECONDS = 5.0
 
 
-class StaticRoster:
-    """The members of a static group as one of them sees it: read once, then fixed."""
+class Members(Protocol):
+    """Who is in a group, whether it is all known or looked up."""
 
-    def __init__(self, me: WorkerInfo, table: Table, withdraw: Callable[[], None]) -> None:
+    def find(self, who: str | int | WorkerId) -> Member | None: ...
+
+    def members(self) -> list[Member]: ...
+
+
+class StaticRoster:
+    """The members of a static group as one of them sees it: fixed once they have met."""
+
+    def __init__(
+        self,
+        me: WorkerInfo,
+        table: Members,
+        withdraw: Callable[[], None],
+        census: Census | None = None,
+    ) -> None:
         self._me = me
         self._table = table
         self._withdraw = withdraw
         self._has_left = threading.Lock()
+        self.census = census or Census.of(table.members())
+        """What is known of all members, by rank."""
 
     def __repr__(self) -> str:
-        return f"<StaticRoster of {self._me.name!r} · {len(self.members())} members>"
+        return f"<StaticRoster of {self._me.name!r} · {self.size} members>"
 
     @property
     def me(self) -> WorkerInfo:
         """Who this worker is."""
         return self._me
 
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self.census.hosts)
+
     def find(self, who: str | int | WorkerId) -> Member | None:
-        """Returns the member of that name, rank or id; None when there is none."""
+        """Returns the member of that name, rank or id; None when there is none. In a large group it
+        may have to be looked up; raises `RpcError` where that cannot be any more."""
         return self._table.find(who)
 
     def members(self) -> list[Member]:
-        """Returns all members, by rank."""
+        """Returns all members, by rank; of a large group all have to be looked up, see `find`."""
         return self._table.members()
 
     def leave(self) -> None:
@@ -74,14 +98,23 @@ class StaticRoster:
                 self._withdraw()
 
 
+class Met(NamedTuple):
+    """What a meeting has brought to one rank: its own entry, the others, and what is known of
+    all."""
+
+    me: Member
+    members: Members
+    census: Census
+
+
 def meet(
     store: Store,
     me: Callable[[int], Member],
     rank: int,
     world_size: int,
     timeout_seconds: float,
-) -> tuple[Member, Table]:
-    """Publishes this rank's entry, `me(generation)`; returns it and all when all are there.
+) -> Met:
+    """Publishes this rank's entry, `me(generation)`; returns when all are there.
 
     Raises RuntimeError when ranks are missing after the timeout, when two have the same name, and
     at once when two have the same rank, or ranks were given different world sizes, or different
@@ -90,13 +123,15 @@ def meet(
     meeting = store.add(f"meetings/{rank}", 1) - 1
     _check_rank_is_free(store, meeting, rank)
     member = me(meeting & MAX_GENERATION)
-    keys = [f"meeting/{meeting}/{each}" for each in range(world_size)]
+    keys = _entry_keys(meeting, world_size)
     try:
         _check_world_size(store, meeting, rank, world_size)
     except RemoteProtocolError:  # another secret: the others find that out by this rank's entry
         with failing_together(store, member.info, world_size):
             store.set(keys[rank], member.encode())
             raise
+    if world_size > FAN_IN:
+        return _meet_in_blocks(store, member, meeting, world_size, timeout_seconds)
     store.set(keys[rank], member.encode())
     _check_rank_is_still_free(store, meeting, member.info, keys)
     _wait_for_all(store, meeting, rank, keys, timeout_seconds)
@@ -106,10 +141,36 @@ def meet(
         check_names_are_unique(members)
     for entry in entries:
         if _is_called_off(entry):
-            raise RuntimeError(
-                f"the meeting was {entry.decode()} while rank {rank} waited for others"
-            )
-    return member, Table(members)
+            raise _called_off(entry.decode(), rank)
+    return Met(member, Table(members), Census.of(members))
+
+
+def _meet_in_blocks(
+    store: Store, member: Member, meeting: int, world_size: int, timeout_seconds: float
+) -> Met:
+    """Does the same where there are many ranks."""
+    rank, name = member.info.id, member.info.name
+    large = LargeMeeting(store, meeting, rank, world_size, FAN_IN)
+    if taken := large.take_name(name):
+        call_off(store, world_size, meeting, f" ({taken})")
+        raise RuntimeError(taken)
+    store.set(large.entry_key(rank), member.encode())
+    _check_rank_is_still_free(store, meeting, member.info, _entry_keys(meeting, world_size))
+    found = large.census(timeout_seconds)
+    if isinstance(found, Census):
+        return Met(member, StoredTable(store, large, world_size, member), found)
+    if isinstance(found, str):
+        raise _called_off(found, rank)
+    large.give_up(name)
+    raise _give_up(store, meeting, rank, world_size, timeout_seconds, found)
+
+
+def _entry_keys(meeting: int, world_size: int) -> list[str]:
+    return [f"meeting/{meeting}/{each}" for each in range(world_size)]
+
+
+def _called_off(why: str, rank: int) -> RuntimeError:
+    return RuntimeError(f"the meeting was {why} while rank {rank} waited for others")
 
 
 def _wait_for_all(
@@ -128,16 +189,22 @@ def _wait_for_all(
         )
 
     if missing := missing_keys(store, keys, timeout_seconds, notice):
-        # So that the ranks can try again.
-        store.delete_key(keys[rank])
-        store.delete_key(_size_key(meeting))
-        store.add(f"meetings/{rank}", -1)
-        raise RuntimeError(
-            f"rank {rank} waited {timeout_seconds:g} s for {len(keys)} ranks to join, but ranks "
-            f"{ranks_of(missing)} did not come, or gave up. Is world_size right, and has each been "
-            f"started? (It is meeting number {meeting + 1} on this store; all ranks must have met "
-            "as often.)"
-        )
+        raise _give_up(store, meeting, rank, len(keys), timeout_seconds, ranks_of(missing))
+
+
+def _give_up(
+    store: Store, meeting: int, rank: int, size: int, seconds: float, missing: list[int]
+) -> RuntimeError:
+    """Takes this rank's entry back, so that the ranks can try again; returns the error."""
+    store.delete_key(f"meeting/{meeting}/{rank}")
+    store.delete_key(_size_key(meeting))
+    store.add(f"meetings/{rank}", -1)
+    return RuntimeError(
+        f"rank {rank} waited {seconds:g} s for {size} ranks to join, but ranks "
+        f"{missing} did not come, or gave up. Is world_size right, and has each been "
+        f"started? (It is meeting number {meeting + 1} on this store; all ranks must have met "
+        "as often.)"
+    )
 
 
 @contextlib.contextmanager
@@ -151,7 +218,8 @@ def failing_together(store: Store, me: WorkerInfo, world_size: int) -> Iterator[
         keys = [f"meeting/{me.generation}/refused/{rank}" for rank in range(world_size)]
         with contextlib.suppress(RuntimeError):  # it has gone
             store.set(keys[me.id], "")
-            missing_keys(store, keys, _FAREWELL_SECONDS)
+            if world_size <= FAN_IN or me.id == 0:  # of many, who most often has the store
+                missing_keys(store, keys, _FAREWELL_SECONDS)
         raise
 
 
@@ -174,10 +242,12 @@ def exchange(
 def call_off(store: Store, world_size: int, meeting: int = 0, why: str = "") -> list[Member]:
     """Ends the wait of all who are in `meet` for this meeting: somebody will not come. Returns who
     has come already, and so may be on its way on."""
-    keys = [f"meeting/{meeting}/{rank}" for rank in range(world_size)]
+    keys = _entry_keys(meeting, world_size)
     for key in keys:
         if not store.check([key]):
-            store.set(key, f"{_CALLED_OFF}{why}")
+            store.set(key, f"{CALLED_OFF}{why}")
+    if world_size > FAN_IN:
+        LargeMeeting(store, meeting, 0, world_size, FAN_IN).call_off(f"{CALLED_OFF}{why}")
     return [Member.decode(entry) for entry in read_all(store, keys) if not _is_called_off(entry)]
 
 
@@ -188,7 +258,9 @@ def _check_rank_is_free(store: Store, meeting: int, rank: int) -> None:
     if former < 0 or not store.check([_size_key(former)]):
         return
     size, _ = store.get(_size_key(former)).split()
-    keys = [f"meeting/{former}/{each}" for each in range(int(size))]
+    keys = _entry_keys(former, int(size))
+    if int(size) > FAN_IN and LargeMeeting(store, former, rank, int(size), FAN_IN).is_complete():
+        return
     missing = [each for each, key in enumerate(keys) if not store.check([key])]
     if not missing or rank in missing:
         return
@@ -243,4 +315,4 @@ def _size_key(meeting: int) -> str:
 
 
 def _is_called_off(entry: bytes) -> bool:
-    return entry.startswith(_CALLED_OFF.encode())
+    return entry.startswith(CALLED_OFF.encode())

@@ -179,9 +179,11 @@ def missing_keys(
     notice: Callable[[list[str]], None] | None = None,
     *,
     notice_seconds: float = NOTICE_SECONDS,
+    waiting: Store | None = None,
 ) -> list[str]:
     """Waits until all `keys` are set; returns those that are not when the time is over. After
-    `notice_seconds`, `notice` is called once, with those that are not set yet."""
+    `notice_seconds`, `notice` is called once, with those that are not set yet. `waiting`: another
+    client of the store that does nothing else, for who waits often; by default a new one."""
 
     def missing() -> list[str]:
         return [key for key in keys if not store.check([key])]
@@ -190,7 +192,9 @@ def missing_keys(
         if notice is not None and (left := missing()):
             notice(left)
 
-    return [] if _wait(store, keys, timeout_seconds, tell, notice_seconds) else missing()
+    # A store waits inside C++, lets no Ctrl-C through, and lets nobody else use it meanwhile.
+    client = waiting or store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+    return [] if _wait(client, keys, timeout_seconds, tell, notice_seconds) else missing()
 
 
 def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
@@ -199,18 +203,15 @@ def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
 
 
 def _wait(
-    store: Store,
+    client: Store,
     keys: Sequence[str],
     timeout_seconds: float,
     tell: Callable[[], None],
     tell_after_seconds: float,
 ) -> bool:
-    # A store waits inside C++, lets no Ctrl-C through, and lets nobody else use it meanwhile. So
-    # a thread waits, with a client of its own, and we wait for the thread. After an interrupt it is
-    # left to its own timeout.
+    # A thread waits, and we wait for the thread. After an interrupt it is left to its own timeout.
     outcome: list[bool] = []
     is_over = threading.Event()
-    client = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
 
     def wait() -> None:
         try:

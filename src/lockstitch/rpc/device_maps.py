@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 Maps = dict[str, dict[torch.device, torch.device]]
 
 
+HAS_DEVICES = "devices"
+"""A part of the kind of a worker that has a device map (`Member.kind`)."""
+
+
 @dataclass(frozen=True)
 class DeviceUse:
     """What one worker's options say of devices, and how many CUDA devices the worker has (None: it
@@ -84,9 +88,9 @@ def agree(store: Store, roster: StaticRoster, timeout_seconds: float) -> None:
     """Checks the maps of all workers of a static group, if there are any, on each of them, and
     initialises CUDA where they say that it will be used. Raises what `check` raises, and
     `RuntimeError` for workers that do not come."""
-    members = roster.members()
-    if not any(member.devices for member in members):
+    if not any(HAS_DEVICES in kind.split(",") for kind in roster.census.kinds):
         return
+    members = roster.members()
     counts = exchange(store, roster, "devices", str(count_devices()), timeout_seconds)
     uses = {
         member.info.name: DeviceUse.decode(member.devices, int(count))

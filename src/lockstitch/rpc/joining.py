@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.errors import RpcError
+from lockstitch.ids import WorkerId
 from lockstitch.rendezvous import choose_address, host_identity, join
 from lockstitch.rendezvous.contacts import Contacts
-from lockstitch.rendezvous.hosts import why_apart
+from lockstitch.rendezvous.hosts import leads_here, why_apart
 from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rendezvous.static_group import failing_together
 from lockstitch.rpc.admission import Admission, Applicants, Invitation
-from lockstitch.rpc.device_maps import agree
+from lockstitch.rpc.device_maps import HAS_DEVICES, agree
 from lockstitch.rpc.dynamic_directory import DynamicDirectory
 from lockstitch.rpc.dynamic_membership import DynamicMembership
 from lockstitch.rpc.membership import Membership, StaticMembership
@@ -24,13 +26,19 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.ids import WorkerInfo
     from lockstitch.rendezvous import StaticRoster
     from lockstitch.rpc.admission import JoinRequest
     from lockstitch.runtime.agent import AgentOptions
     from lockstitch.runtime.peers import Directory
     from lockstitch.runtime.worker import Worker
     from lockstitch.transport.base import Connection, Transport
+
+
+# Of a worker that cannot be called from other hosts.
+_ONLY_HERE = "only here"
+# So many of these are looked at for the error.
+_MOST_NAMED = 64
 
 
 @dataclass(frozen=True)
@@ -54,14 +62,22 @@ class RosterDirectory:
         self._transport = transport
 
     def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
-        member = self._roster.find(key)
+        try:
+            member = self._roster.find(key)
+        except RpcError:
+            if not isinstance(key, WorkerId):
+                raise
+            return None  # its name is wanted to tell of it, and is not known
         return None if member is None else member.info
 
     def members(self) -> Sequence[WorkerInfo]:
         return [member.info for member in self._roster.members()]
 
     def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
-        member = self._roster.find(peer.worker)
+        try:
+            member = self._roster.find(peer.worker)
+        except RpcError as error:
+            raise ConnectionError(str(error)) from error
         if member is None:
             raise ConnectionError(f"worker {peer.name!r} is not in the group")
         address = choose_address(member.addresses, member.host == host_identity())
@@ -90,6 +106,7 @@ def join_static_group(
         join_request.addresses,
         seconds,
         devices=join_request.devices,
+        kind=kind_of(join_request.addresses, join_request.devices),
     )
     try:
         _check_reach(store, roster)
@@ -101,13 +118,24 @@ def join_static_group(
     return JoinedGroup(roster.me, directory, lambda worker: StaticMembership(worker, roster))
 
 
+def kind_of(addresses: Sequence[str], devices: str) -> str:
+    """Returns what all others have to know of a worker (`Member.kind`)."""
+    said = (() if leads_here(addresses) else (_ONLY_HERE,)) + ((HAS_DEVICES,) if devices else ())
+    return ",".join(said)
+
+
 def _check_reach(store: Store, roster: StaticRoster) -> None:
     """Raises `RuntimeError`, on all workers, where some could not be called from other hosts."""
-    members = roster.members()
-    apart = why_apart(members)
-    if apart:
-        with failing_together(store, roster.me, len(members)):
-            raise RuntimeError(apart)
+    census = roster.census
+    if len(set(census.hosts)) < 2:
+        return
+    apart = [rank for rank, kind in enumerate(census.kinds) if _ONLY_HERE in kind.split(",")]
+    if not apart:
+        return
+    away = next(r for r, host in enumerate(census.hosts) if host != census.hosts[apart[0]])
+    with failing_together(store, roster.me, roster.size):
+        named = [roster.find(rank) for rank in (*apart[:_MOST_NAMED], away)]
+        raise RuntimeError(why_apart([member for member in named if member is not None]))
 
 
 def join_dynamic_group(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -95,12 +96,12 @@ def test_rank_whose_groups_do_not_connect_is_told_to_all(monkeypatch: pytest.Mon
 def test_rank_with_another_version_of_the_library_is_told_by_all(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def publish(rank: Any, addresses: list[str]) -> Any:
-        version = "version:9.1.0" if rank._rank == 2 else addresses[0]
-        return whole(rank, [version, *addresses[1:]])
+    def publish(*arguments: Any, kind: str) -> Any:
+        _, _, rank, *_ = arguments
+        return whole(*arguments, kind=kind.replace(__version__, "9.1.0") if rank == 2 else kind)
 
-    whole = opening._Opening._join
-    monkeypatch.setattr(opening._Opening, "_join", publish)
+    whole = opening.join
+    monkeypatch.setattr(opening, "join", publish)
     for error in open_three(backend):
         assert f"rank 0 runs lockstitch {__version__}, rank 2 9.1.0, and" in str(error)
         assert "install the same on all ranks" in str(error)
@@ -109,12 +110,15 @@ def test_rank_with_another_version_of_the_library_is_told_by_all(
 def test_listener_that_nobody_on_another_host_reaches_is_told_by_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def spread(roster: Any) -> list[str]:
-        return [f"machine {member.info.id // 2}" for member in roster.members()]
+    def spread(*arguments: Any, **options: Any) -> Any:
+        roster = whole(*arguments, **options)
+        roster.census = replace(roster.census, hosts=("0", "0", "1"))
+        return roster
 
-    monkeypatch.setattr(opening, "_machines", spread)
+    whole = opening.join
+    monkeypatch.setattr(opening, "join", spread)
     monkeypatch.setenv("LOCKSTITCH_ADDRESS", "localhost")
     errors = open_three("c10d")
     for error in errors:
         assert "can be reached at tcp:127.0.0.1:" in str(error)
-        assert "ranks [2], which are on other hosts" in str(error)
+        assert "where rank 2, on another host" in str(error)

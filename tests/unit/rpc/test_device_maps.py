@@ -12,6 +12,7 @@ from lockstitch.errors import RemoteProtocolError
 from lockstitch.rendezvous import join
 from lockstitch.rpc import device_maps
 from lockstitch.rpc.device_maps import DeviceUse, agree, check, check_alone
+from lockstitch.rpc.joining import kind_of
 from lockstitch.rpc.options import TensorPipeRpcBackendOptions
 
 FIRST, SECOND, HOST = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cpu")
@@ -101,7 +102,8 @@ def agree_all(maps: list[DeviceUse], monkeypatch, count: int = 1) -> list[Except
 
     def come(rank: int) -> None:
         text = maps[rank].encode()
-        roster = join(store, f"w{rank}", rank, len(maps), ["x"], 20, devices=text)
+        kind = kind_of(["tcp:h:1"], text)
+        roster = join(store, f"w{rank}", rank, len(maps), ["x"], 20, devices=text, kind=kind)
         try:
             agree(store, roster, 20)
         except ValueError as error:

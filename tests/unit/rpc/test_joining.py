@@ -9,7 +9,7 @@ from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.rendezvous import Member, StaticRoster, host_identity
 from lockstitch.rendezvous.roster import Table
 from lockstitch.rpc.admission import Invitation, JoinRequest
-from lockstitch.rpc.joining import RosterDirectory, join_static_group
+from lockstitch.rpc.joining import RosterDirectory, join_static_group, kind_of
 
 ROSTER = StaticRoster(
     WorkerInfo("a", 0),
@@ -55,7 +55,9 @@ def test_a_static_place_comes_from_a_meeting_and_not_from_an_invitation() -> Non
 
 def test_a_group_whose_workers_cannot_reach_each_other_is_refused_on_all() -> None:
     store = HashStore()
-    far = Member(WorkerInfo("far", 1), ("unix:/far",), "another host", host_name="beta")
+    addresses = ("unix:/far",)
+    away = {"host_name": "beta", "kind": kind_of(addresses, "")}
+    far = Member(WorkerInfo("far", 1), addresses, "another host", **away)
     store.set("meetings/1", "1")
     store.set("meeting/0/1", far.encode())
     store.set("meeting/0/refused/1", "")

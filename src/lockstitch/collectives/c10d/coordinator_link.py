@@ -63,8 +63,8 @@ class LinkOptions:
     coordinator_rank: int = 0
     is_authenticated: bool = True
     heartbeat: float = 0.0
-    places: tuple[str, ...] = ()
-    """Where each rank is, for messages to people; empty where nobody knows."""
+    place: Callable[[int], str] = lambda _rank: ""
+    """Returns where a rank is, for messages to people; nothing where nobody knows."""
 
     @classmethod
     def of(
@@ -87,7 +87,8 @@ class LinkOptions:
 
     def place_of(self, rank: int) -> str:
         """Where that rank is, as a part of a sentence."""
-        return f", on {self.places[rank]}" if self.places else ""
+        place = self.place(rank)
+        return f", on {place}" if place else ""
 
 
 class CoordinatorClient:
@@ -257,9 +258,8 @@ class CoordinatorServer:
             first, *others = sorted(self._expected)
             if others:
                 words += f", nor did {ranks_in_words(others)}"
-            if self._options.places:
-                words += f"{self._options.place_of(first)}; unless it has died, "
-                words += hint(self._listener.address)
+            if place := self._options.place_of(first):
+                words += f"{place}; unless it has died, {hint(self._listener.address)}"
             for rank in (first, *others):
                 self._send(self._coordinator.lost(rank, words))
 
@@ -383,10 +383,10 @@ def connect_to_coordinator(
     try:
         connection = transport.connect(address, link_options.greeting_seconds)
     except (ConnectionError, TimeoutError) as error:
-        places = link_options.places
-        place = f" ({places[link_options.coordinator_rank]})" if places else ""
+        place = link_options.place(link_options.coordinator_rank)
+        where = f" ({place})" if place else ""
         raise CollectiveError(
-            f"{coordinator_rank}{place} cannot be reached at {address}: {error}"
+            f"{coordinator_rank}{where} cannot be reached at {address}: {error}"
         ) from error
     try:
         return call(

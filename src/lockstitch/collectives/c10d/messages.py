@@ -8,13 +8,13 @@ kind that there is, for all ranks are told of all.
 
 from __future__ import annotations
 
-import itertools
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.errors import ProtocolError
 from lockstitch.link.codec import Codec
+from lockstitch.link.runs import Runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,37 +163,20 @@ _CODEC: Final[Codec[Message]] = Codec(
 """For what happens seldom."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """Texts that stand in a row: those that differ, and how often which of them follows."""
-
-    texts: tuple[str | None, ...]
-    runs: tuple[tuple[int, int], ...]
-    """Pairs of a count and a place in `texts`."""
-
-
-_MOST_DESCRIBED: Final = 1 << 24
-_DESCRIBED: Final = Codec(
-    _Described, complaint="descriptions that cannot be read", error=ProtocolError
-)
+_DESCRIBED: Final = Codec(Runs, complaint="descriptions that cannot be read", error=ProtocolError)
 
 
 def pack_described(described: Sequence[str | None]) -> bytes:
-    """Writes the descriptions of all positions; they may be few that are often the same."""
-    places = {text: place for place, text in enumerate(dict.fromkeys(described))}
-    runs = ((len(list(alike)), places[text]) for text, alike in itertools.groupby(described))
-    return _DESCRIBED.encode(_Described(tuple(places), tuple(runs)))
+    """Writes the descriptions of all positions, which are often the same."""
+    return _DESCRIBED.encode(Runs.of(described))
 
 
-def unpack_described(content: bytes) -> list[str | None]:
+def unpack_described(content: bytes) -> tuple[str | None, ...]:
     """Returns what `pack_described` has written. Raises `ProtocolError` for anything else."""
-    read = _DESCRIBED.decode(content)
-    counts, places = [count for count, _ in read.runs], [place for _, place in read.runs]
-    if not all(0 <= place < len(read.texts) for place in places) or not all(
-        0 < count <= _MOST_DESCRIBED for count in itertools.accumulate(counts)
-    ):
-        raise ProtocolError(f"descriptions that cannot be read: {content[:200]!r}")
-    return [text for count, place in read.runs for text in [read.texts[place]] * count]
+    try:
+        return _DESCRIBED.decode(content).row()
+    except ValueError as error:
+        raise ProtocolError(f"descriptions that cannot be read: {error}") from error
 
 
 def encode(message: Message) -> bytes:

@@ -351,7 +351,7 @@ def test_wait_that_ends_without_anything_is_not_the_end(room: Room) -> None:
 
 # ---------------------------------------------------------------- silence
 
-WATCHED = replace(TERMS, heartbeat=10.0, places=("host alpha", "host beta"))
+WATCHED = replace(TERMS, heartbeat=10.0, place=("host alpha", "host beta").__getitem__)
 
 
 def test_rank_that_falls_silent_is_lost_to_all_within_the_bound() -> None:
