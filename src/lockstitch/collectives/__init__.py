@@ -2,7 +2,8 @@
 
 A session's route: `session` → negotiation → a backend.
 
-- `session`: one rank's part: submits, waits; `opening` makes one
+- `session`: one rank's part: submits, waits; `opening` makes one,
+  `rank_entries`: from what the ranks have published
 - `operations`: what it can be asked for, one method for each
 - `requests`: what a rank asks for, and what the others must know of it
 - `checks`: what is wrong with a request whatever others do

@@ -7,6 +7,7 @@ in this way.
     server            the launcher's end
     conductor         carries out what the rank coordinator decides, wherever workers are started
     rank_coordinator  who gets which rank, and when the ranks meet anew: a table; no I/O, no time
+    worker_book       which workers do what, counted as it changes; no I/O
     slots             where workers may run: which slots there are, and which are left empty
     values            the job's store, which outlives every worker: a table; no I/O
 

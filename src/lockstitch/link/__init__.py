@@ -11,6 +11,7 @@ addresses.py  which of this host's addresses others can use
 node_lists.py lists of nodes as Slurm writes them
 ports.py      at which ports this process may listen
 codec.py      checked records: dataclasses as JSON, and back
+runs.py       texts in a row of which many are the same
 machine.py    which machine a process runs on
 checking.py   whether a value is what an annotation says
 
