@@ -44,6 +44,13 @@ def test_every_optimizer_takes_groups_and_a_scheduler(cluster, number) -> None:
     assert_trains_alike(program)
 
 
+def test_fifty_steps_with_scheduler_clipping_and_accumulation(cluster) -> None:
+    program = Program(["ps1", "ps2", "trainer", "ps1"], (optim.AdamW, {"lr": 0.01}), "OneCycleLR")
+    program.steps, program.passes, program.clip = 50, 2, (2.0, 0.05)
+    program.groups, program.group_options = [[3, 0], [1, 2]], [{"weight_decay": 0.0}, {}]
+    assert_trains_alike(program)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(cluster, seed) -> None:
     assert_trains_alike(Program.random(seed))

@@ -79,6 +79,7 @@ EXCEPTIONS = {
     "torch_internals/modes.py": "probes; run by tests/unit/torch_internals/test_registry.py",
     "torch_internals/modules.py": "probes; run by tests/unit/torch_internals/test_registry.py",
     "torch_internals/optimizers.py": "probes; run by tests/unit/torch_internals/test_registry.py",
+    "torch_internals/gradients.py": "probes; run by tests/unit/torch_internals/test_registry.py",
     "torch_internals/tensors.py": "probes; run by tests/unit/torch_internals/test_registry.py",
     "torch_internals/names.py": "names",
     "transport/base.py": "protocols; what implements them is tested",

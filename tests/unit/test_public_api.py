@@ -37,7 +37,10 @@ PUBLIC_NAMES = {
     """,
     "lockstitch.autograd": "context backward get_gradients DistAutogradContext",
     "lockstitch.checkpoint": "register unregister save load names CheckpointError",
-    "lockstitch.optim": "DistributedOptimizer named_parameters_of parameters_of",
+    "lockstitch.optim": """
+        DistributedOptimizer GradScaler clip_grad_norm_ clip_grad_value_ clip_grads_with_norm_
+        get_total_norm named_parameters_of parameters_of
+    """,
     "lockstitch.hvd": """
         ccl_built cross_rank cross_size cuda_built ddl_built gloo_built gloo_enabled init
         is_homogeneous is_initialized local_rank local_size mpi_built mpi_enabled

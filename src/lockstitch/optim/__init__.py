@@ -4,6 +4,8 @@ distributed.py   DistributedOptimizer: one optimizer on each owner, one step for
 groups.py        groups of parameters, as programs give and see them
 parameters.py    references to the parameters of a module elsewhere
 owners.py        what the owners are asked, and their answers taken together
+clipping.py      clip_grad_norm_ and its kin, over many workers
+scaling.py       GradScaler: all owners step, or none
 local.py         one owner's optimizer, safe while backward passes are in flight
 gradients.py     what an owner has in one or several contexts
 eager.py         torch's optimizers without its compiler, which takes seconds to import
@@ -19,15 +21,31 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from lockstitch.optim.clipping import (
+    clip_grad_norm_,
+    clip_grad_value_,
+    clip_grads_with_norm_,
+    get_total_norm,
+)
 from lockstitch.optim.distributed import DistributedOptimizer
 from lockstitch.optim.parameters import named_parameters_of, parameters_of
+from lockstitch.optim.scaling import GradScaler
 
 if TYPE_CHECKING:
     from torch.distributed.optim import PostLocalSGDOptimizer as PostLocalSGDOptimizer
     from torch.distributed.optim import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
     from torch.distributed.optim import as_functional_optim as as_functional_optim
 
-__all__ = ["DistributedOptimizer", "named_parameters_of", "parameters_of"]
+__all__ = [
+    "DistributedOptimizer",
+    "GradScaler",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "clip_grads_with_norm_",
+    "get_total_norm",
+    "named_parameters_of",
+    "parameters_of",
+]
 
 if not TYPE_CHECKING:  # else a type checker would find any name here
 

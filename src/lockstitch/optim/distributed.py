@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from torch.optim import Optimizer
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from lockstitch.optim.gradients import ContextIds
     from lockstitch.optim.groups import GivenGroup, Part
     from lockstitch.optim.local import LocalOptimizer
-
-T = TypeVar("T")
 
 _ELSEWHERE: Final = {
     "state": "each owner of parameters has an optimizer of its own; state_dict() shows what all of "
@@ -162,7 +160,9 @@ class DistributedOptimizer(Optimizer):
         """
         contexts = checked_contexts(context_id)
         with self._changes_taken() as changes:
-            outcomes = self._ask(owners.step, [(contexts, each) for each in changes])
+            outcomes = owners.ask_owners(
+                self.remote_optimizers, owners.step, [(contexts, each) for each in changes]
+            )
             answers = owners.values(outcomes, "stepped")
         for share, changed in zip(self._shares, answers, strict=True):
             for number, options in changed.items():
@@ -222,6 +222,11 @@ class DistributedOptimizer(Optimizer):
         return owners.values(outcomes)
 
     @property
+    def positions(self) -> list[list[int]]:
+        """For each of `remote_optimizers`, which numbers its parameters have among all."""
+        return [share.positions for share in self._shares]
+
+    @property
     def _owners(self) -> list[WorkerInfo]:
         return [reference.owner() for reference in self.remote_optimizers]
 
@@ -273,17 +278,6 @@ class DistributedOptimizer(Optimizer):
                 return
         yield [{} for _ in self._shares]
 
-    def _ask(
-        self, function: Callable[..., T], arguments: list[tuple[Any, ...]]
-    ) -> list[owners.Outcome[T]]:
-        """Asks each owner, with its optimizer as the first argument."""
-        return owners.ask_each(
-            [
-                (reference.owner(), function, (reference, *own))
-                for reference, own in zip(self.remote_optimizers, arguments, strict=True)
-            ]
-        )
-
     # ------------------------------------------------------------ states
 
     def state_dict(self) -> dict[str, Any]:
@@ -296,7 +290,11 @@ class DistributedOptimizer(Optimizer):
         for hook in state_hooks(self, "state_dict_pre"):
             hook(self)
         with self._changes_taken() as changes:
-            states = owners.values(self._ask(owners.state_of, [(each,) for each in changes]))
+            states = owners.values(
+                owners.ask_owners(
+                    self.remote_optimizers, owners.state_of, [(each,) for each in changes]
+                )
+            )
         numbers = iter(range(sum(self._sizes)))
         groups = [
             {**group, PARAMS: [next(numbers) for _ in group[PARAMS]]} for group in self.param_groups
@@ -319,7 +317,11 @@ class DistributedOptimizer(Optimizer):
         with self._sending:
             for view in self.param_groups:
                 view.take_change()  # what the state has stands instead
-            told = owners.values(self._ask(owners.load_state, [(part,) for part in parts]))
+            told = owners.values(
+                owners.ask_owners(
+                    self.remote_optimizers, owners.load_state, [(part,) for part in parts]
+                )
+            )
             for view, saved in zip(self.param_groups, state["param_groups"], strict=True):
                 view.show(shown(saved), only=True)
             for share, options in zip(self._shares, told, strict=True):

@@ -63,6 +63,19 @@ def ask_each(
     return [_outcome(owner, future) for owner, future in futures]
 
 
+def ask_owners(
+    references: Sequence[RRef[Any]],
+    function: Callable[..., T],
+    arguments: Sequence[tuple[Any, ...]],
+) -> list[Outcome[T]]:
+    """`ask_each` for the owners of these references, each with its reference as the first
+    argument."""
+    return ask_each(
+        (reference.owner(), function, (reference, *own))
+        for reference, own in zip(references, arguments, strict=True)
+    )
+
+
 def _outcome(owner: WorkerInfo, future: Future[T] | Exception) -> Outcome[T]:
     if isinstance(future, Exception):
         return Outcome(owner, None, future)

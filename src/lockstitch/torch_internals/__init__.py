@@ -13,7 +13,8 @@ microseconds run when the name is taken, the others for `lockstitch doctor` and 
     owners       how many hold a tensor, or share its memory
     tensors      versions, sparse parts, subclasses, copies of many at once
     modules      the tables of a module, replicas, batch normalisation
-    optimizers   how schedulers see that a step was made
+    optimizers   how schedulers see that a step was made, and hooks on states
+    gradients    norms, and the scale of mixed precision
     calls        futures and the registry of operators
     distributed  process groups, places, and the reducer of DistributedDataParallel
     compiling    torch.compile
