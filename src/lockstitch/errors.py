@@ -8,6 +8,7 @@
     │   │   └── PeerLeftError         … because it shut down, or its program ended
     │   ├── ConnectionLostError       … or perhaps was, before its connection broke (likewise)
     │   ├── CalledOffError            … since all shall meet, as in shutdown, and one gave up
+    │   ├── CallCancelledError        … because its caller cancelled it (also CancelledError)
     │   ├── SerializationError        … because something cannot cross the wire
     │   ├── OperatorArgumentsError    … because no operator of torch takes these (also TypeError)
     │   └── RemoteError               the callee raised what cannot be rebuilt here
@@ -37,6 +38,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -120,6 +122,11 @@ class CalledOffError(RpcError):
 
     def __reduce__(self) -> tuple[type[CalledOffError], tuple[str]]:
         return type(self), (self.reason,)
+
+
+class CallCancelledError(RpcError, CancelledError):
+    """The caller has cancelled the call, by `Future.cancel` or by the cancellation of what awaited
+    it. (Also a `concurrent.futures.CancelledError`.)"""
 
 
 class SerializationError(RpcError):

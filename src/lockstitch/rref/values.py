@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.devices.streams import side_streams, wait_for
 from lockstitch.errors import RpcTimeoutError, copy_of
+from lockstitch.runtime.inherited import refuse_to_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +106,7 @@ class OwnedValue:
         Raises `RpcTimeoutError` when it does not come in time.
         """
         if not self.is_done:
+            refuse_to_block("waiting for the value of a reference")
             done = threading.Event()
             self.when_done(done.set)
             with blocked():

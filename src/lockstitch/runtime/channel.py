@@ -14,6 +14,7 @@ from lockstitch.errors import LockstitchError, RpcTimeoutError, copy_of
 from lockstitch.interrupts import if_free
 from lockstitch.runtime.flow_control import FlowControl
 from lockstitch.runtime.functions import OutgoingFunctions
+from lockstitch.runtime.inherited import INHERITED
 from lockstitch.transport.base import SendTimeoutError
 from lockstitch.wire.messages import Alive, Cancel, Failure, Reply
 
@@ -183,7 +184,9 @@ class Channel:
     def is_full(self) -> bool:
         """Whether so many calls are unanswered that whoever adds to them should wait. Not so for a
         thread that serves others: what they wait for may be what would have to be answered."""
-        return len(self._pending) >= self._most and not self.core.thread_pool.owns_current_thread()
+        if len(self._pending) < self._most or INHERITED.loop_of is not None:
+            return False
+        return not self.core.thread_pool.owns_current_thread()
 
     def wait_for_fewer(self, pending: Pending) -> None:
         """Waits while too many calls are unanswered. Raises as `wait_for_turn` does."""
@@ -307,6 +310,23 @@ class Channel:
                 earliest = deadline
         return earliest
 
+    def cancel(self, pending: Pending, error: RpcError) -> None:
+        """The caller wants no answer any more: the request ends in `error`, and the callee is
+        told."""
+        for number, other in self._pending.copy().items():
+            if other is pending:
+                self._answers.fail_pending(pending, error)
+                self._give_up(number, pending, tells_callee=True)
+
+    def limit(self, pending: Pending, timeout_seconds: float) -> None:
+        """From now on the answer must come within `timeout_seconds`. For the thread that is about
+        to wait for it."""
+        deadline = self.core.clock.now() + timeout_seconds
+        if pending.deadline is None or deadline < pending.deadline:
+            pending.timeout, pending.deadline = timeout_seconds, deadline
+            if deadline < self.core.deadlines.next:
+                self.core.deadlines.announce(deadline)
+
     def expire(self, number: int, pending: Pending) -> None:
         """The time of this request is over."""
         if number in self._pending:
@@ -314,10 +334,10 @@ class Channel:
             self._answers.fail_pending(pending, self._timeout(pending, what))
             self._give_up(number, pending)
 
-    def _give_up(self, number: int, pending: Pending) -> None:
+    def _give_up(self, number: int, pending: Pending, *, tells_callee: bool = False) -> None:
         """Nobody waits any more for this request, which has left, or will."""
         self.abandon(number)
-        if pending.travels is not None:
+        if tells_callee or pending.travels is not None:
             self._unwanted.append(number)
             if not self._cancelling.locked():
                 self.core.spawn(self._cancel)

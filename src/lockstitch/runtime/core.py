@@ -12,6 +12,7 @@ from lockstitch.devices.maps import DeviceMap
 from lockstitch.errors import print_error
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.memory.pools import WarmBuffers, default_capacity
+from lockstitch.runtime.event_loop import EventLoop
 from lockstitch.runtime.thread_pool import ThreadPool
 from lockstitch.runtime.timer import Deadlines, Timer
 from lockstitch.wire.authentication import AuthenticatedFrameDecoder
@@ -20,6 +21,7 @@ from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
 from lockstitch.wire.messages import Message
 
 if TYPE_CHECKING:
+    import threading
     from contextlib import AbstractContextManager
 
     import torch
@@ -95,6 +97,7 @@ class Core:
         self.timer = Timer(clock, info.name, self.report)
         self.deadlines = Deadlines(self.timer, clock, sweep)
         self.thread_pool = ThreadPool(info.name, options.num_threads, poller, enter, self.report)
+        self.event_loop = EventLoop(info.name, enter)
         capacity = options.buffer_pool_bytes
         self.buffers = WarmBuffers(default_capacity() if capacity is None else capacity)
         self.buffers.trim_by(self.call_later)
@@ -160,8 +163,14 @@ class Core:
         """Ends all threads. Returns the names of those that still run user code when the time is
         over; 0 seconds for the pool: it is not waited for."""
         self.timer.close(self.remaining_seconds(timer_seconds))
+        loop = self.event_loop.close(self.remaining_seconds(pool_seconds) if pool_seconds else 0)
         remaining = self.thread_pool.close(
             self.remaining_seconds(pool_seconds) if pool_seconds else 0
         )
         self._poller.close()
-        return remaining
+        return [*remaining, *[thread.name for thread in loop]]
+
+    def living(self) -> list[threading.Thread]:
+        """The threads that have not ended."""
+        threads = [*self.thread_pool.living(), *self.timer.living()]
+        return [*threads, *self.event_loop.living()]

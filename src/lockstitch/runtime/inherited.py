@@ -12,10 +12,23 @@ if TYPE_CHECKING:
 
 class _Inherited(threading.local):
     deadline: float | None = None
+    loop_of: str | None = None
 
 
 INHERITED: Final = _Inherited()
-"""Its `deadline` is that of the call that this thread serves, if its user gave one."""
+"""Its `deadline` is that of the call that this thread serves, if its user gave one. `loop_of` names
+the worker whose event loop this thread runs, if it does."""
+
+
+def refuse_to_block(what: str) -> None:
+    """Raises `RuntimeError` on a thread that runs an event loop: while it waits, no coroutine goes
+    on, perhaps not even the one that it waits for."""
+    if INHERITED.loop_of is not None:
+        raise RuntimeError(
+            f"{what} would hold up the event loop of worker {INHERITED.loop_of!r}, on which all "
+            "its async functions run: await the future of rpc_async instead, or put what has to "
+            "wait into asyncio.to_thread"
+        )
 
 
 @contextlib.contextmanager

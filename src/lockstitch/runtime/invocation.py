@@ -1,7 +1,8 @@
 """One request being served: unpickled, run under the caller's context, answered.
 
 A request is *parked*, and holds no thread, while references among its arguments wait for their
-owner's confirmation, and while the future of an `async_execution` function is open.
+owner's confirmation, while the future of an `async_execution` function is open, and while an
+`async def` function runs on the worker's event loop.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import pickle
 import sys
 import threading
 import time
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from lockstitch.devices.streams import side_streams, wait_for
@@ -25,22 +27,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    import torch
-
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.runtime.duplicate_filter import DuplicateFilter
+    from lockstitch.runtime.event_loop import Running
     from lockstitch.runtime.functions import KnownFunction
     from lockstitch.runtime.serving import Serving
     from lockstitch.wire.messages import Message, Stitch
 
 
+class Completing(Protocol):
+    """What will hold a value, or raise an error: a `torch.futures.Future`, or an `Outcome`."""
+
+    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
+        """Calls `callback(self)` once it holds it."""
+        ...
+
+    def value(self) -> Any:
+        """The value."""
+        ...
+
+
 class Deferred:
-    """What a function may return to say: the answer is what this future will hold."""
+    """What a function may return to say: the answer is what this future will hold. Where it
+    `answers_here`, the thread that completes the future sends the answer, before it goes on."""
 
-    __slots__ = ("future",)
+    __slots__ = ("answers_here", "future")
 
-    def __init__(self, future: torch.futures.Future[Any]) -> None:
+    def __init__(self, future: Completing, *, answers_here: bool = False) -> None:
         self.future = future
+        self.answers_here = answers_here
 
 
 class Asker(Protocol):
@@ -59,6 +74,7 @@ class Invocation:
 
     __slots__ = (
         "_core",
+        "_coroutine",
         "_requests",
         "_serving",
         "caller",
@@ -86,6 +102,7 @@ class Invocation:
         self.expires = None if timeout is None else self.since + timeout
         self.thread: int | None = None
         self.is_parked = False
+        self._coroutine: Running | None = None
 
     def __repr__(self) -> str:
         return f"<Invocation of {self.what} for {self.caller_name!r}>"
@@ -175,6 +192,11 @@ class Invocation:
         if self._serving.is_lost(self.caller):  # it was just before
             self._serving.running.drop(self.caller)
 
+    def abandon(self) -> None:
+        """Nobody wants the answer any more: a coroutine is cancelled."""
+        if self._coroutine is not None:
+            self._coroutine.cancel()
+
     def _park(self, unconfirmed: list[Any], resume: Callable[[], None]) -> None:
         self.park()
         lock = threading.Lock()
@@ -209,6 +231,8 @@ class Invocation:
                     value = function(*args, **kwargs)
             if hasattr(function, "_wrapped_async_rpc_function"):
                 value = _deferred(value, self.what)
+            elif type(value) is CoroutineType:
+                value = self._begin(value)
         except TypeError as error:
             self._raised(then, operators.explain(function, args, kwargs, error))
             return
@@ -219,29 +243,53 @@ class Invocation:
         del args, kwargs
         if type(value) is Deferred:
             self.park()
+            if self._coroutine is not None and self._is_unwanted():
+                self._coroutine.cancel()
+            answers_here = value.answers_here
             # Not `then`: the answer must keep its exception's type.
-            value.future.add_done_callback(lambda future: self._settle(future, then))
+            value.future.add_done_callback(
+                lambda future: self._settle(future, then, answers_here=answers_here)
+            )
         else:
             self.conclude(then, value, None)
+
+    def _begin(self, coroutine: CoroutineType[Any, Any, Any]) -> Deferred:
+        """Has the worker's event loop run what an `async def` function returned."""
+        with self.scope():
+            self._coroutine = self._core.event_loop.run(coroutine, self.expires)
+        return Deferred(self._coroutine)
+
+    def _is_unwanted(self) -> bool:
+        """Whether the caller gave up before the request was parked."""
+        number: int = self.message.request  # type: ignore[attr-defined]
+        is_given_up = self._requests.duplicates.is_given_up(number)
+        return is_given_up and type(self.message) is not RemoteCall
 
     def _raised(
         self, then: Callable[[Any, BaseException | None], None], error: BaseException
     ) -> None:
+        self._print(error)
+        self.conclude(then, None, error)
+
+    def _print(self, error: BaseException) -> None:
         if not isinstance(error, LockstitchError) and not self._core.is_closed:
             _print_error(error, self._core.info.name)
-        self.conclude(then, None, error)
 
     def _settle(
         self,
-        future: torch.futures.Future[Any],
+        future: Completing,
         then: Callable[[Any, BaseException | None], None],
+        *,
+        answers_here: bool,
     ) -> None:
         try:
             value, error = future.value(), None
         except CallbackError as raised:  # the caller gets what its function has raised, as ever
             value, error = None, raised.__cause__ or raised
-        except Exception as raised:  # noqa: BLE001 - raised where the caller waits
+        except BaseException as raised:  # noqa: BLE001 - raised where the caller waits
             value, error = None, raised
+            if self._coroutine is not None and isinstance(raised, Exception):
+                self._print(raised)
         if isinstance(value, BaseException):
             value, error = None, value
         begun = side_streams()
@@ -250,7 +298,10 @@ class Invocation:
             wait_for(begun)
             self.conclude(then, value, error)
 
-        self._core.thread_pool.spawn(conclude)
+        if answers_here:
+            conclude()
+        else:
+            self._core.thread_pool.spawn(conclude)
 
     def conclude(
         self,
@@ -335,7 +386,7 @@ def _deferred(value: Any, what: str) -> Deferred:
             "Functions decorated with @rpc.async_function must return a torch.futures.Future "
             f"object, but got {value!r} of type {type(value)} from {what}"
         )
-    return Deferred(cast("torch.futures.Future[Any]", value))
+    return Deferred(cast("Completing", value))
 
 
 def _print_error(error: BaseException, worker: str) -> None:

@@ -20,7 +20,7 @@ from lockstitch.interrupts import if_free
 from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.functions import BY_VALUE, name_of
-from lockstitch.runtime.inherited import INHERITED
+from lockstitch.runtime.inherited import INHERITED, refuse_to_block
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.torch_internals.tensors import values_of
 from lockstitch.wire.encodings import CARRY_OWN
@@ -187,6 +187,8 @@ class Outgoing:
             given = timeout if timeout > 0 else None
         except TypeError:
             raise TypeError(f"timeout is a number of seconds, not {timeout!r}") from None
+        if future is None:
+            refuse_to_block("waiting for an answer")
         seconds = given if timeout >= 0 else (self.default_timeout or None)
         inherited = INHERITED.deadline
         now = self._clock.now()

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from lockstitch.devices.streams import use_here
-from lockstitch.errors import RpcError, copy_of
+from lockstitch.errors import CallCancelledError, RpcError, copy_of
 from lockstitch.imports import IMPORTS
 from lockstitch.modes import are_plain, plain_modes
 from lockstitch.runtime import callbacks
+from lockstitch.runtime.inherited import refuse_to_block
 from lockstitch.torch_internals.calls import add_done_callback, set_unwrap_function
 from lockstitch.wire.encodings import TakeBack
 
@@ -42,6 +43,14 @@ class Answering(Protocol):
 
     def attend(self) -> None:
         """Sees to it that answers are read as soon as they come."""
+        ...
+
+    def cancel(self, pending: Pending, error: RpcError) -> None:
+        """The caller wants no answer to `pending` any more."""
+        ...
+
+    def limit(self, pending: Pending, timeout_seconds: float) -> None:
+        """From now on the answer to `pending` must come within that time."""
         ...
 
 
@@ -208,9 +217,30 @@ class Future(torch.futures.Future[T]):
         self.attend()  # who asks will ask again
         return False
 
+    def cancel(self) -> bool:
+        """Gives the call up; returns False where the result is there already.
+
+        Waiting then raises `CallCancelledError`. The callee is told: what it has not begun yet it
+        does not begin, and an `async def` function is cancelled where it awaits. Another function
+        that runs already goes on to its end, and its result is dropped.
+        """
+        channel, pending = self._channel, self._pending
+        if super().done() or channel is None or pending is None:
+            return False
+        channel.cancel(pending, CallCancelledError("the call was cancelled by its caller"))
+        return True
+
+    def limit(self, timeout_seconds: float) -> None:
+        """From now on the result must come within `timeout_seconds`, or it is an
+        `RpcTimeoutError`. For the thread that is about to wait for it."""
+        channel, pending = self._channel, self._pending
+        if channel is not None and pending is not None:
+            channel.limit(pending, timeout_seconds)
+
     def wait(self) -> T:
         """Blocks until the result is there; returns it, or raises the call's exception."""
         if not super().done():
+            refuse_to_block("waiting for a future")
             if not are_plain():  # this thread may read it
                 with plain_modes():
                     return self.wait()
@@ -285,5 +315,9 @@ class Future(torch.futures.Future[T]):
             loop.call_soon_threadsafe(lambda: None if ready.done() else ready.set_result(None))
 
         self.add_done_callback(wake)
-        yield from ready
+        try:
+            yield from ready
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
         return super().wait()

@@ -21,6 +21,10 @@ class Request(Protocol):
     is_parked: bool
     """It holds no thread, and waits for something."""
 
+    def abandon(self) -> None:
+        """Nobody wants the answer any more."""
+        ...
+
 
 R = TypeVar("R", bound=Request)
 
@@ -57,14 +61,18 @@ class RunningRequests(Generic[R]):
         for each in self.list():
             is_it = each.caller == caller and each.message.request == request  # type: ignore[attr-defined]
             if is_it and each.is_parked and type(each.message) is not RemoteCall:
-                self.end(each)
+                self._abandon(each)
 
     def drop(self, caller: WorkerId) -> None:
         """Ends what is parked for a caller that is gone. Not what makes a value,
         which others may wait for."""
         for each in self.list():
             if each.caller == caller and each.is_parked and type(each.message) is not RemoteCall:
-                self.end(each)
+                self._abandon(each)
+
+    def _abandon(self, request: R) -> None:
+        self.end(request)
+        request.abandon()
 
     def __len__(self) -> int:
         return len(self._now)

@@ -164,7 +164,7 @@ class Worker:
     def close(self, timeout_seconds: float = 5.0, within_seconds: float = math.inf) -> list[str]:
         """Leaves; harmless when repeated. See `Agent.close`."""
         remaining = self.agent.close(timeout_seconds, within_seconds)
-        PROCESS.note_left_running([*self.agent.thread_pool.living(), *self.agent.timer.living()])
+        PROCESS.note_left_running(self.agent.core.living())
         _alive.discard(self)
         if PROCESS.worker is self:
             PROCESS.worker = None

@@ -25,6 +25,10 @@ def request(caller: WorkerId = CALLER, number: int = 1, *, is_parked: bool, make
 
 class Hashable(SimpleNamespace):
     __hash__ = object.__hash__
+    abandoned = 0
+
+    def abandon(self) -> None:
+        self.abandoned += 1
 
 
 @pytest.fixture

@@ -1,0 +1,205 @@
+"""The event loop of a worker: one thread on which all its `async def` functions run.
+
+    reader or pool thread: function(*args) is a coroutine ─► EventLoop.run ─► the loop's thread
+    the loop: step by step, each in the caller's context variables and the coroutine's own modes
+    at the end: Running ─► a thread of the pool packs the answer, so that no copy holds the loop up
+
+A coroutine that awaits another call holds no thread. What it must not do is to block: then no
+other could go on, and a call that needs one of them would never end. So waits of ours are refused
+there (`refuse_to_block`). The thread starts with the first coroutine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Coroutine
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch.errors import RpcError
+from lockstitch.runtime.inherited import INHERITED
+from lockstitch.runtime.outcome import Outcome
+from lockstitch.runtime.own_modes import OwnModes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from types import TracebackType
+
+_CLOSED: Final = "this worker has shut down: its event loop runs nothing any more"
+
+
+class Stepped(Coroutine[Any, Any, Any]):
+    """A coroutine each step of which runs in its own modes, and under the deadline of its call."""
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        deadline: float | None,
+        modes: OwnModes | None = None,
+    ) -> None:
+        self._coroutine = coroutine
+        self._deadline = deadline
+        self._modes = OwnModes() if modes is None else modes
+
+    def __repr__(self) -> str:
+        return repr(self._coroutine)
+
+    def send(self, value: Any) -> Any:
+        return self._step(self._coroutine.send, value)
+
+    def throw(
+        self,
+        typ: Any,
+        val: Any = None,
+        tb: TracebackType | None = None,
+    ) -> Any:
+        error = typ if val is None and tb is None else val or typ()
+        return self._step(self._coroutine.throw, error)
+
+    def close(self) -> None:
+        self._step(self._coroutine.close)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self
+
+    def __iter__(self) -> Generator[Any, Any, Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def _step(self, step: Callable[..., Any], *values: Any) -> Any:
+        before, INHERITED.deadline = INHERITED.deadline, self._deadline
+        self._modes.resume()
+        try:
+            return step(*values)
+        finally:
+            self._modes.suspend()
+            INHERITED.deadline = before
+
+
+class Running(Outcome):
+    """A coroutine on the loop, and how it ended; callbacks run on the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._task: asyncio.Task[Any] | None = None
+        self._is_cancelled = False
+
+    def begin(self, coroutine: Coroutine[Any, Any, Any], context: Context) -> None:
+        """Called on the loop, in `context`: `coroutine` starts now."""
+        if sys.version_info >= (3, 11):
+            task = self._loop.create_task(coroutine, context=context)
+        else:  # in a copy of it
+            task = self._loop.create_task(coroutine)
+        self._task = task
+        task.add_done_callback(self._finish)
+        if self._is_cancelled:
+            task.cancel()
+
+    def _finish(self, task: asyncio.Task[Any]) -> None:
+        self._task = None
+        if task.cancelled():
+            self.end(None, asyncio.CancelledError())
+        else:
+            error = task.exception()
+            self.end(None if error else task.result(), error)
+
+    def cancel(self) -> None:
+        """Asks the coroutine to end: it gets a `CancelledError` where it waits."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        self._is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+class EventLoop:
+    """See the module. `enter` runs first on its thread; `name` is the worker's."""
+
+    def __init__(self, name: str, enter: Callable[[], None]) -> None:
+        self._name = name
+        self._enter = enter
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._running: set[Running] = set()
+
+    def __repr__(self) -> str:
+        return f"<EventLoop of {self._name!r} · {len(self._running)} coroutines>"
+
+    def run(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        deadline: float | None = None,
+        context: Context | None = None,
+        modes: OwnModes | None = None,
+    ) -> Running:
+        """Has a coroutine run, in a copy of the caller's context variables, or in `context` itself.
+        `deadline`: that of the call which it serves, of the worker's clock."""
+        loop = self._started()
+        running = Running(loop)
+        self._running.add(running)
+        running.add_done_callback(lambda _running: self._running.discard(running))
+        stepped = Stepped(coroutine, deadline, modes)
+        context = copy_context() if context is None else context
+        try:
+            loop.call_soon_threadsafe(running.begin, stepped, context, context=context)
+        except RuntimeError:  # it was closed just now
+            coroutine.close()
+            running.end(None, RpcError(_CLOSED))
+        return running
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._is_closed:
+                raise RpcError(_CLOSED)
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._serve, args=(self._loop,), name=f"{self._name}-loop", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._enter()
+        INHERITED.loop_of = self._name
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    def living(self) -> list[threading.Thread]:
+        """Its thread, where that has not ended."""
+        return [] if self._thread is None or not self._thread.is_alive() else [self._thread]
+
+    def close(self, timeout_seconds: float) -> list[threading.Thread]:
+        """Cancels all coroutines and ends the thread; returns it where it has not ended in time."""
+        with self._lock:
+            self._is_closed = True
+            loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return []
+        if thread.is_alive() and not loop.is_closed():
+            loop.call_soon_threadsafe(loop.stop)
+        if thread is not threading.current_thread():
+            thread.join(timeout_seconds)
+        for each in self._running.copy():  # those that have never begun
+            if not thread.is_alive():
+                each.end(None, RpcError(_CLOSED))
+        return self.living()
