@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LOCKSTITCH = "lockstitch"
 TORCH = "torch.distributed"
 RAW = "raw limit"
-CALLER, CALLEE, THIRD = "caller", "callee", "third"
+CALLER, CALLEE, THIRD, FOURTH = "caller", "callee", "third", "fourth"
 
 _LOOPBACK = "127.0.0.1"
 

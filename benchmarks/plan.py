@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.libraries import CALLEE, CALLER, LOCKSTITCH, RAW, THIRD, TORCH
+from benchmarks.libraries import CALLEE, CALLER, FOURTH, LOCKSTITCH, RAW, THIRD, TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,7 @@ class Setting:
 PAIR = Setting()
 PAIR_OVER_TCP = Setting(tcp=True)
 TRIO = Setting((CALLER, CALLEE, THIRD), examples=True)
+QUARTET = Setting((CALLER, CALLEE, THIRD, FOURTH), examples=True)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from benchmarks.libraries import Library
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("parameter_server", "rnn_language_model", "pipeline", "actor_learner")
+NAMES = ("parameter_server", "rnn_language_model", "pipeline", "actor_learner", "recommender")
 PIPELINE_STEPS, LANGUAGE_STEPS = 10, 10
 
 
@@ -40,6 +40,7 @@ def with_imports_of(library: str, source: str) -> str:
     """The example as a program of `library`."""
     if library == LOCKSTITCH:
         return source
+    source = source.replace("import hvd, rpc", "import rpc")  # it has nothing of the kind
     source = re.sub(r"^import lockstitch\.", f"import {library}.", source, flags=re.MULTILINE)
     return re.sub(
         r"^from lockstitch(\.\w+)? import",
@@ -53,7 +54,7 @@ def _module_name(name: str) -> str:
     return f"benchmarked_{name}"
 
 
-def _example(name: str) -> Any:
+def example_of(name: str) -> Any:
     return sys.modules[_module_name(name)]
 
 
@@ -63,7 +64,7 @@ def _say_nothing(*_words: object, **_options: object) -> None:
 
 def parameter_server(_library: Library, trainers: int) -> Sample:
     """One epoch of each trainer; seconds per step of any of them."""
-    example = _example("parameter_server")
+    example = example_of("parameter_server")
     images = len(example.digits()[1]) - example.TEST_IMAGES
     steps = sum(-(-len(range(part, images, trainers)) // example.BATCH) for part in range(trainers))
     names = [CALLEE, THIRD][:trainers]
@@ -71,7 +72,7 @@ def parameter_server(_library: Library, trainers: int) -> Sample:
 
 
 def language_model(_library: Library) -> Sample:
-    example = _example("rnn_language_model")
+    example = example_of("rnn_language_model")
     text, _vocabulary = example.read_text()
     model = example.LanguageModel(CALLEE)
     return timed(lambda: example.train(model, text, LANGUAGE_STEPS), LANGUAGE_STEPS)
@@ -79,12 +80,12 @@ def language_model(_library: Library) -> Sample:
 
 def pipeline(_library: Library) -> Sample:
     """The example runs its twin in one process beside it, which is part of what is timed."""
-    example = _example("pipeline")
+    example = example_of("pipeline")
     stages = [CALLER, CALLEE, THIRD]
     return timed(lambda: example.train(stages, PIPELINE_STEPS), PIPELINE_STEPS)
 
 
 def actor_learner(_library: Library) -> Sample:
     """One round with two actors; a step is one question of each, and one answer to both."""
-    example = _example("actor_learner")
+    example = example_of("actor_learner")
     return timed(lambda: example.train([CALLEE, THIRD], 1), example.STEPS)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.cases import programs
-from benchmarks.plan import TRIO, Comparison, Section, Target, parameters
+from benchmarks.cases import programs, recommender
+from benchmarks.plan import QUARTET, TRIO, Comparison, Section, Target, parameters
 
 _COMMUNICATION_DOMINATES, _NEVER_SLOWER = Target(0.6), Target(1.0)
+_MESSAGES_ALONE = Target(1 / 3)
 
 PROGRAMS = Section(
     "whole programs, per step",
@@ -26,6 +27,12 @@ PROGRAMS = Section(
         Comparison("pipeline of 3 stages", programs.pipeline, _NEVER_SLOWER, setting=TRIO),
         Comparison(
             "actor and learner", programs.actor_learner, _COMMUNICATION_DOMINATES, setting=TRIO
+        ),
+        Comparison(
+            "recommender, 2 servers, 2 trainers",
+            recommender.recommender,
+            _MESSAGES_ALONE,
+            setting=QUARTET,
         ),
     ],
 )

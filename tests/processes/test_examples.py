@@ -186,6 +186,17 @@ def test_digits_are_read_by_two_processes_as_by_one():
 
 
 @pytest.mark.slow
+def test_recommender_with_tables_on_two_servers_equals_one_process():
+    output = run_example("recommender", 4, "200")
+
+    losses = numbers(r"step\s+\d+\s+loss", output)
+    assert len(losses) == 5
+    assert numbers("loss of the last ten steps", output)[0] < 0.5 * losses[0]
+    assert numbers("between trainers", output) == [0.0]
+    assert numbers("from one process", output)[0] < 1e-9
+
+
+@pytest.mark.slow
 def test_a_model_with_dicts_batch_statistics_dropout_and_tied_weights_learns():
     output = run_plainly("data_parallel_model")
 
@@ -204,7 +215,7 @@ def test_programs_of_several_workers_say_how_to_start_them(tmp_path):
                 done = python.run(Path(shutil.copy(path, tmp_path)))
                 assert (done.status, done.output) == (1, ""), path
                 told[path.stem] = done.errors
-    assert len(told) == 8
+    assert len(told) == 9
     for name, text in told.items():
         (workers,) = re.findall(rf"start it so: lockstitch run -n (\d) examples/{name}.py\n", text)
         description = (ROOT / "examples" / f"{name}.py").read_text().split('"""')[1]
