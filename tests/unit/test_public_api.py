@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 PUBLIC_NAMES = {
     "lockstitch": "__version__ explain_waits replace",
     "lockstitch.rpc": """
-        init_rpc shutdown rpc_sync rpc_async remote RRef PyRRef Future wait_all get_worker_info
-        get_worker_infos wait_for_worker add_membership_callback MembershipEvent invitation
-        WorkerInfo get_rpc_timeout functions BackendType RpcBackendOptions
+        init_rpc shutdown rpc_sync rpc_async remote RRef PyRRef Future wait_all carry_modes
+        get_worker_info get_worker_infos wait_for_worker add_membership_callback MembershipEvent
+        invitation WorkerInfo get_rpc_timeout functions BackendType RpcBackendOptions
         TensorPipeRpcBackendOptions ProcessGroupRpcBackendOptions RpcAgent TensorPipeAgent
         AllGatherStates is_available enable_gil_profiling register Registry TlsFiles
         api backend_registry constants internal options rref_proxy

@@ -46,6 +46,7 @@ class _Share(NamedTuple):
     positions: list[int]
 
 
+@needed
 class NormsOfDtype(NamedTuple):
     """The norms of some gradients of one dtype."""
 

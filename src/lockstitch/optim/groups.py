@@ -17,6 +17,7 @@ import torch
 
 from lockstitch.rpc import RRef
 from lockstitch.torch_internals.tensors import version_of
+from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +31,7 @@ FIXED: Final = frozenset((PARAMS, NAMES))
 """What a group was made of, and no option."""
 
 
+@needed
 class Change(NamedTuple):
     """What was assigned to the options of a group, and which options were removed."""
 
@@ -37,6 +39,7 @@ class Change(NamedTuple):
     removed: tuple[str, ...] = ()
 
 
+@needed
 class OptionElsewhere:
     """Stands for the value of an option that only its owner has: it may not be able to cross."""
 

@@ -89,6 +89,7 @@ from lockstitch.rpc.workers import (
     wait_for_worker,
 )
 from lockstitch.rref.rref import RRef
+from lockstitch.runtime.carried_modes import carry_modes
 from lockstitch.runtime.pending import Future
 from lockstitch.trust.registry import Registry, register
 from lockstitch.trust.tls import TlsFiles
@@ -107,6 +108,7 @@ __all__ = [
     "PyRRef",
     "Future",
     "wait_all",
+    "carry_modes",
     "get_worker_info",
     "get_worker_infos",
     "wait_for_worker",

@@ -58,6 +58,7 @@ from lockstitch.rpc.quiescence import TimeLimit
 from lockstitch.rpc.waiting import wait_all
 from lockstitch.rref.rref import RRef
 from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.carried_modes import carried, is_carrying
 from lockstitch.runtime.pending import Future
 from lockstitch.runtime.worker import Worker, current_worker
 
@@ -261,6 +262,8 @@ def _prepare(
 ) -> Call:
     arguments = () if args is None else args if type(args) is tuple else _to_arguments(args)
     keywords = _to_keywords(kwargs) if kwargs else None
+    if is_carrying():
+        function, arguments, keywords = carried((function, arguments, keywords))
     if _default_pickler is _internal_rpc_pickler:
         return function, arguments, keywords
     run = run_pickled_async if hasattr(function, "_wrapped_async_rpc_function") else run_pickled

@@ -12,6 +12,7 @@ import functools
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lockstitch.runtime.carried_modes import carried, is_carrying
 from lockstitch.runtime.invocation import Deferred
 from lockstitch.torch_internals.calls import PlainFuture
 from lockstitch.trust.registry import needed
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from lockstitch.ids import WorkerInfo
     from lockstitch.rref.home import Home
+    from lockstitch.runtime.packing import WhatToCall
 
 
 class CallKind(Enum):
@@ -66,17 +68,19 @@ class RRefProxy:
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         rref, timeout = self._rref, self._timeout
         agent, owner = rref._home.worker.agent, rref.owner().worker
-        sent = (rref, name, *args)
+        call: WhatToCall = (run_method, (rref, name, *args), kwargs)
+        if is_carrying():
+            call = carried(call)
         if self._kind is CallKind.SYNC:
-            return agent.outgoing.call(owner, run_method, sent, kwargs, timeout)
+            return agent.outgoing.call(owner, *call, timeout)
         if self._kind is CallKind.ASYNC:
-            return agent.outgoing.call_async(owner, run_method, sent, kwargs, timeout)
+            return agent.outgoing.call_async(owner, *call, timeout)
         started = agent.clock.now()
         value_type = rref._get_type(timeout, blocking=True)
         getattr(value_type, name)
         if timeout > 0:
             timeout = max(timeout - (agent.clock.now() - started), 1e-3)
-        return rref._home.create_remote(owner, run_method, sent, kwargs, timeout)
+        return rref._home.create_remote(owner, *call, timeout)
 
 
 def _as_called(_rref: Reference, name: str, /, *args: Any, **kwargs: Any) -> Any:

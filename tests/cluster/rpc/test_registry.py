@@ -14,7 +14,7 @@ import lockstitch.nn
 from lockstitch import autograd, rpc
 from lockstitch.errors import RemoteError, SerializationError
 from lockstitch.nn.api import remote_module
-from lockstitch.optim import DistributedOptimizer
+from lockstitch.optim import DistributedOptimizer, GradScaler, clip_grad_norm_
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing import LocalCluster
 from lockstitch.trust.registry import Registry
@@ -74,6 +74,26 @@ def test_a_job_does_all_its_work_with_what_it_has_registered(cluster: LocalClust
         assert torch.equal(weight.to_here(), torch.zeros(3))
 
 
+def test_the_whole_of_a_training_loop_needs_nothing_more(cluster: LocalCluster) -> None:
+    with cluster[0].active():
+        layer = rpc.remote("worker1", Layer, (4,))
+        (weight,) = layer.rpc_sync().parameters()
+        optimizer = DistributedOptimizer(torch.optim.SGD, [("weight", weight)], lr=8.0)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        scaler = GradScaler(init_scale=4.0)
+        with rpc.carry_modes(), torch.autocast("cpu"), autograd.context() as context:
+            loss = layer.rpc_sync().forward(torch.ones(4)).sum()
+            autograd.backward(context, [scaler.scale(loss)])
+            scaler.unscale_(optimizer, context)
+            assert clip_grad_norm_(optimizer, context, 1.0) == 2.0
+            scaler.step(optimizer, context)
+            scaler.update()
+            scheduler.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert optimizer.param_groups[0]["lr"] == 4.0
+        assert torch.allclose(weight.to_here(), torch.full((4,), -3.0), atol=1e-4)
+
+
 def serves(cluster: LocalCluster) -> bool:
     with cluster[0].active():
         return bool(rpc.rpc_sync("worker1", double, (torch.ones(1),)).item() == 2)
@@ -90,6 +110,10 @@ def test_functions_that_are_not_registered_are_not_called(cluster: LocalCluster)
             rpc.rpc_sync("worker1", lambda: 1)
         with pytest.raises(SerializationError, match="is not registered"):
             rpc.remote("worker1", not_for_peers).to_here()
+        with rpc.carry_modes(), pytest.raises(SerializationError, match="is not registered on"):
+            rpc.rpc_sync("worker1", not_for_peers)
+        with rpc.carry_modes(), pytest.raises(SerializationError, match="is not registered on"):
+            rpc.rpc_sync("worker1", functools.partial(double, torch.ones(1)))
     assert serves(cluster)
 
 
