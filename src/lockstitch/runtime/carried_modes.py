@@ -15,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import torch
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from lockstitch.runtime.packing import WhatToCall
+
+T = TypeVar("T")
 
 _CARRYING: Final[ContextVar[bool]] = ContextVar("lockstitch_carries_modes", default=False)
 is_carrying: Final = _CARRYING.get
@@ -140,8 +143,17 @@ def run_carried(
 ) -> Any:
     """Runs the function, in the modes of the caller, on the callee."""
     callee = _found(function)
-    with Modes(Autocast(*modes[0]), *modes[1:]).entered(), carry_modes():
-        return callee(*args, **(kwargs or {}))
+    own = Modes(Autocast(*modes[0]), *modes[1:])
+    with own.entered(), carry_modes():
+        value = callee(*args, **(kwargs or {}))
+    return _run_to_its_end(own, value) if type(value) is CoroutineType else value
+
+
+async def _run_to_its_end(modes: Modes, coroutine: CoroutineType[Any, Any, T]) -> T:
+    """An `async def` function is in the modes while it runs; the event loop takes them from its
+    thread where it waits (but for the default dtype)."""
+    with modes.entered(), carry_modes():
+        return await coroutine
 
 
 @needed

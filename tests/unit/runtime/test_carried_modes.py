@@ -37,6 +37,15 @@ def asked_later() -> torch.futures.Future:
     return future
 
 
+async def asked_while_awaiting() -> tuple:
+    return await rpc.rpc_async("worker2", modes)
+
+
+async def asked_after_awaiting() -> tuple:
+    await rpc.rpc_async("worker2", modes)
+    return modes()
+
+
 def asked_further() -> tuple:
     return rpc.rpc_sync("worker2", modes)
 
@@ -56,6 +65,8 @@ def all_ways() -> list[tuple]:
         rpc.remote("worker1", modes).to_here(),
         rpc.rpc_sync("worker1", asked_later),
         rpc.rpc_sync("worker1", asked_further),
+        rpc.rpc_sync("worker1", asked_while_awaiting),
+        rpc.rpc_sync("worker1", asked_after_awaiting),
         reference.rpc_sync().forward(),
         reference.rpc_async().forward().wait(),
         reference.remote().forward().to_here(),
