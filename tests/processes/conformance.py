@@ -2,9 +2,10 @@
 
     python -m tests.processes.conformance lockstitch [name …]
 
-Each test gets ranks of its own, forked from here, so that torch is imported once. The tests believe
-that they test Gloo, the anchor: so they leave out what another backend is needed for, and expect
-what Gloo does. It needs `expecttest`, as torch's tests do.
+Each test gets four ranks of its own, forked from here, so that torch is imported once. The tests
+believe that they test Gloo, the anchor: so they leave out what another backend is needed for, and
+expect what Gloo does; only the name of the backend is the real one. It needs `expecttest`, as
+torch's tests do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import enum
 import importlib
 import multiprocessing
 import os
+import socket
 import sys
 import tempfile
 import traceback
@@ -29,9 +31,10 @@ from torch import distributed
 
 import lockstitch.c10d  # noqa: F401 - makes the backend known
 
-SIZE = 3
+SIZE = 4
 _SECONDS = 30.0
-_MODULE = "torch.testing._internal.distributed.distributed_test"
+_COMMON = "torch.testing._internal"
+_MODULE = f"{_COMMON}.distributed.distributed_test"
 
 
 class Outcome(enum.Enum):
@@ -48,8 +51,14 @@ class Conformance:
     def __init__(self, backend: str) -> None:
         self.backend = backend
         self._folder = tempfile.TemporaryDirectory(prefix="lockstitch-")
-        with mock.patch.dict(os.environ, self._environment(self._folder.name)):
+        common: Any = importlib.import_module(f"{_COMMON}.common_distributed")
+        with (
+            mock.patch.dict(os.environ, self._environment(self._folder.name)),
+            # It skips tests of sub-groups below eight ranks, of which three are enough.
+            mock.patch.object(common, "skip_if_small_worldsize", lambda test: test),
+        ):
             self._module: Any = importlib.import_module(_MODULE)
+        self._reasons = {skip.exit_code: skip.message for skip in common.TEST_SKIPS.values()}
         bases = (self._module.TestDistBackend, self._module.DistributedTest._DistTestBase)
         self._tests: Any = type("Tests", bases, {})
 
@@ -62,6 +71,7 @@ class Conformance:
             "WORLD_SIZE": str(SIZE),
             "TEMP_DIR": folder,
             "MASTER_ADDR": "127.0.0.1",
+            "INIT_METHOD": f"file://{folder}/begun_again",
         }
 
     def names(self) -> list[str]:
@@ -71,11 +81,12 @@ class Conformance:
     def run(self, name: str) -> tuple[Outcome, str]:
         """Runs one test; how it ended, and what the first rank to fail says."""
         context = multiprocessing.get_context("fork")
+        port = _free_port()
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
             ranks = []
             for rank in range(SIZE):
                 near, far = context.Pipe()
-                process = context.Process(target=self._live, args=(name, rank, folder, far))
+                process = context.Process(target=self._live, args=(name, rank, folder, port, far))
                 process.start()
                 far.close()
                 ranks.append((process, near))
@@ -105,8 +116,9 @@ class Conformance:
                 outcome = found if found[0] is Outcome.SKIPPED else outcome
         return outcome
 
-    def _live(self, name: str, rank: int, folder: str, pipe: Connection) -> None:
+    def _live(self, name: str, rank: int, folder: str, port: int, pipe: Connection) -> None:
         warnings.simplefilter("ignore")
+        os.environ.update(self._environment(folder), RANK=str(rank), MASTER_PORT=str(port))
         output = os.open(os.devnull, os.O_WRONLY)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -115,18 +127,22 @@ class Conformance:
         except unittest.SkipTest as reason:
             pipe.send((Outcome.SKIPPED, str(reason)))
         except SystemExit as end:
-            pipe.send((Outcome.SKIPPED if end.code else Outcome.PASSED, f"exit code {end.code}"))
+            reason = self._reasons.get(end.code, f"exit code {end.code}")
+            pipe.send((Outcome.SKIPPED, reason) if end.code else (Outcome.PASSED, ""))
         except BaseException as error:  # noqa: BLE001 - told to who has asked
             where = traceback.extract_tb(error.__traceback__)
             lines = [f"{Path(each.filename).name}:{each.lineno}" for each in where[-4:]]
             pipe.send((Outcome.FAILED, f"rank {rank}: {error!r} at {' '.join(lines)}"))
         else:
             pipe.send((Outcome.PASSED, ""))
-            pipe.poll(None)  # the ranks end together
+        with contextlib.suppress(EOFError, OSError):
+            pipe.poll(None)  # the ranks end together, so that none takes another one for dead
 
     def _run_as(self, name: str, rank: int, folder: str) -> None:
         module = self._module
-        os.environ.update(self._environment(folder))
+        module.INIT_METHOD = os.environ["INIT_METHOD"]
+        if name == "test_get_backend":
+            module.BACKEND = self.backend
         test = self._tests(name)
         test.rank, test.file_name = rank, f"{folder}/store"
         seconds = module.CUSTOM_PG_TIMEOUT.get(name, module.default_pg_timeout)
@@ -141,6 +157,12 @@ class Conformance:
         module.Barrier.sync()
         with contextlib.suppress(AssertionError):  # the test has done it
             distributed.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def main(arguments: list[str]) -> None:

@@ -55,6 +55,11 @@ class RankProcesses:
             far.close()
             self._members.append((process, near))
 
+    @property
+    def folder(self) -> str:
+        """Where the store is."""
+        return self._folder.name
+
     def pid(self, rank: int) -> int:
         return self._members[rank][0].pid
 

@@ -46,6 +46,10 @@ def use_groups(rank: int, size: int, file: str) -> str:
                 root = [{"from": rank}]
                 distributed.broadcast_object_list(root, src=members[1], group=group)
                 assert root == [{"from": members[1]}]
+        part = distributed.group.WORLD.split_group([0, 2] if rank != 1 else [1])  # type: ignore[union-attr]
+        distributed.all_reduce(mine := torch.ones(1), group=part)
+        assert mine.item() == part.size()
+        assert distributed.group.WORLD.split_group([2, 1]) is None or rank  # type: ignore[union-attr]
         objects: list[object] = [None] * size
         distributed.all_gather_object(objects, {"rank": rank, "more": "x" * rank * 1000})
         assert [each["rank"] for each in objects] == list(range(size))  # type: ignore[index]

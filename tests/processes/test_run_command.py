@@ -448,8 +448,8 @@ def test_sigusr1_tells_of_calls_and_of_reductions(launch: Launch) -> None:
     )
     wait_until_ready(process)
     told: set[str] = set()
-    mine = "allreduce 'allreduce.w', submitted ago: ranks [1] have not submitted it"
-    theirs = "ranks [0] wait for 'allreduce.w', which this one has not submitted"
+    mine = "allreduce 'allreduce.w', submitted ago: rank 1 has not submitted it"
+    theirs = "rank 0 waits for 'allreduce.w', which this one has not submitted"
     lines = [
         "worker0: waits",
         f"  rank 0 of 2: {mine}",

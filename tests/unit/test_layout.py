@@ -53,6 +53,8 @@ EXCEPTIONS = {
     "collectives/c10d/hierarchical.py": "run by tests/cluster/collectives/test_session.py",
     "collectives/c10d/orders.py": "run by tests/cluster/collectives/test_session.py",
     "collectives/c10d/performing.py": "run by tests/cluster/collectives/test_session.py",
+    "c10d/gloo_messages.py": "run by tests/cluster/c10d/test_process_group.py",
+    "c10d/membership.py": "run by tests/cluster/c10d/test_process_group.py",
     "c10d/messages.py": "run by tests/cluster/c10d/test_process_group.py",
     "c10d/requests.py": "run by tests/cluster/c10d/test_process_group.py",
     "c10d/works.py": "run by tests/cluster/c10d/test_process_group.py",

@@ -58,7 +58,7 @@ PUBLIC_NAMES = {
         add_process_set remove_process_set common compression elastic exceptions functions mpi_ops
         process_sets
     """,
-    "lockstitch.c10d": "ProcessGroup",
+    "lockstitch.c10d": "ProcessGroup dump_trace",
     "lockstitch.nn": """
         DataParallel data_parallel DataParallelCriterion RemoteModule Replicate Shard api parallel
     """,

@@ -9,19 +9,27 @@ reductions of `lockstitch.collectives`, those of `hvd`.
 
     process_group    the backend: a `torch.distributed.ProcessGroup`, one session for each
     requests         torch's collectives as requests of a session
+    sparse           sums of sparse tensors
     reduce_ops       torch's operators as reductions
     outputs          where results go
-    messages         send and recv
+    messages         send and recv; between hosts: gloo_messages
     works            operations under way, as torch has them
     completions      the thread that completes their futures
+    membership       what all operations of a group have in common
+    flight_recorder  the last operations of this process, for people; for torch's tools: trace
+    reports          what ranks do instead of coming
     open_groups      the groups of this process, ended with it
+    monitored_barrier   torch's own function, for groups of this backend too
 """
 
 from torch import distributed
 
+from lockstitch.c10d import monitored_barrier
 from lockstitch.c10d.process_group import NAME, ProcessGroup, create
+from lockstitch.c10d.trace import dump_trace
 
 if not hasattr(distributed.Backend, NAME.upper()):
-    distributed.Backend.register_backend(NAME, create, devices=["cpu"])
+    distributed.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+monitored_barrier.install(ProcessGroup)
 
-__all__ = ["ProcessGroup"]
+__all__ = ["ProcessGroup", "dump_trace"]

@@ -5,30 +5,28 @@ same memory as all else: the kth send of a rank with some tag meets the kth rece
 A send is done when the other rank receives, as with Gloo. Receiving from any rank looks for a
 message that some rank has submitted, and then receives that.
 
-Between hosts torch's own group of Gloo sends and receives, as it does for `collectives.c10d`.
+Between hosts torch's own group of Gloo sends and receives (`gloo_messages`).
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from torch import distributed
-from torch.distributed.distributed_c10d import PrefixStore
 
 from lockstitch.c10d.outputs import Outputs, flat_input
 from lockstitch.c10d.works import NO_TIMEOUT, MessageWork
 from lockstitch.collectives import Kind, Request
-from lockstitch.errors import StalledError
+from lockstitch.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
     import torch
-    from torch.distributed.distributed_c10d import Store
 
-    from lockstitch.collectives import Session
+    from lockstitch.c10d.membership import Membership
 
 _POLL_SECONDS: Final = 10e-3
 
@@ -36,9 +34,10 @@ _POLL_SECONDS: Final = 10e-3
 class Messages:
     """What one rank sends and receives over a session's pairs."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._rank = session.rank
+    def __init__(self, group: Membership) -> None:
+        self._group = group
+        self._session = group.session
+        self._rank = group.session.rank
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> MessageWork:
         """Begins to send; the tensor must not change before the work is done."""
@@ -51,8 +50,8 @@ class Messages:
             root=self._rank,
             process_set=self._session.open_pair(to).id,
         )
-        handle = self._session.submit(request)
-        return MessageWork(self._session, handle, tensor, Outputs(), self._rank)
+        name = f"send {self._rank}->{to}"
+        return self._begun(request, name, tensor, Outputs(), self._rank)
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> MessageWork:
         """Begins to receive into the tensor, of as many elements as are sent."""
@@ -66,15 +65,24 @@ class Messages:
             root=source,
             process_set=self._session.open_pair(source).id,
         )
-        handle = self._session.submit(request)
-        return MessageWork(self._session, handle, tensor, outputs, source)
+        return self._begun(request, f"recv {self._rank}<-{source}", tensor, outputs, source)
+
+    def _begun(
+        self, request: Request, name: str, tensor: torch.Tensor, outputs: Outputs, source: int
+    ) -> MessageWork:
+        try:
+            handle = self._session.submit(request)
+        except CollectiveError as error:
+            raise self._group.explained(error, f"{name}, in {self._group.label}") from error
+        entry = self._group.recorded(handle, name, (), 0.0, is_message=True)
+        return MessageWork(self._group, handle, entry, tensor, outputs, source)
 
     def receive_any(self, tensor: torch.Tensor, tag: int) -> AnySourceWork:
         """Begins to receive from whoever sends first."""
         for peer in range(self._session.size):
             if peer != self._rank:
                 self._session.open_pair(peer)
-        return AnySourceWork(self, self._session, tensor, tag)
+        return AnySourceWork(self, self._group, tensor, tag)
 
     def sender(self, tag: int) -> int | None:
         """Returns a rank that has sent something with this tag for which nobody here waits."""
@@ -96,11 +104,13 @@ class AnySourceWork(distributed.Work):
     """Receives from whoever sends first; who that is shows when somebody waits or asks."""
 
     def __init__(
-        self, messages: Messages, session: Session, tensor: torch.Tensor, tag: int
+        self, messages: Messages, group: Membership, tensor: torch.Tensor, tag: int
     ) -> None:
         super().__init__()
         self._messages = messages
-        self._session = session
+        self._group = group
+        self._session = group.session
+        self._what = f"recv from any rank with tag {tag}, in {group.label}"
         self._tensor = tensor
         self._tag = tag
         self._found: MessageWork | None = None
@@ -111,14 +121,19 @@ class AnySourceWork(distributed.Work):
         `timeout`, and nothing is received then."""
         now = self._session.clock.now
         end = now() + timeout.total_seconds() if timeout > NO_TIMEOUT else None
-        while (found := self._look()) is None:
+        while (found := self._look_or_rest()) is None:
             if end is not None and now() >= end:
-                raise StalledError(
-                    f"rank {self._session.rank} waited {timeout} for a message with tag "
-                    f"{self._tag} from any rank"
-                )
-            self._session.rest(_POLL_SECONDS)
+                raise self._group.late(self._what, timeout.total_seconds(), ())
         return found.wait(timeout)
+
+    def _look_or_rest(self) -> MessageWork | None:
+        try:
+            found = self._look()
+            if found is None:
+                self._session.rest(_POLL_SECONDS)
+        except CollectiveError as error:
+            raise self._group.explained(error, self._what) from error
+        return found
 
     def _look(self) -> MessageWork | None:
         with self._looking:
@@ -157,30 +172,6 @@ class AnySourceWork(distributed.Work):
         return -1 if self._found is None else self._found.source_rank()
 
     _source_rank = source_rank
-
-
-class GlooMessages:
-    """What one rank sends and receives between hosts."""
-
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
-        prefixed = PrefixStore("messages", store)
-        self._gloo: Any = distributed.ProcessGroupGloo(prefixed, rank, size, timeout)
-
-    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Any:
-        """Begins to send."""
-        return self._gloo.send([tensor], to, tag)
-
-    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Any:
-        """Begins to receive."""
-        return self._gloo.recv([tensor], source, tag)
-
-    def receive_any(self, tensor: torch.Tensor, tag: int) -> Any:
-        """Begins to receive from whoever sends first."""
-        return self._gloo.recv_anysource([tensor], tag)
-
-    def close(self) -> None:
-        """Ends what waits for other ranks."""
-        self._gloo.abort()
 
 
 def _queue(source: int, to: int, tag: int) -> str:

@@ -3,7 +3,7 @@ copied when the operation is done."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,8 @@ from lockstitch.modes import in_plain_modes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from lockstitch.collectives import Handle
 
 
 class Outputs:
@@ -39,8 +41,8 @@ class Outputs:
         return [self.flat(each) for each in wanted]
 
     @in_plain_modes
-    def copy_back(self) -> None:
-        """Copies what the program wants elsewhere; once."""
+    def copy_back(self, _handle: Handle[Any]) -> None:
+        """The operation is done: copies what the program wants elsewhere; once."""
         copies, self._copies = self._copies, []
         for target, vector in copies:
             target.copy_(vector.view(target.shape))

@@ -3,27 +3,34 @@
 Each group has a session of its own, opened over the store that torch gives it, so groups may
 overlap, be made in any order, and end in any order; groups and `hvd` never wait for each other.
 Collectives are matched by the order in which each rank submits them, as torch has it. The ranks of
-the session are those of the group.
+the session are those of the group; errors call them by their global ranks.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
 
-from lockstitch.c10d import requests
+from lockstitch.c10d import requests, sparse
 from lockstitch.c10d.completions import Completions
-from lockstitch.c10d.messages import GlooMessages, Messages, only
+from lockstitch.c10d.flight_recorder import GroupLabel
+from lockstitch.c10d.gloo_messages import GlooMessages
+from lockstitch.c10d.membership import Membership
+from lockstitch.c10d.messages import Messages, only
 from lockstitch.c10d.open_groups import OPEN_GROUPS
 from lockstitch.c10d.outputs import Outputs
 from lockstitch.c10d.reduce_ops import reduction_of
+from lockstitch.c10d.reports import Reports
+from lockstitch.c10d.trace import tell_failure
 from lockstitch.c10d.works import NO_TIMEOUT, SessionWork
 from lockstitch.collectives import SessionOptions, open_session
-from lockstitch.errors import StalledError
+from lockstitch.errors import CollectiveError, RankLostError, StalledError
 from lockstitch.modes import in_plain_modes
 
 if TYPE_CHECKING:
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives import Request, Session, Stall
 
 NAME: Final = "lockstitch"
+_UNSET: Final = timedelta(milliseconds=-1)
 _SUM: Final = distributed.ReduceOp.SUM
 _log = logging.getLogger(__name__)
 
@@ -45,35 +53,75 @@ else:
     _TorchGroup = distributed.ProcessGroup
 
 
-def create(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-    """Meets the other ranks of a group and returns this one's end; torch calls it on each of
-    them. `timeout`: for meeting, and for each operation to be submitted by all ranks."""
+def create(given: Any, pg_options: object = None) -> ProcessGroup:
+    """Meets the other ranks of a group and returns this one's end; torch calls it on each of them.
+    `given`: torch's `DistributedBackendOptions`, with the store, the rank and the size, the
+    timeout (for meeting, and for each operation to be submitted by all ranks), the name of the
+    group and the global ranks of its members. `pg_options`: what else a session may be told.
+
+    Raises `TypeError` for other options than `SessionOptions`, `RuntimeError` where the ranks do
+    not come together.
+    """
+    ranks = list(given.global_ranks_in_group) or list(range(given.group_size))
+    return joined(given.store, given.group_rank, ranks, given.timeout, given.group_id, pg_options)
+
+
+def joined(
+    store: Store,
+    rank: int,
+    ranks: Sequence[int],
+    timeout: timedelta,
+    name: str,
+    pg_options: object = None,
+) -> ProcessGroup:
+    """Meets the other ranks of a group, whose global ranks are `ranks`."""
+    chosen = SessionOptions() if pg_options is None else pg_options
+    if not isinstance(chosen, SessionOptions):
+        raise TypeError(
+            f"the {NAME} backend takes lockstitch.collectives.SessionOptions as pg_options, not "
+            f"{type(chosen).__name__}"
+        )
     seconds = timeout.total_seconds()
-    options = SessionOptions(timeout_seconds=seconds, stall_failure_seconds=seconds)
-    session = open_session(rank, size, store, options)
-    if session.has_pairs:
-        return ProcessGroup(session, Messages(session))
-    return ProcessGroup(session, GlooMessages(store, rank, size, timeout))
+    options = replace(
+        chosen,
+        timeout_seconds=seconds,
+        stall_failure_seconds=seconds,
+        rank_numbers=tuple(ranks),
+    )
+    session = open_session(rank, len(ranks), store, options)
+    label = GroupLabel(session, name, ranks)
+    return ProcessGroup(session, label, store, timeout)
 
 
 class ProcessGroup(_TorchGroup):
     """One rank's end of a group. All methods are torch's; what waits is what they return."""
 
-    def __init__(self, session: Session, messages: Messages | GlooMessages) -> None:
+    def __init__(
+        self, session: Session, label: GroupLabel, store: Store, timeout: timedelta
+    ) -> None:
         """Takes the session over."""
         super().__init__(session.rank, session.size)  # type: ignore[call-arg]
         self._session = session
-        self._messages = messages
         self._size = session.size
+        self._store = store
+        self._timeout = timeout
+        self._label = label
         self._completions = Completions(f"rank {session.rank} futures")
-        self._submitted = 0
-        self._group_name = ""
-        self._group_desc = ""
-        session.observers.stall = _report_stall
+        reports = Reports(store, session.rank) if session.size > 1 else None
+        self._group = Membership(session, label, self._completions, reports)
+        self._messages: Messages | GlooMessages
+        if session.has_pairs:
+            self._messages = Messages(self._group)
+        else:
+            self._messages = GlooMessages(self._group, store, timeout)
+        session.observers.stall = self._warn_of_stall
+        self._splits = 0
+        self._is_wanted = False
+        """Whether other ranks waited for this one when it was last looked at."""
         OPEN_GROUPS.add(self)
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup {self._group_name!r} · {self._session!r}>"
+        return f"<ProcessGroup · {self._label} · {self._session!r}>"
 
     # ------------------------------------------------------------ what torch asks
 
@@ -83,19 +131,19 @@ class ProcessGroup(_TorchGroup):
 
     def getGroupName(self) -> str:  # noqa: N802
         """The name that torch has given the group."""
-        return self._group_name
+        return self._label.name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Sets it."""
-        self._group_name = name
+        self._label.name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
         """What the program says of the group."""
-        return self._group_desc
+        return self._label.description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         """Sets it."""
-        self._group_desc = description
+        self._label.description = description
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -106,11 +154,53 @@ class ProcessGroup(_TorchGroup):
 
     @property
     def supports_splitting(self) -> bool:
-        """False: torch splits groups of GPUs only; `new_group` makes any."""
+        """False: `torch.distributed.split_group` needs GPUs, and hands the group that it splits to
+        NCCL. The group's own `split_group` needs neither."""
         return False
 
+    def get_group_store(self) -> Store:
+        """The store over which its ranks have met."""
+        return self._store
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: object = None,  # noqa: ARG002 - one for all devices
+    ) -> ProcessGroup | None:
+        """Makes a group of some of its ranks (by their ranks here), which all ranks of the group
+        call with the ranks of their own part; None on who is in none. Raises `ValueError` for ranks
+        that are not there, or twice."""
+        chosen = sorted(ranks)
+        if (
+            not chosen
+            or len(set(chosen)) != len(chosen)
+            or not 0 <= chosen[0] <= chosen[-1] < self._size
+        ):
+            raise ValueError(
+                f"split_group: {list(ranks)} must be different ranks of {self._label}, which has "
+                f"{self._size}"
+            )
+        self._splits += 1
+        if self._session.rank not in chosen:
+            return None
+        name = group_name or f"{self._label.name}:split:{self._splits}:{'_'.join(map(str, chosen))}"
+        part = joined(
+            PrefixStore(f"{name}/", self._store),
+            chosen.index(self._session.rank),
+            [self._label.ranks[rank] for rank in chosen],
+            timeout or self._timeout,
+            name,
+            opts,
+        )
+        part.setGroupDesc(group_desc or f"{self._label.description}:split")
+        return part
+
     def _get_sequence_number_for_group(self) -> int:
-        return self._submitted
+        return self._group.submitted
 
     def _set_sequence_number_for_group(self) -> None:
         """Does nothing: all ranks count from 0."""
@@ -119,10 +209,15 @@ class ProcessGroup(_TorchGroup):
 
     def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = _SUM, *_: Any) -> SessionWork:
         """Reduces tensors over all ranks, in place. All operators of torch, for every dtype with
-        which torch can do them; averages of integers are cut towards zero."""
+        which torch can do them; averages of integers are cut towards zero. A sparse tensor (COO)
+        is summed or averaged."""
         mine = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        op = getattr(opts, "reduceOp", opts)
-        return self._submit(requests.allreduce(mine, reduction_of(op)), opts, mine)
+        op = reduction_of(getattr(opts, "reduceOp", opts))
+        name = "all_reduce" if len(mine) == 1 else "all_reduce_coalesced"
+        if sparse.is_sparse(mine):
+            outputs = sparse.SparseOutputs(mine[0], op, self._session.names)
+            return self._submit(name, sparse.allreduce(mine, op), opts, mine, outputs)
+        return self._submit(name, requests.allreduce(mine, op), opts, mine)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = _SUM) -> SessionWork:
         """Like `allreduce` for several tensors as one operation."""
@@ -132,7 +227,7 @@ class ProcessGroup(_TorchGroup):
         """Copies the tensors of a rank to all, in place."""
         mine = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         root = getattr(opts, "rootRank", opts)
-        return self._submit(requests.broadcast(mine, root), opts, mine)
+        return self._submit("broadcast", requests.broadcast(mine, root), opts, mine)
 
     def reduce(self, tensors: Tensors, opts: Any) -> SessionWork:
         """Reduces to one rank, in place; the tensors of the other ranks stay as they are."""
@@ -145,7 +240,7 @@ class ProcessGroup(_TorchGroup):
             self._size,
             outputs,
         )
-        return self._submit(request, opts, tensors, outputs)
+        return self._submit("reduce", request, opts, tensors, outputs)
 
     def allgather(
         self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None
@@ -156,7 +251,7 @@ class ProcessGroup(_TorchGroup):
             self._check_count(pieces, "output")
         request = requests.allgather(output_tensors, input_tensors, outputs)
         results = [piece for pieces in output_tensors for piece in pieces]
-        return self._submit(request, opts, results, outputs)
+        return self._submit("all_gather", request, opts, results, outputs)
 
     def allgather_coalesced(
         self, output_tensor_lists: list[Tensors], input_tensor_list: Tensors, opts: Any = None
@@ -176,7 +271,7 @@ class ProcessGroup(_TorchGroup):
         """Of each tensor those of all ranks, one behind the other."""
         outputs = Outputs()
         request = requests.allgather_into(output_tensors, input_tensors, self._size, outputs)
-        return self._submit(request, opts, output_tensors, outputs)
+        return self._submit("all_gather_into_tensor", request, opts, output_tensors, outputs)
 
     def gather(
         self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any
@@ -185,7 +280,7 @@ class ProcessGroup(_TorchGroup):
         outputs = Outputs()
         wanted = self._for_root(output_tensors, opts.rootRank, "output")
         request = requests.gather(wanted, only(input_tensors), opts.rootRank, self._size, outputs)
-        return self._submit(request, opts, wanted, outputs)
+        return self._submit("gather", request, opts, wanted, outputs)
 
     def scatter(
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any
@@ -194,7 +289,7 @@ class ProcessGroup(_TorchGroup):
         outputs = Outputs()
         given = self._for_root(input_tensors, opts.rootRank, "input")
         request = requests.scatter(only(output_tensors), given, opts.rootRank, self._size, outputs)
-        return self._submit(request, opts, output_tensors, outputs)
+        return self._submit("scatter", request, opts, output_tensors, outputs)
 
     def reduce_scatter(
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = _SUM
@@ -205,7 +300,7 @@ class ProcessGroup(_TorchGroup):
         self._check_count(given, "input")
         op = reduction_of(getattr(opts, "reduceOp", opts))
         request = requests.reduce_scatter(only(output_tensors), given, op, outputs)
-        return self._submit(request, opts, output_tensors, outputs)
+        return self._submit("reduce_scatter", request, opts, output_tensors, outputs)
 
     def _reduce_scatter_base(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = _SUM
@@ -221,7 +316,7 @@ class ProcessGroup(_TorchGroup):
         request = requests.reduce_scatter_evenly(
             output_tensors, input_tensors, op, self._size, outputs
         )
-        return self._submit(request, opts, output_tensors, outputs)
+        return self._submit("reduce_scatter_tensor", request, opts, output_tensors, outputs)
 
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
@@ -231,7 +326,7 @@ class ProcessGroup(_TorchGroup):
         self._check_count(input_tensors, "input")
         self._check_count(output_tensors, "output")
         request = requests.alltoall(output_tensors, input_tensors, outputs)
-        return self._submit(request, opts, output_tensors, outputs)
+        return self._submit("all_to_all", request, opts, output_tensors, outputs)
 
     def alltoall_base(
         self,
@@ -246,7 +341,7 @@ class ProcessGroup(_TorchGroup):
         request = requests.alltoall_rows(
             output, tensor, output_split_sizes, input_split_sizes, self._size, outputs
         )
-        return self._submit(request, opts, [output], outputs)
+        return self._submit("all_to_all_single", request, opts, [output], outputs)
 
     # Newer releases of torch call some of these by other names.
     all_gather_single = _allgather_base
@@ -257,25 +352,33 @@ class ProcessGroup(_TorchGroup):
 
     def barrier(self, opts: Any = None) -> SessionWork:
         """Done when all ranks have come here."""
-        return self._submit(requests.barrier(), opts, [])
+        return self._submit("barrier", requests.barrier(), opts, [])
 
-    def monitored_barrier(
-        self, timeout: timedelta = NO_TIMEOUT, wait_all_ranks: bool = False
-    ) -> None:
-        """Returns when all ranks have come here. Raises `StalledError` after `timeout`, which names
-        the ranks that have not come: all of them, or the first without `wait_all_ranks`."""
-        work = self._submit(requests.barrier(), None, [])
+    def monitored_barrier(self, timeout: timedelta = _UNSET, wait_all_ranks: bool = False) -> None:
+        """Returns when all ranks have come here. Raises `StalledError` after `timeout` (negative:
+        that of the group), which names the ranks that have not come: all of them, or the first
+        without `wait_all_ranks`. Who comes later finds the others waiting still."""
+        work = self._submit("monitored_barrier", requests.barrier(), None, [])
+        limit = self._timeout if timeout < NO_TIMEOUT else timeout
         try:
-            work.wait(timeout)
+            work.wait_for(limit.total_seconds())
         except StalledError as error:
-            missing = list(work.missing() or ())
-            if missing:
-                late = missing if wait_all_ranks else missing[:1]
-                raise StalledError(
-                    f"ranks {', '.join(map(str, late))} failed to pass monitoredBarrier in "
-                    f"{timeout / timedelta(milliseconds=1):.0f} ms"
-                ) from error
-            raise
+            raise self._not_passed(error, limit, work.missing() or (), wait_all_ranks) from error
+        work.finish()
+
+    def _not_passed(
+        self, error: StalledError, limit: timedelta, missing: tuple[int, ...], wait_all: bool
+    ) -> StalledError:
+        milliseconds = f"{limit / timedelta(milliseconds=1):.0f} ms"
+        if not limit:
+            return StalledError(
+                f"Rank {self._label.global_rank} timed out in monitoredBarrier after "
+                f"{milliseconds}, without waiting for others. {error}"
+            )
+        if not missing:
+            return error
+        late = self._session.names.in_words(missing if wait_all else missing[:1]).capitalize()
+        return StalledError(f"{late} failed to pass monitoredBarrier in {milliseconds}. {error}")
 
     # ------------------------------------------------------------ messages
 
@@ -308,14 +411,43 @@ class ProcessGroup(_TorchGroup):
         """The same as `shutdown`."""
         self.shutdown()
 
+    # ------------------------------------------------------------ being asked
+
     def describe_waits(self) -> list[str]:
         """A line for each operation under way."""
-        return [f"group {self._group_name!r}, {line}" for line in self._session.describe_waits()]
+        return [f"{self._label}, {line}" for line in self._session.describe_waits()]
+
+    def report(self) -> None:
+        """If other ranks wait for an operation of this one, says to them what it does instead; if
+        the group has ended by an error, tells the flight recorder."""
+        try:
+            self._session.check()
+        except (RankLostError, StalledError) as error:
+            tell_failure(self._label, error)
+            return
+        wanted = bool(self._session.wanted())
+        if wanted and self._is_wanted:
+            self._group.post(OPEN_GROUPS.what_this_process_does(self._label))
+        self._is_wanted = wanted
+
+    def _warn_of_stall(self, stall: Stall) -> None:
+        missing = stall.missing_ranks
+        whom = self._session.names.in_words(missing) if missing else "other ranks"
+        _log.warning(
+            "%s in %s has waited %.0f s on %s for %s, which did not submit it%s",
+            stall.kind.value,
+            self._label,
+            stall.waited_seconds,
+            self._group.me,
+            whom,
+            "".join(f"\n  {each}" for each in self._group.reports_of(missing)),
+        )
 
     # ------------------------------------------------------------ inside
 
     def _submit(
         self,
+        name: str,
         request: Request,
         opts: Any,
         results: Sequence[torch.Tensor],
@@ -323,12 +455,13 @@ class ProcessGroup(_TorchGroup):
     ) -> SessionWork:
         # What is not asynchronous is waited for by the caller.
         request.is_awaited = not getattr(opts, "asyncOp", True)
-        handle = self._session.submit(request)
-        self._submitted += 1
-        limit = getattr(opts, "timeout", NO_TIMEOUT)
-        return SessionWork(
-            self._session, handle, results, outputs or Outputs(), self._completions, limit
-        )
+        try:
+            handle = self._session.submit(request)
+        except CollectiveError as error:
+            raise self._group.explained(error, f"{name}, in {self._label}") from error
+        limit = getattr(opts, "timeout", NO_TIMEOUT).total_seconds()
+        entry = self._group.recorded(handle, name, results, limit)
+        return SessionWork(self._group, handle, entry, results, outputs or Outputs())
 
     def _check_count(self, tensors: Sequence[torch.Tensor], what: str) -> None:
         if len(tensors) != self._size:
@@ -341,13 +474,3 @@ class ProcessGroup(_TorchGroup):
         (tensors,) = lists
         self._check_count(tensors, what)
         return tensors
-
-
-def _report_stall(stall: Stall) -> None:
-    whom = f"ranks {list(stall.missing_ranks)}" if stall.missing_ranks else "other ranks"
-    _log.warning(
-        "%s has waited %.0f s for %s, which have not submitted it",
-        stall.kind.value,
-        stall.waited_seconds,
-        whom,
-    )

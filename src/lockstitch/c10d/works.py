@@ -15,45 +15,47 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import distributed
 
-from lockstitch.errors import StalledError
+from lockstitch.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.c10d.completions import Completions
+    from lockstitch.c10d.flight_recorder import Entry
+    from lockstitch.c10d.membership import Membership
     from lockstitch.c10d.outputs import Outputs
-    from lockstitch.collectives import Handle, Session
+    from lockstitch.collectives import Handle
 
 NO_TIMEOUT: Final = timedelta(0)
 _POLL_SECONDS: Final = 10e-3
 
 
 class SessionWork(distributed.Work):
-    """One operation of a session. `outputs`: where its results are copied at the end; `results`:
-    the tensors that have them, as torch returns them; `limit`: how long `wait` waits where it is
-    not told so (zero: as long as the session)."""
+    """One operation of a session. `entry`: what it is; `outputs`: where its results are copied at
+    the end; `results`: the tensors that have them, as torch returns them. `wait` goes on for as
+    long as the entry says where it is not told so (zero: as long as the session)."""
+
+    has_future = True
 
     def __init__(
         self,
-        session: Session,
+        group: Membership,
         handle: Handle[Any],
+        entry: Entry,
         results: Sequence[torch.Tensor],
         outputs: Outputs,
-        completions: Completions | None = None,
-        limit: timedelta = NO_TIMEOUT,
     ) -> None:
         super().__init__()
-        self._session = session
+        self._group = group
+        self._session = group.session
         self._handle = handle
+        self._entry = entry
         self._results = results
         self._outputs = outputs
-        self._completions = completions
-        self._limit = limit
         self._finishing = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
 
     def __repr__(self) -> str:
-        return f"<Work · {self._handle!r}>"
+        return f"<Work · {self._entry} · {self._handle!r}>"
 
     # ------------------------------------------------------------ what torch calls
 
@@ -61,9 +63,9 @@ class SessionWork(distributed.Work):
         """Returns True when the operation is done and its results are where they belong, or raises
         its error. Raises `StalledError` after `timeout` (a timedelta; zero or negative: that of the
         operation, or else of the group); the operation is then still under way."""
-        limit = timeout if timeout > NO_TIMEOUT else self._limit
-        if limit > NO_TIMEOUT:
-            self._wait_for(limit.total_seconds())
+        seconds = timeout.total_seconds() if timeout > NO_TIMEOUT else self._entry.limit_seconds
+        if seconds > 0:
+            self.wait_for(seconds)
         self.finish()
         return True
 
@@ -71,25 +73,20 @@ class SessionWork(distributed.Work):
         """Waits as long as it takes, and raises what went wrong."""
         try:
             self._session.wait(self._handle)
-        except StalledError as error:
-            # Programs look for the word, which Gloo and NCCL say.
-            raise StalledError(f"{error}, until the timeout of the group") from error
+        except CollectiveError as error:
+            raise self._group.explained(error, self._entry, self.missing() or ()) from error
         if self._outputs.are_copied:
             with self._finishing:
-                self._outputs.copy_back()
+                self._outputs.copy_back(self._handle)
 
-    def _wait_for(self, seconds: float) -> None:
-        """Polls: a program that gives a limit expects that it may be reached."""
+    def wait_for(self, seconds: float) -> None:
+        """Returns when it is done, or raises `StalledError` after so long. Polls: a program that
+        gives a limit expects that it may be reached."""
         now = self._session.clock.now
         end = now() + seconds
         while not self._session.poll(self._handle):
             if now() >= end:
-                missing = self.missing()
-                whom = f"ranks {list(missing)}" if missing else "other ranks"
-                raise StalledError(
-                    f"{self._handle.request.kind.value} on rank {self._session.rank} timed out: it "
-                    f"waited {seconds:g} s for {whom}"
-                )
+                raise self._group.late(self._entry, seconds, self.missing() or ())
             self._session.rest(_POLL_SECONDS)
 
     def is_completed(self) -> bool:
@@ -109,7 +106,7 @@ class SessionWork(distributed.Work):
         if not self._handle.is_done:
             return None
         try:
-            self._handle.result()
+            self.finish()
         except Exception as error:  # noqa: BLE001 - that is the answer
             return error
         return None
@@ -126,13 +123,13 @@ class SessionWork(distributed.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """Returns the future of the same tensors, completed by a thread of the group. Raises
         `RuntimeError` for send and recv, as Gloo does."""
-        if self._completions is None:
+        if not self.has_future:
             raise RuntimeError("send and recv have no future: wait for the work")
         with self._finishing:
             future = self._future
             if future is None:
                 future = self._future = torch.futures.Future()
-                self._completions.add(self, future)
+                self._group.completions.add(self, future)
         return future
 
     def missing(self) -> tuple[int, ...] | None:
@@ -154,15 +151,18 @@ class SessionWork(distributed.Work):
 class MessageWork(SessionWork):
     """A message on its way from a rank, or to it."""
 
+    has_future = False
+
     def __init__(
         self,
-        session: Session,
+        group: Membership,
         handle: Handle[Any],
+        entry: Entry,
         tensor: torch.Tensor,
         outputs: Outputs,
         source: int,
     ) -> None:
-        super().__init__(session, handle, [tensor], outputs)
+        super().__init__(group, handle, entry, [tensor], outputs)
         self._source = source
 
     def source_rank(self) -> int:

@@ -9,7 +9,8 @@ A session's route: `session` → negotiation → a backend.
 - `checks`: what is wrong with a request whatever others do
 - `request_cache`: what stays the same each time a name is submitted
 - `handles`, `pending_operations`: operations under way on this rank
-- `process_sets`, `topology`: who takes part, and where everybody stands
+- `process_sets`, `topology`: who takes part, and where everybody stands;
+  `rank_names`: how the ranks are called in what people read
 - `events`: what a session tells those who look on
 - `negotiation`: who is ready for what, as a table; no I/O
 - `arithmetic`: what an operation computes, in plain torch; `copying`: how bytes are moved

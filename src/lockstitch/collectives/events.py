@@ -53,6 +53,8 @@ class Observers:
 
     progress: Callable[[Progress], None] | None = None
     stall: Callable[[Stall], None] | None = None
+    ended: Callable[[BaseException], None] | None = None
+    """The session has ended, and why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,9 @@ class NcclBootstrap:
             if rank == coordinator_rank:
                 with self._lock:
                     transport, listener = self._open.pop(process_set.id)
-                coordinator = Coordinator(self._topology.size, self._options.fusion_bytes)
+                coordinator = Coordinator(
+                    self._topology.size, self._options.fusion_bytes, self._pending.names
+                )
                 others = process_set.ranks[1:]
                 return CoordinatorServer(
                     coordinator, transport, listener, hear, link_options, expected=others

@@ -19,7 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockstitch.collectives.requests import Description, Kind, disagreement, ranks_in_words
+from lockstitch.collectives.rank_names import RankNames
+from lockstitch.collectives.requests import Description, Kind, disagreement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -125,10 +126,11 @@ class _Entry:
 
 
 class Negotiation:
-    """The table of one process set."""
+    """The table of one process set. `names`: what objections call its ranks."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Iterable[int], names: RankNames | None = None) -> None:
         self.ranks = tuple(sorted(ranks))
+        self._names = names or RankNames()
         self._open: dict[str, list[_Entry]] = {}
         self._joins: dict[int, list[int]] = {rank: [] for rank in self.ranks}
         self._joined = [0]
@@ -250,13 +252,16 @@ class Negotiation:
         parts = {rank: entry.parts[rank] for rank in self.ranks if rank in entry.parts}
         if is_hopeless:
             gone = [rank for rank in self._missing(entry) if rank in self._left]
-            text = f"{name!r} can never be performed: {ranks_in_words(gone)} shut down without it"
+            who = self._names.in_words(gone)
+            text = f"{name!r} can never be performed: {who} shut down without it"
             return [Refuse(name, parts, Objection.LEFT, text)]
         return [self._judge(name, parts)]
 
     def _judge(self, name: str, parts: dict[int, Submitted]) -> Instruction:
         """Every rank is accounted for: does it all fit?"""
-        difference = disagreement({rank: part.description for rank, part in parts.items()})
+        difference = disagreement(
+            {rank: part.description for rank, part in parts.items()}, self._names
+        )
         if difference is not None:
             text = (
                 f"ranks disagree about {name!r}. {difference}. All must give the same; nothing was "
@@ -268,7 +273,7 @@ class Negotiation:
             joined = [rank for rank in self.ranks if rank not in parts]
             text = (
                 f"{ready.description.kind.value} {name!r} needs every rank, but "
-                f"{ranks_in_words(joined)} joined, having no more data"
+                f"{self._names.in_words(joined)} joined, having no more data"
             )
             return Refuse(name, parts, Objection.JOINED, text)
         return ready

@@ -49,6 +49,7 @@ from lockstitch.collectives.rank_entries import (
     place,
     published,
 )
+from lockstitch.collectives.rank_names import RankNames
 from lockstitch.collectives.session import Session
 from lockstitch.collectives.shared_memory.backend import SharedMemoryBackend
 from lockstitch.collectives.shared_memory.introduction import (
@@ -126,6 +127,7 @@ def open_session(
         clock,
         stall_warning_seconds=chosen.stall_warning_seconds,
         stall_failure_seconds=chosen.stall_failure_seconds,
+        names=RankNames(chosen.rank_numbers),
     )
     own_address(None, chosen.address)  # what is said wrongly shall not cost others their time
     opened = PrefixStore(prefix, _opened_store(store, *whole, chosen.timeout_seconds))
@@ -178,6 +180,9 @@ class _Opening:
             if listener is not None:
                 addresses += [COORDINATOR + listener.address, TOKEN + secrets.token_hex(16)]
             roster = self._join(addresses)
+            self._pending.names.learn_places(
+                functools.partial(place, roster), place(roster, self._rank)
+            )
             kinds = list(map(Kind.decode, roster.census.kinds))
             check_versions([kind.version for kind in kinds])
             hosts = [
@@ -251,6 +256,7 @@ class _Opening:
             raise CollectiveError(
                 f"shared memory needs all ranks on one host, but there are {topology.host_count}"
             )
+        numbers = [self._pending.names.number(rank) for rank in ranks]
         geometry = Geometry(len(ranks), arena_bytes=options.arena_bytes)
         assert self._notice is not None
         seconds, why = options.timeout_seconds, self._notice.read
@@ -259,9 +265,9 @@ class _Opening:
             return SharedMemoryBackend(local_rank, geometry, known, pending)
 
         if local_rank == 0:
-            return introductions.receive_all(ranks, create(geometry), begin, seconds, why)
+            return introductions.receive_all(numbers, create(geometry), begin, seconds, why)
         first = published(roster, ranks[0], DOOR)
-        return join_host(first, local_rank, ranks, begin, seconds, why)
+        return join_host(first, local_rank, numbers, begin, seconds, why)
 
     def _distribute(
         self,
@@ -277,15 +283,13 @@ class _Opening:
         seconds = options.timeout_seconds
         heartbeat = heartbeat_seconds(options.heartbeat_seconds, os.environ)
         link_options = LinkOptions.of(token, self._secret, seconds)
-        link_options = replace(
-            link_options, heartbeat=heartbeat, place=functools.partial(place, roster)
-        )
+        link_options = replace(link_options, heartbeat=heartbeat, names=self._pending.names)
         assert self._notice is not None
         has_failed = functools.partial(self._notice.read, 0.0)
 
         def connect(hear: Callable[[Message], None]) -> CoordinatorServer | CoordinatorClient:
             if listener is not None:
-                coordinator = Coordinator(self._size, options.fusion_bytes)
+                coordinator = Coordinator(self._size, options.fusion_bytes, self._pending.names)
                 others = range(1, self._size)
                 return CoordinatorServer(
                     coordinator, transport, listener, hear, link_options, expected=others
@@ -323,7 +327,8 @@ class _Opening:
         if topology.local_size == 1:
             return LocalSessions(1)[0]
         local = Topology(topology.local_rank, (0,) * topology.local_size)
-        pending = PendingOperations(topology.local_rank, self._pending.clock)
+        names = RankNames([self._pending.names.number(rank) for rank in topology.local_ranks])
+        pending = PendingOperations(topology.local_rank, self._pending.clock, names=names)
         backend = self._share_memory(roster, topology, introductions, pending)
         return Session(local, backend, pending, ProcessSets(local.size))
 

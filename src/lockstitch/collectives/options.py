@@ -49,5 +49,7 @@ class SessionOptions:
     port_range: tuple[int, int] | None = None
     """The first and the last port at which rank 0 may await the others; default:
     LOCKSTITCH_PORT_RANGE, or else any that is free."""
+    rank_numbers: tuple[int, ...] = ()
+    """By which numbers errors call the ranks, where people know them by others than their own."""
     host: str | None = None
     """The name of this rank's host, where that is not to be found out."""

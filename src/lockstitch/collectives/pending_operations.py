@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.collectives.events import Observers, Progress, Stall, Step
 from lockstitch.collectives.handles import Handle
+from lockstitch.collectives.rank_names import RankNames
 from lockstitch.collectives.requests import Kind
 from lockstitch.errors import CollectiveError, StalledError, copy_of
 
@@ -37,8 +38,11 @@ class PendingOperations:
         *,
         stall_warning_seconds: float = 60.0,
         stall_failure_seconds: float = 0.0,
+        names: RankNames | None = None,
     ) -> None:
         self.rank = rank
+        self.names = names or RankNames()
+        """How errors call the ranks."""
         self.clock = clock
         self.observers = Observers()
         self.submitted = self.completed = self.failed = self.tensor_bytes = 0
@@ -68,9 +72,10 @@ class PendingOperations:
         key = handle.key
         known = self._handles.setdefault(key, handle)
         if known is not handle:
+            me = self.names.one(self.rank)
             raise ValueError(
-                f"{request.name!r} is in flight on rank {self.rank} already: wait for its handle "
-                "before submitting it again, or use another name"
+                f"{request.name!r} is in flight on {me} already: wait for its handle before "
+                "submitting it again, or use another name"
             )
         # Looked at afterwards: whoever breaks the session off looks for handles afterwards.
         if self._broken is not None:
@@ -117,12 +122,15 @@ class PendingOperations:
     def break_off(self, error: BaseException) -> None:
         """Fails all that is under way and all that will be asked for; the first reason stays."""
         with self._lock:
+            is_first = self._broken is None
             if self._broken is None:
                 self._broken = error
                 self.is_broken = True
             left = list(self._handles.values())
         for handle in left:
             self.fail(handle, error)
+        if is_first and self.observers.ended is not None:
+            self.observers.ended(error)
 
     def all(self) -> list[Handle[Any]]:
         """Returns the handles of everything under way."""
@@ -168,7 +176,7 @@ class PendingOperations:
             if is_late:
                 self._warn(handle, waited, absent)
             if is_hopeless:
-                (give_up or self.break_off)(_stalled(handle, waited, absent, self.rank))
+                (give_up or self.break_off)(self._stalled(handle, waited, absent))
 
     def _warn(self, handle: Handle[Any], waited: float, absent: tuple[int, ...]) -> None:
         self._warned.add(handle)
@@ -178,16 +186,16 @@ class PendingOperations:
                 Stall(request.name, request.kind, waited, absent, request.process_set)
             )
 
+    def _stalled(
+        self, handle: Handle[Any], waited: float, absent: tuple[int, ...]
+    ) -> CollectiveError:
+        whom = self.names.in_words(absent) if absent else "other ranks"
+        return StalledError(
+            f"{handle.name!r} on {self.names.one(self.rank)} waited {waited:.0f} s for {whom}, "
+            "which did not submit it"
+        )
+
     def _forget(self, handle: Handle[Any]) -> None:
         self._handles.pop(handle.key, None)
         if self._warned:
             self._warned.discard(handle)
-
-
-def _stalled(
-    handle: Handle[Any], waited: float, absent: tuple[int, ...], rank: int
-) -> CollectiveError:
-    whom = f"ranks {list(absent)}" if absent else "other ranks"
-    return StalledError(
-        f"{handle.name!r} on rank {rank} waited {waited:.0f} s for {whom}, which did not submit it"
-    )

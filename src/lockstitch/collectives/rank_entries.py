@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.collectives.requests import ranks_in_words
+from lockstitch.collectives.rank_names import RankNames
 from lockstitch.errors import CollectiveError
 from lockstitch.link.addresses import host_and_port, is_loopback
 from lockstitch.transport import TcpTransport
@@ -76,7 +76,7 @@ def check_reach(roster: StaticRoster) -> None:
         places = [place(roster, rank) for rank in (0, away[0])]
         raise CollectiveError(
             f"rank 0, on {places[0]}, can be reached at {address} only, where "
-            f"{ranks_in_words(away)}, on another host ({places[1]}), cannot find it: set "
+            f"{RankNames().in_words(away)}, on another host ({places[1]}), cannot find it: set "
             "MASTER_ADDR (or HOROVOD_GLOO_RENDEZVOUS_ADDR) to an address or a name of rank 0's "
             "host that leads there from every host, on rank 0 too; or say on each host by "
             "LOCKSTITCH_ADDRESS or LOCKSTITCH_IFNAME which of its own addresses others use"

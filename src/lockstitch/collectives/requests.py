@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lockstitch.collectives.rank_names import RankNames
 from lockstitch.errors import ProtocolError
 from lockstitch.link.codec import Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 GLOBAL_SET: Final = 0
 """The process set of all ranks."""
@@ -178,31 +179,28 @@ def dtype_named(name: str) -> torch.dtype:
 _FREE_FIRST_DIMENSION = (Kind.ALLGATHER, Kind.ALLTOALL)
 
 
-def disagreement(described: Mapping[int, Description]) -> str | None:
+def disagreement(
+    described: Mapping[int, Description], names: RankNames | None = None
+) -> str | None:
     """Returns what the ranks do not agree about, in words; None where everything fits."""
     ranks = list(described)
     first = described[ranks[0]]
+    called = names or RankNames()
     if all(each is first for each in described.values()):
         return None
     for aspect, value_of in _ASPECTS:
-        values = {rank: value_of(each) for rank, each in described.items()}
+        values = {rank: value_of(each, called) for rank, each in described.items()}
         if any(value != values[ranks[0]] for value in values.values()):
-            return f"{aspect} {_by_value(values)}"
+            return f"{aspect} {_by_value(values, called)}"
     return None
 
 
-def _by_value(values: Mapping[int, Any]) -> str:
+def _by_value(values: Mapping[int, Any], names: RankNames) -> str:
     """`3 on rank 0; 4 on ranks 1, 2`: few values, possibly many ranks."""
     holders: dict[str, list[int]] = {}
     for rank, value in values.items():
         holders.setdefault(str(value), []).append(rank)
-    return "; ".join(f"{value} on {ranks_in_words(ranks)}" for value, ranks in holders.items())
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 1, 2`; many are cut short."""
-    shown = ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+    return "; ".join(f"{value} on {names.in_words(ranks)}" for value, ranks in holders.items())
 
 
 def _comparable_shapes(description: Description) -> tuple[tuple[int | str, ...], ...]:
@@ -212,14 +210,14 @@ def _comparable_shapes(description: Description) -> tuple[tuple[int | str, ...],
 
 
 _ASPECTS = (
-    ("kind of operation:", lambda each: each.kind.value),
-    ("number of tensors:", lambda each: len(each.shapes)),
-    ("dtype:", lambda each: ", ".join(each.dtypes)),
-    ("shape:", lambda each: ", ".join(map(str, _comparable_shapes(each)))),
-    ("operator:", lambda each: each.reduction and each.reduction.op.value),
-    ("prescale factor:", lambda each: each.reduction and each.reduction.prescale),
-    ("postscale factor:", lambda each: each.reduction and each.reduction.postscale),
-    ("root rank:", lambda each: each.root),
-    ("shares of the rows:", lambda each: each.kind is Kind.REDUCESCATTER and each.splits),
-    ("ranks of the process set:", lambda each: each.ranks),
+    ("kind of operation:", lambda each, _: each.kind.value),
+    ("number of tensors:", lambda each, _: len(each.shapes)),
+    ("dtype:", lambda each, _: ", ".join(each.dtypes)),
+    ("shape:", lambda each, _: ", ".join(map(str, _comparable_shapes(each)))),
+    ("operator:", lambda each, _: each.reduction and each.reduction.op.value),
+    ("prescale factor:", lambda each, _: each.reduction and each.reduction.prescale),
+    ("postscale factor:", lambda each, _: each.reduction and each.reduction.postscale),
+    ("root rank:", lambda each, names: names.number(each.root)),
+    ("shares of the rows:", lambda each, _: each.kind is Kind.REDUCESCATTER and each.splits),
+    ("ranks of the process set:", lambda each, _: each.ranks),
 )

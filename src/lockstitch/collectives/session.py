@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSets
+    from lockstitch.collectives.rank_names import RankNames
     from lockstitch.collectives.topology import Topology
 
 T = TypeVar("T")
@@ -126,6 +127,11 @@ class Session(Operations):
         self._pending.check()
 
     @property
+    def names(self) -> RankNames:
+        """How its errors call the ranks."""
+        return self._pending.names
+
+    @property
     def observers(self) -> Observers:
         """Whom to tell of progress and stalls; set its fields at any time."""
         return self._pending.observers
@@ -147,20 +153,25 @@ class Session(Operations):
     def describe_waits(self) -> list[str]:
         """A line for each operation under way here, and for each that other ranks wait for; from
         any thread. May ask other ranks and wait for a moment."""
-        where, now = f"rank {self.rank} of {self.size}", self._pending.clock.now()
+        names, now = self._pending.names, self._pending.clock.now()
+        where = f"{names.one(self.rank)} of {self.size}"
         lines = []
         for handle in self._pending.all():
             missing = self.missing(handle)
             if not handle.is_done:
                 what = f"{handle.request.kind.value} {handle.name!r}"
-                whom = _in_words(handle.request.kind, missing)
+                whom = _in_words(handle.request.kind, missing, names)
                 waited = now - handle.submitted_at
                 lines.append(f"{where}: {what}, submitted {waited:.1f} s ago: {whom}")
         for name, by in [] if self._pending.is_broken else self._backend.wanted():
-            whose = f"ranks {list(by)} wait" if by else "other ranks wait"
+            whose = f"{names.in_words(by)} wait{'s' * (len(by) == 1)}" if by else "other ranks wait"
             what = repr(name) if name else "something"
             lines.append(f"{where}: {whose} for {what}, which this one has not submitted")
         return lines
+
+    def in_flight(self, key: tuple[int, str]) -> Handle[Any] | None:
+        """Returns the handle in flight under a key (`Handle.key`)."""
+        return self._pending.find(*key)
 
     def missing(self, handle: Handle[Any]) -> tuple[int, ...] | None:
         """Returns the ranks that have not submitted an operation which this one has; None where
@@ -312,7 +323,7 @@ class Session(Operations):
             name = f"process_set.remove.{number}"
             self.wait(self.submit(Request(Kind.REMOVE_SET, name, root=set_id)))
             self._sets.remove(set_id)
-            gone = CollectiveError(f"process set {set_id} was removed on rank {self.rank}")
+            gone = CollectiveError(f"process set {set_id} was removed on {self._me}")
             for handle in self._pending.all():
                 if handle.request.process_set == set_id:
                     self._pending.fail(handle, gone)
@@ -360,7 +371,7 @@ class Session(Operations):
     def shutdown(self) -> None:
         """Ends this rank's part; harmless when repeated. What is under way here fails, as does
         whatever other ranks still want from this one. Waits for nobody."""
-        self._pending.break_off(CollectiveError(f"the session of rank {self.rank} was shut down"))
+        self._pending.break_off(CollectiveError(f"the session of {self._me} was shut down"))
         self._backend.close()
         self._devices.close()
         self._staging.close()
@@ -379,6 +390,10 @@ class Session(Operations):
         return [whole[begin:end] for begin, end in itertools.pairwise(ends)]
 
     # ------------------------------------------------------------ inside
+
+    @property
+    def _me(self) -> str:
+        return self._pending.names.one(self.rank)
 
     def _wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
         """Waits by whichever route the operation goes; another one may be found meanwhile."""
@@ -410,11 +425,12 @@ class Session(Operations):
         return next(counter)
 
 
-def _in_words(kind: Kind, missing: tuple[int, ...] | None) -> str:
+def _in_words(kind: Kind, missing: tuple[int, ...] | None, names: RankNames) -> str:
     """Returns whom an operation waits for."""
     if missing is None:
         return "which ranks have not submitted it is not known here"
     if not missing:
         return "all ranks have submitted it, it is under way"
     what = "not joined" if kind is Kind.JOIN else "not submitted it"
-    return f"ranks {list(missing)} have {what}"
+    have = "has" if len(missing) == 1 else "have"
+    return f"{names.in_words(missing)} {have} {what}"

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 from torch.distributed import HashStore
 
-from lockstitch.c10d.messages import GlooMessages, Messages
+from lockstitch.c10d.flight_recorder import GroupLabel
 from lockstitch.c10d.process_group import ProcessGroup
 from lockstitch.errors import CollectiveError, MismatchError, StalledError
 from tests.cluster.collectives.ranks import BACKENDS, Ranks, in_threads, sample
@@ -54,10 +54,8 @@ class Groups:
 
     def _made(self, rank: int) -> ProcessGroup:
         session = self._ranks[rank]
-        if session.has_pairs:
-            return ProcessGroup(session, Messages(session))
-        gloo = GlooMessages(self._store, rank, self.size, timedelta(seconds=30))
-        return ProcessGroup(session, gloo)
+        label = GroupLabel(session, "test", range(self.size))
+        return ProcessGroup(session, label, self._store, timedelta(seconds=30))
 
     def run(self, function: Callable[[Any, int], Any]) -> list[Any]:
         return in_threads(self.size, lambda rank: function(self.groups[rank], rank))
@@ -179,6 +177,32 @@ def test_reduce_scatter_of_one_tensor_leaves_each_rank_its_part(groups: Groups) 
         return mine.tolist()
 
     assert groups.run(work) == [[0.0, 6.0], [12.0, 18.0], [24.0, 30.0]]
+
+
+@pytest.mark.parametrize("op", [OP.SUM, OP.AVG], ids=str)
+def test_sparse_tensors_are_summed_in_place(groups: Groups, op: Any) -> None:
+    def given(rank: int) -> torch.Tensor:
+        rows = torch.tensor([[rank, 3, 3][: rank + 1]])
+        return torch.sparse_coo_tensor(rows, torch.full((rank + 1, 2), rank + 1.0), (5, 2))
+
+    expected = reduced([given(rank).to_dense() for rank in range(SIZE)], op)
+
+    def work(group: Any, rank: int) -> None:
+        mine = given(rank)
+        work = group.allreduce([mine], options(op))
+        (result,) = work.get_future().wait() if rank else work.result()
+        assert result is mine or torch.equal(result.to_dense(), mine.to_dense())
+        torch.testing.assert_close(mine.to_dense(), expected)
+
+    groups.run(work)
+
+
+def test_sparse_and_dense_tensors_do_not_meet(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> None:
+        mine = torch.ones(3) if rank == 1 else torch.ones(3).to_sparse()
+        group.allreduce([mine], options()).wait()
+
+    assert all(isinstance(error, MismatchError) for error in groups.errors(work))
 
 
 # ---------------------------------------------------------------- moving
@@ -334,7 +358,7 @@ def test_wait_with_a_limit_names_who_has_not_come(groups: Groups) -> None:
         mine = torch.ones(1)
         if rank != 2:
             work = group.allreduce([mine], options())
-            with pytest.raises(StalledError, match=r"timed out.*ranks \[2\]"):
+            with pytest.raises(StalledError, match=r"timed out.*rank 2"):
                 work.wait(timedelta(seconds=0.05))
             group.meeting.wait()
         else:
@@ -347,6 +371,34 @@ def test_wait_with_a_limit_names_who_has_not_come(groups: Groups) -> None:
     for group in groups.groups:
         group.meeting = meeting
     groups.run(work)
+
+
+def test_monitored_barrier_names_who_has_not_come_and_may_come_later(groups: Groups) -> None:
+    def work(group: Any, rank: int) -> None:
+        if rank:
+            meeting.wait()
+            group.barrier().wait()
+            return
+        soon = timedelta(seconds=0.05)
+        with pytest.raises(StalledError, match=r"^Rank 1 failed to pass monitoredBarrier in 50 ms"):
+            group.monitored_barrier(soon)
+        meeting.wait()
+
+    def work_with_all(group: Any, rank: int) -> None:
+        if rank == 0:
+            with pytest.raises(StalledError, match="^Rank 0 timed out in monitoredBarrier after 0"):
+                group.monitored_barrier(timedelta(0))
+            with pytest.raises(StalledError, match="^Ranks 1, 2 failed to pass monitoredBarrier"):
+                group.monitored_barrier(timedelta(seconds=0.05), wait_all_ranks=True)
+        meeting.wait()
+        if rank:
+            group.barrier().wait()
+            group.barrier().wait()
+
+    meeting = threading.Barrier(SIZE)
+    groups.run(work)
+    groups.run(work_with_all)
+    groups.run(lambda group, _: group.monitored_barrier())
 
 
 # ---------------------------------------------------------------- messages

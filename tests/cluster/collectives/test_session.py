@@ -574,11 +574,11 @@ def test_first_death_is_what_every_survivor_hears_of() -> None:
     with Ranks(4, "shared_memory") as four:
         orphans = [four[rank].allreduce(torch.ones(1), SUM, name="orphan") for rank in range(3)]
         four[1]._backend._sets.note_deaths([3])  # type: ignore[attr-defined]  # it has seen it first
-        with pytest.raises(RankLostError, match=r"rank 3 died \(seen by rank 1\)"):
+        with pytest.raises(RankLostError, match=r"rank 3 died \(.*seen by rank 1\)"):
             four[1].wait(orphans[1])
         four[1].shutdown()  # as it does for that reason
         for rank in (0, 2):
-            with pytest.raises(RankLostError, match=r"rank 3 died \(seen by rank 1\)"):
+            with pytest.raises(RankLostError, match=r"rank 3 died \(.*seen by rank 1\)"):
                 four[rank].wait(orphans[rank])
             with pytest.raises(RankLostError, match="rank 3 died"):
                 four[rank].allreduce(torch.ones(1), SUM, name="later")
@@ -632,9 +632,9 @@ def test_what_a_rank_waits_for_is_told_by_name_and_by_whom_it_waits_for(backend:
         (mine,) = ranks[1].describe_waits()
         (theirs,) = ranks[0].describe_waits()
         assert mine.startswith("rank 1 of 2: allreduce 'w', submitted ")
-        assert mine.endswith("s ago: ranks [0] have not submitted it")
+        assert mine.endswith("s ago: rank 0 has not submitted it")
         names = backend in ("memory", "shared_memory")
-        who, what = ("ranks [1] wait", "'w'") if names else ("other ranks wait", "something")
+        who, what = ("rank 1 waits", "'w'") if names else ("other ranks wait", "something")
         assert theirs == f"rank 0 of 2: {who} for {what}, which this one has not submitted"
         ranks[0].wait(ranks[0].allreduce(torch.ones(2), SUM, name="w"))
         ranks[1].wait(handle)
@@ -649,4 +649,4 @@ def test_a_rank_in_a_join_waits_for_those_that_have_not_joined() -> None:
             threading.Event().wait(0.001)
         ranks[1].join()
         joining.join()
-    assert told[0].endswith("ranks [1] have not joined")
+    assert told[0].endswith("rank 1 has not joined")

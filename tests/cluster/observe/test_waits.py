@@ -103,7 +103,7 @@ def test_who_is_in_no_group_is_told_so() -> None:
 
 
 def test_a_rank_that_is_no_worker_tells_of_its_reductions() -> None:
-    told = ["rank 0 of 2: allreduce 'w', submitted 1.0 s ago: ranks [1] have not submitted it"]
+    told = ["rank 0 of 2: allreduce 'w', submitted 1.0 s ago: rank 1 has not submitted it"]
     INQUIRY.waits.append(lambda: told)
     try:
         state, line, where = lockstitch.explain_waits().split("\n")
@@ -112,6 +112,6 @@ def test_a_rank_that_is_no_worker_tells_of_its_reductions() -> None:
     finally:
         INQUIRY.waits.pop()
     assert state.endswith(": waits")
-    assert "ranks [1] have not submitted it" in line
+    assert "rank 1 has not submitted it" in line
     assert "its main thread is at" in where
     assert idle.endswith(": waits for nothing")

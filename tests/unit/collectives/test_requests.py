@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lockstitch.collectives.rank_names import RankNames
 from lockstitch.collectives.requests import (
     AVERAGE,
     SUM,
@@ -17,7 +18,6 @@ from lockstitch.collectives.requests import (
     disagreement,
     dtype_name,
     dtype_named,
-    ranks_in_words,
 )
 
 REQUESTS = [
@@ -63,6 +63,6 @@ def test_first_difference_is_told_by_ranks() -> None:
     assert disagreement(described) == "root rank: 0 on ranks 0, 1; 1 on rank 5"
 
 
-def test_many_ranks_are_cut_short() -> None:
-    assert ranks_in_words([7]) == "rank 7"
-    assert ranks_in_words(list(range(40))).endswith("14, 15, …")
+def test_ranks_are_called_as_people_know_them() -> None:
+    described = {rank: Description(Kind.BROADCAST, "b", root=rank) for rank in range(2)}
+    assert disagreement(described, RankNames([4, 7])) == "root rank: 4 on rank 4; 7 on rank 7"

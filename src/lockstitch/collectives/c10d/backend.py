@@ -101,6 +101,7 @@ class C10dBackend:
         self._end: CollectiveError | None = None
         """Why it takes nothing any more, though the session goes on."""
         self._rank = pending.rank
+        self._me = pending.names.one(pending.rank)
         self._groups = groups
         self._sets = sets
         self._pending = pending
@@ -278,7 +279,8 @@ class C10dBackend:
         """Takes in a message of rank 0, in the thread that reads: quickly, for the next one may be
         urgent."""
         if isinstance(message, Lost):
-            lost = f"rank {message.rank} {message.why} (heard by rank {self._rank})"
+            who = self._pending.names.one(message.rank)
+            lost = f"{who} {message.why} (heard by {self._me})"
             self._break(RankLostError(lost))
             self._knows_why.set()
             self._beginning.end()
@@ -324,7 +326,7 @@ class C10dBackend:
 
     def _fail(self, error: Exception) -> None:
         """Others wait in the operation that failed here, so nobody can go on."""
-        broken = CollectiveError(f"an operation failed on rank {self._rank}: {error}")
+        broken = CollectiveError(f"an operation failed on {self._me}: {error}")
         broken.__cause__ = error
         self._give_up(broken)
         self._groups.abort()
@@ -347,9 +349,8 @@ class C10dBackend:
             self._pending.fail(handle, error_of(refusal))
         elif isinstance(message, Leave):
             first = 0 if self._only_for is None else self._only_for.ranks[0]
-            text = (
-                f"rank {first}, from which all orders come, shut down (heard by rank {self._rank})"
-            )
+            who = self._pending.names.one(first)
+            text = f"{who}, from which all orders come, shut down (heard by {self._me})"
             self._lose_coordinator(RankLostError(text))
         elif isinstance(message, Joined) and self._joining is not None:
             joining, self._joining = self._joining, None
@@ -369,5 +370,5 @@ class C10dBackend:
 
     def _refuse_child(self) -> None:
         raise CollectiveError(
-            f"this process was forked from rank {self._rank}, which alone may use its session"
+            f"this process was forked from {self._me}, which alone may use its session"
         )

@@ -47,6 +47,8 @@ from lockstitch.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
+    from lockstitch.collectives.rank_names import RankNames
+
 # Of these each rank must know the sizes of all others.
 _SIZES_DIFFER = (Kind.ALLGATHER, Kind.ALLTOALL)
 
@@ -76,9 +78,10 @@ class Coordinator:
     """The tables of all process sets at rank 0: takes in what ranks submit, and returns what to
     tell them."""
 
-    def __init__(self, size: int, fusion_bytes: int) -> None:
+    def __init__(self, size: int, fusion_bytes: int, names: RankNames | None = None) -> None:
         self._fusion_bytes = fusion_bytes
-        self._tables = {GLOBAL_SET: Negotiation(range(size))}
+        self._names = names
+        self._tables = {GLOBAL_SET: Negotiation(range(size), names)}
         self._known: dict[tuple[int, int], _Known] = {}
         self._contents: dict[str, Description] = {}
         self._gone: set[int] = set()
@@ -168,7 +171,7 @@ class Coordinator:
             everybody = self._tables[GLOBAL_SET]
             if not message.ranks or not all(map(everybody.includes, message.ranks)):
                 raise ProtocolError(f"a process set of ranks that there are not: {message.ranks}")
-            table = self._tables[message.set_id] = Negotiation(message.ranks)
+            table = self._tables[message.set_id] = Negotiation(message.ranks, self._names)
             for gone in self._gone.intersection(message.ranks):
                 table.handle(Left(gone))
         description = self._contents.get(message.content)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, cast
@@ -27,7 +27,7 @@ from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives.c10d import messages
 from lockstitch.collectives.c10d.coordinator import Addressed
 from lockstitch.collectives.c10d.messages import Leave, Lost, Message, Welcome
-from lockstitch.collectives.requests import ranks_in_words
+from lockstitch.collectives.rank_names import RankNames
 from lockstitch.errors import CollectiveError, HandshakeError, ProtocolError
 from lockstitch.ids import WorkerInfo
 from lockstitch.link.addresses import hint
@@ -63,8 +63,8 @@ class LinkOptions:
     coordinator_rank: int = 0
     is_authenticated: bool = True
     heartbeat: float = 0.0
-    place: Callable[[int], str] = lambda _rank: ""
-    """Returns where a rank is, for messages to people; nothing where nobody knows."""
+    names: RankNames = field(default_factory=RankNames, compare=False)
+    """How messages to people call the ranks, and where these are."""
 
     @classmethod
     def of(
@@ -87,7 +87,7 @@ class LinkOptions:
 
     def place_of(self, rank: int) -> str:
         """Where that rank is, as a part of a sentence."""
-        place = self.place(rank)
+        place = self.names.place(rank)
         return f", on {place}" if place else ""
 
 
@@ -254,10 +254,12 @@ class CoordinatorServer:
             self._send([Addressed(rank, Welcome()) for rank in (*self._lines, self._rank)])
         elif self._clock.now() >= self._deadline:
             self._is_waiting = False
-            words = f"did not come to rank {self._rank} within {self._options.greeting_seconds:g} s"
+            names = self._options.names
+            words = f"did not come to {names.one(self._rank)} within "
+            words += f"{self._options.greeting_seconds:g} s"
             first, *others = sorted(self._expected)
             if others:
-                words += f", nor did {ranks_in_words(others)}"
+                words += f", nor did {names.in_words(others)}"
             if place := self._options.place_of(first):
                 words += f"{place}; unless it has died, {hint(self._listener.address)}"
             for rank in (first, *others):
@@ -379,11 +381,12 @@ def connect_to_coordinator(
 ) -> Line[Connection]:
     """The line of `rank` to rank 0. `look` is called now and then until rank 0 has answered, and
     may raise."""
-    coordinator_rank = f"rank {link_options.coordinator_rank}"
+    names = link_options.names
+    coordinator_rank = names.one(link_options.coordinator_rank)
     try:
         connection = transport.connect(address, link_options.greeting_seconds)
     except (ConnectionError, TimeoutError) as error:
-        place = link_options.place(link_options.coordinator_rank)
+        place = names.place(link_options.coordinator_rank)
         where = f" ({place})" if place else ""
         raise CollectiveError(
             f"{coordinator_rank}{where} cannot be reached at {address}: {error}"
@@ -403,7 +406,7 @@ def connect_to_coordinator(
         raise
     except HandshakeError as error:
         raise CollectiveError(
-            f"rank {rank} was not let in by {coordinator_rank} at {address}: {error}"
+            f"{names.one(rank)} was not let in by {coordinator_rank} at {address}: {error}"
         ) from error
     except (ConnectionError, TimeoutError) as error:
         raise CollectiveError(f"{coordinator_rank} could not be greeted: {error}") from error

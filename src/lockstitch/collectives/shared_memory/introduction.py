@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from lockstitch.collectives.requests import ranks_in_words
+from lockstitch.collectives.rank_names import RankNames
 from lockstitch.errors import CollectiveError
 from lockstitch.link.sockets import peer_credentials
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _HELLO = struct.Struct("<I")
 _READY, _GO = b"k", b"g"
+_in_words = RankNames().in_words
 _LOOK_SECONDS = 0.5
 _PATIENCE_SECONDS = 1.0
 # So much longer than the first rank the others wait for it.
@@ -97,7 +98,7 @@ class IntroductionListener:
         why: FailureReason,
     ) -> B:
         """The part of the first rank: waits for the others, and gives each what it needs. `ranks`
-        are those of this host, by their ranks in the session; `segment` is taken over."""
+        are those of this host, as people call them; `segment` is taken over."""
         deadline = time.monotonic() + timeout_seconds
         eventfd, pidfd = own_descriptors()
         unknown = [-1] * (len(ranks) - 1)
@@ -147,8 +148,8 @@ class IntroductionListener:
                 return
             raise CollectiveError(
                 reason
-                or f"rank {ranks[0]} waited for {ranks_in_words(missing)} of its host, which did "
-                "not introduce themselves in time, or another one ended meanwhile"
+                or f"rank {ranks[0]} waited for {_in_words(missing)} of its host, which did not "
+                "introduce themselves in time, or another one ended meanwhile"
             ) from None
         try:
             if _is_same_user(peer):
@@ -260,7 +261,7 @@ def _end(
         others = [each for each in ranks if each != rank] if rank == ranks[0] else [ranks[0]]
         better = CollectiveError(
             why(_PATIENCE_SECONDS)
-            or f"rank {rank} and {ranks_in_words(others)} of the same host did not get to know "
+            or f"rank {rank} and {_in_words(others)} of the same host did not get to know "
             f"each other ({error!r}): one has ended, or was not there in time"
         )
     if backend is None:

@@ -61,7 +61,7 @@ class LogNegotiation:
     ) -> None:
         self._rank = rank
         self._in_place_bytes = in_place_bytes_for(process_set.size)
-        self.table = Negotiation(process_set.ranks)
+        self.table = Negotiation(process_set.ranks, pending.names)
         self._arena_begins = segment.arena_begins
         self._arena_begin = segment.arena_begins[rank]
         self._pending = pending
@@ -226,7 +226,7 @@ class LogNegotiation:
         if is_by_death:  # the session ends here as well, when what the dead had told is taken in
             self.death = self.death or RankLostError(reason)
             return
-        text = reason or f"rank {rank} shut down before it had done its part"
+        text = reason or f"{self._pending.names.one(rank)} shut down before it had done its part"
         self._performer.lose(rank, RankLostError(text))
         self._follow(self.table.handle(Left(rank)))
 

@@ -167,15 +167,18 @@ class OpenSets:
             self.turn()  # what they had finished is finished
             lost = [rank for rank in dead if self._wakeups.is_watched(rank)]
             if lost:
-                words = ", ".join(map(str, lost))
-                self.end(RankLostError(f"rank {words} died (seen by rank {self._rank})"))
+                names = self._pending.names
+                place = f"on {names.here}, " if names.here else ""  # they share its memory
+                seen = f"({place}seen by {names.one(self._rank)})"
+                self.end(RankLostError(f"{names.in_words(lost)} died {seen}"))
 
     def end(self, error: BaseException) -> None:
         """Ends the session with that error: here, and for the others."""
         with self.lock:
             if not isinstance(error, CollectiveError):
+                me = self._pending.names.one(self._rank)
                 error = CollectiveError(
-                    f"the session ended when rank {self._rank} could not do its part: {error!r}"
+                    f"the session ended when {me} could not do its part: {error!r}"
                 )
             self._pending.break_off(error)
             self.leave(str(error), is_by_death=isinstance(error, RankLostError))

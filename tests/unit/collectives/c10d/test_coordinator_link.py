@@ -30,6 +30,7 @@ from lockstitch.collectives.c10d.messages import (
     Welcome,
     encode,
 )
+from lockstitch.collectives.rank_names import RankNames
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.link import greetings
 from lockstitch.link.line import Line
@@ -351,7 +352,9 @@ def test_wait_that_ends_without_anything_is_not_the_end(room: Room) -> None:
 
 # ---------------------------------------------------------------- silence
 
-WATCHED = replace(TERMS, heartbeat=10.0, place=("host alpha", "host beta").__getitem__)
+NAMES = RankNames()
+NAMES.learn_places(("host alpha", "host beta").__getitem__, "host alpha")
+WATCHED = replace(TERMS, heartbeat=10.0, names=NAMES)
 
 
 def test_rank_that_falls_silent_is_lost_to_all_within_the_bound() -> None:

@@ -1,0 +1,172 @@
+"""The last operations of this process, over all of its groups: a flight recorder, as NCCL's.
+
+It keeps what an operation was (its group, its place in the order of that group, shapes, dtypes) and
+none of its tensors. `TORCH_FR_BUFFER_SIZE`, or `TORCH_NCCL_TRACE_BUFFER_SIZE`, says how many: 2000
+by default, 0 for none. When a group ends with an error the last few are logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import torch
+
+    from lockstitch.collectives import Handle, Session
+
+_SIZE: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_DEFAULT_SIZE: Final = 2000
+_MOST_LOGGED: Final = 8
+_log = logging.getLogger(__name__)
+
+
+class GroupLabel:
+    """How people know a group: by the name that torch gives it, and the global ranks of its
+    members, in the order of their ranks in the group."""
+
+    def __init__(self, session: Session, name: str, ranks: Sequence[int]) -> None:
+        self._session = weakref.ref(session)
+        self.rank = session.rank
+        self.name = name
+        self.description = ""
+        self.ranks = tuple(ranks)
+
+    def __str__(self) -> str:
+        words = f"group {self.name!r}"
+        if self.description and self.description != "undefined":
+            words += f" ({self.description})"
+        if self.ranks != tuple(range(len(self.ranks))):
+            words += f" of ranks {', '.join(map(str, self.ranks))}"
+        return words
+
+    @property
+    def global_rank(self) -> int:
+        """Of this process."""
+        return self.ranks[self.rank]
+
+    def is_under_way(self, key: tuple[int, str], submitted_at: float) -> bool:
+        """Returns whether the operation of that key which was submitted then is not done."""
+        session = self._session()
+        handle: Handle[Any] | None = session.in_flight(key) if session is not None else None
+        return handle is not None and handle.submitted_at == submitted_at
+
+
+@dataclass(slots=True)
+class Entry:
+    """One operation of this process."""
+
+    group: GroupLabel
+    number: int
+    """Its place among the collectives of the group, or among the messages; from 1."""
+    name: str
+    """As torch calls it: `all_reduce`; `send 0->1`, `recv 1<-0`, with ranks in the group."""
+    is_message: bool
+    shapes: Sequence[torch.Size]
+    dtypes: Sequence[torch.dtype]
+    results: Sequence[torch.Size]
+    key: tuple[int, str]
+    """Under which the session has it."""
+    submitted_at: float
+    """By the monotonic clock, in seconds."""
+    limit_seconds: float
+    """How long it may take by its own options; 0: as long as its group allows."""
+    has_failed: bool = False
+    """Whether somebody has been told that it has."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it is not done."""
+        return self.group.is_under_way(self.key, self.submitted_at)
+
+    @property
+    def state(self) -> str:
+        """How far it has come, in a word or two."""
+        if self.has_failed:
+            return "failed"
+        return "under way" if self.is_under_way else "done"
+
+    def __str__(self) -> str:
+        """`all_reduce of float32 (4, 3), operation 7 of group '0' (default_pg)`."""
+        dtypes = {str(dtype).removeprefix("torch.") for dtype in self.dtypes}
+        shapes = ", ".join(str(tuple(shape)) for shape in self.shapes[:3])
+        rest = f" and {len(self.shapes) - 3} more" if len(self.shapes) > 3 else ""
+        of = f" of {'/'.join(sorted(dtypes))} {shapes}{rest}" if self.shapes else ""
+        kind = "message" if self.is_message else "operation"
+        return f"{self.name}{of}, {kind} {self.number} of {self.group}"
+
+
+class FlightRecorder:
+    """See the module. A process has one, `RECORDER`."""
+
+    def __init__(self, size: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.is_on = size > 0
+        self._entries: deque[Entry] = deque(maxlen=size)
+        self._now = now
+        self._told: weakref.WeakSet[GroupLabel] = weakref.WeakSet()
+        os.register_at_fork(after_in_child=self.clear)
+
+    def __repr__(self) -> str:
+        return f"<FlightRecorder · {len(self._entries)} of {self._entries.maxlen} operations>"
+
+    def record(self, entry: Entry) -> None:
+        """Keeps it, in the place of the oldest."""
+        self._entries.append(entry)
+
+    def entries(self) -> list[Entry]:
+        """Returns all of them, the oldest first."""
+        return list(self._entries)
+
+    def clear(self) -> None:
+        """Forgets them. A forked child has done none of it."""
+        self._entries.clear()
+
+    def lines(self, entries: Iterable[Entry]) -> list[str]:
+        """A line for each: what it is, how far it has come, and how long ago it began."""
+        now = self._now()
+        return [
+            f"{entry}: {entry.state}, {now - entry.submitted_at:.1f} s ago" for entry in entries
+        ]
+
+    def last_of(self, group: GroupLabel) -> Entry | None:
+        """Returns the latest operation of a group."""
+        found = (entry for entry in reversed(self.entries()) if entry.group is group)
+        return next(found, None)
+
+    def is_first_failure(self, group: GroupLabel) -> bool:
+        """Returns True once for each group."""
+        is_first = group not in self._told
+        self._told.add(group)
+        return is_first
+
+    def log(self, group: GroupLabel, error: BaseException) -> None:
+        """Logs with what error a group has ended, and the last operations."""
+        last = self.lines(self.entries()[-_MOST_LOGGED:])
+        _log.error(
+            "on rank %d %s has ended: %s. The last operations here:\n  %s",
+            group.global_rank,
+            group,
+            error,
+            "\n  ".join(last) or "none is recorded",
+        )
+
+
+def recorder_size(environment: Mapping[str, str]) -> int:
+    """Returns how many operations are to be kept. Raises `ValueError` for what is no number."""
+    for variable in _SIZE:
+        if given := environment.get(variable):
+            try:
+                return max(0, int(given))
+            except ValueError as error:
+                raise ValueError(f"{variable}={given!r} must be a number of operations") from error
+    return _DEFAULT_SIZE
+
+
+RECORDER = FlightRecorder(recorder_size(os.environ))

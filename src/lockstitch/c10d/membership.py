@@ -1,0 +1,111 @@
+"""What all operations of one group have in common: its session, how people know it, who completes
+its futures, and what is told when something goes wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lockstitch.c10d.flight_recorder import RECORDER, Entry
+from lockstitch.c10d.trace import tell_failure
+from lockstitch.errors import CollectiveError, RankLostError, StalledError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from lockstitch.c10d.completions import Completions
+    from lockstitch.c10d.flight_recorder import GroupLabel
+    from lockstitch.c10d.reports import Reports
+    from lockstitch.collectives import Handle, Session
+
+
+class Membership:
+    """One rank's part in a group."""
+
+    def __init__(
+        self,
+        session: Session,
+        label: GroupLabel,
+        completions: Completions,
+        reports: Reports | None = None,
+    ) -> None:
+        self.session = session
+        self.label = label
+        self.completions = completions
+        self.submitted = 0
+        """How many collectives this rank has submitted."""
+        self._messages = 0
+        self._reports = reports
+
+    @property
+    def me(self) -> str:
+        """`rank 3`, a global rank."""
+        return f"rank {self.label.global_rank}"
+
+    def recorded(
+        self,
+        handle: Handle[Any],
+        name: str,
+        results: Sequence[torch.Tensor],
+        limit_seconds: float,
+        *,
+        is_message: bool = False,
+    ) -> Entry:
+        """Notes an operation in the flight recorder."""
+        if is_message:
+            self._messages = number = self._messages + 1
+        else:
+            self.submitted = number = self.submitted + 1
+        cached = handle.cached
+        entry = Entry(
+            self.label,
+            number,
+            name,
+            is_message,
+            cached.shapes,
+            cached.dtypes,
+            [each.shape for each in results],
+            handle.key,
+            handle.submitted_at,
+            limit_seconds,
+        )
+        if RECORDER.is_on:
+            RECORDER.record(entry)
+        return entry
+
+    # ------------------------------------------------------------ when something goes wrong
+
+    def explained(
+        self, error: CollectiveError, what: object, missing: Sequence[int] = ()
+    ) -> CollectiveError:
+        """Returns an error of the same kind that also says what this rank was in, and what the
+        `missing` ranks have said that they do instead. One that ends the group is told to the
+        flight recorder."""
+        if isinstance(what, Entry):
+            what.has_failed = True
+        end = ""
+        if isinstance(error, StalledError):
+            end = ", until the timeout of the group"  # the word for which programs look
+        told = "".join(f"\n  {each}" for each in self.reports_of(missing))
+        explained = type(error)(f"{error}{end} ({self.me} was in {what}){told}")
+        if isinstance(error, (RankLostError, StalledError)):
+            tell_failure(self.label, error)
+        return explained
+
+    def late(self, what: object, seconds: float, missing: Sequence[int]) -> StalledError:
+        """Returns the error of who does not wait any longer."""
+        whom = self.session.names.in_words(missing) if missing else "other ranks"
+        told = "".join(f"\n  {each}" for each in self.reports_of(missing))
+        return StalledError(
+            f"{what} timed out on {self.me}: it waited {seconds:g} s for {whom}{told}"
+        )
+
+    def reports_of(self, ranks: Sequence[int]) -> list[str]:
+        """Returns what ranks have said that they do instead of coming."""
+        return self._reports.read(ranks) if self._reports is not None and ranks else []
+
+    def post(self, text: str) -> None:
+        """Says what this rank does instead of coming."""
+        if self._reports is not None:
+            self._reports.post(text)

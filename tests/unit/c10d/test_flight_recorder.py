@@ -1,0 +1,92 @@
+"""The last operations of a process."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from lockstitch.c10d.flight_recorder import Entry, FlightRecorder, GroupLabel, recorder_size
+
+
+class Handle:
+    submitted_at = 5.0
+
+
+class Session:
+    rank = 1
+    flying: tuple[int, str] = (0, "a")
+
+    def in_flight(self, key: tuple[int, str]) -> Handle | None:
+        return Handle() if key == self.flying else None
+
+
+def label(session: Any, ranks: tuple[int, ...] = (4, 7)) -> GroupLabel:
+    made = GroupLabel(session, "12", ranks)
+    made.description = "mesh_dp"
+    return made
+
+
+def entry(group: GroupLabel, number: int = 1, key: str = "a", at: float = 5.0) -> Entry:
+    shapes, dtypes = [torch.Size([2, 3])], [torch.float32]
+    return Entry(group, number, "all_reduce", False, shapes, dtypes, shapes, (0, key), at, 0.0)
+
+
+def test_operation_tells_what_it_is_and_in_which_group() -> None:
+    session = Session()
+    group = label(session)
+    told = "all_reduce of float32 (2, 3), operation 3 of group '12' (mesh_dp) of ranks 4, 7"
+    assert str(entry(group, 3)) == told
+    assert group.global_rank == 7
+    assert str(label(session, (0, 1))) == "group '12' (mesh_dp)"
+
+
+def test_operation_is_under_way_while_the_session_has_that_very_one() -> None:
+    session = Session()
+    group = label(session)
+    assert entry(group).state == "under way"
+    assert entry(group, at=4.0).state == "done"  # the name has been used again since
+    assert entry(group, key="b").state == "done"
+    failed = entry(group)
+    failed.has_failed = True
+    assert failed.state == "failed"
+    del session
+    assert not entry(group).is_under_way
+
+
+def test_only_the_last_are_kept_and_told_with_their_age(caplog: pytest.LogCaptureFixture) -> None:
+    session = Session()
+    group = label(session)
+    recorder = FlightRecorder(2, now=lambda: 7.0)
+    for number in range(1, 4):
+        recorder.record(entry(group, number, key="b"))
+    assert [each.number for each in recorder.entries()] == [2, 3]
+    assert recorder.last_of(group) is recorder.entries()[-1]
+    assert recorder.last_of(label(session)) is None
+    with caplog.at_level(logging.ERROR):
+        recorder.log(group, RuntimeError("rank 4 died"))
+    assert "on rank 7 group '12' (mesh_dp) of ranks 4, 7 has ended: rank 4 died" in caplog.text
+    assert "operation 2 of group '12' (mesh_dp) of ranks 4, 7: done, 2.0 s ago" in caplog.text
+
+
+def test_each_group_fails_once() -> None:
+    session = Session()
+    group, other = label(session), label(session)
+    recorder = FlightRecorder(2)
+    assert [recorder.is_first_failure(each) for each in (group, group, other)] == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_size_is_given_by_the_variables_of_torch() -> None:
+    assert recorder_size({}) == 2000
+    assert recorder_size({"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}) == 7
+    both = {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}
+    assert recorder_size(both) == 0
+    assert not FlightRecorder(0).is_on
+    with pytest.raises(ValueError, match="TORCH_FR_BUFFER_SIZE='many' must be a number"):
+        recorder_size({"TORCH_FR_BUFFER_SIZE": "many"})
