@@ -35,7 +35,7 @@ PUBLIC_NAMES = {
         AllGatherStates is_available enable_gil_profiling register Registry TlsFiles
         api backend_registry constants internal options rref_proxy
     """,
-    "lockstitch.autograd": "context backward get_gradients DistAutogradContext",
+    "lockstitch.autograd": "context backward get_gradients grad DistAutogradContext",
     "lockstitch.checkpoint": "register unregister save load names CheckpointError",
     "lockstitch.optim": """
         DistributedOptimizer GradScaler clip_grad_norm_ clip_grad_value_ clip_grads_with_norm_
@@ -184,13 +184,20 @@ def test_parameters_of_the_incumbent_are_there_in_its_order(
         assert actual[name].default == parameter.default
 
 
-def test_backward_takes_what_the_incumbents_takes_and_a_mode() -> None:
+def test_backward_takes_what_the_incumbents_takes_and_more() -> None:
     # Theirs is built in and has no signature to compare with.
     assert str(inspect.signature(lockstitch.autograd.backward)).startswith("(context_id")
     parameters = inspect.signature(lockstitch.autograd.backward).parameters
-    assert list(parameters) == ["context_id", "roots", "retain_graph", "mode"]
+    assert list(parameters) == ["context_id", "roots", "retain_graph", "create_graph", "mode"]
     assert parameters["retain_graph"].default is False
     assert parameters["mode"].default == "smart"
+
+
+def test_grad_takes_what_that_of_torch_takes() -> None:
+    ours = list(inspect.signature(lockstitch.autograd.grad).parameters)
+    theirs = list(inspect.signature(torch.autograd.grad).parameters)
+    assert ours[:6] == ["context_id", *theirs[:5]]
+    assert set(theirs) - set(ours) == {"only_inputs", "is_grads_batched"}
 
 
 def test_distributed_optimizer_takes_what_the_incumbents_takes() -> None:

@@ -1,6 +1,7 @@
-"""One backward pass over all workers: `context`, `backward`, `get_gradients`.
+"""One backward pass over all workers: `context`, `backward`, `get_gradients`; and `grad`, for the
+gradients of chosen tensors.
 
-A drop-in for `torch.distributed.autograd`.
+A drop-in for `torch.distributed.autograd`, which has no `grad` and no higher derivatives.
 
 How it works, in the order in which one reads it:
 
@@ -11,6 +12,9 @@ How it works, in the order in which one reads it:
     context.py      what one worker remembers of one forward, and its gradients
     stitch.py       sends and receives, and the interceptor that sews them onto messages
     roots.py        what a pass may begin at
+    selection.py    what a pass wants that is not for all gradients
+    narrowing.py    how it runs nothing else
+    inputs.py       the inputs of `grad`, here and on other workers
     graph.py        the walk that cuts a worker's graph into components
     decisions.py    when a component runs
     engine.py       how it runs, in torch's own engine
@@ -28,7 +32,7 @@ How it works, in the order in which one reads it:
 
 from __future__ import annotations
 
-from lockstitch.autograd.api import backward, context, get_gradients
+from lockstitch.autograd.api import backward, context, get_gradients, grad
 from lockstitch.autograd.compat import (  # noqa: F401 - programs reach for them by these names
     DistAutogradContext,
     _current_context,
@@ -46,6 +50,7 @@ __all__ = [
     "context",
     "backward",
     "get_gradients",
+    "grad",
     "DistAutogradContext",
     "_current_context",
     "_get_debug_info",

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import contextlib
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
+from lockstitch.autograd.conductor import flags_of
+from lockstitch.autograd.inputs import Inputs
+from lockstitch.autograd.roots import enter_with
 from lockstitch.autograd.service import AutogradService
+from lockstitch.rref.rref import RRef
 from lockstitch.runtime.worker import current_worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from lockstitch.autograd.context import DistAutogradContext
+    from lockstitch.autograd.inputs import Input, Result
+
+Mode: TypeAlias = Literal["smart", "fast"]
 
 
 def service() -> AutogradService:
@@ -61,14 +70,19 @@ def backward(
     context_id: int,
     roots: Sequence[torch.Tensor],
     retain_graph: bool = False,
+    create_graph: bool = False,
     *,
-    mode: Literal["smart", "fast"] = "smart",
+    mode: Mode = "smart",
 ) -> None:
     """Computes the gradients of the sum of `roots` for the context's leaf tensors on all workers.
 
     `roots` are tensors of this worker, of one element each and with a history. Gradients are added
     to those that the context has; see `get_gradients`. `.grad` is never touched. The graph's memory
     is freed unless `retain_graph`. Returns when every worker has finished its part.
+
+    `create_graph`: the gradients have a history themselves, over all workers, and the graph is
+    kept. A further pass of this context from what is computed of them gives second derivatives;
+    one that creates a graph again, third ones, and so on.
 
     `mode`: "smart" is right whatever part of what was called takes part in the loss, and asks only
     where that matters; "fast" assumes that every tensor sent from a worker that the pass reaches
@@ -93,20 +107,109 @@ def backward(
             "backward(): incompatible function arguments: wanted (context_id: int, roots: list of "
             f"tensors, retain_graph: bool = False), got ({context_id!r}, {roots!r}){advice}"
         )
+    _check_mode(mode)
+    with _outside_inference_mode():
+        service().backward(context_id, roots, retain_graph, mode, create_graph)
+
+
+def grad(  # noqa: PLR0913, PLR0917 - the signature of torch.autograd.grad
+    context_id: int,
+    outputs: torch.Tensor | Sequence[torch.Tensor],
+    inputs: Input | Sequence[Input],
+    grad_outputs: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    *,
+    materialize_grads: bool = False,
+    mode: Mode = "smart",
+) -> tuple[Result, ...]:
+    """Returns the gradients of `outputs` with respect to `inputs`, over all workers of the context;
+    adds nothing to the gradients that the context has, nor to any `.grad`.
+
+    `outputs` are tensors of this worker, with a history. `inputs` are tensors of this worker, leaf
+    or not, and references (`RRef`) to tensors of any worker: parameters of a remote module, say.
+    The gradient of a tensor is a tensor of its shape, dtype and device; that of a reference is a
+    reference to the gradient, which stays on the owner (`to_here()` fetches it, on the graph within
+    the context). `grad_outputs`: the gradients to begin with, of the shapes of the outputs; None
+    stands for one, at outputs of one element.
+
+    `retain_graph` (default: the value of `create_graph`): the graph is kept for further passes.
+    `create_graph`: the gradients have a history, so that higher derivatives can be computed.
+    `allow_unused` (default: the value of `materialize_grads`): the gradient of an input that takes
+    no part is None, or zeros with `materialize_grads`, which is for tensors of this worker; else it
+    is an error. `mode`: "smart" first asks which calls lead to inputs, and runs nothing else;
+    "fast" does not ask, so it also goes back through calls that lead to none.
+
+    Raises `TypeError` for arguments of the wrong kind, `RuntimeError` for unknown contexts, for
+    tensors that do not require grad and for unused inputs; and what `backward` raises.
+
+    After `torch.autograd.grad`.
+
+        >>> with autograd.context() as context_id:
+        ...     loss = rpc.rpc_sync("worker1", critic, args=(x,)).sum()
+        ...     (slope,) = autograd.grad(context_id, loss, x, create_graph=True)
+        ...     autograd.backward(context_id, [loss + (slope.norm() - 1) ** 2])
+    """
+    _check_mode(mode)
+    chosen = _as_sequence(inputs, "inputs", (torch.Tensor, RRef))
+    ends = _as_sequence(outputs, "outputs", (torch.Tensor,))
+    given = grad_outputs
+    if given is not None:
+        given = _as_sequence(given, "grad_outputs", (torch.Tensor, type(None)))
+    flags = flags_of(create_graph if retain_graph is None else retain_graph, create_graph, mode)
+    with _outside_inference_mode():
+        found = Inputs(chosen)
+        here = service().gradients_at(
+            context_id, enter_with(ends, given), found.edges, flags, found
+        )
+    results = found.results(here)
+    if materialize_grads:
+        results = [
+            torch.zeros_like(each) if result is None and isinstance(each, torch.Tensor) else result
+            for each, result in zip(chosen, results, strict=True)
+        ]
+    allows = materialize_grads if allow_unused is None else allow_unused
+    for place, result in enumerate(results):
+        if result is None and not allows:
+            raise RuntimeError(
+                f"inputs[{place}] appears to not have been used in the graph of the outputs. Set "
+                "allow_unused=True if this is the desired behavior: its gradient is None then"
+            )
+    return tuple(results)
+
+
+def _check_mode(mode: str) -> None:
     if mode not in ("smart", "fast"):
         raise ValueError(f"mode is 'smart' or 'fast', not {mode!r}")
-    if torch.is_inference_mode_enabled():
-        # Gradients are kept, and added to by later passes outside of that mode.
-        with torch.inference_mode(False), torch.no_grad():
-            service().backward(context_id, roots, retain_graph, mode)
-    else:
-        service().backward(context_id, roots, retain_graph, mode)
+
+
+def _as_sequence(value: Any, name: str, kinds: tuple[type, ...]) -> Sequence[Any]:
+    values = [value] if isinstance(value, kinds) else value
+    if not isinstance(values, (list, tuple)) or not values:
+        raise TypeError(f"grad(): {name} is a tensor or a list of some, not {value!r}")
+    for place, each in enumerate(values):
+        if not isinstance(each, kinds):
+            wanted = " or ".join([kind.__name__ for kind in kinds])
+            raise TypeError(f"grad(): {name}[{place}] is a {type(each).__name__}, not {wanted}")
+    return values
+
+
+def _outside_inference_mode() -> AbstractContextManager[object]:
+    """Gradients are kept, and added to by later passes outside of that mode."""
+    if not torch.is_inference_mode_enabled():
+        return contextlib.nullcontext()
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    return stack
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     """The gradients that the context has on this worker: leaf tensor → gradient, keyed by identity.
 
-    Each gradient has its leaf's shape, dtype and device; a leaf that took no part has none. The
+    Each gradient has its leaf's shape, dtype and device, and a history if a pass created a graph; a
+    leaf that took no part has none. The
     dictionary is the caller's own; the gradients are the context's, and no two share memory.
     Raises `RuntimeError` for an unknown context. After `torch.distributed.autograd.get_gradients`.
     """

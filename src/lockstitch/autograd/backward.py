@@ -12,8 +12,11 @@ One lock guards the state; it is never held while something is sent, run or walk
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
+
+import torch
 
 from lockstitch.autograd.conductor import NOBODY
 from lockstitch.autograd.decisions import Decision, decide
@@ -22,6 +25,7 @@ from lockstitch.autograd.emission import Emission, compact
 from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import find_components
 from lockstitch.autograd.listening import Sleeper
+from lockstitch.autograd.narrowing import find_ends
 from lockstitch.autograd.progress import Phase, Progress
 from lockstitch.autograd.stitch import RECEIVE_NODE, received_message
 from lockstitch.autograd.termination import PassStatus
@@ -30,14 +34,20 @@ from lockstitch.wire.encodings import NOTHING
 from lockstitch.wire.messages import Gradient, Payload
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lockstitch.autograd.conductor import Conductor, PassOptions, Task
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.discovery import Parts, Reach
     from lockstitch.autograd.graph import Entry, Gradients
     from lockstitch.autograd.messaging import Participant
     from lockstitch.autograd.stitch import Receive
-    from lockstitch.ids import GlobalId
+    from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.runtime.pending import Pending
+    from lockstitch.wire.messages import Stitch
+
+Sew = Callable[["DistAutogradContext", "WorkerId", "Gradients"], "Stitch"]
+"""Records that gradients with a history leave for a worker; `Stitcher.sew`."""
 
 _LONG_GRAPH: Final = 5_000
 """From so many nodes on, a component runs in a thread of its own. That takes a tenth less time than
@@ -80,8 +90,10 @@ class BackwardPass:
         context: DistAutogradContext,
         options: PassOptions,
         conductor: Conductor,
+        sew: Sew,
     ) -> None:
         self.options = options
+        self._sew = sew
         self._worker = worker
         self._messaging = worker.agent
         self._context = context
@@ -91,6 +103,10 @@ class BackwardPass:
         self._walking = threading.Lock()
         self._entries: list[Entry] = []
         self._inbox: list[Gradient] = []
+        self._selection = context.selection_of(options.id) if options.selects else None
+        """What the pass wants here; None: all leaves."""
+        self._wanted: Parts | None = None
+        """In a pass that selects: which of the tensors received here lead to something chosen."""
 
     # ------------------------------------------------------------ what comes in
 
@@ -123,12 +139,15 @@ class BackwardPass:
         """The initiator listens on the connection on which it speaks to this worker."""
         self._conductor.answer_by_reply_push()
 
-    def learn_parts(self, parts: Parts) -> list[Task]:
-        """The initiator's answer: which of the tensors sent from here take part."""
+    def learn_parts(self, parts: Parts, wanted: Parts | None = None) -> list[Task]:
+        """The initiator's answer: which of the tensors sent from here take part, and in a pass that
+        selects, which of those received."""
         with self._lock:
             if self._failure is not None or self._parts is not None:
                 return []
             self._parts = parts
+            self._wanted = None if self._selection is None else wanted
+            self._narrow(self._components or {})
             self._wake_waiting()
             waiting = [
                 progress
@@ -142,7 +161,9 @@ class BackwardPass:
         """The answer to the initiator's question. Walks the graph."""
         for task in self._walk():
             self._messaging.spawn(task)
-        return find_reach(self._entries, received_message)
+        edges = () if self._selection is None else self._selection.edges
+        chosen = {(edge.node, edge.output_nr) for edge in edges}
+        return find_reach(self._entries, received_message, chosen)
 
     def status(self) -> PassStatus:
         """Where this worker stands; see `termination`."""
@@ -199,11 +220,18 @@ class BackwardPass:
                 if self._failure is not None:
                     return []
                 self._entries, self._components = entries, components
+                self._narrow(components)
                 inbox, self._inbox = self._inbox, []
                 tasks = [self._place(message) for message in inbox]
         return [task for task in tasks if task is not None]
 
     # ------------------------------------------------------------ deciding (the lock is held)
+
+    def _narrow(self, components: Mapping[GlobalId | None, Progress]) -> None:
+        """Once it is known what a pass that selects needs of them."""
+        if self._selection is not None and (self._parts is not None or self.options.fast):
+            for progress in dict.fromkeys(components.values()):
+                progress.narrow(self._selection, self._wanted)
 
     def _place(self, message: Gradient) -> Task | None:
         assert self._components is not None
@@ -224,7 +252,10 @@ class BackwardPass:
         return partial(self._report, progress)
 
     def _decide(self, progress: Progress, *, is_callers_thread: bool = False) -> Task | None:
-        decision = decide(progress.component, progress.arrived, self._parts, self.options.fast)
+        options = self.options
+        if self._selection is not None and self._parts is None and not options.fast:
+            return None  # it has been asked for them
+        decision = decide(progress.component, progress.arrived, self._parts, options.fast)
         if decision is Decision.RUN or decision is Decision.BLOCK:
             progress.phase = Phase.RUNNING
             task = progress.task = partial(self._run, progress, decision is Decision.BLOCK)
@@ -250,16 +281,27 @@ class BackwardPass:
         if not context.runs.enter(self, progress.task):
             return  # until the last run of an earlier pass has ended
         is_distant = self._conductor.is_distant
+        options = self.options
         emission = Emission(component, self._post_now, is_distant and not blocking)
-        run = ComponentRun(component, context, self.options.retain_graph, emission)
         outer, _running.context = _running.context, context
         try:
             try:
+                run = ComponentRun(
+                    component,
+                    self._selection or context,
+                    options.retain_graph,
+                    emission,
+                    options.create_graph,
+                    None
+                    if blocking or self._wanted is None
+                    else find_ends(component, self._wanted),
+                    progress.unwanted,
+                )
                 if blocking:
                     run.run_blocking(*self._take_awaited(progress), partial(self._wait, progress))
                 else:
                     run.run(self._take(progress))
-                if is_distant and context.has_replicas:
+                if is_distant and context.has_replicas and not options.selects:
                     with self._messaging.blocked():
                         context.reduce_replicas()
             finally:
@@ -376,20 +418,24 @@ class BackwardPass:
         consumed: tuple[GlobalId, ...] = (),
     ) -> None:
         options, message, conductor = self.options, receive.message, self._conductor
-        if gradients is not None:
+        worker, stitch = message.worker, None
+        if gradients is not None and options.create_graph:
+            with torch.enable_grad():
+                gradients = tuple([compact(gradient) for gradient in gradients])
+                stitch = self._sew(self._context, worker, gradients)
+        elif gradients is not None:
             gradients = tuple([compact(gradient) for gradient in gradients])
-        worker = message.worker
         conductor.send(
             worker,
             Gradient(
                 self._context.id,
                 options.id,
-                options.retain_graph,
-                options.fast,
+                options.flags,
                 conductor.listens_to(worker),
                 message,
                 emitted,
                 consumed,
+                stitch,
                 Payload(NOTHING, b"", gradients or ()),
             ),
         )

@@ -16,6 +16,7 @@ from lockstitch.errors import ConnectionLostError, LockstitchError
 from lockstitch.runtime import remote_errors
 from lockstitch.wire.encodings import PICKLE
 from lockstitch.wire.messages import BackwardFailed, NeedParts, Payload, Report
+from lockstitch.wire.messages.backward import CREATE_GRAPH, FAST, RETAIN_GRAPH, SELECTS
 
 if TYPE_CHECKING:
     from lockstitch.autograd.messaging import Participant
@@ -32,16 +33,41 @@ nobody needs to know. The question costs little, but on machines that have nothi
 
 
 class PassOptions(NamedTuple):
-    """What all workers must know of a pass: its name, and how it is run."""
+    """What all workers must know of a pass: its name, and how it is run, as a sum of the flags in
+    `wire.messages.backward`."""
 
     id: GlobalId
-    retain_graph: bool
-    fast: bool
+    flags: int
+
+    @property
+    def retain_graph(self) -> bool:
+        """Whether the graph is kept for further passes."""
+        return bool(self.flags & RETAIN_GRAPH)
+
+    @property
+    def create_graph(self) -> bool:
+        """Whether the gradients have a history themselves."""
+        return bool(self.flags & CREATE_GRAPH)
+
+    @property
+    def fast(self) -> bool:
+        """Whether all that was sent is assumed to take part."""
+        return bool(self.flags & FAST)
+
+    @property
+    def selects(self) -> bool:
+        """Whether only the gradients of chosen tensors are wanted; see `narrowing`."""
+        return bool(self.flags & SELECTS)
 
     @property
     def initiator(self) -> WorkerId:
         """The worker that called `backward`."""
         return self.id.worker
+
+
+def flags_of(retain_graph: bool, create_graph: bool, mode: str) -> int:
+    """Returns the flags of `PassOptions`."""
+    return RETAIN_GRAPH * retain_graph + CREATE_GRAPH * create_graph + FAST * (mode == "fast")
 
 
 class Conductor(Protocol):

@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.graph import Entry
 from lockstitch.autograd.replicas import Replicas
+from lockstitch.autograd.selection import Selection
 from lockstitch.torch_internals.owners import is_sole_owner
 from lockstitch.torch_internals.tensors import indices_of, values_of
 
@@ -81,6 +82,8 @@ class DistAutogradContext:
         """The latest backward pass of each initiator."""
         self.turn = threading.Lock()
         """Held by the initiator for a whole pass: passes of one context follow one another."""
+        self.selections: dict[WorkerId, Selection] = {}
+        """What the latest pass of each initiator wants here, where it does not want all."""
         self.runs = PassGate()
         self.failed_passes = 0
         self._replicas: Replicas | None = None
@@ -129,6 +132,21 @@ class DistAutogradContext:
                 return False
             self.passes[initiator] = backward_pass
             return True
+
+    def select(self, backward_pass: GlobalId, edges: Sequence[GradientEdge]) -> Selection:
+        """Records that `backward_pass`, which has not begun yet, wants the gradients at `edges`."""
+        selection = Selection(backward_pass, edges)
+        with self._records:
+            if not self.is_released:
+                self.selections[backward_pass.worker] = selection
+        return selection
+
+    def selection_of(self, backward_pass: GlobalId) -> Selection:
+        """What that pass wants here; nothing, if nobody has said so."""
+        selection = self.selections.get(backward_pass.worker)
+        if selection is None or selection.backward_pass != backward_pass:
+            return Selection(backward_pass, ())
+        return selection
 
     @property
     def sends(self) -> list[Send]:
@@ -183,9 +201,13 @@ class DistAutogradContext:
             return dict(self._gradients)
 
     def add_gradients(
-        self, leaves: Sequence[GradientEdge], gradients: list[torch.Tensor | None]
+        self,
+        leaves: Sequence[GradientEdge],
+        gradients: list[torch.Tensor | None],
+        *,
+        keep_history: bool = False,
     ) -> None:
-        """Adds what arrived at `leaves`.
+        """Adds what arrived at `leaves`, with its history if that is to be kept.
 
         A gradient that is kept shares memory with no other: it is stolen where the list `gradients`
         alone holds it, and copied otherwise. (So nothing here may name it before that is known.)
@@ -202,7 +224,7 @@ class DistAutogradContext:
                     continue
                 variable: torch.Tensor = leaf.node.variable  # type: ignore[attr-defined]
                 if variable.requires_grad and not self.is_released:
-                    self._add(variable, gradients, index)
+                    self._add(variable, gradients, index, keep_history=keep_history)
 
     def move_gradients(self, to: DistAutogradContext, leaves: Sequence[torch.Tensor]) -> None:
         """Adds the gradients of these leaves to those of another context, and has none of them
@@ -217,14 +239,22 @@ class DistAutogradContext:
                     to._add(leaf, found, index)
 
     def _add(
-        self, variable: torch.Tensor, gradients: list[torch.Tensor | None], index: int
+        self,
+        variable: torch.Tensor,
+        gradients: list[torch.Tensor | None],
+        index: int,
+        *,
+        keep_history: bool,
     ) -> None:
         is_ours = is_sole_owner(gradients, index)
         given = gradients[index]
         assert given is not None
-        gradient = given.detach()  # lets go of a view's base, and of what a hook's result hangs on
         stored = self._gradients.get(variable)
-        if stored is None:
+        has_history = keep_history and given.requires_grad
+        gradient = given if has_history else given.detach()  # lets go of a view's base too
+        if has_history or (stored is not None and stored.requires_grad):
+            self._gradients[variable] = _joined(gradient, stored, variable)
+        elif stored is None:
             steal = is_ours and _is_laid_out_like(gradient, variable)
             self._gradients[variable] = gradient if steal else _copy(gradient, variable)
         elif stored.layout is torch.strided:
@@ -267,7 +297,20 @@ class DistAutogradContext:
             dropped = (self._sends, self.receives, self.passes, self._gradients, self._replicas)
             self._replicas = None
             self._sends, self.receives, self.passes, self._gradients = {}, {}, {}, {}
-        del dropped
+            selections, self.selections = self.selections, {}
+        del dropped, selections
+
+
+@torch.enable_grad()
+def _joined(
+    gradient: torch.Tensor, stored: torch.Tensor | None, variable: torch.Tensor
+) -> torch.Tensor:
+    """A gradient and what was there before, one of them with a history: a new tensor, since what
+    came of either may have been kept for a further pass."""
+    if stored is None:
+        return _copy(gradient, variable)
+    is_dense = stored.layout is torch.strided
+    return stored + gradient if is_dense else gradient + stored  # never sparse with dense added
 
 
 def _is_laid_out_like(gradient: torch.Tensor, variable: torch.Tensor) -> bool:

@@ -11,18 +11,22 @@ node a bitmask of what lies below it. Nothing here communicates, locks or runs a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from lockstitch.ids import GlobalId
 from lockstitch.torch_internals.autograd import AccumulateGrad, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from lockstitch.autograd.graph import Entry
-    from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.ids import WorkerId
 
 Tensor: TypeAlias = "tuple[GlobalId, int]"
 """One tensor that crossed: the message's stitch, and the position among its stitched tensors."""
+
+CHOSEN: Final[Tensor] = (GlobalId(-1, 0, 0), 0)
+"""Stands among received tensors for all those whose gradients a pass that selects has chosen."""
 
 Parts: TypeAlias = "dict[GlobalId, frozenset[int]]"
 """The tensors that take part, by message."""
@@ -40,20 +44,30 @@ class Reach(NamedTuple):
 
 
 def find_reach(
-    entries: Sequence[Entry], received_message: Callable[[Node], GlobalId | None]
+    entries: Sequence[Entry],
+    received_message: Callable[[Node], GlobalId | None],
+    chosen: Collection[tuple[Node, int]] = (),
 ) -> Reach:
-    """Computes the reach of `entries`; `received_message(node)` names a receive node's stitch."""
+    """Computes the reach of `entries`; `received_message(node)` names a receive node's stitch.
+    `chosen` are the edges of the tensors that a pass that selects has chosen here."""
     bits: dict[Tensor, int] = {}
     masks: dict[Node, int] = {}
 
+    def bit_of(tensor: Tensor) -> int:
+        return 1 << bits.setdefault(tensor, len(bits))
+
     def mask_of(node: Node, index: int) -> int | None:
         """Returns what lies below the edge (node, index); None while that is not known yet."""
+        mask = mask_below(node, index)
+        if mask is not None and chosen and (node, index) in chosen:
+            return mask | bit_of(CHOSEN)
+        return mask
+
+    def mask_below(node: Node, index: int) -> int | None:
         if node is None or type(node) is AccumulateGrad:
             return 0
         message = received_message(node)
-        if message is not None:
-            return 1 << bits.setdefault((message, index), len(bits))
-        return masks.get(node)
+        return masks.get(node) if message is None else bit_of((message, index))
 
     def visit(start: Node, index: int) -> int:
         waiting = [start]
@@ -128,6 +142,35 @@ class Closure:
             if message.worker == worker
         }
 
+    def received_parts_of(self, worker: WorkerId) -> Parts:
+        """The tensors received by `worker` that take part."""
+        parts: dict[GlobalId, set[int]] = {}
+        for message, index in self._received.get(worker, ()):
+            if index in self._taking_part.get(message, ()):
+                parts.setdefault(message, set()).add(index)
+        return {message: frozenset(indices) for message, indices in parts.items()}
+
+    def narrow(self) -> None:
+        """Of the closed set, keeps the tensors below which something is chosen."""
+        above: dict[Tensor, list[Tensor]] = {}
+        leading = []
+        for message, indices in self._taking_part.items():
+            received = self._received[message.worker]
+            masks = self._sent[message.worker].get(message, ())
+            for index in indices if masks else ():
+                for bit in _set_bits(masks[index]):
+                    if received[bit] == CHOSEN:
+                        leading.append((message, index))
+                    else:
+                        above.setdefault(received[bit], []).append((message, index))
+        self._taking_part = {}
+        while leading:
+            message, index = leading.pop()
+            indices = self._taking_part.setdefault(message, set())
+            if index not in indices:
+                indices.add(index)
+                leading.extend(above.get((message, index), ()))
+
     def _expand(self, waiting: list[Tensor]) -> None:
         while waiting:
             tensor = waiting.pop()
@@ -146,7 +189,7 @@ class Closure:
         fresh = mask & ~self._expanded.get(worker, 0)
         self._expanded[worker] = self._expanded.get(worker, 0) | mask
         received = self._received[worker]
-        return (received[bit] for bit in _set_bits(fresh))
+        return (received[bit] for bit in _set_bits(fresh) if received[bit] != CHOSEN)
 
 
 def _set_bits(mask: int) -> Iterable[int]:

@@ -28,7 +28,7 @@ numbers, in the order of their creation, and whatever has a number as small is l
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch.autograd.grad_mode import set_multithreading_enabled
@@ -52,20 +52,50 @@ from lockstitch.wire.staging import arrive
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.graph import Component, Entry, Gradients
-    from lockstitch.autograd.stitch import GradientSink
+    from lockstitch.autograd.narrowing import End
+    from lockstitch.autograd.stitch import GradientSink, Receive
     from lockstitch.ids import GlobalId
     from lockstitch.torch_internals.autograd import Node
 
 
+class GradientStore(Protocol):
+    """Where the gradients of leaves go: a context, or what a pass has chosen (`Selection`)."""
+
+    def add_gradients(
+        self,
+        leaves: Sequence[GradientEdge],
+        gradients: list[torch.Tensor | None],
+        *,
+        keep_history: bool = False,
+    ) -> None:
+        """Adds what one run has captured at `leaves`, with its history if that is to be kept."""
+        ...
+
+
+class _Nowhere:
+    """The sink of receives whose gradients nobody wants."""
+
+    def emit(self, receive: Receive, gradients: Gradients) -> None:
+        """Drops them."""
+
+
+_NOWHERE = _Nowhere()
+
+
 class ComponentRun(NamedTuple):
-    """A component to run: its leaves' gradients go to `context`, those of receives to `sink`."""
+    """A component to run: its leaves' gradients go to `store`, those of receives to `sink`. With
+    `create_graph` they have a history."""
 
     component: Component
-    context: DistAutogradContext
+    store: GradientStore
     retain_graph: bool
     sink: GradientSink
+    create_graph: bool = False
+    ends: tuple[End, ...] | None = None
+    """In a pass that selects: the receives, to be captured instead of run (see `narrowing`)."""
+    unwanted: tuple[Node, ...] = ()
+    """Receives whose gradients nobody wants."""
 
     def run(self, arrived: dict[GlobalId | None, Gradients | None]) -> None:
         """Steps [2] to [4] with all roots there. Null tokens only: nothing runs.
@@ -79,7 +109,7 @@ class ComponentRun(NamedTuple):
         if captured is None:
             self._run_engine(edges, gradients)
         else:
-            self.context.add_gradients(self.component.leaves, captured)
+            self._keep(captured)
 
     def _pass_straight(
         self, edges: list[GradientEdge], gradients: list[torch.Tensor]
@@ -90,11 +120,14 @@ class ComponentRun(NamedTuple):
         if (
             self.component.receives
             or self.component.hooked
+            or self.ends is not None
             or len(edges) > len(leaves)
             or type(edges[0].node) is not AccumulateGrad
         ):
             return None
         places = {leaf.node: place for place, leaf in enumerate(leaves)}
+        if len(places) < len(leaves):  # one was chosen twice
+            return None
         for edge, gradient in zip(edges, gradients, strict=True):
             if places.pop(edge.node, None) is None or not _fits(gradient, _leaf(edge)):
                 return None
@@ -146,7 +179,7 @@ class ComponentRun(NamedTuple):
             there = arrived.get(entry.message)
             if there is not None:
                 if entry.devices is not None:
-                    there = tuple(arrive(there, entry.devices))
+                    there = tuple(arrive(there, entry.devices, keep_history=self.create_graph))
                 for edge, gradient in zip(entry.edges, there, strict=True):
                     if gradient is not None:
                         edges.append(edge)
@@ -156,27 +189,60 @@ class ComponentRun(NamedTuple):
 
     def _run_engine(self, edges: list[GradientEdge], gradients: list[torch.Tensor]) -> None:
         component = self.component
+        if self.ends is not None:
+            self._run_to_the_ends(edges, gradients, self.ends)
+            return
         receives = [node.receive for node in component.receives]
         inputs = component.leaves
         if receives or not inputs:
             inputs = (*inputs, ANCHOR)
         for receive in receives:
             receive.sink = self.sink
+        unwanted = [node.receive for node in self.unwanted]
+        for receive in unwanted:
+            receive.sink = _NOWHERE
         try:
-            captured = run_engine(edges, gradients, inputs, self.retain_graph)
+            captured = run_engine(edges, gradients, inputs, self.retain_graph, self.create_graph)
         finally:
-            for receive in receives:
+            for receive in (*receives, *unwanted):
                 receive.sink = None
         gradients.clear()
+        if not component.hooked:
+            self._keep(captured)
+            return
         # The engine runs hooks of tensors, but not those of a node that it captures.
-        for index in component.hooked:
-            _change_by_prehooks(component.leaves[index].node, captured, index)
-        self.context.add_gradients(component.leaves, captured)
-        for index in component.hooked:
-            gradient = captured[index]
+        with torch.set_grad_enabled(self.create_graph):
+            for index in component.hooked:
+                _change_by_prehooks(component.leaves[index].node, captured, index)
+            self._keep(captured)
+            for index in component.hooked:
+                gradient = captured[index]
+                if gradient is not None:
+                    for hook in node_hooks(component.leaves[index].node):
+                        hook((), (gradient,))
+
+    def _keep(self, captured: list[torch.Tensor | None]) -> None:
+        self.store.add_gradients(self.component.leaves, captured, keep_history=self.create_graph)
+
+    def _run_to_the_ends(
+        self, edges: list[GradientEdge], gradients: list[torch.Tensor], ends: Sequence[End]
+    ) -> None:
+        """Runs what leads to the leaves and to `ends`, and nothing else."""
+        leaves = self.component.leaves
+        places = [(end, index, edge) for end in ends for index, edge in end.edges.items()]
+        inputs = (*leaves, *[edge for _, _, edge in places])
+        if not inputs:  # the engine would take that for all leaves
+            return
+        captured = run_engine(edges, gradients, inputs, self.retain_graph, self.create_graph)
+        gradients.clear()
+        found: dict[int, list[torch.Tensor | None]] = {}
+        for (end, index, _), gradient in zip(places, captured[len(leaves) :], strict=True):
             if gradient is not None:
-                for hook in node_hooks(component.leaves[index].node):
-                    hook((), (gradient,))
+                found.setdefault(id(end), [None] * end.size)[index] = gradient
+        for end in ends:
+            if id(end) in found:
+                self.sink.emit(end.receive, tuple(found[id(end)]))
+        self._keep(captured[: len(leaves)])
 
 
 def _change_by_prehooks(node: Node, captured: list[torch.Tensor | None], index: int) -> None:
@@ -235,7 +301,8 @@ def _waiting_hook(
         gradients = wait(entry)
         gradient = None if gradients is None else gradients[index]
         if gradient is not None and entry.devices is not None:
-            (gradient,) = arrive([gradient], [entry.devices[index]])
+            on = entry.devices[index]
+            (gradient,) = arrive([gradient], [on], keep_history=torch.is_grad_enabled())
         if gradient is not None and gradient.layout is not torch.strided:
             gradient = gradient.to_dense()  # a hook may not change the layout of its placeholder
         return (gradient,)

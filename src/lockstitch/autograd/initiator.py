@@ -28,8 +28,10 @@ from lockstitch.wire.messages import Abort, AskPassStatus, AskReach, Parts
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lockstitch.autograd.backward import Sew
     from lockstitch.autograd.conductor import PassOptions, Task
     from lockstitch.autograd.context import DistAutogradContext
+    from lockstitch.autograd.discovery import Parts as TensorParts
     from lockstitch.autograd.discovery import Reach
     from lockstitch.autograd.graph import Entry, Gradients
     from lockstitch.autograd.messaging import Participant
@@ -60,7 +62,7 @@ class Initiator:
     _silence = _SILENCE_SECONDS
 
     def __init__(
-        self, worker: Participant, context: DistAutogradContext, options: PassOptions
+        self, worker: Participant, context: DistAutogradContext, options: PassOptions, sew: Sew
     ) -> None:
         self._worker = worker
         self._messaging = worker.agent
@@ -73,7 +75,7 @@ class Initiator:
         self._asked: set[WorkerId] = set()
         self._unreachable: dict[WorkerId, LockstitchError] = {}
         self._standstill = StandstillDetector()
-        self.backward_pass = BackwardPass(worker, context, options, self)
+        self.backward_pass = BackwardPass(worker, context, options, self, sew)
 
     def describe(self) -> str:
         """Returns what the pass waits for."""
@@ -92,6 +94,8 @@ class Initiator:
         """Runs the pass; returns when it is finished on all workers, or raises its first error."""
         try:
             task = self.backward_pass.begin(roots, gradients)
+            if self.options.selects and not self.options.fast:
+                self._ask_reach()
             while task is not None or (task := self._next_task()) is not None:
                 task()
                 task = None
@@ -252,9 +256,7 @@ class Initiator:
 
     def _ask(self, workers: Iterable[WorkerId]) -> None:
         options = self.options
-        self._tell(
-            workers, AskReach(self.context.id, options.id, options.retain_graph, options.fast)
-        )
+        self._tell(workers, AskReach(self.context.id, options.id, options.flags))
         self._fail_if_unreachable()
 
     def take_reach(self, worker: WorkerId, reach: Reach) -> None:
@@ -264,6 +266,8 @@ class Initiator:
             if closure is None or closure.is_closed:
                 return
             is_closed = closure.add(worker, reach)
+            if is_closed and self.options.selects:
+                closure.narrow()
             unasked = closure.missing - self._asked
             self._asked |= unasked
             asked = list(self._asked)
@@ -278,14 +282,9 @@ class Initiator:
         options, closure = self.options, self._closure
         assert closure is not None
         for worker in workers:
-            parts = tuple(
-                (message, tuple(sorted(indices)))
-                for message, indices in closure.parts_of(worker).items()
-            )
-            self._tell(
-                [worker],
-                Parts(self.context.id, options.id, options.retain_graph, options.fast, parts),
-            )
+            sent = _as_fields(closure.parts_of(worker))
+            received = _as_fields(closure.received_parts_of(worker)) if options.selects else ()
+            self._tell([worker], Parts(self.context.id, options.id, options.flags, sent, received))
 
     def _fail_if_unreachable(self) -> None:
         """A dead worker matters if the set cannot be closed without it."""
@@ -326,6 +325,10 @@ class Initiator:
                 self._messaging.send(worker, message)
             except LockstitchError as error:
                 self._unreachable[worker] = error
+
+
+def _as_fields(parts: TensorParts) -> tuple[tuple[GlobalId, tuple[int, ...]], ...]:
+    return tuple([(message, tuple(sorted(indices))) for message, indices in parts.items()])
 
 
 def _as_raised(error: BaseException, rank: int, text: str) -> BaseException:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+from lockstitch.autograd.narrowing import narrowed
 from lockstitch.autograd.termination import cancel
 
 if TYPE_CHECKING:
     from lockstitch.autograd.conductor import Task
     from lockstitch.autograd.discovery import Parts
     from lockstitch.autograd.graph import Component, Entry, Gradients
+    from lockstitch.autograd.selection import Selection
     from lockstitch.ids import GlobalId
+    from lockstitch.torch_internals.autograd import Node
     from lockstitch.wire.messages import Gradient
 
 
@@ -38,6 +41,7 @@ class Progress:
         "phase",
         "settled",
         "task",
+        "unwanted",
         "waits_for",
     )
 
@@ -51,6 +55,15 @@ class Progress:
         self.consumed: list[GlobalId] = []
         self.task: Task | None = None
         self.waits_for: Entry | None = None
+        self.unwanted: tuple[Node, ...] = ()
+        """Receives that lead to nothing that a pass that selects has chosen."""
+
+    def narrow(self, selection: Selection, wanted: Parts | None) -> None:
+        """From now on only what leads to something chosen counts; see `narrowing`."""
+        before = self.component
+        self.component = narrowed(before, selection, wanted)
+        kept = set(self.component.receives)
+        self.unwanted = tuple([node for node in before.receives if node not in kept])
 
     @property
     def is_busy(self) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from lockstitch.autograd import replicas
 from lockstitch.autograd.backward import BackwardPass, is_run_by_this_thread
-from lockstitch.autograd.conductor import PassOptions, RemoteInitiator
+from lockstitch.autograd.conductor import PassOptions, RemoteInitiator, flags_of
 from lockstitch.autograd.context import (
     context_of_this_thread,
     current_context,
@@ -29,17 +30,32 @@ from lockstitch.autograd.stitch import Stitcher
 from lockstitch.autograd.termination import PassStatus
 from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError, RpcError
 from lockstitch.ids import IdSource, WorkerId, context_owner
+from lockstitch.modes import in_plain_modes
 from lockstitch.runtime import remote_errors
 from lockstitch.wire import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
+    from torch.autograd.graph import GradientEdge
 
     from lockstitch.autograd.context import DistAutogradContext
+    from lockstitch.autograd.graph import Entry, Gradients
     from lockstitch.autograd.messaging import Participant
     from lockstitch.ids import GlobalId
+
+
+class Elsewhere(Protocol):
+    """The tensors of other workers whose gradients a pass wants."""
+
+    def select(self, context: DistAutogradContext, backward_pass: GlobalId) -> None:
+        """Has their owners note them for the pass, which has not begun yet."""
+        ...
+
+    def take(self, context: DistAutogradContext, backward_pass: GlobalId) -> None:
+        """Asks the owners, when the pass is over, what has arrived."""
+        ...
 
 
 class AutogradService:
@@ -53,9 +69,8 @@ class AutogradService:
         self._releases = Releases(worker)
         self._lock = threading.Lock()
         self._pass_ids = IdSource(worker.id)
-        self._messaging.interceptor = Stitcher(
-            worker.id, IdSource(worker.id), self._contexts.join, self
-        )
+        self._stitcher = Stitcher(worker.id, IdSource(worker.id), self._contexts.join, self)
+        self._messaging.interceptor = self._stitcher
         handle = self._messaging.handle
         handle(messages.ReleaseContext, self._on_release)
         handle(messages.ContextReleased, self._on_released)
@@ -179,32 +194,71 @@ class AutogradService:
         roots: Sequence[torch.Tensor],
         retain_graph: bool = False,
         mode: str = "smart",
+        create_graph: bool = False,
     ) -> None:
         """Runs a backward pass from `roots`, scalars of this worker; see `api.backward`."""
+        context = self._context_for_pass(identifier)
+        entry, gradients = enter_at(roots)
+        flags = flags_of(retain_graph or create_graph, create_graph, mode)
+        with self._turn_in(context):
+            self._run_pass(context, PassOptions(self._pass_ids(), flags), entry, gradients)
+            if context.has_replicas:
+                with self._messaging.blocked():
+                    context.reduce_replicas()
+
+    def gradients_at(
+        self,
+        identifier: int,
+        roots: tuple[Entry, Gradients],
+        edges: Sequence[GradientEdge],
+        flags: int,
+        elsewhere: Elsewhere,
+    ) -> list[torch.Tensor | None]:
+        """Runs a backward pass that adds nothing to the context; returns what arrives at `edges` of
+        this worker. What arrives on other workers, `elsewhere` takes; see `api.grad`."""
+        context = self._context_for_pass(identifier)
+        with self._turn_in(context):
+            options = PassOptions(self._pass_ids(), flags | messages.SELECTS)
+            selection = context.select(options.id, edges)
+            elsewhere.select(context, options.id)
+            self._run_pass(context, options, *roots)
+            elsewhere.take(context, options.id)
+            return selection.take()
+
+    def _context_for_pass(self, identifier: int) -> DistAutogradContext:
         context = self.find_context(identifier)
         if is_run_by_this_thread(context):
             raise RuntimeError(
                 "backward was called within a backward pass of the same context; passes of one "
                 "context follow one another"
             )
-        entry, gradients = enter_at(roots)
+        return context
+
+    @contextlib.contextmanager
+    def _turn_in(self, context: DistAutogradContext) -> Iterator[None]:
+        """Within, no other pass of this worker runs in the context."""
         if not context.turn.acquire(blocking=False):
             with self._messaging.blocked():
                 context.turn.acquire()
         try:
-            options = PassOptions(self._pass_ids(), retain_graph, mode == "fast")
-            initiator = Initiator(self._worker, context, options)
-            self._register(context, initiator)
-            try:
-                initiator.run(entry, gradients)
-                if context.has_replicas:
-                    with self._messaging.blocked():
-                        context.reduce_replicas()
-            finally:
-                with self._lock:
-                    del self._initiators[options.id]
+            yield
         finally:
             context.turn.release()
+
+    def _run_pass(
+        self,
+        context: DistAutogradContext,
+        options: PassOptions,
+        roots: Entry,
+        gradients: Gradients,
+    ) -> None:
+        initiator = Initiator(self._worker, context, options, self._stitcher.sew)
+        self._register(context, initiator)
+        try:
+            initiator.run(roots, gradients)
+        finally:
+            with self._lock:
+                del self._initiators[options.id]
 
     def _register(self, context: DistAutogradContext, initiator: Initiator) -> None:
         with self._lock:
@@ -227,7 +281,7 @@ class AutogradService:
             if latest is not None and latest.options.id.counter > options.id.counter:
                 return None
             conductor = RemoteInitiator(self._worker, identifier, options)
-            begun = BackwardPass(self._worker, context, options, conductor)
+            begun = BackwardPass(self._worker, context, options, conductor, self._stitcher.sew)
             if not context.add_pass(initiator, begun):
                 return None
         if latest is not None:
@@ -242,14 +296,16 @@ class AutogradService:
 
     # ------------------------------------------------------------ messages of a pass
 
-    def _on_gradient(self, _sender: WorkerId, message: messages.Gradient) -> None:
+    def _on_gradient(self, sender: WorkerId, message: messages.Gradient) -> None:
+        if message.stitch is not None:
+            message = self._with_history(sender, message.stitch, message)
         initiator = self._initiators.get(message.backward_pass)
         if initiator is not None:
             task = initiator.backward_pass.receive(message)
             if task is not None:
                 initiator.offer(task)
             return
-        options = PassOptions(message.backward_pass, message.retain_graph, message.fast)
+        options = PassOptions(message.backward_pass, message.flags)
         backward_pass = self._pass(message.context, options)
         if backward_pass is None:
             return
@@ -258,6 +314,16 @@ class AutogradService:
         task = backward_pass.receive(message)
         if task is not None:
             self._messaging.spawn(task)
+
+    @in_plain_modes
+    def _with_history(
+        self, sender: WorkerId, stitch: messages.Stitch, message: messages.Gradient
+    ) -> messages.Gradient:
+        """Gradients whose graph begins where they arrive."""
+        items = list(message.body.items)
+        self._stitcher.incoming(sender, stitch, items)
+        body = messages.Payload(message.body.encoding, message.body.stream, items)
+        return replace(message, body=body)
 
     def _on_report(self, _sender: WorkerId, message: messages.Report) -> None:
         initiator = self._initiators.get(message.backward_pass)
@@ -270,7 +336,7 @@ class AutogradService:
             self._messaging.spawn(partial(initiator.serve_parts, sender))
 
     def _on_ask_reach(self, sender: WorkerId, message: messages.AskReach) -> None:
-        options = PassOptions(message.backward_pass, message.retain_graph, message.fast)
+        options = PassOptions(message.backward_pass, message.flags)
         backward_pass = self._pass(message.context, options)
 
         def answer() -> None:
@@ -291,11 +357,12 @@ class AutogradService:
             self._messaging.spawn(partial(initiator.take_reach, sender, reach))
 
     def _on_parts(self, _sender: WorkerId, message: messages.Parts) -> None:
-        options = PassOptions(message.backward_pass, message.retain_graph, message.fast)
+        options = PassOptions(message.backward_pass, message.flags)
         backward_pass = self._pass(message.context, options)
         if backward_pass is not None:
             parts = {stitch: frozenset(indices) for stitch, indices in message.parts}
-            for task in backward_pass.learn_parts(parts):
+            wanted = {stitch: frozenset(indices) for stitch, indices in message.wanted}
+            for task in backward_pass.learn_parts(parts, wanted):
                 self._messaging.spawn(task)
 
     def _on_failed(self, sender: WorkerId, message: messages.BackwardFailed) -> None:
@@ -310,9 +377,7 @@ class AutogradService:
 
     def _on_abort(self, _sender: WorkerId, message: messages.Abort) -> None:
         # Begins the pass if need be: what comes of it later must find it ended.
-        backward_pass = self._pass(
-            message.context, PassOptions(message.backward_pass, False, False)
-        )
+        backward_pass = self._pass(message.context, PassOptions(message.backward_pass, 0))
         if backward_pass is not None:
             backward_pass.fail(DistAutogradError("the backward pass has failed on another worker"))
 

@@ -189,21 +189,31 @@ class Stitcher:
         context = current_context(self._home)
         if context is None or context.is_released:
             return None
+        if not items or not torch.is_grad_enabled():
+            return Stitch(context.id, None, (), context.involve(to, self._worker))
+        return self.sew(context, to, items)
+
+    def sew(
+        self,
+        context: DistAutogradContext,
+        to: WorkerId,
+        items: Sequence[torch.Tensor | memoryview | None],
+    ) -> Stitch:
+        """Records the send of those items that require grad in `context`. Gradients are sent so by
+        a backward pass that creates a graph: the next pass follows them to where they came from."""
         message = None
-        indices: tuple[int, ...] = ()
-        if items and torch.is_grad_enabled():
-            indices = tuple(
-                index
-                for index, item in enumerate(items)
-                if isinstance(item, torch.Tensor) and item.requires_grad
-            )
-            if indices:
-                message = self._next_message()
-                tensors: Any = [items[index] for index in indices]
-                devices = None
-                if not all(map(is_on_host, tensors)):
-                    devices = tuple([tensor.device for tensor in tensors])
-                context.add_send(message, to, stitch_send(tensors), devices)
+        indices = tuple(
+            index
+            for index, item in enumerate(items)
+            if isinstance(item, torch.Tensor) and item.requires_grad
+        )
+        if indices:
+            message = self._next_message()
+            tensors: Any = [items[index] for index in indices]
+            devices = None
+            if not all(map(is_on_host, tensors)):
+                devices = tuple([tensor.device for tensor in tensors])
+            context.add_send(message, to, stitch_send(tensors), devices)
         return Stitch(context.id, message, indices, context.involve(to, self._worker))
 
     def incoming(

@@ -319,6 +319,7 @@ def run_engine(
     gradients: Sequence[torch.Tensor],
     inputs: Sequence[GradientEdge],
     retain_graph: bool,
+    create_graph: bool = False,
 ) -> list[torch.Tensor | None]:
     """Runs torch's engine from `edges`; returns what arrives at `inputs`, None where nothing does.
 
@@ -331,7 +332,7 @@ def run_engine(
             tuple(edges),
             tuple(gradients),
             retain_graph,
-            False,
+            create_graph,
             tuple(inputs),
             True,
             accumulate_grad=False,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from lockstitch.devices.kinds import HOST, count_like, is_gpu, is_here
-from lockstitch.devices.moving import move_all
+from lockstitch.devices.moving import begin_move, move_all
 from lockstitch.devices.pinned import staging_bytes
 from lockstitch.devices.streams import wait_for_current
 from lockstitch.errors import RpcError
@@ -159,10 +159,17 @@ def finished(code: int, tensor: torch.Tensor, *, as_leaf: bool) -> torch.Tensor:
 
 
 def arrive(
-    gradients: Iterable[torch.Tensor | None], on: Iterable[torch.device]
+    gradients: Iterable[torch.Tensor | None],
+    on: Iterable[torch.device],
+    *,
+    keep_history: bool = False,
 ) -> list[torch.Tensor | None]:
-    """Gradients on the devices of the tensors whose they are."""
+    """Gradients on the devices of the tensors whose they are; with their history if that is to be
+    kept."""
     pairs = list(zip(gradients, on, strict=True))
+    if keep_history:
+        with torch.enable_grad():
+            return [None if each is None else begin_move(each, device) for each, device in pairs]
     there = [gradient for gradient, _ in pairs if gradient is not None]
     moved = iter(move_all(there, [on for gradient, on in pairs if gradient is not None]))
     return [None if gradient is None else next(moved) for gradient, _ in pairs]

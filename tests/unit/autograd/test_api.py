@@ -79,3 +79,47 @@ def test_backward_adds_to_the_context(worker, mode):
 def test_a_reference_among_the_roots_is_told_to_be_fetched(worker):
     with pytest.raises(TypeError, match=r"incompatible function arguments.*rref\.to_here\(\)"):
         autograd.backward(0, [RRef(torch.ones(1))])
+
+
+@pytest.mark.parametrize("mode", ["smart", "fast"])
+def test_grad_adds_nothing_to_the_context(worker, mode):
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+    with autograd.context() as context_id:
+        root = (x * 3).sum()
+        (found,) = autograd.grad(context_id, root, x, mode=mode, retain_graph=True)
+        assert found.tolist() == [3.0, 3.0]
+        assert autograd.get_gradients(context_id) == {}
+        (twice, same) = autograd.grad(context_id, [root, root], [x, x], mode=mode)
+        assert twice.tolist() == same.tolist() == [6.0, 6.0]
+        root = (x * 3).sum()
+        found, zeros = autograd.grad(context_id, root, [x, y], materialize_grads=True, mode=mode)
+        assert zeros.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((5, torch.ones(1)), "outputs is a tensor or a list"),
+        ((torch.ones(1), "x"), "inputs is a tensor or a list"),
+        ((torch.ones(1), [1]), r"inputs\[0\] is a int, not Tensor or RRef"),
+        ((torch.ones(1), []), "inputs is a tensor or a list"),
+        ((torch.ones(1), torch.ones(1), [1]), r"grad_outputs\[0\] is a int"),
+    ],
+)
+def test_grad_refuses_wrong_types(worker, arguments, words):
+    with autograd.context() as context_id, pytest.raises(TypeError, match=words):
+        autograd.grad(context_id, *arguments)
+
+
+@pytest.mark.parametrize("mode", ["smart", "fast"])
+def test_gradients_with_a_history_are_added_to_out_of_place(worker, mode):
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    with autograd.context() as context_id:
+        autograd.backward(context_id, [(x**3).sum()], create_graph=True, mode=mode)
+        first = autograd.get_gradients(context_id)[x]
+        autograd.backward(context_id, [first.sum()], create_graph=True, mode=mode)
+        second = autograd.get_gradients(context_id)[x]
+        assert first.tolist() == [12.0, 27.0]
+        assert second.tolist() == [24.0, 45.0]
+        (third,) = autograd.grad(context_id, second.sum(), x)
+        assert third.tolist() == [18.0, 24.0]  # 6x of the first, and 6 of the second

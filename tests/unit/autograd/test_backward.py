@@ -18,11 +18,17 @@ from lockstitch.autograd.termination import PassStatus
 from lockstitch.errors import DistAutogradError
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.wire.messages import Gradient, Payload
+from lockstitch.wire.messages.backward import FAST
 from tests.unit.autograd.post_office import Clerk
 
 ME, PEER = WorkerId(1, 0), WorkerId(0, 0)
 PASS = GlobalId(*PEER, 4)
 ONES = (torch.ones(2),)
+
+
+def never(*_arguments):
+    """These passes create no graph."""
+    raise AssertionError
 
 
 class Conductor:
@@ -82,9 +88,8 @@ class Bench:
         self.sent = clerk.sent
         self.conductor = Conductor(is_distant, clerk)
         self.context = DistAutogradContext(7, None)
-        self.backward = BackwardPass(
-            worker, self.context, PassOptions(PASS, False, fast), self.conductor
-        )
+        options = PassOptions(PASS, FAST * fast)
+        self.backward = BackwardPass(worker, self.context, options, self.conductor, never)
 
     def send(self, number, *tensors):
         self.context.add_send(GlobalId(*ME, number), PEER, stitch_send(tensors))
@@ -93,12 +98,12 @@ class Bench:
         message = Gradient(
             7,
             PASS,
-            False,
-            False,
+            0,
             False,
             GlobalId(*ME, number),
             tuple(GlobalId(*ME, each) for each in emitted),
             tuple(GlobalId(*ME, each) for each in consumed),
+            None,
             Payload(0, b"", gradients or ()),
         )
         return self.backward.receive(message)

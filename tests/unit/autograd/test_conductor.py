@@ -11,6 +11,7 @@ from lockstitch.errors import PeerDiedError
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.runtime import remote_errors
 from lockstitch.wire.messages import BackwardFailed, NeedParts, Report
+from lockstitch.wire.messages.backward import FAST
 
 INITIATOR = WorkerId(3, 1)
 PASS = GlobalId(*INITIATOR, 8)
@@ -25,11 +26,11 @@ def distant(fast=False, dead=False):
         sent.append((to, message))
 
     worker = SimpleNamespace(name="worker1", agent=SimpleNamespace(send=send))
-    return RemoteInitiator(worker, 5, PassOptions(PASS, False, fast)), sent
+    return RemoteInitiator(worker, 5, PassOptions(PASS, FAST * fast)), sent
 
 
 def test_a_pass_is_named_by_its_initiator():
-    assert PassOptions(PASS, False, False).initiator == INITIATOR
+    assert PassOptions(PASS, 0).initiator == INITIATOR
 
 
 def test_reports_go_to_the_initiator():

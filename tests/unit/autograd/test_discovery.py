@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from lockstitch.autograd.discovery import Closure, Reach, find_reach
+from lockstitch.autograd.discovery import CHOSEN, Closure, Reach, find_reach
 from lockstitch.autograd.graph import Entry
 from lockstitch.autograd.stitch import received_message, stitch_receive
 from lockstitch.ids import GlobalId, WorkerId
@@ -140,3 +140,41 @@ def test_a_repeated_answer_changes_nothing():
     closure.add(A, reach([(m, 0)], roots=[{0}]))
     closure.add(A, reach([], roots=[]))
     assert closure.missing == {B}
+
+
+def test_reach_tells_below_which_tensors_something_is_chosen():
+    (received,) = receive(5)
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+    h = received * 2
+    chosen = {(get_gradient_edge(each).node, 0) for each in (x, h)}
+    entries = [
+        Entry(sent_by(A, number), (get_gradient_edge(each),))
+        for number, each in enumerate([h * y, x.sin(), y * 3, x])
+    ]
+    found = find_reach(entries, received_message, chosen)
+    names = [
+        {found.received[bit] for bit in range(2) if int.from_bytes(mask, "little") >> bit & 1}
+        for _, (mask,) in found.sent
+    ]
+    assert names == [{CHOSEN, (sent_by(B, 5), 0)}, {CHOSEN}, set(), {CHOSEN}]
+
+
+def test_what_leads_to_nothing_chosen_is_left_out():
+    m, other, n = sent_by(B, 1), sent_by(B, 2), sent_by(A, 4)
+    closure = Closure(A)
+    closure.add(A, reach([(m, 0), (m, 1), (other, 0)], roots=[{0, 1, 2}], w0_4=[set()]))
+    assert closure.add(B, reach([CHOSEN, (n, 0)], w1_1=[{0}, set()], w1_2=[{1}]))
+    closure.narrow()
+    assert closure.parts_of(B) == {m: frozenset({0})}
+    assert closure.received_parts_of(A) == {m: frozenset({0})}
+    assert closure.parts_of(A) == closure.received_parts_of(B) == {}
+
+
+def test_what_leads_to_something_chosen_elsewhere_stays():
+    m, n = sent_by(B, 1), sent_by(A, 4)
+    closure = Closure(A)
+    closure.add(A, reach([(m, 0), CHOSEN], roots=[{0}], w0_4=[{1}]))
+    assert closure.add(B, reach([(n, 0)], w1_1=[{0}]))
+    closure.narrow()
+    assert closure.parts_of(B) == {m: frozenset({0})}
+    assert closure.parts_of(A) == closure.received_parts_of(B) == {n: frozenset({0})}

@@ -19,6 +19,7 @@ from lockstitch.autograd.termination import PassStatus
 from lockstitch.errors import DistAutogradError, PeerDiedError
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.wire.messages import Abort, AskPassStatus, AskReach, Gradient, Parts
+from lockstitch.wire.messages.backward import FAST
 from tests.unit.autograd.post_office import Clerk
 
 ME, PEER, THIRD = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
@@ -39,8 +40,8 @@ class Played:
         for worker in workers:
             self.context.involve(worker, ME)
         worker = SimpleNamespace(id=ME, name="worker0", agent=clerk, active=clerk.blocked)
-        self.options = PassOptions(GlobalId(*ME, 3), False, fast)
-        self.initiator = Initiator(worker, self.context, self.options)
+        self.options = PassOptions(GlobalId(*ME, 3), FAST * fast)
+        self.initiator = Initiator(worker, self.context, self.options, lambda *_: None)
         self.leaf = torch.ones((), requires_grad=True)
         self.error = None
         self.thread = threading.Thread(target=self._run)

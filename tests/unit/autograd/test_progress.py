@@ -27,12 +27,12 @@ def gradient(number, *items, emitted=(), consumed=()):
     return Gradient(
         1,
         stitch(99),
-        False,
-        False,
+        0,
         False,
         stitch(number),
         tuple(map(stitch, emitted)),
         tuple(map(stitch, consumed)),
+        None,
         Payload(0, b"", items),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstitch.autograd.roots import enter_at
+from lockstitch.autograd.roots import enter_at, enter_with
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,30 @@ def test_a_root_may_be_one_of_several_outputs():
     one, other = torch.ones(2, requires_grad=True).unbind()
     entry, _ = enter_at([other, one])
     assert [edge.output_nr for edge in entry.edges] == [1, 0]
+
+
+def test_outputs_begin_with_what_is_given():
+    x = torch.ones(2, requires_grad=True)
+    given = torch.full((2,), 3.0)
+    entry, gradients = enter_with([x * 2, x.sum()], [given, None])
+    assert gradients[0] is given
+    assert gradients[1].item() == 1.0
+    assert len(entry.edges) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (None, RuntimeError, r"outputs\[0\] is a tensor of shape \(2,\).*grad_outputs says"),
+        ([torch.ones(3)], RuntimeError, r"grad_outputs\[0\] is a tensor of shape \(3,\).*same"),
+        ([None, None], ValueError, "got 1 outputs and 2 grad_outputs"),
+    ],
+)
+def test_gradients_that_do_not_fit_are_refused(given, error, words):
+    with pytest.raises(error, match=words):
+        enter_with([torch.ones(2, requires_grad=True) * 2], given)
+
+
+def test_an_output_without_a_history_is_refused():
+    with pytest.raises(RuntimeError, match=r"outputs\[0\], .* does not require grad.*context"):
+        enter_with([torch.ones(())], None)

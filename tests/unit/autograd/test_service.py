@@ -13,6 +13,7 @@ from lockstitch.errors import DistAutogradError, PeerDiedError
 from lockstitch.ids import GlobalId
 from lockstitch.wire import messages
 from lockstitch.wire.messages import Payload
+from lockstitch.wire.messages.backward import RETAIN_GRAPH
 from tests.unit.autograd.post_office import PostOffice, call, context_on, gradients_on, transfer
 
 WAIT_SECONDS = 60
@@ -154,12 +155,12 @@ def test_messages_of_finished_passes_and_unknown_contexts_are_dropped(office):
         none = Payload(0, b"", ())
         for identifier in (context.id, 999):
             for message in (
-                messages.Gradient(identifier, old, False, False, False, old, (), (), none),
+                messages.Gradient(identifier, old, 0, False, old, (), (), None, none),
                 messages.Report(identifier, old, (old,), ()),
                 messages.NeedParts(identifier, old),
-                messages.AskReach(identifier, old, False, False),
+                messages.AskReach(identifier, old, 0),
                 messages.Reach(identifier, old, (), ()),
-                messages.Parts(identifier, old, False, False, ()),
+                messages.Parts(identifier, old, 0, (), ()),
                 messages.Abort(identifier, old),
                 messages.AskPassStatus(identifier, old, 1),
                 messages.PassStatus(identifier, old, 1, 0, 0, False, ()),
@@ -182,9 +183,7 @@ def test_an_abort_before_anything_else_keeps_the_pass_away(office):
         office.deliver(
             office[1].id,
             office[0].id,
-            messages.Gradient(
-                context.id, pass_id, False, False, False, reply.message, (), (), body
-            ),
+            messages.Gradient(context.id, pass_id, 0, False, reply.message, (), (), None, body),
         )
         office.wait_until_quiet()
         assert there.gradients == {}
@@ -205,12 +204,12 @@ def test_messages_of_an_earlier_pass_are_dropped_once_the_next_has_begun(office)
                 messages.Gradient(
                     context.id,
                     GlobalId(0, 0, number),
-                    True,
-                    False,
+                    RETAIN_GRAPH,
                     False,
                     reply.message,
                     (),
                     (),
+                    None,
                     body,
                 ),
             )

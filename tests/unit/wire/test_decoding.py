@@ -126,7 +126,7 @@ def test_stitched_tensors_stay_plain_and_the_others_become_leaves() -> None:
 def test_items_may_be_absent() -> None:
     items = [None, torch.ones(2), None]
     gradient = Gradient(
-        1, GlobalId(0, 0, 1), False, True, False, GlobalId(0, 0, 2), (), (), Payload(0, b"", items)
+        1, GlobalId(0, 0, 1), 0, False, GlobalId(0, 0, 2), (), (), None, Payload(0, b"", items)
     )
     (arrived,) = decode([frame_of(gradient)])
     assert arrived.body.items[0] is None  # type: ignore[attr-defined]

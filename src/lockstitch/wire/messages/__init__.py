@@ -15,6 +15,7 @@ and handled by the thread that reads them; everything that may run long is hande
 """
 
 from lockstitch.wire.messages.backward import (
+    SELECTS,
     Abort,
     AskPassStatus,
     AskReach,
@@ -74,6 +75,7 @@ __all__ = [
     "ForksDeleted",
     "DeletionsNoted",
     "ChildNoted",
+    "SELECTS",
     "ReleaseContext",
     "ContextReleased",
     "Gradient",

@@ -1,15 +1,26 @@
 """Distributed autograd: backward passes, and contexts that end.
 
 All but the first two belong to one backward pass, named by `backward_pass`, whose creator is its
-initiator. Those that may reach a worker first also say how the pass is run: `retain_graph`, and
-`fast` (PyTorch's note) or smart.
+initiator. Those that may reach a worker first also say how the pass is run, by `flags`: a sum of
+the numbers below.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from lockstitch.ids import GlobalId
 from lockstitch.wire.messages.kinds import Message, kind
-from lockstitch.wire.messages.payload import Payload
+from lockstitch.wire.messages.payload import Payload, Stitch
+
+RETAIN_GRAPH: Final = 1
+"""The graph is kept for further passes."""
+CREATE_GRAPH: Final = 2
+"""The gradients have a history themselves."""
+FAST: Final = 4
+"""All that was sent takes part (PyTorch's note), and nobody asks."""
+SELECTS: Final = 8
+"""Only the gradients of chosen tensors are wanted, and nothing is added to the context's."""
 
 
 @kind(32)
@@ -33,16 +44,16 @@ class Gradient(Message):
     items of `body` in their order, None where there is none. No items at all make a *null token*:
     no gradient will come. `emitted` and `consumed` are a report that rides along (see `Report`).
     `listens`: until the pass is over, its sender reads answers on the connection on which this
-    came."""
+    came. `stitch` names the gradients that have a history themselves."""
 
     context: int
     backward_pass: GlobalId
-    retain_graph: bool
-    fast: bool
+    flags: int
     listens: bool
     message: GlobalId
     emitted: tuple[GlobalId, ...]
     consumed: tuple[GlobalId, ...]
+    stitch: Stitch | None
     body: Payload
 
 
@@ -71,8 +82,7 @@ class AskReach(Message):
 
     context: int
     backward_pass: GlobalId
-    retain_graph: bool
-    fast: bool
+    flags: int
 
 
 @kind(37)
@@ -88,13 +98,14 @@ class Reach(Message):
 
 @kind(38)
 class Parts(Message):
-    """Initiator → all: of what you sent, these tensors of these stitches take part, no others."""
+    """Initiator → all: of what you sent, these tensors of these stitches take part, no others. In a
+    pass that selects, `wanted` are the tensors that you received whose gradients somebody needs."""
 
     context: int
     backward_pass: GlobalId
-    retain_graph: bool
-    fast: bool
+    flags: int
     parts: tuple[tuple[GlobalId, tuple[int, ...]], ...]
+    wanted: tuple[tuple[GlobalId, tuple[int, ...]], ...]
 
 
 @kind(39)
