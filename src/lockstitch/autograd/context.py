@@ -244,7 +244,7 @@ class DistAutogradContext:
         gradients: list[torch.Tensor | None],
         index: int,
         *,
-        keep_history: bool,
+        keep_history: bool = False,
     ) -> None:
         is_ours = is_sole_owner(gradients, index)
         given = gradients[index]
