@@ -60,7 +60,8 @@ PUBLIC_NAMES = {
     """,
     "lockstitch.c10d": "ProcessGroup dump_trace",
     "lockstitch.nn": """
-        DataParallel data_parallel DataParallelCriterion RemoteModule Replicate Shard api parallel
+        DataParallel data_parallel DataParallelCriterion RemoteModule Pipeline Replicate Shard api
+        parallel
     """,
     "lockstitch.nn.parallel": """
         DataParallel data_parallel Replicate Shard comm gather parallel_apply replicate scatter

@@ -108,7 +108,7 @@ def _chunks(tensor: torch.Tensor, places: Sequence[Place], dim: int) -> Sequence
 def _count_pieces(inputs: Any, limit: int, dim: int, path: str) -> int:
     """Returns how many places get a piece."""
     first: tuple[str, int] | None = None
-    for where, tensor, axis in _cut_tensors(inputs, dim, path):
+    for where, tensor, axis in cut_tensors(inputs, dim, path):
         if not -tensor.dim() <= axis < tensor.dim():
             raise ValueError(
                 f"{where} has shape {tuple(tensor.shape)} and no dimension {axis} to cut; "
@@ -129,17 +129,17 @@ def _count_pieces(inputs: Any, limit: int, dim: int, path: str) -> int:
     return -(-first[1] // step)
 
 
-def _cut_tensors(thing: Any, dim: int, path: str) -> Iterator[tuple[str, torch.Tensor, int]]:
+def cut_tensors(thing: Any, dim: int, path: str) -> Iterator[tuple[str, torch.Tensor, int]]:
     """Each tensor that will be cut, with its path and dimension."""
     if isinstance(thing, torch.Tensor):
         yield path, thing, dim
     elif isinstance(thing, Shard):
-        yield from _cut_tensors(thing.value, thing.dim, path)
+        yield from cut_tensors(thing.value, thing.dim, path)
     elif not isinstance(thing, Replicate) and (unpacked := unpack_container(thing)) is not None:
         for key, child in zip(unpacked.keys, unpacked.children, strict=True):
             # What `scatter_kwargs` makes of a call is named as the program names it.
             name = {"[0]": "args", "[1]": "kwargs"}[key] if not path else path + key
-            yield from _cut_tensors(child, dim, name)
+            yield from cut_tensors(child, dim, name)
 
 
 def _pieces(thing: Any, devices: Sequence[torch.device], dim: int) -> list[Any]:

@@ -1,0 +1,141 @@
+"""What one worker gets from others for a step of a pipeline, and who waits for it.
+
+Values come from worker to worker as calls, in any order, and before the worker has heard of the
+step itself; each is for one *port*: a kind, a stage, a micro-batch. The worker's own thread takes
+them when its table says so. A step that has failed anywhere fails here: whoever waits is told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch.errors import RpcError, copy_of
+from lockstitch.ids import GlobalId, IdSource, WorkerId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lockstitch.errors import PeerDiedError
+    from lockstitch.nn.pipelining.skips import Stash
+    from lockstitch.runtime.worker import Worker
+
+Port = tuple[str, int, int, int, int]
+"""Which value it is: "F" an input or "B" gradients of outputs, with stage and micro-batch and two
+zeros; "S" the gradient of a skip, with its number and the stage that it comes from."""
+
+_REMEMBERED: Final = 1024
+
+
+class StepEndedError(RpcError):
+    """What is done here is for a step that has ended on another worker, which says why."""
+
+
+class Inbox:
+    """What has come for one step. `participants` are the workers that take part in it."""
+
+    def __init__(self, worker: Worker, step: GlobalId) -> None:
+        self._blocked = worker.agent.blocked
+        self._values: dict[Port, Any] = {}
+        self._arrival = threading.Condition(threading.Lock())
+        self._failure: BaseException | None = None
+        self.participants: frozenset[WorkerId] = frozenset([step.worker])
+        self.stashes: dict[int, Stash] = {}
+
+    def put(self, port: Port, value: Any) -> None:
+        """Brings a value."""
+        with self._arrival:
+            self._values[port] = value
+            self._arrival.notify_all()
+
+    def take(self, port: Port) -> Any:
+        """The value, waited for; raises what the step has failed with."""
+        with self._arrival:
+            if port in self._values and self._failure is None:
+                return self._values.pop(port)
+        with self._blocked(), self._arrival:
+            self._arrival.wait_for(lambda: port in self._values or self._failure is not None)
+            if self._failure is not None:
+                raise copy_of(self._failure)
+            return self._values.pop(port)
+
+    def check(self) -> None:
+        """Raises what the step has failed with."""
+        if self._failure is not None:
+            raise copy_of(self._failure)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the step; the first error counts."""
+        with self._arrival:
+            if self._failure is None:
+                self._failure = error
+            self._values.clear()
+            self._arrival.notify_all()
+
+
+class Inboxes:
+    """The inboxes of one worker, from the first value to the end of the step."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._inboxes: dict[GlobalId, Inbox] = {}
+        self._closed: OrderedDict[GlobalId, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self.next_step = IdSource(worker.id)
+        worker.agent.on_peer_lost(self._on_peer_lost)
+        worker.agent.on_close(self._on_close)
+
+    def __repr__(self) -> str:
+        return f"<Inboxes of {self._worker.name!r} · {len(self._inboxes)} steps under way>"
+
+    def __len__(self) -> int:
+        return len(self._inboxes)
+
+    @classmethod
+    def of(cls, worker: Worker) -> Inboxes:
+        """Those of this worker."""
+        try:
+            return worker.service(cls)
+        except LookupError:  # `obtain` makes one in any case, which would listen
+            return worker.obtain(cls, lambda: cls(worker))
+
+    def open(self, step: GlobalId) -> Inbox | None:
+        """The inbox of a step, made on first contact; None where the step is over."""
+        with self._lock:
+            if step in self._closed:
+                return None
+            inbox = self._inboxes.get(step)
+            if inbox is None:
+                inbox = self._inboxes[step] = Inbox(self._worker, step)
+        if self._worker.agent.peers.is_lost(step.worker):
+            self._drop([step])
+        return inbox
+
+    def close(self, step: GlobalId, why: str = "the step is over") -> None:
+        """Ends a step: what comes for it later is thrown away."""
+        with self._lock:
+            inbox = self._inboxes.pop(step, None)
+            self._closed[step] = None
+            while len(self._closed) > _REMEMBERED:
+                self._closed.popitem(last=False)
+        if inbox is not None:
+            inbox.fail(StepEndedError(f"a step of a pipeline has ended: {why}"))
+
+    def _drop(self, steps: Iterable[GlobalId]) -> None:
+        for step in steps:
+            self.close(step, f"the worker that began the step, {step.worker}, is gone")
+
+    def _on_peer_lost(self, peer: WorkerId, error: PeerDiedError) -> None:
+        with self._lock:
+            inboxes = dict(self._inboxes)
+        for inbox in inboxes.values():
+            if peer in inbox.participants:
+                inbox.fail(error)
+        self._drop(step for step in inboxes if step.worker == peer)
+
+    def _on_close(self) -> None:
+        with self._lock:
+            steps = list(self._inboxes)
+        for step in steps:
+            self.close(step, f"worker {self._worker.name!r} has shut down")

@@ -1,0 +1,298 @@
+"""One stage on its worker: forward and backward passes of micro-batches, each on its own graph.
+
+    arrived ─► receive ═ module ═ edge ─► leaves            forward keeps the edges only
+    gradients  ◄─ receive ═══════ edge ◄─ gradients          backward runs from them, and frees
+
+What is kept between the two passes are the graph (`graphs`) and what it has saved.
+
+A stage that *recomputes* keeps the inputs instead, and runs the forward pass once more before the
+backward pass: with the same random numbers, and with the buffers as they were, which it leaves as
+they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.func import functional_call
+
+from lockstitch.autograd.context import DistAutogradContext, set_current_context
+from lockstitch.devices.kinds import HOST
+from lockstitch.nn.pipelining.graphs import Gradients, Graph, InputGradients, Values
+from lockstitch.nn.pipelining.skips import SkipReference, Stash, enter, leave
+from lockstitch.nn.slots import generators
+from lockstitch.nn.slots.lifting import fill, lift
+from lockstitch.torch_internals.owners import is_view
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from lockstitch.nn.parallel.modes import Modes
+
+_GENERATORS: Final = threading.RLock()
+"""Held while a stage runs forward: the generators of random numbers are the process's."""
+
+
+@dataclass
+class StageOptions:
+    """What is the same for all micro-batches of a step."""
+
+    stage: int
+    context: DistAutogradContext | None
+    """Where gradients go; None: there is no backward pass."""
+    modes: Modes
+    recomputes: bool = False
+    loss_fn: Callable[..., Any] | None = None
+    is_last: bool = False
+
+
+@dataclass
+class MicroBatch:
+    """What a stage needs for a forward pass, and may need again."""
+
+    number: int
+    values: Values
+    kwargs: dict[str, Any]
+    seed: int
+    target: Any = None
+    has_target: bool = False
+    skips: dict[SkipReference, torch.Tensor] = field(default_factory=dict)
+    """What was fetched from earlier stages."""
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Those that the forward pass has changed, as they were before."""
+
+
+class Stage:
+    """A stage for one step; `fetch` gets the value of a skip from where it is."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        options: StageOptions,
+        fetch: Callable[[SkipReference], torch.Tensor],
+    ) -> None:
+        self._module = module
+        self._options = options
+        self._fetch = fetch
+        self._recomputes = options.recomputes and options.context is not None
+        self._device = _device_of(module)
+        self._graphs: dict[int, Graph] = {}
+        self._kept: dict[int, MicroBatch] = {}
+        self.stash = Stash()
+        self.most_live = 0
+
+    # ------------------------------------------------------------ forward
+
+    def forward(self, micro_batch: MicroBatch) -> Values:
+        """Runs one through the module, and through the loss in the last stage. Returns what the
+        next stage gets: in the last one the loss, or the outputs where there is no loss."""
+        options, number = self._options, micro_batch.number
+        if options.context is None:
+            return self._run(micro_batch, None, is_first_time=True)
+        if not self._recomputes:
+            graph = self._graphs[number] = Graph()
+            values = self._run(micro_batch, graph, is_first_time=True)
+        else:
+            self._kept[number] = micro_batch
+            values = self._run(micro_batch, None, is_first_time=True)
+            wanted = any(micro_batch.values.wanted) or any(
+                each.requires_grad for each in self._module.parameters()
+            )
+            values = values._replace(wanted=[wanted and _can_want(each) for each in values.tensors])
+        self.most_live = max(self.most_live, len(self._graphs) + len(self._kept))
+        return values
+
+    def _run(self, micro_batch: MicroBatch, graph: Graph | None, *, is_first_time: bool) -> Values:
+        modes, context = self._options.modes, self._options.context
+        before = set_current_context(context)
+        try:
+            with (
+                _drawing_from(micro_batch.seed, self._device),
+                modes.active(),
+                torch.set_grad_enabled(graph is not None),
+            ):
+                return self._run_module(micro_batch, graph, is_first_time)
+        finally:
+            set_current_context(before)
+
+    def _run_module(
+        self, micro_batch: MicroBatch, graph: Graph | None, is_first_time: bool
+    ) -> Values:
+        value = fill(micro_batch.values.skeleton, self._entered(micro_batch.values, graph))
+        value = enter(value, self._binding(micro_batch, graph))
+        args = value if type(value) is tuple else (value,)
+        kwargs = self._moved(micro_batch.kwargs)
+        if not is_first_time:
+            output = self._with_former_buffers(micro_batch, args, kwargs)
+        elif self._recomputes and graph is None:
+            output = self._noting_buffers(micro_batch, args, kwargs)
+        else:
+            output = self._module(*args, **kwargs)
+        if self._options.is_last and self._options.context is not None:
+            output = self._loss_of(output, micro_batch)
+            if graph is not None and not output.requires_grad:
+                raise RuntimeError(
+                    "the loss has no history: no parameter of any stage wants a gradient, or what "
+                    "leads to the loss was done under no_grad"
+                )
+        return self._leaving(output, micro_batch, graph, is_first_time)
+
+    def _entered(self, values: Values, graph: Graph | None) -> list[torch.Tensor]:
+        """The inputs on the stage's device, with a graph that begins here."""
+        here = [self._protected(tensor, graph) for tensor in values.tensors]
+        if graph is None:
+            return here
+        return [graph.enter(*each) for each in zip(here, values.wanted, strict=True)]
+
+    def _protected(self, tensor: torch.Tensor, graph: Graph | None) -> torch.Tensor:
+        """An input for the module, which may write to it: where it is needed again, a copy. Parts
+        of one memory have a common version otherwise, although they are apart."""
+        moved = tensor if self._device is None else tensor.to(self._device)
+        if graph is None and self._recomputes and moved is tensor:
+            return moved.clone()
+        return moved.data if is_view(moved) else moved
+
+    def _moved(self, thing: Any) -> Any:
+        if self._device is None:
+            return thing
+        skeleton, tensors = lift(thing)
+        return fill(skeleton, [tensor.to(self._device) for tensor in tensors])
+
+    def _binding(
+        self, micro_batch: MicroBatch, graph: Graph | None
+    ) -> Callable[[SkipReference], SkipReference]:
+        """Makes references as the module sees them: `to_here` fetches, and notes that it did."""
+        here: dict[SkipReference, torch.Tensor] = {}
+
+        def take(skip: SkipReference) -> torch.Tensor:
+            if skip not in here:
+                if skip not in micro_batch.skips:
+                    micro_batch.skips[skip] = self._fetch(skip)
+                tensor = self._protected(micro_batch.skips[skip], graph)
+                if graph is not None and skip.wants_gradient:
+                    tensor = graph.enter_fetched(skip, tensor)
+                here[skip] = tensor
+            return here[skip]
+
+        return lambda skip: skip.bound(take)
+
+    def _loss_of(self, output: Any, micro_batch: MicroBatch) -> torch.Tensor:
+        loss_fn = self._options.loss_fn
+        if loss_fn is None:
+            loss = output
+        elif micro_batch.has_target:
+            loss = loss_fn(output, self._moved(micro_batch.target))
+        else:
+            loss = loss_fn(output)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ValueError(
+                f"the loss of a micro-batch is a tensor of one element, not {what}: give a loss_fn "
+                "that returns one"
+            )
+        return loss
+
+    def _leaving(
+        self, output: Any, micro_batch: MicroBatch, graph: Graph | None, is_first_time: bool
+    ) -> Values:
+        stashed: list[torch.Tensor] = []
+
+        def stash(tensor: torch.Tensor) -> SkipReference:
+            place, number = len(stashed), micro_batch.number
+            stashed.append(tensor)
+            if is_first_time:
+                self.stash.put(number, place, tensor.detach())
+            wants = tensor.requires_grad or (self._recomputes and _can_want(tensor))
+            return SkipReference(self._options.stage, number, place, wants)
+
+        skeleton, tensors = lift(output if self._options.is_last else leave(output, stash))
+        wanted = [False] * len(tensors)
+        if graph is not None:
+            fetched = [skip for skip in micro_batch.skips if skip.wants_gradient]
+            wanted = graph.leave(tensors, stashed, fetched)
+        return Values(skeleton, _apart([tensor.detach() for tensor in tensors]), wanted)
+
+    # ------------------------------------------------------------ recomputing
+
+    def _noting_buffers(
+        self, micro_batch: MicroBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        before = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        output = self._module(*args, **kwargs)
+        for name, buffer in self._module.named_buffers():
+            if name in before and not torch.equal(before[name], buffer):
+                micro_batch.buffers[name] = before[name]
+        return output
+
+    def _with_former_buffers(
+        self, micro_batch: MicroBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not micro_batch.buffers:
+            return self._module(*args, **kwargs)
+        return functional_call(self._module, micro_batch.buffers, args, kwargs)
+
+    # ------------------------------------------------------------ backward
+
+    def backward(self, number: int, given: Gradients) -> InputGradients:
+        """Goes back through a micro-batch's graph, and forgets it."""
+        graph = self._graph(number)
+        del self._graphs[number]
+        return graph.run_backward(self._context, given)
+
+    def backward_for_inputs(self, number: int, given: Gradients) -> InputGradients:
+        """The part of `backward` that earlier stages wait for; `backward_for_weights` follows."""
+        return self._graph(number).run_backward(self._context, given, splits=True)
+
+    def backward_for_weights(self, number: int) -> None:
+        """The rest of a backward pass: gradients of the parameters."""
+        self._graphs.pop(number).run_rest(self._context)
+
+    @property
+    def _context(self) -> DistAutogradContext:
+        assert self._options.context is not None
+        return self._options.context
+
+    def _graph(self, number: int) -> Graph:
+        if number in self._kept:
+            graph = self._graphs[number] = Graph()
+            self._run(self._kept.pop(number), graph, is_first_time=False)
+        return self._graphs[number]
+
+
+def _apart(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors without common memory. A write to one that the next stage makes would change the
+    others without its graph knowing."""
+    seen = set[int]()
+    for place, tensor in enumerate(tensors):
+        if tensor.layout is torch.strided:
+            memory = tensor.untyped_storage().data_ptr()
+            if memory in seen:
+                tensors[place] = tensor.clone()
+            seen.add(memory)
+    return tensors
+
+
+def _can_want(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _device_of(module: nn.Module) -> torch.device | None:
+    """Where the module's tensors are; None: it has none, and takes its inputs as they come."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        return tensor.device
+    return None
+
+
+@contextlib.contextmanager
+def _drawing_from(seed: int, device: torch.device | None) -> Iterator[None]:
+    """Within, random numbers follow from the seed; afterwards from what they would have."""
+    place = HOST if device is None else device
+    with _GENERATORS, generators.kept(place):
+        generators.seed(seed, place)
+        yield
