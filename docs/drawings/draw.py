@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
+from typing import Final
+
+from lockstitch.nn.pipelining.picture import draw as draw_schedule
+from lockstitch.nn.pipelining.schedules import ScheduleName, make_schedule
 
 HERE = Path(__file__).parent
 STYLE = """
@@ -205,9 +209,17 @@ def reduction() -> Picture:
 PICTURES = {"stitch": stitch, "call": call, "reference": reference, "reduction": reduction}
 
 
+SCHEDULES: Final[tuple[ScheduleName, ...]] = ("1f1b", "zero_bubble")
+"""Those of pipelines that are drawn, as `Pipeline.picture` does."""
+
+
 def drawn() -> dict[Path, str]:
     """All pictures, with the files that they belong in."""
-    return {HERE / f"{name}.svg": draw().svg() for name, draw in PICTURES.items()}
+    pictures = {name: draw().svg() for name, draw in PICTURES.items()}
+    for name in SCHEDULES:
+        workers = [f"worker{number}" for number in range(4)]
+        pictures[name] = draw_schedule(make_schedule(name, range(4), 8), workers, None)
+    return {HERE / f"{name}.svg": svg for name, svg in pictures.items()}
 
 
 if __name__ == "__main__":

@@ -50,6 +50,9 @@ BESIDE = {
     "lockstitch.rpc.backend_registry.register_backend",
     "lockstitch.nn.slots.base.SlotStatistics",
     "lockstitch.nn.slots.cuda.on_stream",
+    "lockstitch.nn.pipelining.steps.StepRecord",
+    "lockstitch.nn.pipelining.schedules.Schedule",
+    "lockstitch.nn.pipelining.schedules.Action",
 }
 """Public, too, in modules below the faces."""
 VARIABLE = re.compile(r"\b(?:LOCKSTITCH|HOROVOD)_[A-Z_]*[A-Z]\b")

@@ -1,17 +1,16 @@
-"""Models in stages on several workers, through which micro-batches flow.
+"""Models in stages on several workers, through which micro-batches flow. From what programs hold
+down to the tables:
 
-From what programs hold down to the tables:
-
-pipeline        Pipeline: what programs hold
-splitting       split: a model cut into stages of about equal cost
-schedules       tables: which worker does what with which micro-batch, and when
-simulation      a table carried out on paper; the bubble
-picture         a table, and a step as it was measured, as a picture
-micro_batches   a batch cut into micro-batches
-steps           a step as the driver sees it: orders and reports
-running         a step as a worker sees it: it carries out its row
-inbox           what a worker gets from the others for a step
-stage           forward and backward passes of one stage
-weight_pass     backward passes in two parts
-skips           skip connections between distant stages
+    pipeline        Pipeline: what programs hold
+    steps           a step as the driver sees it: orders and reports
+    running         a step as a worker sees it: it carries out its row
+    inbox           what a worker gets from the others for a step
+    stage           forward and backward passes of one stage
+    graphs          the graph of one micro-batch in one stage
+    weight_pass     backward passes in two parts
+    skips           skip connections between distant stages
+    micro_batches   a batch cut into micro-batches
+    schedules       tables: which worker does what with which micro-batch, and when
+    simulation      a table carried out on paper; the bubble
+    picture         a table, and a step as it was measured, as a picture
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -38,8 +39,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 def layers(*widths: int) -> list[nn.Module]:
     torch.manual_seed(1)
-    pairs = zip(widths, widths[1:], strict=False)
-    return [nn.Sequential(nn.Linear(*pair), nn.Tanh()).double() for pair in pairs]
+    return [nn.Sequential(nn.Linear(*pair), nn.Tanh()).double() for pair in pairwise(widths)]
 
 
 def remote(modules: list[nn.Module], workers: list[str] = NAMES[1:]) -> list[RemoteModule]:
@@ -255,9 +255,9 @@ def test_a_pipeline_needs_a_worker():
 
 def test_a_job_with_a_registry_refuses_it():
     options = AgentOptions(registry=DECLARED)
-    with LocalCluster(1, options=options) as cluster, cluster[0].active():
-        with pytest.raises(SerializationError, match="in a job with a registry"):
-            Pipeline([nn.Linear(2, 2)])
+    refusal = pytest.raises(SerializationError, match="in a job with a registry")
+    with LocalCluster(1, options=options) as cluster, cluster[0].active(), refusal:
+        Pipeline([nn.Linear(2, 2)])
 
 
 # ---------------------------------------------------------------- faults
@@ -311,20 +311,14 @@ def test_a_stage_that_dies_is_named_and_the_others_go_on_serving(cluster):
 
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
-@pytest.mark.parametrize("nth", [3, 5, 7])
+@pytest.mark.parametrize("nth", [2, 3, 4])
 def test_a_worker_that_dies_on_the_way_fails_the_step(victim, nth):
     faults = Faults().kill(victim, after=Call, to=victim, nth=nth)
     with LocalCluster(NAMES, faults=faults) as cluster, cluster["driver"].active():
-        modules = remote([nn.Linear(3, 3) for _ in range(3)])
-        pipeline = Pipeline(modules, chunks=3)
-        with autograd.context() as context_id:
-            try:
-                pipeline.step(context_id, torch.ones(6, 3), torch.ones(6, 3), mse)
-            except PeerDiedError as error:
-                assert error.worker == victim
-                assert "of the pipeline" in str(error)
-            else:
-                assert not cluster.is_dead(victim) or nth > 5
-        alive = [name for name in ("a", "b", "c") if not cluster.is_dead(name)]
-        for name in alive:
+        pipeline = Pipeline(remote([nn.Linear(3, 3) for _ in range(3)]), chunks=3)
+        with autograd.context() as context_id, pytest.raises(PeerDiedError) as caught:
+            pipeline.step(context_id, torch.ones(6, 3), torch.ones(6, 3), mse)
+        assert caught.value.worker == victim
+        assert "of the pipeline" in str(caught.value)
+        for name in {"a", "b", "c"} - {victim}:
             assert rpc.rpc_sync(name, int, ("3",)) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from xml.etree import ElementTree
 
 from lockstitch.nn.pipelining.picture import draw
@@ -36,7 +37,7 @@ def test_boxes_of_a_worker_do_not_overlap():
         lines.setdefault(box.attrib["y"], []).append((begin, begin + float(box.attrib["width"])))
     assert len(lines) == 3
     for spans in lines.values():
-        for (_, end), (begin, _) in zip(spans, spans[1:], strict=False):
+        for (_, end), (begin, _) in pairwise(spans):
             assert begin >= end - 0.11
 
 

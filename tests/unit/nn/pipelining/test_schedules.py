@@ -70,7 +70,7 @@ def test_micro_batches_come_in_ascending_order(schedule):
             assert numbers == sorted(numbers)
 
 
-@given(strategies.integers(1, 6), strategies.integers(0, 12), strategies.sampled_from([False, True]))
+@given(strategies.integers(1, 6), strategies.integers(0, 12), strategies.booleans())
 def test_1f1b_and_zero_bubble_keep_no_more_activations_than_there_are_stages(p, more, splits):
     schedule = make_schedule("zero_bubble" if splits else "1f1b", range(p), p + more)
     for worker, row in enumerate(schedule.rows):

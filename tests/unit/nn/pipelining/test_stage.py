@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from lockstitch.autograd.context import DistAutogradContext
+from lockstitch.autograd.stitch import stitch_receive
+from lockstitch.ids import GlobalId
 from lockstitch.nn.parallel.modes import Modes
 from lockstitch.nn.pipelining.graphs import Gradients, Values
 from lockstitch.nn.pipelining.skips import SkipReference
 from lockstitch.nn.pipelining.stage import MicroBatch, Stage, StageOptions
-from lockstitch.nn.slots.lifting import SINGLE
+from lockstitch.nn.slots.lifting import SINGLE, Hole
 
 
 class Cluster:
@@ -30,8 +32,6 @@ def make_stage(module: nn.Module, **options) -> tuple[Stage, DistAutogradContext
 
 
 def micro_batch(*tensors: torch.Tensor, number=0, wanted=True, kwargs=None, **more) -> MicroBatch:
-    from lockstitch.nn.slots.lifting import Hole
-
     skeleton = SINGLE if len(tensors) == 1 else tuple(Hole(i) for i in range(len(tensors)))
     values = Values(skeleton, list(tensors), [wanted] * len(tensors))
     return MicroBatch(number, values, kwargs or {}, seed=7, **more)
@@ -166,9 +166,6 @@ def test_keyword_arguments_and_tuples_reach_the_module():
 
 
 def test_calls_that_want_gradients_elsewhere_are_refused():
-    from lockstitch.autograd.stitch import stitch_receive
-    from lockstitch.ids import GlobalId
-
     class Calls(nn.Module):
         def forward(self, x):
             (received,) = stitch_receive(GlobalId(5, 0, 1), [torch.ones(2)])
