@@ -38,8 +38,8 @@ PUBLIC_NAMES = {
     "lockstitch.autograd": "context backward get_gradients grad DistAutogradContext",
     "lockstitch.checkpoint": "register unregister save load names CheckpointError",
     "lockstitch.optim": """
-        DistributedOptimizer GradScaler clip_grad_norm_ clip_grad_value_ clip_grads_with_norm_
-        get_total_norm named_parameters_of parameters_of
+        AveragedModel DistributedOptimizer GradScaler clip_grad_norm_ clip_grad_value_
+        clip_grads_with_norm_ get_total_norm named_parameters_of parameters_of update_bn
     """,
     "lockstitch.hvd": """
         ccl_built cross_rank cross_size cuda_built ddl_built gloo_built gloo_enabled init

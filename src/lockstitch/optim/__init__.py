@@ -5,6 +5,7 @@ groups.py        groups of parameters, as programs give and see them
 parameters.py    references to the parameters of a module elsewhere
 owners.py        what the owners are asked, and their answers taken together
 clipping.py      clip_grad_norm_ and its kin, over many workers
+averaging.py     averages of weights: EMA and SWA
 scaling.py       GradScaler: all owners step, or none
 local.py         one owner's optimizer, safe while backward passes are in flight
 gradients.py     what an owner has in one or several contexts
@@ -21,6 +22,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from lockstitch.optim.averaging import AveragedModel, update_bn
 from lockstitch.optim.clipping import (
     clip_grad_norm_,
     clip_grad_value_,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from torch.distributed.optim import as_functional_optim as as_functional_optim
 
 __all__ = [
+    "AveragedModel",
     "DistributedOptimizer",
     "GradScaler",
     "clip_grad_norm_",
@@ -45,6 +48,7 @@ __all__ = [
     "get_total_norm",
     "named_parameters_of",
     "parameters_of",
+    "update_bn",
 ]
 
 if not TYPE_CHECKING:  # else a type checker would find any name here

@@ -32,7 +32,7 @@ def parameters_of(module: RRef[Any] | RemoteHandle) -> list[RRef[torch.Tensor]]:
 
         >>> optimizer = DistributedOptimizer(torch.optim.Adam, parameters_of(model), lr=1e-3)
     """
-    reference = _reference_of(module)
+    reference = reference_of(module)
     return rpc_sync(reference.owner(), _references, (reference,))
 
 
@@ -41,11 +41,12 @@ def named_parameters_of(
 ) -> list[tuple[str, RRef[torch.Tensor]]]:
     """As `parameters_of`, each with its name, in the order of `module.named_parameters()`. A
     `DistributedOptimizer` takes the pairs, too, and has the names in its groups and states."""
-    reference = _reference_of(module)
+    reference = reference_of(module)
     return rpc_sync(reference.owner(), _named_references, (reference,))
 
 
-def _reference_of(module: Any) -> RRef[Any]:
+def reference_of(module: Any) -> RRef[Any]:
+    """The reference to a module elsewhere. Raises `TypeError` for what does not stand for one."""
     if isinstance(module, RRef):
         return module
     if not hasattr(module, "get_module_rref"):
