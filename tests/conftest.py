@@ -17,7 +17,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read once, when torch is first 
 if os.environ.get("LOCKSTITCH_TEST_GPU", "0") in ("", "0"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import atexit
+import shutil
 import signal
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 torch.set_num_threads(1)
+
+# Processes of tests are listed apart from those of the user.
+os.environ["LOCKSTITCH_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="lockstitch-tests-")
+atexit.register(shutil.rmtree, os.environ["LOCKSTITCH_RUNTIME_DIR"], ignore_errors=True)
 
 # A shell that begins a command in the background has it ignore Ctrl-C, which tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

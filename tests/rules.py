@@ -113,6 +113,7 @@ RULES = (
         _opens_sockets,
         {
             "link/": "the proof",
+            "attach/": "processes of one user on one host, for which the kernel vouches",
             "transport/": "the route",
             "collectives/shared_memory/introduction.py": "hands descriptors to ranks of the same "
             "host, which only a unix socket can; the kernel says whose the other end is",

@@ -13,7 +13,8 @@
     testing      clusters in one process, mishaps by script, proofs of equality
     launch       `lockstitch run -n 4 train.py`
     doctor       `lockstitch doctor`: what is here, and what is wrong with it
-    observe      what every worker waits for: explain_waits()
+    observe      looking at running jobs: status(), waits(), stacks()
+    attach       how their processes are found and asked
     replacement  ours in the place of the libraries above, for programs that nobody edits: replace()
 
 `ARCHITECTURE.md` has the map of the whole house. (And for pytest, which would rewrite the

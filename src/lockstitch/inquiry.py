@@ -19,6 +19,7 @@ import signal
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _PATHS: Final = ("stdlib", "purelib", "platlib")
+_LAST_WORD_SECONDS: Final = 1.0
 _SIGUSR1: Final = getattr(signal, "SIGUSR1", None)
 
 
@@ -40,6 +42,9 @@ class Inquiry:
         self.waits: list[Callable[[], list[str] | None]] = []
         """Each tells, in lines, what it waits for; None where it is out of use."""
         self._is_registered = False
+        self._asked: list[None] = []
+        self._told: list[None] = []
+        """An entry for each time: lists, since a signal's handler must not wait for a lock."""
 
     def install(self, *, even_if_ignored: bool = False) -> None:
         """Listens from now on, if this is the main thread and nobody else does; harmless when
@@ -79,7 +84,10 @@ class Inquiry:
 
     def _ignore(self) -> None:
         """When the interpreter ends, Python gives the signal back its own effect while much is
-        still to be taken down."""
+        still to be taken down. Who has asked just before is answered."""
+        deadline = time.monotonic() + _LAST_WORD_SECONDS
+        while len(self._told) < len(self._asked) and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
         if _SIGUSR1 is not None and signal.getsignal(_SIGUSR1) == self._react:
             signal.signal(_SIGUSR1, signal.SIG_IGN)
 
@@ -88,6 +96,7 @@ class Inquiry:
         # start a `threading.Thread`.
         with contextlib.suppress(RuntimeError):  # there can be none any more: the process ends
             _thread.start_new_thread(self._tell, ())
+            self._asked.append(None)
 
     def _tell(self) -> None:
         try:
@@ -96,6 +105,7 @@ class Inquiry:
             text = f"{_who()} cannot tell what it waits for: {error!r}"
         with contextlib.suppress(OSError):
             os.write(2, f"{text}\n".encode(errors="replace"))
+        self._told.append(None)
 
 
 INQUIRY = Inquiry()

@@ -114,7 +114,7 @@ def test_snippet_runs(snippet: Snippet, python: WarmInterpreter, tmp_path: Path)
 def test_what_programs_of_the_pages_print_is_on_the_pages() -> None:
     silent = [each.place for each in snippets() if "print(" in each.code and each.output is None]
     # What every worker waits for, and since when, is another each time.
-    assert [place.partition(":")[0] for place in silent] == ["docs/how-to/understand-a-hang.md"]
+    assert [place.partition(":")[0] for place in silent] == ["docs/how-to/see-a-job.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

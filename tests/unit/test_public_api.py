@@ -59,6 +59,10 @@ PUBLIC_NAMES = {
         process_sets
     """,
     "lockstitch.c10d": "ProcessGroup dump_trace",
+    "lockstitch.observe": """
+        jobs status waits stacks explain_waits Job Explanation Participant Wait Culprit
+        JobNotFoundError
+    """,
     "lockstitch.nn": """
         DataParallel data_parallel DataParallelCriterion RemoteModule Pipeline Replicate Shard api
         parallel

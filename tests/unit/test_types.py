@@ -16,7 +16,6 @@ MODULES = [
     *PUBLIC_NAMES,
     "lockstitch.collectives",
     "lockstitch.errors",
-    "lockstitch.observe",
     "lockstitch.pytest_plugin",
     "lockstitch.hvd.common",
     "lockstitch.hvd.common.elastic",

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+from lockstitch.attach.values import Counter, OtherWait
 from lockstitch.autograd import replicas
 from lockstitch.autograd.backward import BackwardPass, is_run_by_this_thread
 from lockstitch.autograd.conductor import PassOptions, RemoteInitiator, flags_of
@@ -115,24 +116,37 @@ class AutogradService:
             conducted = {initiator.context.id for initiator in self._initiators.values()}
         return len(conducted | {each.id for each in self.contexts if each.runs.is_occupied})
 
-    def describe_waits(self) -> list[str]:
-        """A line for each backward pass and each gradient that is waited for here."""
+    def waits(self) -> list[OtherWait]:
+        """Each backward pass and each gradient that is waited for here."""
         with self._lock:
             initiators = list(self._initiators.values())
-        lines = [f"backward of context {each.context.id}: {each.describe()}" for each in initiators]
+        waits = [
+            OtherWait(f"backward of context {each.context.id}: {each.describe()}")
+            for each in initiators
+        ]
         for context in self.contexts:
             missing = {
                 message
                 for backward_pass in list(context.passes.values())
                 for message in backward_pass.status().waiting
             }
-            lines.extend(
-                f"context {context.id}: gradients of what {send.destination} was sent "
-                f"(stitch {send.message.counter} of rank {send.message.rank})"
+            waits.extend(
+                OtherWait(
+                    f"context {context.id}: gradients of what {send.destination} was sent "
+                    f"(stitch {send.message.counter} of rank {send.message.rank})",
+                    ranks=(send.destination.rank,),
+                )
                 for send in context.sends
                 if send.message in missing
             )
-        return lines
+        return waits
+
+    def counters(self) -> list[Counter]:
+        """What is counted here, for who looks on."""
+        return [
+            Counter("lockstitch_autograd_contexts", len(self.contexts)),
+            Counter("lockstitch_autograd_passes", self.running_passes),
+        ]
 
     # ------------------------------------------------------------ contexts
 

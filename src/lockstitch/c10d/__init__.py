@@ -27,6 +27,9 @@ from torch import distributed
 from lockstitch.c10d import monitored_barrier
 from lockstitch.c10d.process_group import NAME, ProcessGroup, create
 from lockstitch.c10d.trace import dump_trace
+from lockstitch.observe.wait_reports import listen
+
+listen()
 
 if not hasattr(distributed.Backend, NAME.upper()):
     distributed.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])

@@ -11,6 +11,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
+from lockstitch.attach.sources import SOURCES
 from lockstitch.c10d.flight_recorder import RECORDER
 from lockstitch.c10d.reports import Watch
 from lockstitch.inquiry import INQUIRY, line_of
@@ -18,6 +19,7 @@ from lockstitch.inquiry import INQUIRY, line_of
 if TYPE_CHECKING:
     from weakref import WeakSet
 
+    from lockstitch.attach.values import GroupReport, Question
     from lockstitch.c10d.flight_recorder import GroupLabel
 
 
@@ -36,6 +38,10 @@ class Group(Protocol):
         """Says what this rank does, if others wait for it."""
         ...
 
+    def told(self, question: Question) -> GroupReport:
+        """What this rank of it tells somebody who looks on."""
+        ...
+
 
 class OpenGroups:
     """The groups that are not shut down."""
@@ -45,6 +51,7 @@ class OpenGroups:
         self._watch = Watch(lambda: list(self._groups))
         atexit.register(self.shutdown)
         INQUIRY.waits.append(self._describe_waits)
+        SOURCES.groups.append(self._told)
         os.register_at_fork(after_in_child=self.forget)
 
     def add(self, group: Group) -> None:
@@ -83,6 +90,9 @@ class OpenGroups:
     def _describe_waits(self) -> list[str] | None:
         groups = list(self._groups)
         return [line for group in groups for line in group.describe_waits()] if groups else None
+
+    def _told(self, question: Question) -> list[GroupReport]:
+        return [group.told(question) for group in list(self._groups)]
 
 
 OPEN_GROUPS = OpenGroups()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
+    from lockstitch.attach.values import GroupReport, Question
     from lockstitch.collectives import Request, Session, Stall
 
 NAME: Final = "lockstitch"
@@ -442,6 +443,10 @@ class ProcessGroup(_TorchGroup):
             whom,
             "".join(f"\n  {each}" for each in self._group.reports_of(missing)),
         )
+
+    def told(self, question: Question) -> GroupReport:
+        """What this rank of it tells somebody who looks on."""
+        return self._session.told("c10d", self._group_name, question)
 
     # ------------------------------------------------------------ inside
 

@@ -25,10 +25,11 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
+from lockstitch.attach.values import CollectiveWait, Counter, GroupReport, in_words
 from lockstitch.collectives import checks
 from lockstitch.collectives.device_routes import DeviceRoutes
 from lockstitch.collectives.events import Observers, Statistics
@@ -44,6 +45,7 @@ from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from lockstitch.attach.values import Question
     from lockstitch.clock import Clock
     from lockstitch.collectives.backend import Backend
     from lockstitch.collectives.device_routes import DeviceBootstrap
@@ -150,24 +152,47 @@ class Session(Operations):
             process_sets=len(self._sets.all()),
         )
 
-    def describe_waits(self) -> list[str]:
-        """A line for each operation under way here, and for each that other ranks wait for; from
-        any thread. May ask other ranks and wait for a moment."""
-        names, now = self._pending.names, self._pending.clock.now()
-        where = f"{names.one(self.rank)} of {self.size}"
-        lines = []
+    def waits(self) -> list[CollectiveWait]:
+        """Each operation under way here, and each that other ranks wait for, with the ranks as
+        people know them; from any thread. May ask other ranks and wait for a moment."""
+        waits, now, number = [], self._pending.clock.now(), self._pending.names.number
         for handle in self._pending.all():
             missing = self.missing(handle)
             if not handle.is_done:
-                what = f"{handle.request.kind.value} {handle.name!r}"
-                whom = _in_words(handle.request.kind, missing, names)
-                waited = now - handle.submitted_at
-                lines.append(f"{where}: {what}, submitted {waited:.1f} s ago: {whom}")
+                kind, seconds = handle.request.kind.value, round(now - handle.submitted_at, 3)
+                known = None if missing is None else tuple(map(number, missing))
+                waits.append(CollectiveWait(kind, handle.name, True, seconds, known))
         for name, by in [] if self._pending.is_broken else self._backend.wanted():
-            whose = f"{names.in_words(by)} wait{'s' * (len(by) == 1)}" if by else "other ranks wait"
-            what = repr(name) if name else "something"
-            lines.append(f"{where}: {whose} for {what}, which this one has not submitted")
-        return lines
+            here = (number(self.rank),)
+            waits.append(CollectiveWait("", name, False, 0.0, here, tuple(map(number, by))))
+        return waits
+
+    def describe_waits(self) -> list[str]:
+        """`waits` in words, a line each."""
+        where = f"{self._pending.names.one(self.rank)} of {self.size}"
+        return [f"{where}: {in_words(wait)}" for wait in self.waits()]
+
+    def told(self, kind: Literal["hvd", "c10d"], name: str, question: Question) -> GroupReport:
+        """What this rank tells somebody who looks on."""
+        return GroupReport(
+            kind,
+            name,
+            self._pending.names.number(self.rank),
+            self.size,
+            self.backend_name,
+            tuple(self.waits()) if question.waits else (),
+            self._counters() if question.counters else (),
+        )
+
+    def _counters(self) -> tuple[Counter, ...]:
+        now = self.statistics()
+        return (
+            Counter("lockstitch_collectives_submitted_total", now.submitted, "counter"),
+            Counter("lockstitch_collectives_completed_total", now.completed, "counter"),
+            Counter("lockstitch_collectives_failed_total", now.failed, "counter"),
+            Counter("lockstitch_collectives_bytes_total", now.tensor_bytes, "counter"),
+            Counter("lockstitch_collectives_pending", now.under_way),
+        )
 
     def in_flight(self, key: tuple[int, str]) -> Handle[Any] | None:
         """Returns the handle in flight under a key (`Handle.key`)."""
@@ -423,14 +448,3 @@ class Session(Operations):
         if counter is None:
             counter = self._counts.setdefault(key, itertools.count())
         return next(counter)
-
-
-def _in_words(kind: Kind, missing: tuple[int, ...] | None, names: RankNames) -> str:
-    """Returns whom an operation waits for."""
-    if missing is None:
-        return "which ranks have not submitted it is not known here"
-    if not missing:
-        return "all ranks have submitted it, it is under way"
-    what = "not joined" if kind is Kind.JOIN else "not submitted it"
-    have = "has" if len(missing) == 1 else "have"
-    return f"{names.in_words(missing)} {have} {what}"

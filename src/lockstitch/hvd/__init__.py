@@ -119,7 +119,7 @@ from lockstitch.hvd.mpi_ops import (
 from lockstitch.hvd.optimizer import DistributedOptimizer
 from lockstitch.hvd.runner import run
 from lockstitch.hvd.sync_batch_norm import SyncBatchNorm
-from lockstitch.observe import listen
+from lockstitch.observe.wait_reports import listen
 
 listen()
 

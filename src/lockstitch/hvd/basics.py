@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from lockstitch.attach.presence import PRESENCE
 from lockstitch.collectives import open_session
 from lockstitch.hvd.communicators import Communicator
 from lockstitch.hvd.environment import LauncherSettings, options_of
@@ -19,7 +20,7 @@ from lockstitch.hvd.worlds import WORLDS
 from lockstitch.inquiry import tell_of_crashes
 from lockstitch.launcher_link.process import JOB
 from lockstitch.modes import in_plain_modes
-from lockstitch.observe.waits import listen
+from lockstitch.observe.wait_reports import listen
 from lockstitch.termination import TERMINATION
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def init(
             raise ValueError(f'process_sets is a list of sets or "dynamic", not {process_sets!r}')
         process_sets = None
     listen()
+    PRESENCE.show()
     tell_of_crashes()
     TERMINATION.install()
     session = _open(comm)

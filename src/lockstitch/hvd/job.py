@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
+from lockstitch.attach.sources import SOURCES
 from lockstitch.hvd.communicators import meet
 from lockstitch.inquiry import INQUIRY
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    from lockstitch.attach.values import GroupReport, Question
     from lockstitch.collectives import Session
     from lockstitch.hvd.communicators import Communicator
 
@@ -44,6 +46,7 @@ class Process:
         self._meetings: dict[int, tuple[int, int, TCPStore]] = {}
         atexit.register(self.shutdown)
         INQUIRY.waits.append(self._describe_waits)
+        SOURCES.groups.append(self._told)
         os.register_at_fork(after_in_child=self.forget)
 
     def shutdown(self) -> None:
@@ -67,6 +70,10 @@ class Process:
     def _describe_waits(self) -> list[str] | None:
         session = self.session
         return None if session is None else session.describe_waits()
+
+    def _told(self, question: Question) -> list[GroupReport]:
+        session = self.session
+        return [] if session is None else [session.told("hvd", "", question)]
 
     def forget(self) -> None:
         """A forked child (of a `DataLoader`, say) is no rank."""

@@ -2,6 +2,7 @@
 
     cli.py         the command `lockstitch`
     options.py     what may be said on its command line
+    observing.py   the commands that look at running jobs: `ps`, `status`, `waits`, …
     manifest.py    the command `lockstitch manifest`
     kubernetes     what it writes for Kubernetes
     config.py      what a file may say instead

@@ -19,7 +19,9 @@ import typer
 from rich.console import Console
 
 from lockstitch import __version__
-from lockstitch.launch import manifest, options
+from lockstitch.attach.presence import JOB_VARIABLE, new_job
+from lockstitch.attach.system import name_of_program
+from lockstitch.launch import manifest, observing, options
 from lockstitch.launch.elastic import Elasticity, ElasticJob
 from lockstitch.launch.hosts import Slots, parse_hostfile, parse_hosts
 from lockstitch.launch.local import run_local
@@ -53,6 +55,7 @@ app = typer.Typer(
     **_PLAINLY,
 )
 app.add_typer(manifest.app, name="manifest")
+observing.add_commands(app)
 
 
 def main() -> None:
@@ -106,6 +109,7 @@ def run(
     grace_seconds: options.Grace = GRACE_SECONDS,
     output_folder: options.OutputFolder = None,
     replace: options.Replace = None,
+    name: options.Name = None,
     verdict: options.Verdict = None,
     verbose: options.Verbose = False,
     hosts: options.Hosts = None,
@@ -155,6 +159,7 @@ def _run(given: Mapping[str, Any]) -> int:
     own = given["arguments"] or []
     command = _command(given["program"], own, given["module"])
     os.environ.update(variables_of(given))
+    os.environ[JOB_VARIABLE] = new_job(given["name"] or name_of_program(command))
     where = _where(given["hosts"], given["hostfile"])
     allocation = None if where or given["script"] is not None else _allocation()
     if allocation is not None:

@@ -15,11 +15,15 @@ import math
 import os
 import selectors
 import signal
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
+from lockstitch.attach.presence import PRESENCE
+from lockstitch.attach.sources import SOURCES
+from lockstitch.attach.values import LaunchedWorker
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.endings import Mark, take_mark
 from lockstitch.launch.process import (
@@ -67,6 +71,8 @@ class TrackedWorker:
     mark: Mark | None = None
     """How its program ended, as it has said itself, and when that was."""
     marked_at: float = 0.0
+    started_at: float = field(default_factory=time.time)
+    """In seconds since the epoch."""
     ended_at: float | None = None
 
 
@@ -152,6 +158,7 @@ class Job:
             self.selector.register(
                 signals, selectors.EVENT_READ, lambda: self._obey(signals.recv(64))
             )
+            self._let_others_look(resources)
             self.begin()
             while self._reap() or (self.goes_on() and not self.escalation.is_begun):
                 for key, _ in self.selector.select(self._timeout()):
@@ -160,6 +167,29 @@ class Job:
                 if not self.escalation.is_begun:
                     self.pass_time()
         return self.conclude()
+
+    def _let_others_look(self, resources: ExitStack) -> None:
+        """Has commands such as `lockstitch status` find this job, and answers them in the loop."""
+        SOURCES.launched = self._launched
+        endpoint = PRESENCE.show_launcher()
+        if endpoint is not None:
+            resources.callback(PRESENCE.close)
+            self.selector.register(endpoint, selectors.EVENT_READ, endpoint.take)
+
+    def _launched(self) -> list[LaunchedWorker]:
+        return [
+            LaunchedWorker(
+                each.process.rank,
+                each.process.pid,
+                each.process.host,
+                each.started_at,
+                None
+                if each.ended_at is None
+                else time.time() - (SYSTEM_CLOCK.now() - each.ended_at),
+                "" if each.ended_at is None else each.process.describe_end(),
+            )
+            for each in list(self.tracked_workers.values())
+        ]
 
     def _timeout(self) -> float | None:
         waits = [self.escalation.seconds_to_next()]
@@ -258,6 +288,7 @@ class Job:
                 self._take(tracked, output, rest)
             self._close(output)
         tracked.ended_at = SYSTEM_CLOCK.now()
+        PRESENCE.forget_child(tracked.process.pid)
         if not self._signalled_since:
             self.note_end(tracked, code)
         elif tracked.mark and tracked.marked_at < self._signalled_since:

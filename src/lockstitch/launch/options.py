@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
+from lockstitch.attach.presence import check_job_name
 from lockstitch.launch.config import read_config
 from lockstitch.replacement.table import INCUMBENTS, parse_names
 
@@ -68,6 +69,15 @@ def _check_names(text: str | None) -> str | None:
     return text
 
 
+def _check_job_name(name: str | None) -> str | None:
+    try:
+        if name is not None:
+            check_job_name(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return name
+
+
 Program = Annotated[
     str,
     typer.Argument(
@@ -108,6 +118,14 @@ Replace = Annotated[
         callback=_check_names,
         help="Put Lockstitch in the place of these, wherever the program imports them: "
         f"{', '.join(INCUMBENTS)} (with commas between), or all.",
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        callback=_check_job_name,
+        help="What the job is called by `lockstitch ps` and its like (the program's name).",
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say what the launcher does.")]

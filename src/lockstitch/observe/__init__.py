@@ -1,8 +1,54 @@
 """Looking inside a running job.
 
-waits.py    what every worker waits for, by one call or a signal
+looking.py       asks the processes of a job: `jobs`, `status`, `waits`, `stacks`
+grouping.py      which processes belong to one job
+explanation.py   who waits for whom, in a circle or not, and who holds the others up
+cycles.py        circles in a graph
+native.py        stacks seen from outside, by py-spy
+text.py          what a job waits for, as text
+tables.py        jobs and workers, as tables for the terminal
+wait_reports.py  what every worker of a group waits for, asked from within: `explain_waits`
+
+What processes tell is in `lockstitch.attach`. Nothing here but `wait_reports` needs torch.
 """
 
-from lockstitch.observe.waits import WaitReports, explain_waits, listen
+from __future__ import annotations
 
-__all__ = ["WaitReports", "explain_waits", "listen"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from lockstitch.observe.explanation import Culprit, Explanation, Participant, Wait
+    from lockstitch.observe.grouping import Job, JobNotFoundError
+    from lockstitch.observe.looking import jobs, stacks, status, waits
+    from lockstitch.observe.wait_reports import explain_waits
+
+__all__ = [
+    "jobs",
+    "status",
+    "waits",
+    "stacks",
+    "explain_waits",
+    "Job",
+    "Explanation",
+    "Participant",
+    "Wait",
+    "Culprit",
+    "JobNotFoundError",
+]
+
+_HOMES: Final = {
+    "looking": "jobs status waits stacks",
+    "explanation": "Explanation Participant Wait Culprit",
+    "grouping": "Job JobNotFoundError",
+    "wait_reports": "explain_waits",
+}
+
+if not TYPE_CHECKING:  # else a type checker would find any name here
+
+    def __getattr__(name: str) -> object:
+        # Commands import this package too, and have no use for torch.
+        for home, names in _HOMES.items():
+            if name in names.split():
+                return getattr(import_module(f"{__name__}.{home}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,6 +22,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not in its __al
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from lockstitch.attach.presence import PRESENCE, meeting_key
 from lockstitch.launcher_link.client import ADDRESS
 from lockstitch.launcher_link.process import JOB
 from lockstitch.link.addresses import LOOPBACK, host_and_port
@@ -58,6 +59,7 @@ def open_store(
     `timeout_seconds` is for reaching the store and for reading what should be there; torch's
     `DistError` tells that nobody was reached.
     """
+    PRESENCE.meet_at(_key_of(init_method))
     timeout = timedelta(seconds=timeout_seconds)
     if isinstance(init_method, Store):
         store = init_method
@@ -80,6 +82,26 @@ def open_store(
             raise advised from None
         store.set_timeout(timeout)
     return PrefixStore(_PREFIX, store)
+
+
+def _key_of(init_method: str | Store) -> str:
+    """Returns what tells those who meet in a store from those who meet in another one, beside the
+    environment."""
+    if isinstance(init_method, str):
+        parts = urlsplit(init_method)
+        if parts.scheme == "env":
+            return ""  # the environment says it all
+        if parts.scheme == "tcp" and parts.hostname:
+            return meeting_key(parts.hostname, parts.port or 0)
+        return f"meeting {parts.path}"
+    store = init_method
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        return meeting_key(store.host, store.port)
+    if isinstance(store, FileStore):
+        return f"meeting {store.path}"  # type: ignore[attr-defined]  # torch's stubs lack it
+    return f"meeting {os.getpid()}"
 
 
 def _open_by_torch(url: str, rank: int, timeout_seconds: float) -> Store:

@@ -33,7 +33,7 @@ from datetime import timedelta as timedelta  # programs of ProcessGroup days say
 from typing import TYPE_CHECKING
 
 from lockstitch.ids import WorkerInfo
-from lockstitch.observe.waits import listen
+from lockstitch.observe.wait_reports import listen
 from lockstitch.rpc import (
     api,
     backend_registry,

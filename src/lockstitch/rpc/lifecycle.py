@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import Store
 
+from lockstitch.attach.presence import PRESENCE
 from lockstitch.inquiry import tell_of_crashes
 from lockstitch.modes import in_plain_modes
-from lockstitch.observe.waits import listen
+from lockstitch.observe.wait_reports import listen
 from lockstitch.rendezvous import open_store
 from lockstitch.rendezvous.joining import outside
 from lockstitch.rendezvous.launchers import rank_alone
@@ -65,6 +66,7 @@ def init_rpc(
     when ranks do not come in time, and when static and dynamic members meet.
     """
     listen()
+    PRESENCE.show()
     tell_of_crashes()
     _check_types(backend, rpc_backend_options)
     if api._is_current_rpc_agent_set():
@@ -202,5 +204,6 @@ def _begin(
     TERMINATION.install()
     # Looked up in `api`: where a program brings its own backend, it may put its own starter there.
     api._set_and_start_rpc_agent(agent)
+    PRESENCE.renew()
     if has_current_worker():
         begin_callbacks(current_worker())

@@ -26,6 +26,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
+from lockstitch.attach.values import OtherWait
 from lockstitch.errors import (
     CalledOffError,
     ConnectionLostError,
@@ -283,10 +284,13 @@ class Quiescence:
         for neighbour in list(barrier.awaited.values()):
             self._tell(neighbour, Announced("", (), ()))
 
-    def describe_waits(self) -> list[str]:
-        """Returns a line for each barrier that this worker waits at; see `runtime.waits`."""
+    def waits(self) -> list[OtherWait]:
+        """Returns the barriers that this worker waits at; see `runtime.reports`."""
         waiting = [*self._rest_barriers.waiting(), *self.barriers.waiting()]
-        return [f"meets the others: waits for {', '.join(missing)}" for missing in waiting]
+        return [
+            OtherWait(f"meets the others: waits for {', '.join(missing)}", tuple(missing))
+            for missing in waiting
+        ]
 
     def _deadline(self, timeout_seconds: float | None) -> float | None:
         return None if timeout_seconds is None else self._worker.clock.now() + timeout_seconds

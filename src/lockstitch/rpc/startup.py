@@ -21,7 +21,7 @@ from lockstitch.link.addresses import LOOPBACK, is_loopback, own_address
 from lockstitch.link.ports import find_ports
 from lockstitch.memory import mapping
 from lockstitch.memory.segments import SegmentPool
-from lockstitch.observe.waits import WaitReports
+from lockstitch.observe.wait_reports import WaitReports
 from lockstitch.rendezvous import check_name, host_identity, sealed_by
 from lockstitch.rendezvous.store import host_of
 from lockstitch.rpc.admission import Invitation, JoinRequest

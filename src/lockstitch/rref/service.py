@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from lockstitch.attach.values import Counter
 from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.errors import PeerDiedError, RpcTimeoutError, RRefError
 from lockstitch.ids import GlobalId, IdSource, WorkerId
@@ -298,6 +299,15 @@ class ReferenceService(Home[RRef[Any]]):
     def statistics(self) -> ReferenceStatistics:
         """A picture of the moment."""
         return self._ledger.statistics()
+
+    def counters(self) -> list[Counter]:
+        """What is counted here, for who looks on."""
+        now = self.statistics()
+        return [
+            Counter("lockstitch_rrefs_owned", now.owned),
+            Counter("lockstitch_rrefs_used", now.used),
+            Counter("lockstitch_rrefs_pending", now.pending),
+        ]
 
     def debug_info(self) -> dict[str, str]:
         """`statistics` under the incumbent's names."""

@@ -106,11 +106,14 @@ class Agent:
         return sum(channel.outstanding for channel in self.peers.channels())
 
     @property
+    def requested(self) -> int:
+        """How many requests were sent over the connections there are now."""
+        return sum(each.requested for each in self.peers.channels())
+
+    @property
     def activity(self) -> int:
         """How many requests were sent and served so far; it only grows."""
-        return self.running_requests.finished + sum(
-            each.requested for each in self.peers.channels()
-        )
+        return self.running_requests.finished + self.requested
 
     @property
     def is_closed(self) -> bool:

@@ -108,6 +108,10 @@ class Channel:
         """The requests without an answer."""
         return list(self._pending.values())
 
+    def unanswered(self) -> list[tuple[int, Pending]]:
+        """The same, each with its number."""
+        return list(self._pending.items())
+
     def transmit(self, message: Message, remaining_time: RemainingTime | None = None) -> None:
         """Sends a message. Raises `PeerDiedError`, and `SendTimeoutError` when its `remaining_time`
         is over: then the message will leave later."""

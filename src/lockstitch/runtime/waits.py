@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from lockstitch.inquiry import INQUIRY, line_of
 from lockstitch.runtime.functions import name_of
+from lockstitch.runtime.reports import Waiting
 from lockstitch.runtime.worker import PROCESS
 
 if TYPE_CHECKING:
@@ -16,15 +17,6 @@ if TYPE_CHECKING:
 
     from lockstitch.runtime.invocation import Invocation
     from lockstitch.runtime.worker import Worker
-
-
-@runtime_checkable
-class Waits(Protocol):
-    """A service that waits for something of its own."""
-
-    def describe_waits(self) -> list[str]:
-        """A line for each thing waited for; called at any time, from any thread."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +48,10 @@ def look(worker: Worker) -> WorkerWaits:
         for each in agent.running_requests.list()
     )
     others = tuple(
-        line
+        wait.what
         for service in worker.services()
-        if isinstance(service, Waits)
-        for line in service.describe_waits()
+        if isinstance(service, Waiting)
+        for wait in service.waits()
     )
     # A process has one worker of its own; those that tests have in it wait for nothing else.
     beside = INQUIRY.lines() if worker is PROCESS.worker else None

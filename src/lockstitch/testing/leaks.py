@@ -21,6 +21,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstitch.attach.presence import PRESENCE
 from lockstitch.autograd.service import AutogradService
 from lockstitch.devices.guard import GUARD_THREAD
 from lockstitch.memory import mapping
@@ -113,14 +114,15 @@ def _describe_process(pid: int) -> str:
 
 
 def _descriptors() -> dict[object, str]:
-    tracker = getattr(resource_tracker._resource_tracker, "_fd", None)
+    # Both stay for good.
+    kept = (getattr(resource_tracker._resource_tracker, "_fd", None), PRESENCE.descriptor)
     held: dict[object, str] = {}
     for name in _names(Path("/proc/self/fd")):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:  # the descriptor of the listing itself
             continue
-        if target.startswith(_TALKING) and int(name) != tracker:
+        if target.startswith(_TALKING) and int(name) not in kept:
             held["descriptor", int(name), target] = f"descriptor {name} -> {target}"
     return held
 

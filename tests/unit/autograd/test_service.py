@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from lockstitch.attach.values import OtherWait
 from lockstitch.autograd.backward import BackwardPass
 from lockstitch.autograd.context import set_current_context
 from lockstitch.errors import DistAutogradError, PeerDiedError
@@ -375,7 +376,7 @@ def test_a_backward_within_a_backward_of_the_same_context_is_refused(office):
 
 def test_what_a_pass_waits_for_can_be_told(office):
     office.dropped = lambda to, message: isinstance(message, messages.Gradient)
-    assert office[0].autograd.describe_waits() == []
+    assert office[0].autograd.waits() == []
 
     def train():
         with context_on(office[0]) as context, pytest.raises(DistAutogradError):
@@ -383,13 +384,17 @@ def test_what_a_pass_waits_for_can_be_told(office):
 
     trainer = threading.Thread(target=train)
     trainer.start()
-    while not any("stitch" in line for line in office[0].autograd.describe_waits()):
+    while not any("stitch" in wait.what for wait in office[0].autograd.waits()):
         assert trainer.is_alive()
-    waits = office[0].autograd.describe_waits()
-    assert waits == [
-        "backward of context 0: the graph of its roots runs",
-        f"context 0: gradients of what {office[1].id} was sent (stitch 0 of rank 0)",
+    assert office[0].autograd.waits() == [
+        OtherWait("backward of context 0: the graph of its roots runs"),
+        OtherWait(
+            f"context 0: gradients of what {office[1].id} was sent (stitch 0 of rank 0)",
+            ranks=(1,),
+        ),
     ]
+    counted = {each.name: each.value for each in office[0].autograd.counters()}
+    assert counted["lockstitch_autograd_contexts"] == 1
     office.kill(0)
     trainer.join(WAIT_SECONDS)
     assert not trainer.is_alive()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lockstitch.attach.sources import SOURCES
+from lockstitch.attach.values import GroupReport, Question
 from lockstitch.c10d.open_groups import OpenGroups
 from lockstitch.inquiry import INQUIRY
 
@@ -22,9 +24,13 @@ class Group:
     def describe_waits(self) -> list[str]:
         return ["waits for a test"]
 
+    def told(self, question: Question) -> GroupReport:
+        return GroupReport("c10d", "0", 0, 2)
+
 
 def test_all_that_are_open_are_ended_once() -> None:
     groups = OpenGroups()
+    SOURCES.groups.pop()
     one, other = Group(groups), Group(groups)
     one.shutdown()
     groups.shutdown()
@@ -35,8 +41,10 @@ def test_all_that_are_open_are_ended_once() -> None:
 def test_what_they_wait_for_is_told_while_there_are_any() -> None:
     groups = OpenGroups()
     group = Group(groups)
-    tell = INQUIRY.waits.pop()
+    tell, report = INQUIRY.waits.pop(), SOURCES.groups.pop()
     assert tell() == ["waits for a test"]
+    assert report(Question()) == [GroupReport("c10d", "0", 0, 2)]
     groups.forget()
     assert tell() is None
+    assert report(Question()) == []
     group.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from lockstitch.attach.values import OtherWait
 from lockstitch.ids import WorkerId
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.waits import WorkerWaits, look
@@ -18,8 +19,8 @@ def wait_at_gate() -> bool:
 
 
 class Patient:
-    def describe_waits(self) -> list[str]:
-        return ["for better days"]
+    def waits(self) -> list[OtherWait]:
+        return [OtherWait("for better days")]
 
 
 def test_worker_that_waits_for_nothing() -> None:

@@ -1,9 +1,9 @@
 """Runs in every Python of a worker before anything of its program, however that is started: Python
 imports a module of this name by itself.
 
-From then on the worker can be asked what it waits for (`lockstitch.inquiry`), and its end is told
-to the launcher (`lockstitch.endings`). Nothing else is different: the folder leaves `sys.path`, and
-a `sitecustomize` of somebody else's runs all the same.
+From then on the worker can be asked what it waits for (`lockstitch.inquiry`) and be looked at
+(`lockstitch.attach`), and its end is told to the launcher (`lockstitch.endings`). Nothing else is
+different: the folder leaves `sys.path`, and a `sitecustomize` of somebody else's runs all the same.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def _begin() -> None:
     with contextlib.suppress(Exception):
         importlib.import_module("lockstitch.inquiry").INQUIRY.install(even_if_ignored=True)
         importlib.import_module("lockstitch.endings").Ending().install()
+        if os.getsid(0) == os.getpid():  # the worker itself, not what it has started
+            importlib.import_module("lockstitch.attach.presence").PRESENCE.show()
 
 
 _begin()

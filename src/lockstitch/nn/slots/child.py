@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstitch.attach.presence import PRESENCE
+from lockstitch.inquiry import INQUIRY
 from lockstitch.memory.waiting import WorkEstimate
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
 from lockstitch.nn.slots.base import BackwardRequest
@@ -43,7 +45,9 @@ def run_child(
     # Ctrl-C is the parent's affair: when it ends, its slots do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    INQUIRY.install()
     faulthandler.enable(crash_file)
+    PRESENCE.show_as(name)
     gc.freeze()  # nothing of the parent's is finalized here
     keep_freed_memory(MOST_KEPT_BLOCK_BYTES)
     random.seed(name)

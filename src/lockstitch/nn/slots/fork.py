@@ -27,6 +27,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstitch.attach.presence import PRESENCE
 from lockstitch.errors import SlotDiedError
 from lockstitch.forks import abandon_in_child
 from lockstitch.memory.mailbox import Mailbox, create_memory, spin_seconds_for
@@ -204,6 +205,7 @@ def _fork() -> int:
     """Forks; what is still to be printed is printed once."""
     sys.stdout.flush()
     sys.stderr.flush()
+    PRESENCE.show()  # the child is found as one of this process
     with forking_a_slot(), warnings.catch_warnings():
         # Newer Pythons warn of threads: the child's are its own (`child.py`).
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -230,6 +232,7 @@ class _ChildProcess:
         self._connection.close()
         os.kill(self._pid, signal.SIGKILL)
         _, status = os.waitpid(self._pid, 0)
+        PRESENCE.forget_child(self._pid)
         self.end_described = _description_of(status) + _crash_report(self._files[-1])
         self._close_files()
 

@@ -12,7 +12,7 @@ import lockstitch
 from lockstitch import rpc
 from lockstitch.errors import NotInitializedError
 from lockstitch.inquiry import INQUIRY
-from lockstitch.observe.waits import WaitReports
+from lockstitch.observe.wait_reports import WaitReports
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
 

@@ -12,9 +12,11 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
+from lockstitch.attach.presence import PRESENCE
 from lockstitch.errors import LockstitchError
 from lockstitch.ids import IdSource, WorkerId
 from lockstitch.inquiry import INQUIRY
+from lockstitch.runtime.reports import begin_to_report
 from lockstitch.runtime.waits import WorkerWaits, look
 from lockstitch.runtime.worker import Worker, current_worker, has_current_worker
 from lockstitch.wire.messages import AskWaits, TellWaits
@@ -123,9 +125,12 @@ def explain_waits(timeout_seconds: float = 2.0) -> str:
 
 
 def listen() -> None:
-    """Has SIGUSR1 make this process print what every worker waits for."""
+    """Has SIGUSR1 make this process print what every worker waits for, and lets commands find it
+    if it is a worker."""
     INQUIRY.explain = _explain
     INQUIRY.install()
+    begin_to_report()
+    PRESENCE.show_if_launched()
 
 
 def _explain() -> str:

@@ -1,0 +1,110 @@
+"""What the system tells of a process and of its threads, in /proc; nothing where there is none."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from lockstitch.attach.values import SystemReport
+
+_PROC: Final = Path("/proc")
+_TICKS: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+STATES: Final = {
+    "R": "runs",
+    "S": "sleeps",
+    "D": "waits for a device",
+    "T": "is stopped by a signal",
+    "t": "is stopped by a debugger",
+    "Z": "has ended, and its parent has not noticed",
+    "X": "has ended",
+    "I": "is idle",
+}
+"""The states of a process or thread, in words."""
+
+
+def look_at(pid: int) -> SystemReport | None:
+    """Returns what the system tells of a process now; None where there is no such process."""
+    fields = _stat(_PROC / str(pid) / "stat")
+    if fields is None:
+        return None
+    sleeps_in = _read(_PROC / str(pid) / "wchan")
+    return SystemReport(
+        state=fields[0],
+        cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
+        memory=int(fields[21]) * _PAGE,
+        threads=int(fields[17]),
+        waits_in="" if sleeps_in in ("", "0") else sleeps_in,
+    )
+
+
+def born(pid: int) -> int | None:
+    """Returns when a process began, in clock ticks since the system's start; None where there is
+    none of that number, or it has ended and is only not waited for."""
+    fields = _stat(_PROC / str(pid) / "stat")
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def started_at(pid: int) -> float:
+    """Returns when a process began, in seconds since the epoch; now where that is not told."""
+    fields = _stat(_PROC / str(pid) / "stat")
+    if fields is None:
+        return time.time()
+    return time.time() - _uptime() + int(fields[19]) / _TICKS
+
+
+def thread_state(native_id: int) -> str:
+    """Returns the state of a thread of this process; empty where that is not told."""
+    fields = _stat(_PROC / "self" / "task" / str(native_id) / "stat")
+    return "" if fields is None else fields[0]
+
+
+def parent_of(pid: int) -> int:
+    """Returns the parent of a process; 0 where there is none."""
+    fields = _stat(_PROC / str(pid) / "stat")
+    return 0 if fields is None else int(fields[1])
+
+
+def program_of(pid: int) -> str:
+    """Returns what a process runs, in short: the script or module of a Python, else the command."""
+    words = _read(_PROC / str(pid) / "cmdline").split("\0")
+    return name_of_program(words)
+
+
+def name_of_program(words: list[str]) -> str:
+    """Returns a short name for the program of a command line: `train` for `python -u train.py`."""
+    words = [word for word in words if word]
+    if not words:
+        return ""
+    name = Path(words[0]).name
+    if name.startswith("python"):
+        rest = iter(words[1:])
+        for word in rest:
+            if word in ("-m", "-c"):
+                return next(rest, name) if word == "-m" else "python -c"
+            if word in ("-W", "-X"):
+                next(rest, None)
+            elif not word.startswith("-"):
+                return Path(word).stem
+    return Path(name).stem
+
+
+def _stat(path: Path) -> list[str] | None:
+    """The fields of a `stat` file from the third on: the second, a name, may hold anything."""
+    text = _read(path)
+    return text.rpartition(")")[2].split() if text else None
+
+
+def _uptime() -> float:
+    text = _read(_PROC / "uptime")
+    return float(text.split()[0]) if text else time.monotonic()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,245 @@
+"""What a process tells of itself, as plain values. Times are in seconds, sizes in bytes.
+
+No value holds what a call's arguments or a tensor contain: names, lines of source code, counts and
+sizes only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST_SHOWN: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of source code that a thread is at; `text` is empty where the file cannot be read."""
+
+    file: str
+    line: int
+    function: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadReport:
+    """A thread of Python's. `at`: the innermost line of the user's own code, else of any code.
+    `state`: as the system names it, such as `R` (runs) or `S` (sleeps); empty where it does not
+    tell. `stack`: outermost first; empty unless it was asked for. `serves`: the function that it
+    runs for another worker."""
+
+    name: str
+    ident: int
+    native_id: int
+    kind: Literal["main", "serving", "user", "library"]
+    state: str
+    at: CodeLine | None
+    stack: tuple[CodeLine, ...] = ()
+    serves: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """A call without an answer yet. `number` tells the calls from one worker to another apart;
+    `thread` is the one that waits for the answer, 0 where none does, or it is not known."""
+
+    to: str
+    function: str
+    seconds: float
+    number: int
+    thread: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCall:
+    """A call that is being served. `thread`: 0 while it holds none, since it waits for a future or
+    for references to be confirmed. `number`: that of the `PendingCall` of the caller."""
+
+    caller: str
+    function: str
+    seconds: float
+    number: int
+    thread: int
+    at: CodeLine | None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherWait:
+    """What a worker waits for besides calls: a barrier, a backward pass. `workers`: those for which
+    it does, by name, as far as they are known, and `ranks` others, by rank."""
+
+    what: str
+    workers: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A number under a name of the conventions of Prometheus. A `counter` only grows; `per_second`:
+    how fast it did while the question was answered, where that was asked for."""
+
+    name: str
+    value: float
+    kind: Literal["counter", "gauge"] = "gauge"
+    per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """A worker of `lockstitch.rpc`."""
+
+    name: str
+    rank: int
+    calls: tuple[PendingCall, ...] = ()
+    serving: tuple[ServedCall, ...] = ()
+    backlog: int = 0
+    """Calls that wait for a thread."""
+    waits: tuple[OtherWait, ...] = ()
+    counters: tuple[Counter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveWait:
+    """A collective that some ranks have submitted and others have not, or that is under way.
+    `is_submitted`: whether this rank has, `seconds` ago; else `by` are the ranks that have.
+    `missing`: the ranks that have not, None where that is not known here."""
+
+    kind: str
+    name: str
+    is_submitted: bool
+    seconds: float
+    missing: tuple[int, ...] | None
+    by: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """A rank of reductions: of `lockstitch.hvd`, or of a process group of torch.distributed, whose
+    name it has then."""
+
+    kind: Literal["hvd", "c10d"]
+    name: str
+    rank: int
+    size: int
+    backend: str = ""
+    waits: tuple[CollectiveWait, ...] = ()
+    counters: tuple[Counter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The last step that a program has told of (`lockstitch.observe.step`). `at`: seconds since the
+    epoch."""
+
+    number: int
+    at: float
+    per_second: float
+    values: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedWorker:
+    """A worker's process as its launcher knows it. `how` it has ended; empty while it runs."""
+
+    rank: int
+    pid: int
+    host: str
+    started_at: float
+    ended_at: float | None = None
+    how: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Who a process is: what it leaves for others to read, so that it is known where it does not
+    answer. `born`: when it began, in clock ticks since the system's start, which tells two
+    processes of one number apart. `job`: what the launcher, or LOCKSTITCH_JOB, calls the job, and
+    `keys` what all its processes have in common: where they meet, who has started them."""
+
+    pid: int
+    born: int
+    parent: int
+    version: str
+    kind: Literal["worker", "launcher"]
+    program: str
+    job: str
+    rank: str
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SystemReport:
+    """What the system tells of a process. `state`: as in `ThreadReport`; `cpu_seconds`: of all its
+    threads; `memory`: its resident bytes; `waits_in`: the function of the kernel in which its main
+    thread sleeps, empty where that is not told."""
+
+    state: str
+    cpu_seconds: float
+    memory: int
+    threads: int
+    waits_in: str = ""
+    cpu_share: float | None = None
+    """Of one core, while the question was answered, where that was asked for: 1.0 is all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """What a process tells. `gaps`: what it could not find out in time, or not at all."""
+
+    card: Card
+    host: str
+    system: SystemReport | None
+    workers: tuple[WorkerReport, ...] = ()
+    groups: tuple[GroupReport, ...] = ()
+    threads: tuple[ThreadReport, ...] = ()
+    launched: tuple[LaunchedWorker, ...] = ()
+    step: StepReport | None = None
+    gaps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a process is asked. `stacks`: all lines of all threads, not only where each is;
+    `seconds`: within which it is to answer with what it knows by then."""
+
+    waits: bool = False
+    counters: bool = False
+    threads: bool = False
+    stacks: bool = False
+    seconds: float = 1.0
+    rate_seconds: float = 0.0
+    """For so long it is to look how fast its counters grow; 0: not at all."""
+
+
+def in_words(wait: CollectiveWait) -> str:
+    """Returns a collective and whom it waits for, as a sentence."""
+    if not wait.is_submitted:
+        waits = f"{ranks_in_words(wait.by)} wait{'s' * (len(wait.by) == 1)}"
+        what = repr(wait.name) if wait.name else "something"
+        whose = waits if wait.by else "other ranks wait"
+        return f"{whose} for {what}, which this one has not submitted"
+    if wait.missing is None:
+        whom = "which ranks have not submitted it is not known here"
+    elif not wait.missing:
+        whom = "all ranks have submitted it, it is under way"
+    else:
+        have = "has" if len(wait.missing) == 1 else "have"
+        verb = "joined" if wait.kind == "join" else "submitted it"
+        whom = f"{ranks_in_words(wait.missing)} {have} not {verb}"
+    return f"{wait.kind} {wait.name!r}, submitted {wait.seconds:.1f} s ago: {whom}"
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Returns `rank 3`, or `ranks 1, 2`; many are cut short."""
+    shown = ", ".join(map(str, ranks[:_MOST_SHOWN]))
+    rest = ", …" if len(ranks) > _MOST_SHOWN else ""
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{rest}"

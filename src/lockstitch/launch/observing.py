@@ -1,0 +1,166 @@
+"""The commands that look at running jobs: `ps`, `status`, `top`, `waits`, `stacks`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import threading
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from lockstitch.observe import looking
+from lockstitch.observe.grouping import JobNotFoundError
+from lockstitch.observe.tables import jobs_table, status_table
+from lockstitch.observe.text import explanation_lines, headline, stack_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lockstitch.observe.grouping import Job
+
+JobArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB]",
+        help="Its name, or the number of its launcher or of any of its processes; needed where "
+        "there are several.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds the commands to `app`."""
+    for command in (ps, status, top, waits, stacks):
+        app.command()(command)
+
+
+def ps(*, as_json: AsJson = False) -> None:
+    """List the running jobs of this user on this host."""
+    with _errors_in_words():
+        found = looking.jobs()
+    if as_json:
+        _print_json(found)
+    elif found:
+        _console().print(jobs_table(found))
+    else:
+        typer.echo("no job of this user runs on this host", err=True)
+
+
+def status(job: JobArgument = None, *, as_json: AsJson = False) -> None:
+    """Say what each worker of a job does and has."""
+    with _errors_in_words():
+        found = looking.status(job)
+    if as_json:
+        _print_json(found)
+    else:
+        _console().print(_status_view(found))
+
+
+def top(
+    job: JobArgument = None,
+    *,
+    seconds: Annotated[
+        float, typer.Option("--every", min=0.2, help="Seconds between two looks.")
+    ] = 1.0,
+    count: Annotated[
+        int | None, typer.Option("-n", "--count", min=1, help="End after so many looks.")
+    ] = None,
+) -> None:
+    """Show the status of a job, again and again, until Ctrl-C or the end of the job."""
+    with _errors_in_words():
+        found = looking.status(job)
+    _show_again_and_again(found, seconds, count)
+
+
+def _show_again_and_again(found: Job, seconds: float, count: int | None) -> None:
+    pause = threading.Event()
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(_status_view(found), console=_console(), auto_refresh=False) as live,
+    ):
+        live.refresh()
+        looks = 1
+        while count is None or looks < count:
+            pause.wait(seconds)
+            try:
+                found = looking.status(found.pid)
+            except JobNotFoundError:
+                live.console.print(f"job {found.name} has ended")
+                return
+            live.update(_status_view(found), refresh=True)
+            looks += 1
+
+
+def waits(job: JobArgument = None, *, as_json: AsJson = False) -> None:
+    """Say what the workers of a job wait for, and who holds it up.
+
+    Workers that wait for each other in a cycle come first, then those that are waited for and wait
+    for nobody, then each worker: the line at which its main thread is, its calls without an answer,
+    and what it serves.
+    """
+    with _errors_in_words():
+        explanation = looking.waits(job)
+    if as_json:
+        _print_json(explanation)
+    else:
+        typer.echo("\n".join(explanation_lines(explanation)))
+
+
+def stacks(
+    job: JobArgument = None,
+    *,
+    native: Annotated[
+        bool,
+        typer.Option(
+            "--native", help="Those of C and C++ too, by py-spy (pip install 'lockstitch[native]')."
+        ),
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also those in which only libraries run.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the stacks of the threads of a job's workers.
+
+    A worker that does not answer is looked at from outside, by py-spy, where that is installed.
+    """
+    with _errors_in_words():
+        participants = looking.stacks(job, native=native)
+    if as_json:
+        _print_json(participants)
+    else:
+        typer.echo("\n".join(stack_lines(participants, everything=everything)))
+
+
+# ---------------------------------------------------------------- inside
+
+
+@contextlib.contextmanager
+def _errors_in_words() -> Iterator[None]:
+    try:
+        yield
+    except (JobNotFoundError, OSError, RuntimeError) as error:
+        typer.echo(f"lockstitch: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _status_view(job: Job) -> Group:
+    return Group(Text(headline(job), style="bold"), status_table(job))
+
+
+def _console() -> Console:
+    # Where nobody looks, lines are not cut at the width of a terminal.
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
+def _print_json(value: Any) -> None:
+    as_plain: Callable[[Any], Any] = dataclasses.asdict
+    plain = [as_plain(each) for each in value] if isinstance(value, list) else as_plain(value)
+    typer.echo(json.dumps(plain, indent=2))

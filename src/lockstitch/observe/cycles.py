@@ -1,0 +1,92 @@
+"""Cycles in a graph whose edges say who waits for whom. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def components(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Returns the strongly connected components that have a cycle: sets of nodes each of which
+    leads to each other. Tarjan's algorithm, without recursion, since a chain may be long."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    on_stack: set[str] = set()
+    found: list[list[str]] = []
+    for start in sorted(edges):
+        if start in index:
+            continue
+        work = [(start, iter(sorted(edges[start])))]
+        index[start] = low[start] = len(index)
+        stack.append(start)
+        on_stack.add(start)
+        while work:
+            node, following = work[-1]
+            target = next(following, None)
+            if target is None:
+                work.pop()
+                if work:
+                    above = work[-1][0]
+                    low[above] = min(low[above], low[node])
+                if low[node] == index[node]:
+                    component = _pop_to(node, stack, on_stack)
+                    if len(component) > 1 or node in edges.get(node, ()):
+                        found.append(sorted(component))
+            elif target not in index:
+                index[target] = low[target] = len(index)
+                stack.append(target)
+                on_stack.add(target)
+                work.append((target, iter(sorted(edges.get(target, ())))))
+            elif target in on_stack:
+                low[node] = min(low[node], index[target])
+    return sorted(found)
+
+
+def _pop_to(node: str, stack: list[str], on_stack: set[str]) -> list[str]:
+    component = []
+    while True:
+        top = stack.pop()
+        on_stack.discard(top)
+        component.append(top)
+        if top == node:
+            return component
+
+
+def cycle_in(component: Sequence[str], edges: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a shortest cycle within a strongly connected component, from the first node on that
+    has one so short; each node is followed by one that it has an edge to, the last by the first."""
+    members = set(component)
+    best: list[str] = []
+    for start in sorted(component):
+        cycle = _shortest_from(start, members, edges)
+        if cycle and (not best or len(cycle) < len(best)):
+            best = cycle
+        if len(best) == 1:
+            break
+    return best
+
+
+def _shortest_from(start: str, members: set[str], edges: Mapping[str, Sequence[str]]) -> list[str]:
+    came_from: dict[str, str] = {}
+    queue = deque([start])
+    while queue:
+        node = queue.popleft()
+        for target in sorted(edges.get(node, ())):
+            if target == start:
+                cycle = [node]
+                while cycle[-1] != start:
+                    cycle.append(came_from[cycle[-1]])
+                return cycle[::-1]
+            if target in members and target not in came_from:
+                came_from[target] = node
+                queue.append(target)
+    return []
+
+
+def find_cycles(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Returns a shortest cycle of each strongly connected component that has any."""
+    return [cycle_in(component, edges) for component in components(edges)]

@@ -1,0 +1,149 @@
+"""Which processes belong to one job: those that have a key in common, directly or by way of others.
+
+A process that another one has forked for a part of its work belongs to the job of its parent, and a
+launcher to that of the workers that it has started.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lockstitch.errors import LockstitchError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from lockstitch.attach.asking import Answers, Silence
+    from lockstitch.attach.values import Card, ProcessReport
+
+
+class JobNotFoundError(LockstitchError, LookupError):
+    """No running job is meant by a name or a number, or more than one is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as far as its processes on this host tell. `name`: what the launcher calls it, or what
+    its workers run; `pid`: that of its launcher, else of its first worker."""
+
+    name: str
+    pid: int
+    launcher: ProcessReport | None
+    processes: tuple[ProcessReport, ...]
+    """Its workers, by rank."""
+    silent: tuple[Silence, ...]
+    """Those that did not answer."""
+
+    @property
+    def cards(self) -> list[Card]:
+        """The cards of its workers, also of those that did not answer."""
+        return [*(each.card for each in self.processes), *(each.card for each in self.silent)]
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago its first process began."""
+        launchers = [] if self.launcher is None else [self.launcher.card]
+        return max(0.0, time.time() - min(each.started_at for each in (*self.cards, *launchers)))
+
+    @property
+    def state(self) -> str:
+        """`runs`, `begins` (none of its workers has met others yet), `ends` (some have ended), or
+        `does not answer`."""
+        if self.launcher is not None and any(each.ended_at for each in self.launcher.launched):
+            return "ends"
+        if self.silent:
+            return "does not answer"
+        in_groups = any(each.workers or each.groups for each in self.processes)
+        return "runs" if in_groups else "begins"
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A job as the cards of its processes tell it, before any of them is asked."""
+
+    name: str
+    pid: int
+    cards: tuple[Card, ...]
+
+
+def outlines(cards: Sequence[Card]) -> list[Outline]:
+    """Returns the jobs to which processes belong, the oldest first."""
+    found = [_outline(members) for members in _joined(cards)]
+    return sorted(found, key=lambda each: (min(c.started_at for c in each.cards), each.pid))
+
+
+def find(known: Sequence[Outline], wanted: str | None) -> Outline:
+    """Returns the job of that name, or of which a process has that number, or which a process of
+    that number has started; the only one, where none is named. Raises `JobNotFoundError`."""
+    if wanted is None:
+        found = list(known)
+    else:
+        found = [each for each in known if each.name == wanted]
+        if not found and wanted.isdecimal():
+            found = [each for each in known if int(wanted) in _numbers_of(each)]
+    if len(found) == 1:
+        return found[0]
+    if not known:
+        raise JobNotFoundError(
+            "no process of this user on this host can be looked at: a worker can from `init_rpc` "
+            "or `hvd.init` on, one of `lockstitch run` at once"
+        )
+    names = ", ".join(f"{each.name} (pid {each.pid})" for each in (found or known))
+    if not found:
+        raise JobNotFoundError(f"no job is called {wanted}, nor has it a process {wanted}: {names}")
+    which = "there are several" if wanted is None else f"several are meant by {wanted}"
+    raise JobNotFoundError(f"{which}; name one by the number of a process: {names}")
+
+
+def job_of(outline: Outline, answers: Answers) -> Job:
+    """Returns a job with what its processes have answered."""
+    workers = [each for each in answers.reports if each.card.kind == "worker"]
+    return Job(
+        outline.name,
+        outline.pid,
+        next((each for each in answers.reports if each.card.kind == "launcher"), None),
+        tuple(sorted(workers, key=lambda each: rank_of(each.card))),
+        tuple(sorted(answers.silent, key=lambda each: rank_of(each.card))),
+    )
+
+
+def rank_of(card: Card) -> tuple[int, int]:
+    """Returns a key by which workers are ordered: by rank, else by number."""
+    return (int(card.rank), card.pid) if card.rank.isdecimal() else (1 << 62, card.pid)
+
+
+# ---------------------------------------------------------------- inside
+
+
+def _outline(cards: Sequence[Card]) -> Outline:
+    first = min(cards, key=lambda each: (each.kind != "launcher", rank_of(each)))
+    name = next((card.job for card in (first, *cards) if card.job), "")
+    return Outline(name.partition("/")[0] or first.program, first.pid, tuple(cards))
+
+
+def _joined(cards: Sequence[Card]) -> list[list[Card]]:
+    """Returns the cards in sets of those that belong together."""
+    roots: dict[Hashable, Hashable] = {}
+
+    def root(each: Hashable) -> Hashable:
+        while (above := roots.setdefault(each, each)) != each:
+            each = above
+        return each
+
+    by_pid = {card.pid: card for card in cards}
+    for card in cards:
+        for key in card.keys:
+            roots[root(key)] = root(card.pid)
+        parent = by_pid.get(card.parent)
+        if parent is not None and parent.job == card.job:
+            roots[root(parent.pid)] = root(card.pid)
+    joined: dict[Hashable, list[Card]] = {}
+    for card in cards:
+        joined.setdefault(root(card.pid), []).append(card)
+    return list(joined.values())
+
+
+def _numbers_of(outline: Outline) -> set[int]:
+    return {number for card in outline.cards for number in (card.pid, card.parent)}

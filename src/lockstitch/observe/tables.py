@@ -1,0 +1,145 @@
+"""Jobs and workers as tables for the terminal: views of what they have told."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from lockstitch.attach.system import STATES
+from lockstitch.observe.explanation import participants_of
+from lockstitch.observe.text import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstitch.attach.values import Counter, LaunchedWorker
+    from lockstitch.observe.explanation import Participant
+    from lockstitch.observe.grouping import Job
+
+_STYLES = {"runs": "green", "begins": "yellow", "ends": "yellow", "does not answer": "red"}
+
+
+def jobs_table(jobs: Sequence[Job]) -> Table:
+    """Returns a table of jobs, a line each."""
+    table = _table("JOB", "PID", "WORKERS", "AGE", "STATE", "STEP")
+    for job in jobs:
+        step = max((each.step.number for each in job.processes if each.step), default=None)
+        table.add_row(
+            job.name,
+            str(job.pid),
+            str(len(job.cards)),
+            duration(job.age_seconds),
+            Text(job.state, style=_STYLES.get(job.state, "")),
+            "" if step is None else str(step),
+        )
+    return table
+
+
+def status_table(job: Job) -> Table:
+    """Returns a table of a job's workers, a line each: what they do and have."""
+    table = _table(
+        "WORKER", "RANK", "PID", "CPU", "MEMORY", "THREADS", "CALLS/s", "SERVED/s", "PENDING",
+        "SERVING", "QUEUED", "RREFS", "CONTEXTS", "REDUCTIONS/s", "STEP", "STATE",
+    )  # fmt: skip
+    for one in participants_of(job):
+        table.add_row(*_cells(one))
+    for launched in _unseen(job):
+        table.add_row(
+            f"worker {launched.rank}",
+            str(launched.rank),
+            str(launched.pid),
+            *[""] * 12,
+            _end_in_words(launched),
+        )
+    return table
+
+
+def _cells(one: Participant) -> list[str | Text]:
+    name, rank, pid = one.name, one.rank, str(one.pid)
+    if one.report is None:
+        told = None if one.silence is None else one.silence.system
+        state = "gone" if told is None else f"no answer; it {STATES.get(told.state, '')}"
+        memory = "" if told is None else size(told.memory)
+        return [name, rank, pid, "", memory, *[""] * 10, Text(state, style="red")]
+    counters = [
+        *(one.worker.counters if one.worker is not None else ()),
+        *(each for group in one.groups for each in group.counters),
+    ]
+    system, step = one.report.system, one.report.step
+    main = one.main_thread
+    return [
+        name,
+        rank,
+        pid,
+        "" if system is None or system.cpu_share is None else f"{100 * system.cpu_share:.0f} %",
+        "" if system is None else size(system.memory),
+        "" if system is None else str(system.threads),
+        _rate(counters, "lockstitch_rpc_calls_total"),
+        _rate(counters, "lockstitch_rpc_served_total"),
+        _sum(counters, "lockstitch_rpc_calls_pending"),
+        _sum(counters, "lockstitch_rpc_calls_serving"),
+        _sum(counters, "lockstitch_rpc_calls_queued"),
+        _pair(counters, "lockstitch_rrefs_owned", "lockstitch_rrefs_used"),
+        _sum(counters, "lockstitch_autograd_contexts"),
+        _rate(counters, "lockstitch_collectives_completed_total"),
+        "" if step is None else f"{step.number}",
+        "" if main is None else STATES.get(main.state, ""),
+    ]
+
+
+def _unseen(job: Job) -> list[LaunchedWorker]:
+    """Those that the launcher has started and that have told nothing: they have ended, or have not
+    begun."""
+    seen = {each.pid for each in job.cards}
+    launched = () if job.launcher is None else job.launcher.launched
+    return [each for each in launched if each.pid not in seen]
+
+
+def _end_in_words(launched: LaunchedWorker) -> Text:
+    if launched.ended_at is None:
+        return Text("cannot be asked: no Python of it has begun", style="yellow")
+    ago = duration(max(0.0, time.time() - launched.ended_at))
+    return Text(f"{launched.how}, {ago} ago", style="red")
+
+
+def size(count: float) -> str:
+    """Returns a number of bytes with a unit, such as `1.5 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit in ("B", "kB", "MB") else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _found(counters: Sequence[Counter], name: str) -> list[Counter]:
+    return [each for each in counters if each.name == name]
+
+
+def _sum(counters: Sequence[Counter], name: str) -> str:
+    found = _found(counters, name)
+    return f"{sum(each.value for each in found):.0f}" if found else ""
+
+
+def _rate(counters: Sequence[Counter], name: str) -> str:
+    found = [each.per_second for each in _found(counters, name) if each.per_second is not None]
+    return f"{sum(found):.0f}" if found else ""
+
+
+def _pair(counters: Sequence[Counter], first: str, second: str) -> str:
+    return f"{_sum(counters, first)}/{_sum(counters, second)}" if _found(counters, first) else ""
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        is_number = column not in ("JOB", "WORKER", "STATE", "AGE")
+        table.add_column(
+            column,
+            justify="right" if is_number else "left",
+            no_wrap=column != "STATE",
+            header_style="bold",
+        )
+    return table

@@ -1,0 +1,204 @@
+"""What a job waits for, as text: the causes first, then each worker.
+
+A view of `Explanation`; O(N) lines for N workers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lockstitch.attach.system import STATES
+from lockstitch.attach.values import in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from lockstitch.attach.values import CodeLine, ThreadReport
+    from lockstitch.observe.explanation import Culprit, Explanation, Participant, Wait
+    from lockstitch.observe.grouping import Job
+
+_FEW: Final = 8
+
+
+def explanation_lines(explanation: Explanation) -> list[str]:
+    """Returns the text, line by line."""
+    lines = [headline(explanation.job), ""]
+    by_name = {each.name: each for each in explanation.participants}
+    for circle in explanation.circles:
+        lines += [*_circle_lines(circle, by_name), ""]
+    for culprit in explanation.culprits:
+        lines += [*_culprit_lines(culprit, by_name.get(culprit.participant)), ""]
+    if not explanation.circles and not explanation.culprits:
+        lines += ["Nobody waits for another one of them for long.", ""]
+    for participant in explanation.participants:
+        lines += _participant_lines(participant)
+    return lines
+
+
+def stack_lines(participants: Sequence[Participant], *, everything: bool = False) -> list[str]:
+    """Returns the stacks of the threads that were told, outermost line first; those in which only
+    libraries run by name, unless `everything` is asked for."""
+    lines: list[str] = []
+    for one in participants:
+        lines.append(f"{one.name}{identity(one)}")
+        if one.silence is not None:
+            lines.append(f"  {one.silence.why}{_system_in_words(one)}")
+        lines += [f"    {line}" for line in one.outside.splitlines()]
+        told = () if one.report is None or one.outside else one.report.threads
+        for thread in told:
+            if thread.kind == "library" and not everything:
+                continue
+            serves = f", serves {thread.serves}" if thread.serves else ""
+            lines.append(f"  {_name(thread)}{_state_in_words(thread)}{serves}")
+            lines += [f"    {line}{_text(line)}" for line in thread.stack]
+        folded = [_name(each) for each in told if each.kind == "library" and not everything]
+        if folded:
+            lines.append(f"  without code of the program: {', '.join(folded)}")
+        lines.append("")
+    return lines
+
+
+def _name(thread: ThreadReport) -> str:
+    return thread.name or f"thread {thread.ident:#x}"
+
+
+def headline(job: Job) -> str:
+    """Returns what a job is, in a line."""
+    workers = len(job.cards)
+    return (
+        f"job {job.name} (pid {job.pid}): {workers} worker{'s' if workers != 1 else ''}, "
+        f"since {duration(job.age_seconds)}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Returns a time span, such as `42 s`, `3 min 5 s`, `2 h 10 min` or `3 d 4 h`."""
+    whole = int(seconds)
+    for unit, larger, smaller in ((86400, "d", "h"), (3600, "h", "min"), (60, "min", "s")):
+        if whole >= unit:
+            part = whole % unit // {"h": 3600, "min": 60, "s": 1}[smaller]
+            return f"{whole // unit} {larger} {part} {smaller}"
+    return f"{whole} s"
+
+
+def identity(one: Participant) -> str:
+    """Returns rank and process of a participant, in brackets."""
+    rank = f"rank {one.rank}, " if one.rank and one.name != f"rank {one.rank}" else ""
+    host = f" on {one.host}" if one.host else ""
+    return f" ({rank}pid {one.pid}{host})"
+
+
+def where_it_stands(one: Participant | None) -> str:
+    """Returns where somebody's main thread is, or why that is not known."""
+    if one is None:
+        return "no process of it is found on this host"
+    if one.silence is not None:
+        return f"{one.silence.why}{_system_in_words(one)}"
+    thread = one.main_thread
+    if thread is None or thread.at is None:
+        return "where its main thread is was not told"
+    return f"its main thread{_state_in_words(thread)} at {thread.at}{_text(thread.at)}"
+
+
+# ---------------------------------------------------------------- inside
+
+
+def _circle_lines(circle: Sequence[Wait], by_name: Mapping[str, Participant]) -> Iterator[str]:
+    if len(circle) == 1:
+        yield f"{circle[0].waiter} waits for itself:"
+    else:
+        names = " → ".join([*(each.waiter for each in circle), circle[0].waiter])
+        yield f"{len(circle)} workers wait for each other in a cycle: {names}"
+    for wait in circle:
+        yield f"  {wait.waiter} {wait.what}"
+        target = by_name.get(wait.target)
+        if wait.kind != "call":
+            yield f"    {wait.target}: {where_it_stands(target)}"
+        elif target is not None:
+            yield f"    {wait.target} {_served_in_words(target, wait)}"
+
+
+def _served_in_words(callee: Participant, wait: Wait) -> str:
+    """What a callee does with a call."""
+    caller = wait.worker
+    its = [each for each in callee.serving if (each.caller, each.number) == (caller, wait.number)]
+    if not its:
+        return f"has not begun it; {where_it_stands(callee)}"
+    (served,) = its
+    if served.at is None:
+        return "serves it, holding no thread: it waits for a future or for references"
+    return f"serves it at {served.at}{_text(served.at)}"
+
+
+def _culprit_lines(culprit: Culprit, one: Participant | None) -> Iterator[str]:
+    waiters = list(dict.fromkeys(each.waiter for each in culprit.waits))
+    yield f"{culprit.participant} is waited for by {_names(waiters)}, and waits for nobody:"
+    what = dict.fromkeys(_shared(each) for each in culprit.waits)
+    yield from (f"  {each}" for each in list(what)[:_FEW])
+    yield f"  {where_it_stands(one)}"
+    for call in [] if one is None else one.serving:
+        at = "holds no thread: it waits for a future or for references" if call.at is None else ""
+        where = f"is at {call.at}{_text(call.at)}" if call.at is not None else at
+        yield f"  {call.function}, which it serves for {call.caller}, {where}"
+
+
+def _shared(wait: Wait) -> str:
+    """What is waited for, without the time, which differs between those who wait."""
+    if wait.kind == "collective":
+        return f"it has not submitted {wait.what.partition(': ')[2].partition(', submitted')[0]}"
+    return f"{wait.waiter} {wait.what}"
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_FEW])
+    return shown if len(names) <= _FEW else f"{shown} and {len(names) - _FEW} more"
+
+
+def _participant_lines(one: Participant) -> Iterator[str]:
+    yield f"{one.name}{identity(one)}"
+    yield f"  {where_it_stands(one)}"
+    worker = one.worker
+    if worker is not None:
+        for call in worker.calls:
+            yield f"  called {call.function} on {call.to}, {call.seconds:.1f} s ago: no answer yet"
+        for served in worker.serving:
+            where = "holds no thread" if served.at is None else f"{served.at}{_text(served.at)}"
+            yield (
+                f"  serves {served.function} for {served.caller}, since {served.seconds:.1f} s: "
+                f"{where}"
+            )
+        if worker.backlog:
+            yield f"  {worker.backlog} calls wait for a thread"
+        yield from (f"  {each.what}" for each in worker.waits)
+    for group in one.groups:
+        where = f"group {group.name!r}, " if group.name else ""
+        yield from (
+            f"  {where}rank {group.rank} of {group.size}: {in_words(wait)}" for wait in group.waits
+        )
+    for thread in one.other_threads():
+        if thread.at is not None:
+            yield (
+                f"  thread {thread.name!r}{_state_in_words(thread)} at {thread.at}"
+                f"{_text(thread.at)}"
+            )
+    yield from (f"  {gap}" for gap in (() if one.report is None else one.report.gaps))
+
+
+def _state_in_words(thread: ThreadReport) -> str:
+    return f" {STATES[thread.state]}" if thread.state in STATES else ""
+
+
+def _system_in_words(one: Participant) -> str:
+    told = None if one.silence is None else one.silence.system
+    if told is None:
+        return "; its process is gone"
+    kernel = f" in the kernel's {told.waits_in}" if told.waits_in else ""
+    state = STATES.get(told.state, "")
+    return (
+        f"; it {state}{kernel}, has used {told.cpu_seconds:.1f} s of processor time and holds "
+        f"{told.memory / 2**20:.0f} MB"
+    )
+
+
+def _text(line: CodeLine) -> str:
+    return f": {line.text}" if line.text else ""

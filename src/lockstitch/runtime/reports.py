@@ -1,0 +1,164 @@
+"""What the workers of this process tell somebody who looks on: calls, what they serve, counts.
+
+Which thread waits for which answer is noted nowhere, since it would cost each call something: it is
+read off the stacks when somebody asks.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from lockstitch.attach.sources import SOURCES
+from lockstitch.attach.threads import SourceFolders, frames_of, own_line
+from lockstitch.attach.values import (
+    Counter,
+    OtherWait,
+    PendingCall,
+    ServedCall,
+    WorkerReport,
+)
+from lockstitch.runtime.functions import name_of
+from lockstitch.runtime.outgoing import Outgoing
+from lockstitch.runtime.pending import Future
+from lockstitch.runtime.worker import living_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import FrameType
+
+    from lockstitch.attach.values import Question
+    from lockstitch.runtime.worker import Worker
+
+# Frames with a variable `pending`, for whose answer their thread waits.
+_WAITING = (Outgoing._await.__code__, Future.wait.__code__)
+
+
+@runtime_checkable
+class Waiting(Protocol):
+    """A service that waits for something of its own."""
+
+    def waits(self) -> list[OtherWait]:
+        """What it waits for; called at any time, from any thread."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A service that counts something."""
+
+    def counters(self) -> list[Counter]:
+        """What it has counted; called at any time, from any thread."""
+        ...
+
+
+def report_workers(question: Question) -> list[WorkerReport]:
+    """Returns what each worker of this process that was not closed tells."""
+    frames = sys._current_frames() if question.waits else {}
+    waiting = threads_that_wait(frames)
+    return [
+        report_worker(worker, question, frames, waiting)
+        for worker in sorted(living_workers(), key=lambda each: each.id)
+    ]
+
+
+def report_worker(
+    worker: Worker,
+    question: Question,
+    frames: Mapping[int, FrameType],
+    waiting: Mapping[int, int],
+) -> WorkerReport:
+    """Returns what one worker tells. `waiting`: which thread waits for the `Pending` of an `id`."""
+    services = worker.services() if question.waits or question.counters else []
+    return WorkerReport(
+        name=worker.name,
+        rank=worker.id.rank,
+        calls=_calls(worker, waiting) if question.waits else (),
+        serving=_serving(worker, frames) if question.waits else (),
+        backlog=worker.agent.thread_pool.backlog,
+        waits=tuple(
+            wait
+            for service in services
+            if question.waits and isinstance(service, Waiting)
+            for wait in service.waits()
+        ),
+        counters=_counters(worker, services) if question.counters else (),
+    )
+
+
+def threads_that_wait(frames: Mapping[int, FrameType]) -> dict[int, int]:
+    """Returns which threads wait for an answer, by the `id` of its `Pending`."""
+    waiting = {}
+    for thread, innermost in frames.items():
+        for frame in frames_of(innermost):
+            if frame.f_code in _WAITING:
+                waiting[id(frame.f_locals.get("pending"))] = thread
+                break
+    return waiting
+
+
+def names_of_workers() -> list[str]:
+    """Returns the names of the workers of this process."""
+    return [each.name for each in sorted(living_workers(), key=lambda each: each.id)]
+
+
+def _calls(worker: Worker, waiting: Mapping[int, int]) -> tuple[PendingCall, ...]:
+    now = worker.clock.now()
+    return tuple(
+        PendingCall(
+            to=channel.peer.name,
+            function=name_of(pending.what),
+            seconds=round(now - pending.since, 3),
+            number=number,
+            thread=waiting.get(id(pending), 0),
+        )
+        for channel in worker.agent.peers.channels()
+        for number, pending in channel.unanswered()
+        if not pending.is_shared  # a thread that listens for what its service tells of
+    )
+
+
+def _serving(worker: Worker, frames: Mapping[int, FrameType]) -> tuple[ServedCall, ...]:
+    now, folders = worker.clock.now(), SourceFolders()
+    served = []
+    for each in worker.agent.running_requests.list():
+        thread = each.thread or 0
+        frame = frames.get(thread)
+        served.append(
+            ServedCall(
+                caller=each.caller_name,
+                function=each.what,
+                seconds=round(now - each.since, 3),
+                number=each.message.request,
+                thread=thread if frame is not None else 0,
+                at=None if frame is None else own_line(frame, folders),
+            )
+        )
+    return tuple(served)
+
+
+def _counters(worker: Worker, services: Sequence[object]) -> tuple[Counter, ...]:
+    agent, statistics = worker.agent, worker.agent.statistics()
+    own = (
+        Counter("lockstitch_rpc_calls_total", agent.requested, "counter"),
+        Counter("lockstitch_rpc_served_total", statistics.finished, "counter"),
+        Counter("lockstitch_rpc_calls_pending", statistics.outstanding),
+        Counter("lockstitch_rpc_calls_serving", statistics.served),
+        Counter("lockstitch_rpc_calls_queued", statistics.backlog),
+        Counter("lockstitch_rpc_threads", statistics.threads),
+        Counter("lockstitch_rpc_peers", len(agent.peers.channels()) - 1),
+    )
+    others = (
+        counter
+        for service in services
+        if isinstance(service, Counting)
+        for counter in service.counters()
+    )
+    return (*own, *others)
+
+
+def begin_to_report() -> None:
+    """Has this process's workers told of to whoever asks; harmless when repeated."""
+    if report_workers not in SOURCES.workers:
+        SOURCES.workers.append(report_workers)
+        SOURCES.names.append(names_of_workers)

@@ -1,0 +1,62 @@
+"""What /proc tells."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from lockstitch.attach import system
+
+
+def test_this_process_is_seen() -> None:
+    told = system.look_at(os.getpid())
+    assert told is not None
+    assert told.memory > 1 << 20
+    assert told.threads >= 1
+    assert told.state in system.STATES
+
+
+def test_a_process_that_is_not_there_tells_nothing() -> None:
+    nobody = 2**22 + 1  # beyond the greatest process id
+    assert system.look_at(nobody) is None
+    assert system.born(nobody) is None
+    assert system.program_of(nobody) == ""
+
+
+def test_a_zombie_is_not_alive_and_a_birth_is_a_time() -> None:
+    before = time.time()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert system.born(child.pid) is not None
+        assert before - 1 < system.started_at(child.pid) < time.time() + 1
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert system.born(child.pid) is None
+        told = system.look_at(child.pid)
+        assert told is not None
+        assert told.state == "Z"
+
+
+def test_the_state_of_a_thread_that_runs_and_of_none() -> None:
+    assert system.thread_state(threading.get_native_id()) == "R"
+    assert system.thread_state(2**22 + 1) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("/usr/bin/python3 train.py --lr 1", "train"),
+        ("python -u -W ignore some/where/train.py", "train"),
+        ("python3.11 -m package.train", "package.train"),
+        ("python -c print()", "python -c"),
+        ("python", "python"),
+        ("/opt/bin/worker.sh -n 3", "worker"),
+        ("", ""),
+    ],
+)
+def test_the_name_of_a_program(words: str, name: str) -> None:
+    assert system.name_of_program(words.split(" ")) == name

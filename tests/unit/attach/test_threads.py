@@ -1,0 +1,64 @@
+"""Where threads are, seen from another one."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from lockstitch.attach.threads import code_line, frames_of, look_at_threads, own_line
+
+
+def _stand(entered: threading.Event, leave: threading.Event) -> None:
+    entered.set()
+    leave.wait(60)  # here
+
+
+def test_a_thread_is_told_by_the_innermost_line_of_the_users_own_code() -> None:
+    entered, leave = threading.Event(), threading.Event()
+    thread = threading.Thread(target=_stand, args=(entered, leave), name="stander")
+    thread.start()
+    try:
+        assert entered.wait(60)
+        reports = look_at_threads(stacks=True)
+    finally:
+        leave.set()
+        thread.join()
+    assert reports[0].kind == "main"
+    (told,) = [each for each in reports if each.name == "stander"]
+    assert told.kind == "user"
+    assert told.native_id == thread.native_id
+    assert told.at is not None
+    assert told.at.function == "_stand"
+    assert told.at.text == "leave.wait(60)  # here"
+    functions = [line.function for line in told.stack]
+    assert functions.index("_stand") < functions.index("wait")
+
+
+def test_without_code_of_the_user_a_thread_is_a_librarys() -> None:
+    entered, leave = threading.Event(), threading.Event()
+    entered.set()
+    thread = threading.Thread(target=leave.wait, args=(60,), name="waiter")
+    thread.start()
+    try:
+        (told,) = [each for each in look_at_threads() if each.name == "waiter"]
+    finally:
+        leave.set()
+        thread.join()
+    assert told.kind == "library"
+    assert told.stack == ()
+    assert told.at is not None
+    assert told.at.file == threading.__file__
+
+
+def test_a_line_without_a_file_has_no_text() -> None:
+    namespace: dict[str, object] = {"sys": sys}
+    exec(compile("frame = sys._getframe()", "<nowhere>", "exec"), namespace)
+    frame = namespace["frame"]
+    line = code_line(frame)  # type: ignore[arg-type]
+    assert (line.file, line.line, line.text) == ("<nowhere>", 1, "")
+
+
+def test_frames_come_innermost_first() -> None:
+    frame = sys._getframe()
+    assert next(frames_of(frame)) is frame
+    assert own_line(frame).function == "test_frames_come_innermost_first"

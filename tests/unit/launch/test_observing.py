@@ -1,0 +1,70 @@
+"""The commands that look at jobs: what they print, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from lockstitch.attach.presence import Presence
+from lockstitch.attach.sources import Sources
+from lockstitch.attach.values import WorkerReport
+from lockstitch.launch.cli import app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("LOCKSTITCH_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("LOCKSTITCH_JOB", "mine/1")
+    sources = Sources()
+    sources.workers.append(lambda _question: [WorkerReport("ps", 0)])
+    presence = Presence(sources)
+    presence.show()
+    yield
+    presence.close()
+
+
+def run(*words: str, status: int = 0) -> str:
+    done = CliRunner().invoke(app, [*words])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("ps", ["JOB", "mine", "runs"]),
+        ("status", ["job mine (pid", "WORKER", "ps"]),
+        ("status mine", ["job mine (pid"]),
+        ("top mine -n 2 --every 0.2", ["job mine (pid", "ps"]),
+        ("waits mine", ["Nobody waits for another one", "ps (rank 0, pid"]),
+        ("stacks mine --all", ["MainThread runs", "test_observing.py"]),
+    ],
+)
+def test_what_the_commands_print(mine: None, words: str, parts: list[str]) -> None:
+    output = run(*words.split())
+    for part in parts:
+        assert part in output
+
+
+@pytest.mark.parametrize("command", ["ps", "status", "waits", "stacks"])
+def test_each_command_speaks_json(mine: None, command: str) -> None:
+    told = json.loads(run(command, "--json"))
+    assert str(os.getpid()) in json.dumps(told)
+
+
+def test_a_job_that_is_not_there_is_refused_in_a_line(mine: None) -> None:
+    assert run("waits", "theirs", status=1).startswith("lockstitch: no job is called theirs")
+
+
+def test_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTITCH_RUNTIME_DIR", str(tmp_path / "none"))
+    assert "no job of this user runs on this host" in run("ps")
+    assert "no process of this user on this host can be looked at" in run("status", status=1)

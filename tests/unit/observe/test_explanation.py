@@ -1,0 +1,90 @@
+"""Who holds a job up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lockstitch.attach.asking import Silence
+from lockstitch.attach.values import OtherWait, PendingCall, WorkerReport
+from lockstitch.observe.explanation import explain, participants_of
+from tests.unit.attach.cards import card, process
+from tests.unit.observe.jobs import caller, idle, job, rank
+
+
+def names(circle: tuple[object, ...]) -> list[str]:
+    return [each.waiter for each in circle]  # type: ignore[attr-defined]
+
+
+def test_a_cycle_of_three_calls_among_six_workers_is_named_and_nobody_else() -> None:
+    told = explain(
+        job(
+            caller(0, 1, of=2),
+            caller(1, 2, of=0),
+            caller(2, 0, of=1),
+            *map(idle, (3, 4, 5)),
+        )
+    )
+    (circle,) = told.circles
+    assert names(circle) == ["worker0", "worker1", "worker2"]
+    assert all(wait.what.endswith("its main thread waits for the answer") for wait in circle)
+    assert told.culprits == ()
+
+
+def test_calls_that_are_young_make_no_circle() -> None:
+    young = job(caller(0, 1, of=1, seconds=0.01), caller(1, 0, of=0, seconds=0.01))
+    assert explain(young).circles == ()
+    assert len(explain(young, patience_seconds=0.0).circles) == 1
+
+
+def test_the_rank_that_left_a_collective_out_is_the_culprit() -> None:
+    told = explain(job(*(rank(number, 4, missing=(2,)) for number in range(4))))
+    assert told.circles == ()
+    (culprit,) = told.culprits
+    assert culprit.participant == "rank 2"
+    assert [wait.waiter for wait in culprit.waits] == ["rank 0", "rank 1", "rank 3"]
+
+
+def test_a_circle_may_go_through_calls_and_collectives() -> None:
+    # Rank 0 waits for rank 1 in an allreduce; that one waits for an answer of rank 0's worker.
+    first = rank(0, 2, missing=(1,))
+    first = replace(first, workers=(WorkerReport("ps", 0),))
+    call = PendingCall("ps", "m:push", 3.0, 1, 1)
+    second = rank(1, 2, missing=(1,))
+    second = replace(second, workers=(WorkerReport("trainer", 1, (call,)),))
+    (circle,) = explain(job(first, second)).circles
+    assert [(wait.waiter, wait.kind) for wait in circle] == [
+        ("ps", "collective"),
+        ("trainer", "call"),
+    ]
+
+
+def test_a_worker_that_is_gone_or_silent_is_a_culprit_by_its_name() -> None:
+    call = PendingCall("worker1", "m:ask", 3.0, 1, 0)
+    waiter = process(10, workers=(WorkerReport("worker0", 0, (call,)),))
+    silence = Silence(card(11, names=("worker1",), rank="1"), "it did not answer", None)
+    (culprit,) = explain(job(waiter, silent=(silence,))).culprits
+    assert culprit.participant == "worker1"
+    (culprit,) = explain(job(waiter)).culprits
+    assert culprit.participant == "worker1"
+
+
+def test_barriers_and_gradients_are_waited_for_by_name_and_by_rank() -> None:
+    waits = (
+        OtherWait("meets the others: waits for worker1", ("worker1",)),
+        OtherWait("context 3: gradients", ranks=(2,)),
+    )
+    waiter = process(10, workers=(WorkerReport("worker0", 0, waits=waits),))
+    told = explain(job(waiter, idle(1), idle(2)))
+    assert {each.participant for each in told.culprits} == {"worker1", "worker2"}
+
+
+def test_each_worker_of_a_process_takes_part_and_equal_names_are_told_apart() -> None:
+    several = process(10, workers=(WorkerReport("worker0", 0), WorkerReport("worker1", 1)))
+    assert [each.name for each in participants_of(job(several))] == ["worker0", "worker1"]
+    twins = (process(11, rank="0"), process(12, rank="0"), process(13), process(14, names=("s",)))
+    assert [each.name for each in participants_of(job(*twins))] == [
+        "rank 0 (pid 11)",
+        "rank 0 (pid 12)",
+        "process 13",
+        "s",
+    ]
