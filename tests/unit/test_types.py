@@ -15,6 +15,7 @@ from tests.unit.test_public_api import PUBLIC_NAMES
 MODULES = [
     *PUBLIC_NAMES,
     "lockstitch.collectives",
+    "lockstitch.attach.values",
     "lockstitch.errors",
     "lockstitch.pytest_plugin",
     "lockstitch.hvd.common",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import signal
 import socket
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from lockstitch.attach.folder import Entry
 
+_OF_FAULTS: Final = {
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT
+}  # fmt: skip
 _WAITING: Final = 64
 _LONGEST_QUESTION: Final = 1 << 16
 _QUESTION_SECONDS: Final = 2.0
@@ -57,8 +61,13 @@ class Endpoint:
         return self._listener.fileno()
 
     def serve(self) -> None:
-        """Answers questions, on threads of its own, until the process ends."""
-        _thread.start_new_thread(self._serve, ())
+        """Answers questions, on threads of its own, until the process ends. None of them takes a
+        signal, since that would not wake the main thread, to which the program's signals belong."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_FAULTS)
+        try:
+            _thread.start_new_thread(self._serve, ())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def take(self) -> None:
         """Answers a question that waits, in this thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import signal
 import socket
 from typing import TYPE_CHECKING
 
@@ -84,3 +85,22 @@ def test_a_forked_child_lets_go_of_the_socket_and_leaves_the_entry(place: Entry)
     assert place.address.exists()
     with pytest.raises(ConnectionRefusedError), asking(place, b""):
         pass
+
+
+def test_no_thread_of_it_takes_a_signal_of_the_programs(place: Entry) -> None:
+    masks: list[set[int]] = []
+
+    def answer(_question: Question) -> bytes:
+        masks.append({int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())})
+        return b"told"
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    endpoint = Endpoint(place, answer)
+    endpoint.serve()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    with asking(place, QUESTIONS.encode(Question())) as connection:
+        assert connection.recv(100) == b"told"
+    endpoint.close()
+    (blocked,) = masks
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD} <= blocked
+    assert signal.SIGSEGV not in blocked
