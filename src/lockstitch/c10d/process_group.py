@@ -446,7 +446,7 @@ class ProcessGroup(_TorchGroup):
 
     def told(self, question: Question) -> GroupReport:
         """What this rank of it tells somebody who looks on."""
-        return self._session.told("c10d", self._group_name, question)
+        return self._session.told("c10d", self._label.name, question)
 
     # ------------------------------------------------------------ inside
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lockstitch.attach.values import ranks_in_words
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-_MOST_SHOWN = 16
 
 
 class RankNames:
@@ -36,9 +36,7 @@ class RankNames:
 
     def in_words(self, ranks: Sequence[int]) -> str:
         """`rank 3`, or `ranks 1, 2`; many are cut short."""
-        numbers = [str(self.number(rank)) for rank in ranks[:_MOST_SHOWN]]
-        rest = ", …" if len(ranks) > _MOST_SHOWN else ""
-        return f"rank{'s' * (len(ranks) > 1)} {', '.join(numbers)}{rest}"
+        return ranks_in_words([self.number(rank) for rank in ranks])
 
     def one(self, rank: int) -> str:
         """`rank 3`."""
