@@ -8,16 +8,20 @@ the same. So such work is done *in plain modes*, whoever happens to do it. What 
 back are ordinary tensors, of which everything can be done.
 
 Whether gradients are recorded is no such mode: it stays as it was.
+
+Where another thread, or another worker, is to run as this thread would, it takes its `Modes` over.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import torch
 
+from lockstitch.devices import accelerators
 from lockstitch.devices.kinds import META
 from lockstitch.torch_internals.modes import (
     is_functorch_wrapped_tensor,
@@ -82,6 +86,61 @@ def in_plain_modes(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return run
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The modes of one thread, to be taken over by another: grad mode, inference mode, autocast
+    with its dtype on the CPU and the accelerator, anomaly detection, the device on which tensors
+    are made. Can be pickled."""
+
+    is_grad_enabled: bool
+    is_inference: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    is_autocast_cached: bool
+    is_anomaly_checked: bool
+    default_device: torch.device | None = None
+    """None: none has been set."""
+
+    @staticmethod
+    def of_this_thread() -> Modes:
+        """The modes that hold here and now."""
+        return _modes(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            tuple(
+                (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+                for kind in accelerators.kinds()
+            ),
+            torch.is_autocast_cache_enabled(),
+            torch.is_anomaly_enabled(),
+            torch.get_default_device() if len_function_stack() else None,
+        )
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """These modes within the block, in the thread that enters it."""
+        here = Modes.of_this_thread()
+        if self is here or self == here:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            if self.default_device is not None:
+                stack.enter_context(self.default_device)
+            stack.enter_context(torch.inference_mode(self.is_inference))
+            stack.enter_context(torch.set_grad_enabled(self.is_grad_enabled))
+            for kind, is_enabled, dtype in self.autocast:
+                if is_enabled or torch.is_autocast_enabled(kind):
+                    stack.enter_context(
+                        torch.autocast(
+                            kind, dtype, enabled=is_enabled, cache_enabled=self.is_autocast_cached
+                        )
+                    )
+            yield
+
+
+# They hardly ever change: the same object is faster than a new one, and found to be equal faster.
+_modes: Final = functools.lru_cache(100)(Modes)
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

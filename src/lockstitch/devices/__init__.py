@@ -1,7 +1,6 @@
 """Accelerators: the only place that asks on which kind of device something is.
 
 - `accelerators`: accelerators of any kind, by torch's generic interface
-- `autocast`: automatic mixed precision of a thread, as a value
 - `guard`: what torch binds to a thread and should not
 - `kinds`: which devices there are, and what a tensor or a device is; the host
 - `maps`: where a caller's device map sends tensors, and where it brings answers back to

@@ -16,11 +16,12 @@ import contextlib
 import threading
 from contextvars import ContextVar
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
-from lockstitch.devices.autocast import Autocast, current_autocast, within_autocast
+from lockstitch.devices import accelerators
+from lockstitch.modes import Modes
 from lockstitch.runtime.functions import KnownFunction, qualified_name
 from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
@@ -56,36 +57,6 @@ def carry_modes(enabled: bool = True) -> Iterator[None]:
         yield
     finally:
         _CARRYING.reset(before)
-
-
-class Modes(NamedTuple):
-    """The modes of a thread, as plain values."""
-
-    autocast: Autocast
-    is_grad_enabled: bool
-    is_inference: bool
-    default_dtype: torch.dtype
-
-    @classmethod
-    def current(cls) -> Modes:
-        """Those of this thread."""
-        return cls(
-            current_autocast(),
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
-        )
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """Within, this thread is in these modes."""
-        with (
-            within_autocast(self.autocast),
-            torch.inference_mode(self.is_inference),
-            torch.set_grad_enabled(self.is_grad_enabled),
-            DEFAULT_DTYPE.set_to(self.default_dtype),
-        ):
-            yield
 
 
 class DefaultDtype:
@@ -127,32 +98,47 @@ DEFAULT_DTYPE: Final = DefaultDtype()
 def carried(call: WhatToCall) -> WhatToCall:
     """A call that runs this one in the modes of this thread."""
     function, args, kwargs = call
+    modes = Modes.of_this_thread()
+    values = (
+        (modes.is_grad_enabled, modes.is_inference, modes.autocast, modes.is_autocast_cached),
+        torch.get_default_dtype(),
+    )
     is_deferred = hasattr(function, "_wrapped_async_rpc_function")
     run = run_carried_async if is_deferred else run_carried
-    modes = Modes.current()
-    values = (tuple(modes.autocast), *modes[1:])
     return run, (values, qualified_name(function) or function, args, kwargs), None
+
+
+@contextlib.contextmanager
+def _entered(values: tuple[Any, torch.dtype]) -> Iterator[None]:
+    """Within, this thread is in the modes that a call has brought, and its calls carry them on.
+    Autocast for kinds of device that this machine lacks is left out."""
+    (is_grad_enabled, is_inference, autocast, is_cached), default_dtype = values
+    here = tuple(each for each in autocast if each[0] in accelerators.kinds())
+    modes = Modes(is_grad_enabled, is_inference, here, is_cached, is_anomaly_checked=False)
+    with modes.active(), DEFAULT_DTYPE.set_to(default_dtype), carry_modes():
+        yield
 
 
 @needed
 def run_carried(
-    modes: tuple[Any, ...],
+    modes: tuple[Any, torch.dtype],
     function: str | Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
 ) -> Any:
     """Runs the function, in the modes of the caller, on the callee."""
     callee = _found(function)
-    own = Modes(Autocast(*modes[0]), *modes[1:])
-    with own.entered(), carry_modes():
+    with _entered(modes):
         value = callee(*args, **(kwargs or {}))
-    return _run_to_its_end(own, value) if type(value) is CoroutineType else value
+    return _run_to_its_end(modes, value) if type(value) is CoroutineType else value
 
 
-async def _run_to_its_end(modes: Modes, coroutine: CoroutineType[Any, Any, T]) -> T:
+async def _run_to_its_end(
+    modes: tuple[Any, torch.dtype], coroutine: CoroutineType[Any, Any, T]
+) -> T:
     """An `async def` function is in the modes while it runs; the event loop takes them from its
     thread where it waits (but for the default dtype)."""
-    with modes.entered(), carry_modes():
+    with _entered(modes):
         return await coroutine
 
 
