@@ -16,7 +16,7 @@ has joined takes no part in what is left of that epoch; once all have joined, th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstitch.collectives.rank_names import RankNames
@@ -41,10 +41,11 @@ class Submitted(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """`rank` is out of data, at a time by which the last to join is told."""
+    """`rank` is out of data, at a time by which the last to join is told: of any type that can be
+    compared."""
 
     rank: int
-    at: int
+    at: Any
 
 
 class Left(NamedTuple):
@@ -93,9 +94,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class AllJoined:
-    """Every rank has joined; `last` did so last."""
+    """Every rank has joined; `last` did so last, at that time."""
 
     last: int
+    at: Any = field(default=None, compare=False)
 
 
 Instruction = Perform | Refuse | AllJoined
@@ -132,7 +134,7 @@ class Negotiation:
         self.ranks = tuple(sorted(ranks))
         self._names = names or RankNames()
         self._open: dict[str, list[_Entry]] = {}
-        self._joins: dict[int, list[int]] = {rank: [] for rank in self.ranks}
+        self._joins: dict[int, list[Any]] = {rank: [] for rank in self.ranks}
         self._joined = [0]
         """How many ranks have joined in each epoch; the last number is 0."""
         self._left: set[int] = set()
@@ -160,6 +162,11 @@ class Negotiation:
     def includes(self, rank: int) -> bool:
         """Returns whether it is one of the ranks."""
         return rank in self._joins
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some rank has submitted what others have not."""
+        return bool(self._open)
 
     def waiting(self) -> list[Waiting]:
         """The operations that some ranks have submitted and others have not."""
@@ -255,28 +262,7 @@ class Negotiation:
             who = self._names.in_words(gone)
             text = f"{name!r} can never be performed: {who} shut down without it"
             return [Refuse(name, parts, Objection.LEFT, text)]
-        return [self._judge(name, parts)]
-
-    def _judge(self, name: str, parts: dict[int, Submitted]) -> Instruction:
-        """Every rank is accounted for: does it all fit?"""
-        difference = disagreement(
-            {rank: part.description for rank, part in parts.items()}, self._names
-        )
-        if difference is not None:
-            text = (
-                f"ranks disagree about {name!r}. {difference}. All must give the same; nothing was "
-                "done, and other operations go on."
-            )
-            return Refuse(name, parts, Objection.MISMATCH, text)
-        ready = Perform(name, parts)
-        if len(parts) < len(self.ranks) and ready.description.kind not in _WITHOUT_JOINED:
-            joined = [rank for rank in self.ranks if rank not in parts]
-            text = (
-                f"{ready.description.kind.value} {name!r} needs every rank, but "
-                f"{self._names.in_words(joined)} joined, having no more data"
-            )
-            return Refuse(name, parts, Objection.JOINED, text)
-        return ready
+        return [judged(name, parts, self.ranks, self._names)]
 
     def _end_epochs(self) -> list[Instruction]:
         ended: list[Instruction] = []
@@ -284,5 +270,29 @@ class Negotiation:
             epoch = self._finished_epochs
             times = [(times[epoch], rank) for rank, times in self._joins.items()]
             self._finished_epochs += 1
-            ended.append(AllJoined(max(times)[1]))
+            at, last = max(times)
+            ended.append(AllJoined(last, at))
         return ended
+
+
+def judged(
+    name: str, parts: dict[int, Submitted], ranks: Sequence[int], names: RankNames
+) -> Perform | Refuse:
+    """Returns what follows when every rank has submitted, with these parts, or has joined: whether
+    it all fits."""
+    difference = disagreement({rank: part.description for rank, part in parts.items()}, names)
+    if difference is not None:
+        text = (
+            f"ranks disagree about {name!r}. {difference}. All must give the same; nothing was "
+            "done, and other operations go on."
+        )
+        return Refuse(name, parts, Objection.MISMATCH, text)
+    ready = Perform(name, parts)
+    if len(parts) < len(ranks) and ready.description.kind not in _WITHOUT_JOINED:
+        joined = [rank for rank in ranks if rank not in parts]
+        text = (
+            f"{ready.description.kind.value} {name!r} needs every rank, but "
+            f"{names.in_words(joined)} joined, having no more data"
+        )
+        return Refuse(name, parts, Objection.JOINED, text)
+    return ready

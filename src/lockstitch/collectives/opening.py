@@ -25,15 +25,11 @@ from lockstitch import __version__
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.collectives.c10d.backend import C10dBackend
 from lockstitch.collectives.c10d.beginning import in_thread
-from lockstitch.collectives.c10d.coordinator import Coordinator
-from lockstitch.collectives.c10d.coordinator_link import (
-    CoordinatorClient,
-    CoordinatorServer,
-    LinkOptions,
-    connect_to_coordinator,
-)
+from lockstitch.collectives.c10d.coordinator_link import LinkOptions
 from lockstitch.collectives.c10d.group_operations import GroupOperations, ProcessGroupOperations
 from lockstitch.collectives.c10d.hierarchical import HierarchicalOperations
+from lockstitch.collectives.c10d.tree import place_of
+from lockstitch.collectives.c10d.tree_links import Link, TreeLinks
 from lockstitch.collectives.memory import LocalSessions
 from lockstitch.collectives.nccl_bootstrap import NcclBootstrap
 from lockstitch.collectives.options import SessionOptions
@@ -287,17 +283,20 @@ class _Opening:
         assert self._notice is not None
         has_failed = functools.partial(self._notice.read, 0.0)
 
-        def connect(hear: Callable[[Message], None]) -> CoordinatorServer | CoordinatorClient:
+        tree = TreeLinks(
+            place_of(rank, topology.hosts, options.speaker_fan_in),
+            self._size,
+            address,
+            PrefixStore(f"tree/{roster.me.generation}", sealed_by(self._secret, self._store)),
+            transport,
+            link_options,
+            lambda: _raise_if(has_failed()),
+        )
+
+        def connect(hear: Callable[[Message], None]) -> Link:
             if listener is not None:
-                coordinator = Coordinator(self._size, options.fusion_bytes, self._pending.names)
-                others = range(1, self._size)
-                return CoordinatorServer(
-                    coordinator, transport, listener, hear, link_options, expected=others
-                )
-            line = connect_to_coordinator(
-                transport, address, rank, link_options, lambda: _raise_if(has_failed())
-            )
-            return CoordinatorClient(rank, line, hear, link_options)
+                return tree.of_root(listener, hear, options.fusion_bytes)
+            return tree.of_other(hear)
 
         store = PrefixStore(f"groups/{roster.me.generation}", self._store)
         # Several hosts may each call themselves by an address that leads nowhere from the others.
@@ -317,7 +316,8 @@ class _Opening:
             name,
             start_seconds=seconds,
             has_failed=has_failed,
-            riding_bytes=options.riding_bytes,
+            # Speakers carry no tensors.
+            riding_bytes=options.riding_bytes if self._size <= options.speaker_fan_in else 0,
         )
 
     def _local_session(

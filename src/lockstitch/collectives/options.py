@@ -40,6 +40,9 @@ class SessionOptions:
     riding_bytes: int = 16 << 10
     """Between hosts, up to how many bytes an allreduce's tensors ride on the messages to and from
     rank 0 instead of going by the process group; 0: none. Of this rank only."""
+    speaker_fan_in: int = 64
+    """Between hosts, up to how many ranks talk to rank 0 themselves. Of more ranks one of each host
+    speaks for the others, and so many speakers talk to one at most."""
     arena_bytes: int = 1 << 36
     """How much memory a rank may share with the others of its host. Only what is used is taken."""
     address: str | None = None

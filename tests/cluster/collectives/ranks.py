@@ -18,6 +18,8 @@ T = TypeVar("T")
 BACKENDS = ["memory", "shared_memory", "c10d", "hierarchical"]
 BY_ORDERS = ["c10d by orders", "hierarchical by orders"]
 """Where small tensors, too, go by process groups, and not with the messages."""
+BY_SPEAKERS = "hierarchical by speakers"
+"""Where a rank of each host speaks for the others, as in a large world."""
 
 
 class Ranks:
@@ -27,7 +29,8 @@ class Ranks:
         self.size = size
         self.backend, _, way = backend.partition(" by ")
         self.store = store or HashStore()
-        self._options = {"riding_bytes": 0, **options} if way else options
+        ways = {"orders": {"riding_bytes": 0}, "speakers": {"speaker_fan_in": 2}}
+        self._options = {**ways.get(way, {}), **options}
         self.sessions: list[Session] = []
 
     def __enter__(self) -> Ranks:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from tests.cluster.collectives.programs import expected, programs, run
-from tests.cluster.collectives.ranks import BACKENDS, BY_ORDERS, Ranks
+from tests.cluster.collectives.ranks import BACKENDS, BY_ORDERS, BY_SPEAKERS, Ranks
 
 if TYPE_CHECKING:
     from tests.cluster.collectives.programs import Program
@@ -48,7 +48,7 @@ def nothing_is_left_behind() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "size"),
-    [(each, 4) for each in (*BACKENDS, *BY_ORDERS)]
+    [(each, 4) for each in (*BACKENDS, *BY_ORDERS, BY_SPEAKERS)]
     + [("shared_memory", 2), ("shared_memory", 3), ("c10d", 3)],
 )
 def test_any_program_gives_what_torch_gives(backend: str, size: int) -> None:

@@ -9,6 +9,10 @@ is ready for it. Operations that are ready together are fused.
 - `messages`: what ranks and coordinator tell each other; no I/O
 - `riding`: small tensors, which ride on these messages; no I/O
 - `coordinator_link`: the connections between them
+- `tree`: where there are many ranks, who talks to whom; no I/O
+- `speaker`: one that speaks to rank 0 for the ranks below it; `tree_coordinator`: the table of rank
+  0 then; `matching`, `undecided`, `routes`: what both are made of; no I/O
+- `tree_links`, `speaker_link`: the connections of that
 - `beginning`: waiting until all are there
 - `orders`: performing the orders of rank 0 on one rank, one after the other
 - `performing`: what an order comes down to: from requests to results

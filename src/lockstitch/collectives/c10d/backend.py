@@ -128,7 +128,7 @@ class C10dBackend:
         self._thread = threading.Thread(
             target=self._run, name=f"rank {self._rank} reductions", daemon=True
         )
-        self._link = connect(self._hear)
+        self._link = self._linked(connect)
         try:
             self._beginning.await_all(start_seconds, has_failed)
             self.open_set(only_for or sets[GLOBAL_SET])
@@ -137,6 +137,15 @@ class C10dBackend:
             self._give_up_start(error)
             raise
         abandon_in_child(self)
+
+    def _linked(
+        self, connect: Callable[[Callable[[Message], None]], CoordinatorLink]
+    ) -> CoordinatorLink:
+        try:
+            return connect(self._hear)
+        except BaseException:
+            self._groups.close()
+            raise
 
     def _give_up_start(self, error: BaseException) -> None:
         """Rank 0 tells the others, who wait or have begun."""
@@ -348,8 +357,7 @@ class C10dBackend:
             refusal = Refuse(handle.name, {}, message.objection, message.text)
             self._pending.fail(handle, error_of(refusal))
         elif isinstance(message, Leave):
-            first = 0 if self._only_for is None else self._only_for.ranks[0]
-            who = self._pending.names.one(first)
+            who = self._pending.names.one(message.rank)
             text = f"{who}, from which all orders come, shut down (heard by {self._me})"
             self._lose_coordinator(RankLostError(text))
         elif isinstance(message, Joined) and self._joining is not None:

@@ -31,6 +31,7 @@ from lockstitch.collectives.c10d.messages import (
     Submit,
     pack_described,
 )
+from lockstitch.collectives.c10d.routes import Addressed
 from lockstitch.collectives.fusion import buckets
 from lockstitch.collectives.negotiation import (
     AllJoined,
@@ -49,15 +50,8 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives.rank_names import RankNames
 
-# Of these each rank must know the sizes of all others.
-_SIZES_DIFFER = (Kind.ALLGATHER, Kind.ALLTOALL)
-
-
-class Addressed(NamedTuple):
-    """A message, and the rank to which it goes."""
-
-    to: int
-    message: Message
+SIZES_DIFFER = (Kind.ALLGATHER, Kind.ALLTOALL)
+"""Of these each rank must know the sizes of all others."""
 
 
 class _Submission(NamedTuple):
@@ -186,22 +180,15 @@ class Coordinator:
 
     def _fusion_key(self, item: tuple[int, Perform]) -> Hashable | None:
         set_id, ready = item
-        description = ready.description
-        reduction = description.reduction
-        if (
-            description.kind is not Kind.ALLREDUCE
-            or reduction is None
-            or reduction.op is ReduceOp.ADASUM
-            or len(set(description.dtypes)) != 1
-            or len(ready.parts) < len(self._tables[set_id].ranks)
-        ):
+        if len(ready.parts) < len(self._tables[set_id].ranks):
             return None
-        return set_id, description.dtypes[0], reduction
+        key = fusion_key(ready.description)
+        return None if key is None else (set_id, key)
 
     def _orders(self, bucket: list[tuple[int, Perform]]) -> list[Addressed]:
         set_id, first = bucket[0]
         ranks = self._tables[set_id].ranks
-        is_plain = len(first.parts) == len(ranks) and first.description.kind not in _SIZES_DIFFER
+        is_plain = len(first.parts) == len(ranks) and first.description.kind not in SIZES_DIFFER
         if is_plain:
             return [
                 Addressed(rank, Order(tuple(ready.parts[rank].note.number for _, ready in bucket)))
@@ -251,9 +238,27 @@ def _rides(ready: Perform) -> bool:
     return all(part.note.content for part in ready.parts.values())
 
 
-def _size(item: tuple[int, Perform]) -> int:
-    description = item[1].description
+def fusion_key(description: Description) -> Hashable | None:
+    """Returns what operations that can be performed as one have in common; None where this one goes
+    alone."""
+    reduction = description.reduction
+    if (
+        description.kind is not Kind.ALLREDUCE
+        or reduction is None
+        or reduction.op is ReduceOp.ADASUM
+        or len(set(description.dtypes)) != 1
+    ):
+        return None
+    return description.dtypes[0], reduction
+
+
+def size_of(description: Description) -> int:
+    """Returns the bytes of an operation's tensors."""
     return sum(
         element_count(shape) * dtype_named(dtype).itemsize
         for shape, dtype in zip(description.shapes, description.dtypes, strict=True)
     )
+
+
+def _size(item: tuple[int, Perform]) -> int:
+    return size_of(item[1].description)

@@ -21,12 +21,12 @@ import threading
 from dataclasses import dataclass, field
 from hashlib import sha256
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives.c10d import messages
-from lockstitch.collectives.c10d.coordinator import Addressed
 from lockstitch.collectives.c10d.messages import Leave, Lost, Message, Welcome
+from lockstitch.collectives.c10d.routes import Addressed
 from lockstitch.collectives.rank_names import RankNames
 from lockstitch.errors import CollectiveError, HandshakeError, ProtocolError
 from lockstitch.ids import WorkerInfo
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from lockstitch.clock import Clock
-    from lockstitch.collectives.c10d.coordinator import Coordinator
     from lockstitch.link.greetings import Hello
     from lockstitch.link.line import Line
     from lockstitch.transport import Connection, Listener, Pollable, Transport
@@ -147,27 +146,42 @@ class CoordinatorClient:
                 self._hear(Lost(centre, f"{messages.UNREACHED} ({why})"))
 
 
+class Table(Protocol):
+    """What is decided where others are heard: by the coordinator, or a speaker."""
+
+    def hear(self, told: Iterable[tuple[int, Message]]) -> list[Addressed]:
+        """Takes in what ranks have told; returns the answers."""
+        ...
+
+    def lost(self, rank: int, why: str) -> list[Addressed]:
+        """A rank's connection has ended."""
+        ...
+
+
 class CoordinatorServer:
     """The end of rank 0, which has the coordinator. `expected`: who has to come within the time of
-    the `terms`; when all have they are told `Welcome`, and else that somebody is lost."""
+    the `terms`; when all have they are told `Welcome`, and else that somebody is lost. Those that
+    are `speakers` say it when all for whom they speak have come."""
 
     def __init__(  # noqa: PLR0913 - all that it works with
         self,
-        coordinator: Coordinator,
+        coordinator: Table,
         transport: Transport,
         listener: Listener,
         hear: Callable[[Message], None],
         link_options: LinkOptions,
         *,
         expected: Iterable[int] = (),
+        speakers: Iterable[int] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._options = link_options
         self._rank = link_options.coordinator_rank
         self._info = _info(link_options.coordinator_rank)
         self._expected = set(expected)
+        self._incomplete = set(speakers)
         self._is_waiting = True
-        """For those who are expected."""
+        """For those who are expected, and for whom speakers speak."""
         self._clock = clock
         self._deadline = clock.now() + link_options.greeting_seconds
         self._pulse = Pulse(link_options.heartbeat, clock)
@@ -208,7 +222,7 @@ class CoordinatorServer:
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        words: Message = Leave()
+        words: Message = Leave(self._rank)
         try:
             self._serve()
         except Exception as error:  # noqa: BLE001 - whatever it was, no orders come any more
@@ -234,8 +248,20 @@ class CoordinatorServer:
             while not self._own.empty():
                 told.append((self._rank, self._own.get()))
             self._send(self._coordinator.hear(told))
-            if self._is_closed and self._own.empty():
+            self._pass_time()
+            if self._is_closed and self._own.empty() and self._may_end():
                 break
+
+    def _pass_time(self) -> None:
+        """Does what is due, besides."""
+
+    def _may_end(self) -> bool:
+        """Whether it may end, once this rank has shut down."""
+        return True
+
+    def _welcome(self) -> None:
+        """Called when all are here."""
+        self._send([Addressed(rank, Welcome()) for rank in (*self._lines, self._rank)])
 
     def _remaining_seconds(self) -> float | None:
         waits = [
@@ -243,15 +269,16 @@ class CoordinatorServer:
             self._pulse.seconds_to_next(),
             _PAUSE_SECONDS if self._is_full else None,
         ]
-        if self._is_waiting:
+        if self._is_waiting and self._expected:
             waits.append(max(0.0, self._deadline - self._clock.now()))
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _await_all(self) -> None:
         """Tells all ranks when everybody has come, or when the time is over."""
         if not self._expected:
-            self._is_waiting = False
-            self._send([Addressed(rank, Welcome()) for rank in (*self._lines, self._rank)])
+            if not self._incomplete:
+                self._is_waiting = False
+                self._welcome()
         elif self._clock.now() >= self._deadline:
             self._is_waiting = False
             names = self._options.names
@@ -280,7 +307,12 @@ class CoordinatorServer:
         line = self._lines[rank]
         try:
             # Those before one that cannot be read count.
-            told.extend((rank, messages.decode(record)) for record in line.read(0))
+            for record in line.read(0):
+                message = messages.decode(record)
+                if isinstance(message, Welcome) and rank in self._incomplete:
+                    self._incomplete.discard(rank)
+                else:
+                    told.append((rank, message))
         except BlockingIOError:
             pass
         except (ConnectionError, ProtocolError) as error:

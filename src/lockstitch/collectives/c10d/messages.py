@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _NUMBER = struct.Struct("<BI")
 _DETAILS = struct.Struct("<Biq")
-_SUBMIT, _ORDER, _RARE, _DONE, _DETAILED = 1, 2, 3, 4, 5
+_ROUTE = struct.Struct("<Bi")
+_SUBMIT, _ORDER, _RARE, _DONE, _DETAILED, _VIA = 1, 2, 3, 4, 5, 6
 MOST_BYTES = 1 << 26
 
 ANYTHING = -1
@@ -59,7 +60,9 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """I shut down. From rank 0 it is the last word: no orders come any more."""
+    """Somebody shuts down: who says it, or `rank`, from which orders came: none come any more."""
+
+    rank: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,61 @@ class Missing:
     ranks: tuple[int, ...]
 
 
-Message = (
+@dataclass(frozen=True, slots=True)
+class DefineRow:
+    """A speaker tells what a number of its own stands for, where the ranks for which it speaks have
+    submitted under one name what differs: the descriptions by rank, None for who has joined."""
+
+    number: int
+    set_id: int
+    ranks: tuple[int, ...]
+    name: str
+    row: Runs
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAll:
+    """All ranks for which a speaker speaks are out of data; `last` became so last, at that time."""
+
+    at: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskNamed:
+    """A rank asks for whom it waits in the operation with this number of its own, which has that
+    name in that process set."""
+
+    number: int
+    set_id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A speaker tells which of its ranks have not submitted what others of them have."""
+
+    set_id: int
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loosen:
+    """Tells speakers to speak for nobody any more, but to pass on what each rank says; first what
+    is not decided yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Via:
+    """What another rank than the one at the end of the line says, or is told: one below it in the
+    tree."""
+
+    rank: int
+    message: Plain
+
+
+Plain = (
     Define
     | Submit
     | Join
@@ -154,9 +211,16 @@ Message = (
     | Joined
     | Lost
     | Missing
+    | DefineRow
+    | JoinAll
+    | AskNamed
+    | Lacking
+    | Loosen
 )
-_CODEC: Final[Codec[Message]] = Codec(
+Message = Plain | Via
+_CODEC: Final[Codec[Plain]] = Codec(
     *(Define, Join, Leave, Fail, Welcome, Ask, Refused, Joined, Lost, Missing),
+    *(DefineRow, JoinAll, AskNamed, Lacking, Loosen),
     complaint="a message that cannot be read",
     error=ProtocolError,
 )
@@ -190,11 +254,21 @@ def encode(message: Message) -> bytes:
     if isinstance(message, Order):
         count = len(message.numbers)
         return struct.pack(f"<B{count}I", _ORDER, *message.numbers)
+    if isinstance(message, Via):
+        return _ROUTE.pack(_VIA, message.rank) + encode(message.message)
     return bytes([_RARE]) + _CODEC.encode(message)
 
 
 def decode(body: bytes) -> Message:
     """Returns the message that `encode` has written. Raises `ProtocolError` for anything else."""
+    if body[:1] == bytes([_VIA]):
+        if len(body) <= _ROUTE.size:
+            raise ProtocolError("a message that cannot be read: it says nothing")
+        return Via(_ROUTE.unpack_from(body)[1], _plain(body[_ROUTE.size :]))
+    return _plain(body)
+
+
+def _plain(body: bytes) -> Plain:
     if body[0] == _RARE:
         return _CODEC.decode(body[1:])
     try:

@@ -10,7 +10,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstitch.collectives.c10d.coordinator import Addressed, Coordinator
+from lockstitch.collectives.c10d.coordinator import Coordinator
 from lockstitch.collectives.c10d.messages import (
     Ask,
     Define,
@@ -27,6 +27,7 @@ from lockstitch.collectives.c10d.messages import (
     Submit,
     pack_described,
 )
+from lockstitch.collectives.c10d.routes import Addressed
 from lockstitch.collectives.requests import AVERAGE, SUM, Description, Kind
 
 BOTH = (0, 1)
