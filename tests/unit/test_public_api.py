@@ -64,8 +64,8 @@ PUBLIC_NAMES = {
         JobNotFoundError
     """,
     "lockstitch.nn": """
-        DataParallel data_parallel DataParallelCriterion RemoteModule Pipeline Replicate Shard api
-        parallel
+        DataParallel data_parallel DataParallelCriterion RemoteModule Pipeline split Replicate
+        Shard api parallel
     """,
     "lockstitch.nn.parallel": """
         DataParallel data_parallel Replicate Shard comm gather parallel_apply replicate scatter

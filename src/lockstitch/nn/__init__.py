@@ -9,7 +9,7 @@
     stitch          a slot's part of the batch on the autograd graph
     slots           where a part runs: fork, thread, remote
     api             RemoteModule: a module on another worker
-    pipelining      Pipeline: a model in stages on several workers
+    pipelining      Pipeline, split: a model in stages on several workers
     parallel        scatter, gather, replicate, parallel_apply, comm: the parts of a parallel step
 """
 
@@ -19,6 +19,7 @@ from lockstitch.nn.criterion import DataParallelCriterion
 from lockstitch.nn.data_parallel import DataParallel, data_parallel
 from lockstitch.nn.parallel import Replicate, Shard
 from lockstitch.nn.pipelining.pipeline import Pipeline
+from lockstitch.nn.pipelining.splitting import split
 
 # Where the original has them too. The package there is below, and cannot import them.
 vars(parallel).update(DataParallel=DataParallel, data_parallel=data_parallel)
@@ -31,6 +32,7 @@ __all__ = [
     "Shard",
     "RemoteModule",
     "Pipeline",
+    "split",
     "api",
     "parallel",
 ]

@@ -2,6 +2,10 @@
 down to the tables:
 
     pipeline        Pipeline: what programs hold
+    splitting       split: a model cut into stages of about equal cost
+    tracing         a model as pieces that follow one another
+    costs           what pieces cost
+    balance         costs cut into parts of about the same sum
     steps           a step as the driver sees it: orders and reports
     running         a step as a worker sees it: it carries out its row
     inbox           what a worker gets from the others for a step
