@@ -36,8 +36,11 @@ def use_groups(rank: int, size: int, file: str) -> str:
     for round_number in range(2):
         begin(rank, size, f"{file}{round_number}")
         pair = distributed.new_group([0, 1])
-        again = distributed.new_group([0, 1], use_local_synchronization=True)
         others = distributed.new_group([2, 1])
+        distributed.new_group([0, 2])
+        # torch names this one by how many groups each of its ranks is in, and from 2.15 on later
+        # ones by how many have been made where: hence the last, when all are in equally many.
+        again = distributed.new_group([0, 1], use_local_synchronization=True)
         for group, members in ((pair, [0, 1]), (others, [1, 2]), (again, [0, 1])):
             if rank in members:
                 mine = torch.ones(2) * rank

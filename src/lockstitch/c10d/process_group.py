@@ -148,6 +148,13 @@ class ProcessGroup(_TorchGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
+        """The CPU; and nothing, as for any group that is written in Python, until torch has entered
+        the group: before that, torch 2.15 attaches a recorder to every group that has devices, and
+        this recorder asks for a backend in C++."""
+        try:
+            distributed.get_process_group_ranks(self)  # type: ignore[arg-type]
+        except KeyError:
+            return []
         return [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:  # noqa: ARG002 - one for all
