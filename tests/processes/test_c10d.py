@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,20 +12,13 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-import lockstitch.c10d  # noqa: F401 - makes the backend known
 from lockstitch.collectives import SUM, open_session
 from lockstitch.errors import RankLostError
+from tests.processes.groups import begin, compare
 from tests.processes.ranks import RankProcesses
 
 # torch 2.13 has other names for some functions, which older ones lack.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-BACKENDS = ("lockstitch", "gloo")
-
-
-def begin(rank: int, size: int, file: str, backend: str = "lockstitch") -> None:
-    url = f"file://{file}-{backend}"
-    distributed.init_process_group(backend, init_method=url, rank=rank, world_size=size)
-
 
 # ---------------------------------------------------------------- groups
 
@@ -247,29 +239,6 @@ TRAININGS = [
     with_a_hook,
     with_a_join,
 ]
-
-
-Work = Callable[[int], torch.Tensor]
-
-
-def train(rank: int, size: int, file: str, works: list[Work]) -> list[dict[str, list[float]]]:
-    """What each gives, over each backend."""
-    results = []
-    for backend in BACKENDS:
-        begin(rank, size, file, backend)
-        results.append({})
-        for work in works:
-            torch.manual_seed(0)
-            results[-1][work.__name__] = work(rank).tolist()
-        distributed.barrier()
-        distributed.destroy_process_group()
-    return results
-
-
-def compare(works: list[Work], size: int = 2) -> None:
-    with RankProcesses(size) as ranks:
-        for ours, of_gloo in ranks.run(train, works):
-            assert ours == of_gloo
 
 
 def test_parameters_are_those_of_gloo_to_the_bit() -> None:
