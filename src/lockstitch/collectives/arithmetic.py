@@ -18,7 +18,7 @@ from lockstitch.collectives.requests import Description, Kind, ReduceOp, Reducti
 from lockstitch.errors import MismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from lockstitch.collectives.requests import Request
 
@@ -215,23 +215,28 @@ def _reducescatter(
 
 
 def _allgather(
-    request: Request, _described: Sequence[Description | None], parts: Parts, _position: int
+    request: Request, described: Sequence[Description | None], parts: Parts, _position: int
 ) -> list[torch.Tensor]:
-    outputs = []
-    for index, tensor in enumerate(request.tensors):
+    results, wanted = gathering(request, described)
+    for index in range(len(request.tensors)):
         pieces = [part[index] for part in parts if part is not None]
-        if request.outputs is not None:
-            first = index * len(parts)
-            deliver(request.outputs[first : first + len(parts)], pieces)
-            continue
-        rows = sum(len(piece) for piece in pieces)
-        out = tensor.new_empty((rows, *tensor.shape[1:]))
-        begin = 0
-        for piece in pieces:
-            copy(out[begin : begin + len(piece)], piece)
-            begin += len(piece)
-        outputs.append(out)
-    return outputs if request.outputs is None else list(request.outputs)
+        deliver(wanted[index * len(pieces) : (index + 1) * len(pieces)], pieces)
+    return results
+
+
+def gathering(
+    request: Request, described: Sequence[Description | None]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Returns the results of an allgather, and where the piece of each rank goes: for each tensor
+    one behind the other."""
+    if request.outputs is not None:
+        return list(request.outputs), list(request.outputs)
+    results: list[torch.Tensor] = []
+    wanted: list[torch.Tensor] = []
+    for tensor, rows in zip(request.tensors, rows_gathered(described), strict=True):
+        results.append(tensor.new_empty((sum(rows), *tensor.shape[1:])))
+        wanted += torch.split(results[-1], list(rows))
+    return results, wanted
 
 
 def _broadcast(
@@ -249,7 +254,6 @@ def _broadcast(
 def _alltoall(
     request: Request, described: Sequence[Description | None], parts: Parts, position: int
 ) -> list[torch.Tensor]:
-    (tensor,) = request.tensors
     pieces = []
     for part, description in zip(parts, described, strict=True):
         assert part is not None
@@ -257,28 +261,39 @@ def _alltoall(
         splits = splits_of(description, len(parts))
         begin = sum(splits[:position])
         pieces.append(part[0][begin : begin + splits[position]])
+    results, wanted = exchanging(request, described, position)
+    deliver(wanted, pieces)
+    return results
+
+
+def exchanging(
+    request: Request, described: Sequence[Description | None], position: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Returns the results of an alltoall for the rank at `position`, and where the rows of each
+    rank go."""
     if request.outputs is not None:
-        deliver(request.outputs, pieces)
-        return list(request.outputs)
-    received = torch.tensor([len(piece) for piece in pieces], dtype=torch.int32)
-    out = tensor.new_empty((int(received.sum()), *tensor.shape[1:]))
-    begin = 0
-    for piece in pieces:
-        out[begin : begin + len(piece)].copy_(piece)
-        begin += len(piece)
-    return [out, received]
+        return list(request.outputs), list(request.outputs)
+    (tensor,) = request.tensors
+    rows = [splits_of(each, len(described))[position] for each in described if each is not None]
+    out = tensor.new_empty((sum(rows), *tensor.shape[1:]))
+    return [out, torch.tensor(rows, dtype=torch.int32)], list(torch.split(out, rows))
 
 
-def deliver(outputs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
-    """Copies what came from each position to where it is wanted. Raises `MismatchError`, before
-    anything is written, where a rank has sent another number of elements."""
-    for position, (out, piece) in enumerate(zip(outputs, pieces, strict=True)):
-        if out.numel() != piece.numel():
+def check_delivery(wanted: Sequence[torch.Tensor], counts: Iterable[int]) -> None:
+    """Raises `MismatchError` where a rank sends another number of elements than are wanted."""
+    for position, (out, count) in enumerate(zip(wanted, counts, strict=True)):
+        if out.numel() != count:
             raise MismatchError(
-                f"position {position} has sent {piece.numel()} elements where this rank expects "
+                f"position {position} has sent {count} elements where this rank expects "
                 f"{out.numel()}"
             )
-    for out, piece in zip(outputs, pieces, strict=True):
+
+
+def deliver(wanted: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
+    """Copies what came from each position to where it is wanted. Raises `MismatchError`, before
+    anything is written, where a rank has sent another number of elements."""
+    check_delivery(wanted, (piece.numel() for piece in pieces))
+    for out, piece in zip(wanted, pieces, strict=True):
         copy(out.view(piece.shape), piece)
 
 

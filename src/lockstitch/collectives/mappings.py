@@ -100,10 +100,12 @@ def must_be_copied(request: Request) -> bool:
                 "written in place, since the tensor lies in memory that is mapped read-only; give "
                 "a copy (tensor.clone()), or use the operation that makes a new tensor"
             )
-    return any(map(_is_shared, tensors))
+    return any(map(is_shared, tensors))
 
 
-def _is_shared(tensor: torch.Tensor) -> bool:
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Returns whether other processes may see or write a tensor's memory, as far as that matters:
+    what is small passes for shared sooner than it is looked up."""
     if not tensor.is_cpu or is_ours(tensor):
         return False
     if tensor.nbytes < _LEAST_BYTES and not hasattr(tensor.untyped_storage(), _ATTRIBUTE):

@@ -38,6 +38,7 @@ _ARENA_CHUNKS = 16
 _BLOCK_BYTES_OF_TWO = 1 << 18
 _BLOCK_BYTES_OF_MORE = 1 << 19
 
+_MOVING = (Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER)
 _KEPT_VIEWS = 64
 _KEPT_SLICES = 8
 
@@ -81,7 +82,12 @@ class Definition:
         """Whether it is a reduction of one tensor."""
         self.is_uniform = self.can_be_sliced and len(set(self.dtypes)) == 1
         """Whether it is a reduction of tensors of one dtype."""
-        self.is_large = self.can_be_sliced and self.layout.size > ONE_PHASE_BYTES
+        is_cut = self.can_be_sliced or (
+            description.kind in _MOVING
+            and len(self.dtypes) == 1
+            and (reduction is None or reduction.op is not ReduceOp.ADASUM)
+        )
+        self.is_large = is_cut and self.layout.size > ONE_PHASE_BYTES
         """Whether private tensors of this description travel in chunks."""
         self._views: dict[int, list[torch.Tensor]] = {}
         self._chunks: dict[int, list[tuple[Piece, ...]]] = {}

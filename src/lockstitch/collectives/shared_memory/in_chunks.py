@@ -1,17 +1,13 @@
-"""Large private tensors, through a ring of chunks that stays in the cache.
+"""Large private tensors, reduced as they pass through a ring of chunks that stays in the cache (see
+`rounds`).
 
 Of two ranks each adds the other's chunk to its own. More would have to read too much: there each
-reduces a slice of the chunk, in its own ring, and then collects the slices of all. A rank may be
-`DEPTH` chunks ahead of its own reading; the ring has twice as many, so that a chunk is overwritten
-only when all have read it: whoever has written chunk p has read all up to p - DEPTH.
-
-An interrupt may end a step at any call. What was begun then is done again from what is still as it
-was: the tensor until its chunk is consumed, the ring until the chunk is told.
+reduces a slice of the chunk, in its own ring, and then collects the slices of all.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +20,7 @@ from lockstitch.collectives.arithmetic import (
 )
 from lockstitch.collectives.copying import copy
 from lockstitch.collectives.shared_memory.definitions import block_bytes_for
-from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation
+from lockstitch.collectives.shared_memory.rounds import SLOTS, InRounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,10 +30,8 @@ if TYPE_CHECKING:
     from lockstitch.collectives.shared_memory.definitions import Definition
     from lockstitch.collectives.shared_memory.operations import OperationContext, Part
 
-DEPTH: Final = 2
 
-
-class InChunks(Operation):
+class InChunks(InRounds):
     """An allreduce of large private tensors."""
 
     def __init__(self, handle: Handle[Any], definition: Definition) -> None:
@@ -47,7 +41,6 @@ class InChunks(Operation):
         self._fold = definition.fold
         self._result_scale = UNSCALED
         # From when it is prepared:
-        self.ring = NOWHERE
         self._chunk_bytes = 0
         self._chunks: list[tuple[Piece, ...]] = []
         self._sources: list[list[torch.Tensor]] = []
@@ -63,30 +56,33 @@ class InChunks(Operation):
         """The other one of two, while this rank's own part can be read from the tensor itself."""
         self._block_bytes = 0
         self._scratch: torch.Tensor | None = None
-        # How many chunks are in the ring, reduced (this rank's slice of each), and read.
-        self.produced = self.reduced = self.consumed = 0
-        # Whether this was begun with the next chunk: if so, an interrupt came in between.
-        self._is_reducing = self._is_consuming = False
-
-    @property
-    def _own(self) -> Part:
-        return self.present[self._index]
+        self.reduced = 0
+        """Of how many chunks this rank's slice is reduced."""
+        self._is_reducing = False
+        """Whether reducing the next one was begun: if so, an interrupt came in between."""
 
     def prepare(self, context: OperationContext) -> int:
         """Fills the first chunks; returns where the ring is."""
         self._chunk_bytes = context.chunk_bytes
         self._chunks = self.definition.chunks(context.chunk_bytes)
+        self.rounds = self._given = len(self._chunks)
         flat = [tensor.contiguous().view(-1) for tensor in self.request.tensors]
         self._sources = self._cut(flat)
-        slots = min(2 * DEPTH, len(self._chunks))
+        slots = min(SLOTS, self.rounds)
         self.ring = context.take(
             self, slots * self._chunk_bytes if slots > 1 else self.definition.layout.size
         )
         self._produce(context)
         return self.ring
 
-    def begin(self, parts: list[Part | None], present: list[Part], position: int) -> None:
-        super().begin(parts, present, position)
+    def begin(
+        self,
+        context: OperationContext,
+        parts: list[Part | None],
+        present: list[Part],
+        position: int,
+    ) -> None:
+        super().begin(context, parts, present, position)
         assert self.request.reduction is not None
         self._result_scale = result_scale(self.request.reduction, len(parts))
         self._results = outputs_of(self.request)
@@ -105,25 +101,19 @@ class InChunks(Operation):
         is_own_intact = self._factor == 1.0 and len(present) == 2
         self._peer = present[1 - self._index] if is_own_intact else None
 
-    def step(self, context: OperationContext) -> bool:
-        count = len(self._chunks)
-        while self.consumed < count:
-            self._produce(context)
-            if self._own.produced < self.produced:
-                context.tell_progress(self, self.produced)
-            ready = min(part.produced for part in self.present)
-            if self._has_slices:
-                self._reduce_slices(context, ready)
-                ready = min(part.reduced for part in self.present)
-            if ready <= self.consumed:
-                return False
-            if self._has_slices:
-                self._collect_slices(context)
-            else:
-                self._consume(context)
-            # Without a call in between, so that no interrupt can separate them.
-            self._is_consuming = False
-            self.consumed += 1
+    def _is_readable(self, context: OperationContext) -> bool:
+        if not self._has_slices:
+            return super()._is_readable(context)
+        self._reduce_slices(context, min(part.produced for part in self.present))
+        return min(part.reduced for part in self.present) > self.consumed
+
+    def _read(self, context: OperationContext, index: int) -> None:
+        if self._has_slices:
+            self._collect_slices(context, index)
+        else:
+            self._add_peer(context, index)
+
+    def _end(self) -> bool:
         for gathered, out in zip(self._gathered, self._results, strict=True):
             if gathered.data_ptr() != out.data_ptr():
                 copy(out, gathered.view(out.shape))
@@ -142,18 +132,12 @@ class InChunks(Operation):
             for chunk in self._chunks
         ]
 
-    def _produce(self, context: OperationContext) -> None:
-        while self.produced < len(self._chunks) and self.produced - self.consumed < DEPTH:
-            views = self._views(context, self.ring, self.produced)
-            for source, view in zip(self._sources[self.produced], views, strict=True):
-                if self._factor == 1.0:
-                    copy(view, source)
-                else:
-                    scaled_copy(source, self._factor, view)
-            self.produced += 1
+    def _write(self, context: OperationContext, index: int) -> None:
+        views = self._views(context, self.ring, index)
+        for source, view in zip(self._sources[index], views, strict=True):
+            scaled_copy(source, self._factor, view)
 
-    def _consume(self, context: OperationContext) -> None:
-        index = self.consumed
+    def _add_peer(self, context: OperationContext, index: int) -> None:
         sinks = self._sinks[index]
         if self._is_consuming:  # the tensor may be where the sum goes; its copy is as it was
             self._peer = None
@@ -212,20 +196,19 @@ class InChunks(Operation):
             combine_two(first, second, out=sink)
             self._result_scale.apply_(sink)
 
-    def _collect_slices(self, context: OperationContext) -> None:
-        chunk = self._chunks[self.consumed]
-        count = len(self.present)
-        for index, part in enumerate(self.present):
-            slices = self._slices(context, part.place, self.consumed, index)
-            for piece, sink, each in zip(chunk, self._sinks[self.consumed], slices, strict=True):
-                begin, end = _share(piece.end - piece.begin, count, index)
+    def _collect_slices(self, context: OperationContext, index: int) -> None:
+        chunk, count = self._chunks[index], len(self.present)
+        for owner, part in enumerate(self.present):
+            slices = self._slices(context, part.place, index, owner)
+            for piece, sink, each in zip(chunk, self._sinks[index], slices, strict=True):
+                begin, end = _share(piece.end - piece.begin, count, owner)
                 copy(sink[begin:end], each)
 
     def _slices(
         self, context: OperationContext, ring: int, chunk: int, index: int
     ) -> list[torch.Tensor]:
         """One slice of each piece of a chunk."""
-        at = ring + chunk % (2 * DEPTH) * self._chunk_bytes
+        at = ring + chunk % SLOTS * self._chunk_bytes
         found = []
         for piece in self._chunks[chunk]:
             dtype = self.definition.dtypes[piece.tensor]
@@ -235,7 +218,7 @@ class InChunks(Operation):
         return found
 
     def _views(self, context: OperationContext, ring: int, chunk: int) -> list[torch.Tensor]:
-        begin = ring + chunk % (2 * DEPTH) * self._chunk_bytes
+        begin = ring + chunk % SLOTS * self._chunk_bytes
         dtypes, vector = self.definition.dtypes, context.segment.vector
         return [
             vector(begin + piece.offset, dtypes[piece.tensor], piece.end - piece.begin)

@@ -1,15 +1,17 @@
-"""How one operation moves its tensors through the segment. Three routes, chosen by all ranks alike
+"""How one operation moves its tensors through the segment. The routes, chosen by all ranks alike
 from what all of them have logged:
 
 - *Whole* (`whole`): each rank has copied its tensors into its arena before it submitted. When all
-  have, each computes its result from all copies. One phase, and no waiting beyond that. For
-  everything but large allreduces.
+  have, each computes its result from all copies. One phase, and no waiting beyond that. For all
+  that is small, for groups of tensors that are not reduced, and for Adasum.
 - *In place* (`in_place`): the tensors live in the arenas. Each rank reduces a slice of all of them
   and writes it into each. Two phases: every rank keeps a copy of its own, for it may change it
   afterwards.
-- *In chunks* (`in_chunks`): large private tensors pass through a ring of chunks.
+- *In chunks* (`in_chunks`): large private tensors are reduced as they pass through rings of chunks.
+- *Moving* (`moving`): large tensors pass through such rings to those who want them.
 
 Where only some tensors live in the arenas, the others are copied there, and it goes on in place.
+Where only some ranks' tensors are large, all move.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ class OperationContext(Protocol):
     """What operations need of whoever performs them."""
 
     rank: int
+    ranks: tuple[int, ...]
+    """Those of the process set."""
     segment: Segment
     chunk_bytes: int
 
@@ -107,8 +111,16 @@ class Operation:
         """The places in this rank's arena that are given back when all others are done."""
         self.unread = 0
         """How many other ranks may still read what lies there."""
+        self.fails_alone = False
+        """Whether an error that `step` raises is this rank's alone: it owes the others nothing."""
 
-    def begin(self, parts: list[Part | None], present: list[Part], position: int) -> None:
+    def begin(
+        self,
+        _context: OperationContext,
+        parts: list[Part | None],
+        present: list[Part],
+        position: int,
+    ) -> None:
         """Called when all ranks are ready. `parts` are by position, None for a rank that has
         joined."""
         self.parts = parts

@@ -47,7 +47,7 @@ class Performer:
         self.rank = rank
         self.segment = segment
         self.chunk_bytes = chunk_bytes_for(process_set.size, segment.geometry.arena_bytes)
-        self._ranks = process_set.ranks
+        self.ranks = process_set.ranks
         self._position = process_set.position(rank)
         self._arena = arena
         self._arena_begin = segment.arena_begins[rank]
@@ -84,11 +84,9 @@ class Performer:
             part.operation = operation
         operation.unread = unread - 1  # this rank's own part is not done
         parts: list[Part | None] = [*present]
-        if len(present) < len(self._ranks):
-            parts = [
-                ready.parts[rank].note if rank in ready.parts else None for rank in self._ranks
-            ]
-        operation.begin(parts, present, self._position)
+        if len(present) < len(self.ranks):
+            parts = [ready.parts[rank].note if rank in ready.parts else None for rank in self.ranks]
+        operation.begin(self, parts, present, self._position)
         if isinstance(operation, Whole):
             if not self._step(operation):
                 self.under_way.append(operation)
@@ -146,7 +144,7 @@ class Performer:
         try:
             is_over = operation.step(self)
         except Exception as error:
-            if not isinstance(operation, Whole):
+            if not operation.fails_alone:
                 raise  # the others wait for what this rank cannot give: the session is over
             self._pending.fail(operation.handle, error)
             self._keep_until_read(operation)

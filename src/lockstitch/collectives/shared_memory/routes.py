@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lockstitch.collectives.shared_memory import log
 from lockstitch.collectives.shared_memory.in_chunks import InChunks
 from lockstitch.collectives.shared_memory.in_place import InPlace
+from lockstitch.collectives.shared_memory.moving import Moving
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation
 from lockstitch.collectives.shared_memory.whole import Whole
 
@@ -31,7 +32,13 @@ def prepared(
         place = _resident_place(context.segment, context.rank, request)
         if place != NOWHERE:
             return InPlace(handle, definition), place, log.RESIDENT
-    operation = (InChunks if definition.is_large else Whole)(handle, definition)
+    operation: Whole | InChunks | Moving
+    if not definition.is_large:
+        operation = Whole(handle, definition)
+    elif definition.can_be_sliced:
+        operation = InChunks(handle, definition)
+    else:
+        operation = Moving(handle, definition)
     try:
         return operation, operation.prepare(context), 0
     except BaseException:  # a tensor that cannot be read, say: nobody knows of the operation yet
@@ -41,13 +48,18 @@ def prepared(
 
 def agreed(operation: Operation, present: Iterable[Part]) -> Operation:
     """What this rank has prepared, or what it becomes: if some tensor lives in an arena, all of
-    them shall."""
-    is_resident = False
+    them shall; if another rank's tensor is large, all move."""
+    is_resident = is_large = False
     for part in present:
         is_resident |= part.is_resident
-    if not is_resident or isinstance(operation, InPlace):
+        is_large |= part.definition.is_large
+    converted: InPlace | Moving
+    if is_resident and not isinstance(operation, InPlace):
+        converted = InPlace(operation.handle, operation.definition)
+    elif is_large and isinstance(operation, Whole):
+        converted = Moving(operation.handle, operation.definition)
+    else:
         return operation
-    converted = InPlace(operation.handle, operation.definition)
     converted.held = operation.held
     return converted
 

@@ -26,6 +26,7 @@ class Whole(Operation):
 
     def __init__(self, handle: Handle[Any], definition: Definition) -> None:
         super().__init__(handle, definition)
+        self.fails_alone = True
         self._value: object = None
         self._is_begun = False
         """Whether the result may have been written, in part, before an interrupt."""

@@ -40,7 +40,9 @@ def test_what_may_be_cut_and_what_is_large() -> None:
     )
     adasum = known.intern(content(Reduction(ReduceOp.ADASUM), large))
     assert (adasum.can_be_sliced, adasum.is_large) == (False, False)
-    assert not known.intern(content(None, large)).is_large
+    assert known.intern(content(None, large)).is_large
+    assert not known.intern(content(None, large[:-9])).is_large
+    assert not known.intern(content(None, large, large)).is_large
     assert not known.intern(content(SUM, large[:9], large[:9])).has_single
 
 
