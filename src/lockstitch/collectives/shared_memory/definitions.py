@@ -28,7 +28,7 @@ _IN_PLACE_BYTES_OF_TWO = 1 << 19
 _IN_PLACE_BYTES_OF_MORE = 1 << 17
 # Two ranks keep their rings in the cache. More of them mostly share processors, and each turn that
 # they have to wait for costs more than the cache saves.
-_CHUNK_BYTES_OF_TWO = 1 << 19
+_CHUNK_BYTES_OF_TWO = 1 << 20
 _CHUNK_BYTES_OF_MORE = 1 << 23
 _LEAST_CHUNK_BYTES = 1 << 18
 _ARENA_CHUNKS = 16
