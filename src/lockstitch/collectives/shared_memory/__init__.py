@@ -6,8 +6,8 @@
 - `open_sets`: all process sets of a rank; `log_negotiation`: one of them, by the logs of its ranks
   (`log`; `publishing`: what this rank tells the others)
 - `performing`: the operations that all ranks are ready for
-- `operations`: how tensors move: `whole`, `in_place`, or in `rounds` (`in_chunks`, `moving`), chosen
-  by `routes`
+- `operations`: how tensors move: `whole`, `in_place`, or in `rounds` (`in_chunks`, `moving`),
+  chosen by `routes`
 - `definitions`: what is known of each name
 - `segment`: the shared memory, and where things are in it (room in it: `memory.arena`)
 - `wakeups`: sleeping, waking, and seeing who died
