@@ -9,6 +9,7 @@
     │   ├── ConnectionLostError       … or perhaps was, before its connection broke (likewise)
     │   ├── CalledOffError            … since all shall meet, as in shutdown, and one gave up
     │   ├── CallCancelledError        … because its caller cancelled it (also CancelledError)
+    │   ├── GroupError                … by some of the workers that were called as one
     │   ├── SerializationError        … because something cannot cross the wire
     │   ├── OperatorArgumentsError    … because no operator of torch takes these (also TypeError)
     │   └── RemoteError               the callee raised what cannot be rebuilt here
@@ -39,10 +40,10 @@ from __future__ import annotations
 import sys
 import traceback
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
 
 _OF_CONNECTIONS: Final = ("DistNetworkError", "DistStoreError")
@@ -127,6 +128,28 @@ class CalledOffError(RpcError):
 class CallCancelledError(RpcError, CancelledError):
     """The caller has cancelled the call, by `Future.cancel` or by the cancellation of what awaited
     it. (Also a `concurrent.futures.CancelledError`.)"""
+
+
+class GroupError(RpcError):
+    """Some of the workers that were called as one have failed, or some items of a `map`.
+
+    `errors`: what each has raised; `results`: what the others have returned. Both by the name of
+    the worker, or by the index of the item. The first error is the `__cause__`. (The results stay
+    where they are: the error of a call made by a called function arrives without them.)
+    """
+
+    def __init__(
+        self,
+        message: str,
+        errors: Mapping[Any, Exception] | None = None,
+        results: Mapping[Any, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.errors = dict(errors or {})
+        self.results = dict(results or {})
+
+    def __reduce__(self) -> tuple[type[GroupError], tuple[str, dict[Any, Exception]]]:
+        return type(self), (self.args[0], self.errors)
 
 
 class SerializationError(RpcError):

@@ -33,6 +33,7 @@ PUBLIC_NAMES = {
         invitation WorkerInfo get_rpc_timeout functions BackendType RpcBackendOptions
         TensorPipeRpcBackendOptions ProcessGroupRpcBackendOptions RpcAgent TensorPipeAgent
         AllGatherStates is_available enable_gil_profiling register Registry TlsFiles
+        group Group GroupFuture RRefGroup stream Stream GroupStream
         api backend_registry constants internal options rref_proxy
     """,
     "lockstitch.autograd": "context backward get_gradients grad DistAutogradContext",

@@ -21,6 +21,7 @@
     backend_registry.py   backends by name
     functions.py          async_execution
     profiling.py          calls as ranges of a profiler
+    worker_groups/        many workers as one; what generators on other workers yield
     constants.py          defaults
 
 For programs written for `torch.distributed.rpc`, under its names: agents.py (the agent as a view of
@@ -82,6 +83,11 @@ from lockstitch.rpc.options import (
     RpcBackendOptions,
     TensorPipeRpcBackendOptions,
 )
+from lockstitch.rpc.worker_groups.future import GroupFuture
+from lockstitch.rpc.worker_groups.group import Group, group
+from lockstitch.rpc.worker_groups.merging import GroupStream
+from lockstitch.rpc.worker_groups.references import RRefGroup
+from lockstitch.rpc.worker_groups.streams import Stream, stream
 from lockstitch.rpc.workers import (
     add_membership_callback,
     get_worker_infos,
@@ -109,6 +115,13 @@ __all__ = [
     "Future",
     "wait_all",
     "carry_modes",
+    "group",
+    "Group",
+    "GroupFuture",
+    "RRefGroup",
+    "stream",
+    "Stream",
+    "GroupStream",
     "get_worker_info",
     "get_worker_infos",
     "wait_for_worker",

@@ -63,7 +63,7 @@ from lockstitch.runtime.pending import Future
 from lockstitch.runtime.worker import Worker, current_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     import torch
 
@@ -134,6 +134,14 @@ def rpc_sync(
 @overload
 def rpc_sync(
     to: Target,
+    func: Callable[..., Coroutine[Any, Any, T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> T: ...
+@overload
+def rpc_sync(
+    to: Target,
     func: Callable[..., T],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -169,6 +177,14 @@ def rpc_sync(
 def rpc_async(
     to: Target,
     func: Callable[..., torch.futures.Future[T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future[T]: ...
+@overload
+def rpc_async(
+    to: Target,
+    func: Callable[..., Coroutine[Any, Any, T]],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
@@ -220,6 +236,14 @@ def remote(
 @overload
 def remote(
     to: Target,
+    func: Callable[..., Coroutine[Any, Any, T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[T]: ...
+@overload
+def remote(
+    to: Target,
     func: Callable[..., T],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -249,12 +273,16 @@ def remote(
 
 
 def _callee(worker: Worker, to: Target, function: object) -> WorkerInfo:
+    _check_callable(function)
+    return worker.agent.peers.resolve(to)
+
+
+def _check_callable(function: object) -> None:
     if not callable(function):
         raise TypeError(
             f"function should be callable. This is a {type(function).__name__}: pass the function "
             "itself, without calling it here, and its arguments as args=(…)"
         )
-    return worker.agent.peers.resolve(to)
 
 
 def _prepare(

@@ -181,7 +181,7 @@ class Agent:
         return min((each for each in deadlines if each is not None), default=None)
 
     def _note_cancel(self, sender: WorkerId, message: Cancel) -> None:
-        caller = self.peers.caller(sender)
+        caller = self._from_self if sender == self.id else self.peers.caller(sender)
         if caller is not None:
             caller.duplicates.give_up(message.request)
             self.running_requests.cancel(sender, message.request)

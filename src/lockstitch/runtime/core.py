@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -21,7 +23,6 @@ from lockstitch.wire.frames import DEFAULT_LIMITS, FrameLimits
 from lockstitch.wire.messages import Message
 
 if TYPE_CHECKING:
-    import threading
     from contextlib import AbstractContextManager
 
     import torch
@@ -98,6 +99,8 @@ class Core:
         self.deadlines = Deadlines(self.timer, clock, sweep)
         self.thread_pool = ThreadPool(info.name, options.num_threads, poller, enter, self.report)
         self.event_loop = EventLoop(info.name, enter)
+        self.apart: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        """Threads that are not of the pool, and end when this worker leaves."""
         capacity = options.buffer_pool_bytes
         self.buffers = WarmBuffers(default_capacity() if capacity is None else capacity)
         self.buffers.trim_by(self.call_later)
@@ -167,10 +170,14 @@ class Core:
         remaining = self.thread_pool.close(
             self.remaining_seconds(pool_seconds) if pool_seconds else 0
         )
+        for thread in list(self.apart):
+            if thread is not threading.current_thread() and pool_seconds:
+                thread.join(self.remaining_seconds(pool_seconds))
         self._poller.close()
-        return [*remaining, *[thread.name for thread in loop]]
+        left = [*loop, *[thread for thread in self.apart if thread.is_alive()]]
+        return [*remaining, *[thread.name for thread in left]]
 
     def living(self) -> list[threading.Thread]:
         """The threads that have not ended."""
         threads = [*self.thread_pool.living(), *self.timer.living()]
-        return [*threads, *self.event_loop.living()]
+        return [*threads, *self.event_loop.living(), *self.apart]

@@ -142,7 +142,11 @@ class EventLoop:
     ) -> Running:
         """Has a coroutine run, in a copy of the caller's context variables, or in `context` itself.
         `deadline`: that of the call which it serves, of the worker's clock."""
-        loop = self._started()
+        try:
+            loop = self._started()
+        except RpcError:
+            coroutine.close()  # nobody will run it
+            raise
         running = Running(loop)
         self._running.add(running)
         running.add_done_callback(lambda _running: self._running.discard(running))

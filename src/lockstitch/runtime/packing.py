@@ -4,6 +4,7 @@ context wants that."""
 from __future__ import annotations
 
 import contextlib
+from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.errors import SerializationError, add_note
@@ -130,6 +131,12 @@ class Values:
 
     def refusal_of_value(self, error: Exception, value: object, what: str, to: str) -> Exception:
         """The same for the answer to a call: `what` it is."""
+        if isinstance(value, (GeneratorType, AsyncGeneratorType)):
+            return SerializationError(
+                f"cannot send {what} to worker {to!r}: it is a generator. rpc.stream in the place "
+                "of rpc_sync yields its items where they are wanted; rpc.remote leaves it where it "
+                "is"
+            )
         return self._refusal(what, error, [("value", value)], to)
 
     def _refusal(

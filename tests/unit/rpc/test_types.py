@@ -23,6 +23,10 @@ def later(text: str) -> Future[float]:
     return Future()
 
 
+async def as_coroutine(text: str) -> complex:
+    return 1j
+
+
 class Model:
     def __init__(self, size: int) -> None: ...
 
@@ -34,6 +38,10 @@ reveal_type(rpc.rpc_sync("w", later, args=("a",)))
 reveal_type(rpc.rpc_async("w", later, args=("a",)))
 reveal_type(rpc.remote("w", Model, args=(3,)))
 reveal_type(rpc.remote("w", Model, args=(3,)).to_here())
+reveal_type(rpc.rpc_sync("w", as_coroutine, args=("a",)))
+reveal_type(rpc.rpc_async("w", as_coroutine, args=("a",)))
+reveal_type(rpc.remote("w", as_coroutine, args=("a",)))
+reveal_type(rpc.group("w*")[1:].call_async(length, args=("a",)))
 reveal_type(rpc.wait_all([rpc.rpc_async("w", length, args=("a",))]))
 """
 
@@ -45,6 +53,10 @@ REVEALED = [
     "lockstitch.runtime.pending.Future[float]",
     "lockstitch.rref.rref.RRef[program.Model]",
     "program.Model",
+    "complex",
+    "lockstitch.runtime.pending.Future[complex]",
+    "lockstitch.rref.rref.RRef[complex]",
+    "lockstitch.rpc.worker_groups.future.GroupFuture[Any]",
     "list[int]",
 ]
 

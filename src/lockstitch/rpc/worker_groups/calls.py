@@ -1,0 +1,169 @@
+"""What a group of workers and the references of a group have in common: ways of calling all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch.autograd.profiler import record_function
+
+from lockstitch.rpc import api
+from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
+from lockstitch.rpc.profiling import RPCExecMode, is_profiling
+from lockstitch.rpc.worker_groups.future import GroupFuture
+from lockstitch.rpc.worker_groups.merging import GroupStream
+from lockstitch.rpc.worker_groups.reductions import operation_of, reduce
+from lockstitch.rpc.worker_groups.streams import DEFAULT_WINDOW, open_stream
+from lockstitch.runtime.pending import Future
+from lockstitch.runtime.worker import current_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from lockstitch.ids import WorkerInfo
+    from lockstitch.rpc.worker_groups.reductions import Operation
+
+    Function = Callable[..., Any]
+    Prepared = tuple[Function, tuple[Any, ...], dict[str, Any] | None]
+
+S = TypeVar("S")
+
+
+class OfOneWorker(ABC):
+    """An argument that is another one for each worker: a group's call gives each its own."""
+
+    @abstractmethod
+    def part_of(self, worker: WorkerInfo) -> object:
+        """What that worker gets. Raises `ValueError` where there is nothing for it."""
+
+
+class Calls(ABC):
+    """See the module. Results are in the order of the workers' ranks."""
+
+    workers: tuple[WorkerInfo, ...]
+
+    @abstractmethod
+    def _calls(
+        self, func: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    ) -> Iterator[tuple[WorkerInfo, Prepared]]:
+        """Each worker, and what is called there."""
+
+    def call(
+        self,
+        func: Function,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> list[Any]:
+        """Runs `func(*args, **kwargs)` on all workers, at the same time; returns the results, by
+        rank.
+
+        `func`, `args`, `kwargs` and `timeout` are those of `rpc_sync`, and so is what each worker
+        may raise. Raises `GroupError` where some have failed: when all are done, with what each
+        has raised, by its name, and the results of the others.
+        """
+        return self.call_async(func, args, kwargs, timeout).wait()
+
+    def call_async(
+        self,
+        func: Function,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> GroupFuture[Any]:
+        """Like `call`, but returns a `GroupFuture` of the results at once."""
+        workers: list[WorkerInfo] = []
+        futures: list[Future[Any]] = []
+        for worker, call in self._calls(func, args, kwargs):
+            workers.append(worker)
+            futures.append(begin_call(worker, call, timeout, is_first=not futures))
+        return GroupFuture(workers, futures)
+
+    def as_completed(
+        self,
+        func: Function,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> Iterator[tuple[WorkerInfo, Future[Any]]]:
+        """Like `call`, but yields each worker with the future of its result as soon as it has
+        answered, or failed. All calls are made at once."""
+        return self.call_async(func, args, kwargs, timeout).as_completed()
+
+    def reduce(
+        self,
+        func: Function,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        *,
+        op: str | Operation = "sum",
+    ) -> Any:
+        """Like `call`, but joins the results to one: by "sum", "mean", "product", "max" or "min",
+        element by element, or by a function of two results.
+
+        Results are numbers or tensors of one shape, or dictionaries, lists and tuples of these.
+        They are joined from the lowest rank to the highest, so that the result does not depend on
+        who answers first. Raises what `call` does, and `ValueError` where two results differ in
+        form.
+        """
+        operation_of(op)
+        return reduce(self.call(func, args, kwargs, timeout), op, self.workers)
+
+    def stream(
+        self,
+        func: Function,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        *,
+        window: int = DEFAULT_WINDOW,
+    ) -> GroupStream[Any]:
+        """Runs a generator function on all workers; returns a `GroupStream`, which yields
+        `(worker, item)` as items come, and has each worker's `Stream` in `streams`. See
+        `rpc.stream` for the arguments."""
+        streams = [
+            open_stream(worker, *call, timeout=timeout, window=window)
+            for worker, call in self._calls(func, args, kwargs)
+        ]
+        return GroupStream(self.workers, streams)
+
+
+def begin_call(
+    worker: WorkerInfo, call: Prepared, timeout: float, *, is_first: bool = True
+) -> Future[Any]:
+    """Makes one of the calls. What cannot be sent raises; where it is not the first, others have
+    begun, and then it fails this one."""
+    caller = current_worker()
+    future: Future[Any] = Future()
+    try:
+        if is_profiling():
+            key = api._key(RPCExecMode.ASYNC, call[0], caller, worker)
+            with record_function(key):
+                caller.agent.outgoing.call_into(future, worker.worker, call, timeout)
+        else:
+            caller.agent.outgoing.call_into(future, worker.worker, call, timeout)
+    except Exception as error:
+        if is_first:
+            raise
+        future.complete(None, error)
+    return future
+
+
+def parts(
+    worker: WorkerInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+    """The arguments as that worker gets them."""
+    return (
+        tuple([_part(each, worker) for each in args]),
+        kwargs and {key: _part(each, worker) for key, each in kwargs.items()},
+    )
+
+
+def has_parts(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """Whether any of the arguments is another one for each worker."""
+    return any(isinstance(each, OfOneWorker) for each in (*args, *(kwargs or {}).values()))
+
+
+def _part(argument: Any, worker: WorkerInfo) -> Any:
+    return argument.part_of(worker) if isinstance(argument, OfOneWorker) else argument
