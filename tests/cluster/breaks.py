@@ -153,7 +153,7 @@ class World:
 
     def __repr__(self) -> str:
         waits = [
-            line for each in self.cluster for line in each.service(AutogradService).describe_waits()
+            wait.what for each in self.cluster for wait in each.service(AutogradService).waits()
         ]
         agents = [each.agent for each in self.cluster]
         unnoticed = [_broken(each) for each in agents]

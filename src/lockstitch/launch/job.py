@@ -26,6 +26,7 @@ from lockstitch.attach.sources import SOURCES
 from lockstitch.attach.values import LaunchedWorker
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.endings import Mark, take_mark
+from lockstitch.launch.memory_kills import MemoryKills
 from lockstitch.launch.process import (
     WorkerProcess,
     adopt_orphans,
@@ -93,6 +94,8 @@ class Failure:
     order: float
     is_of_lost_peer: bool
     stderr_tail: StderrTail
+    why: str = ""
+    """What the kernel says of one that was killed."""
 
     @property
     def blame(self) -> tuple[bool, float]:
@@ -118,6 +121,7 @@ class Job:
         self.failures: list[Failure] = []
         self.stopped_by: signal.Signals | None = None
         self._outputs = outputs
+        self._memory_kills = MemoryKills()
         self._signalled_since: float | None = None
         self._stopped: list[int] = []
         """The ranks of workers that stood still when all were told to end."""
@@ -316,8 +320,14 @@ class Job:
                 tracked.marked_at if mark else order,
                 mark is not None and mark.is_of_lost_peer,
                 tracked.stderr_tail,
+                self._why_killed(process, code),
             )
         )
+
+    def _why_killed(self, process: WorkerProcess, code: int) -> str:
+        if code != -signal.SIGKILL or process.host:
+            return ""
+        return self._memory_kills.describe(process.pid)
 
     def plan_end(self, after_seconds: float) -> None:
         """Has all workers that are left told to stop; later where nobody has failed yet but because
@@ -373,6 +383,8 @@ class Job:
         self.screen.failure(first.worker, first.how, first.stderr_tail.telling())
         for failure in others:
             self.screen.note(f"worker {failure.worker} failed too: {failure.how}")
+        if first.why:
+            self.screen.note(f"worker {first.worker} was killed: {first.why}")
         if first.is_of_lost_peer:
             self._note_who_may_be_meant(first)
         for host in {each.host: None for each in self.failures if each.code == _OF_SSH}:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach.presence import PRESENCE
 from lockstitch.errors import LockstitchError
 from lockstitch.ids import IdSource, WorkerId
 from lockstitch.inquiry import INQUIRY
+from lockstitch.runtime.functions import name_of
 from lockstitch.runtime.reports import begin_to_report
 from lockstitch.runtime.waits import WorkerWaits, look
 from lockstitch.runtime.worker import Worker, current_worker, has_current_worker
@@ -23,6 +24,9 @@ from lockstitch.wire.messages import AskWaits, TellWaits
 
 if TYPE_CHECKING:
     from lockstitch.ids import GlobalId
+    from lockstitch.runtime.pending import Pending
+
+_CALLEE_SECONDS: Final = 0.25
 
 
 class _Question:
@@ -56,6 +60,7 @@ class WaitReports:
         self._questions: dict[GlobalId, _Question] = {}
         worker.agent.handle(AskWaits, self._tell)
         worker.agent.handle(TellWaits, self._note)
+        worker.agent.outgoing.explain_timeout = self._explain_timeout
 
     def ask(self, timeout_seconds: float = 2.0) -> tuple[list[WorkerWaits], list[str]]:
         """Returns what each worker waits for, by rank, and the names of those that did not
@@ -79,6 +84,26 @@ class WaitReports:
         )
         return answers, question.silent()
 
+    def _explain_timeout(self, callee: WorkerId, pending: Pending) -> str:
+        """Says what a worker does with a request whose time is over."""
+        agent = self._worker.agent
+        channel = agent.peers.status(callee)
+        # Not where it takes nothing in: who waits for room there would wait once more.
+        if channel is None or channel.is_behind or callee == agent.id:
+            return ""
+        identifier, question = self._ids(), _Question({callee: channel.peer.name})
+        self._questions[identifier] = question
+        try:
+            with contextlib.suppress(LockstitchError, ConnectionError):
+                channel.post(AskWaits(identifier), lambda: _CALLEE_SECONDS)
+                with agent.blocked():
+                    question.complete.wait(_CALLEE_SECONDS)
+        finally:
+            del self._questions[identifier]
+        if not question.answers:
+            return f"nor does it say within {_CALLEE_SECONDS:g} s what it does"
+        return _what_becomes_of(name_of(pending.what), self._worker.name, question.answers[0])
+
     def _tell(self, sender: WorkerId, message: AskWaits) -> None:
         def tell() -> None:
             waits = look(self._worker)
@@ -95,6 +120,21 @@ class WaitReports:
             question.answer(
                 sender, WorkerWaits(message.name, message.calls, message.serving, message.others)
             )
+
+
+def _what_becomes_of(function: str, caller: str, callee: WorkerWaits) -> str:
+    """What a callee does with a call of that function."""
+    its = [each for each in callee.serving if each[:2] == (caller, function)]
+    if its:
+        _caller, _function, seconds, where = max(its, key=lambda each: each[2])
+        return f"it has been running {function} for {seconds:.1f} s: {where}"
+    if callee.serving:
+        _caller, other, seconds, where = max(callee.serving, key=lambda each: each[2])
+        return (
+            f"it does not run {function} now; it serves {len(callee.serving)} others, {other} "
+            f"since {seconds:.1f} s: {where}"
+        )
+    return f"it does not run {function} now: the answer was lost, or is on its way"
 
 
 def explain_waits(timeout_seconds: float = 2.0) -> str:

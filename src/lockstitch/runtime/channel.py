@@ -58,8 +58,11 @@ class AnswerSink(Protocol):
         """The answer to a request that a future stands for, here or soon."""
         ...
 
-    def fail_pending(self, pending: Pending, error: BaseException) -> None:
-        """A request ends in an error of this side."""
+    def fail_pending(
+        self, pending: Pending, error: BaseException, peer: WorkerId | None = None
+    ) -> None:
+        """A request ends in an error of this side. `peer`: who is to be asked what it does, if the
+        request's time is over."""
         ...
 
     def discard(self, body: Payload, peer: WorkerId) -> None:
@@ -335,7 +338,8 @@ class Channel:
         """The time of this request is over."""
         if number in self._pending:
             what = _STANDS_STILL if self.is_behind else _NO_ANSWER
-            self._answers.fail_pending(pending, self._timeout(pending, what))
+            asked = None if self.is_behind else self.peer.worker
+            self._answers.fail_pending(pending, self._timeout(pending, what), asked)
             self._give_up(number, pending)
 
     def _give_up(self, number: int, pending: Pending, *, tells_callee: bool = False) -> None:

@@ -62,6 +62,8 @@ class Outgoing:
     ) -> None:
         self.handle = handle
         self.default_timeout = core.options.default_timeout
+        self.explain_timeout: Callable[[WorkerId, Pending], str] | None = None
+        """Says what the callee of a request does whose time is over; it may wait for a moment."""
         self.before_call: Callable[[], None] | None = None
         """For what should be told before long, but need not be told at once. It must be short."""
         self._core = core
@@ -290,6 +292,8 @@ class Outgoing:
     def result(self, pending: Pending, peer: WorkerId) -> Any:
         """The value of a finished request; raises its exception."""
         if pending.error is not None:
+            if isinstance(pending.error, RpcTimeoutError):
+                self._explain(pending.error, pending, peer)
             raise pending.error
         answer = pending.answer
         if type(answer) is not Reply:
@@ -356,21 +360,35 @@ class Outgoing:
         future.complete(value, error)
         pending.finish(answer, None)
 
-    def fail_pending(self, pending: Pending, error: BaseException) -> None:
-        """A request ends in an error of this side."""
+    def fail_pending(
+        self, pending: Pending, error: BaseException, peer: WorkerId | None = None
+    ) -> None:
+        """A request ends in an error of this side. `peer`: who is to be asked what it does, if the
+        request's time is over."""
         if pending.future is None:
             pending.finish(None, error)
             return
         future = pending.future
 
+        asks = peer is not None and self.explain_timeout is not None
+
         def fail() -> None:
+            if peer is not None and isinstance(error, RpcTimeoutError):
+                self._explain(error, pending, peer)
             future.complete(None, error)
             pending.finish(None, error)
 
-        if future.has_callbacks and not self._core.is_closed:
+        if (future.has_callbacks or asks) and not self._core.is_closed:
             self._core.thread_pool.spawn(fail)
         else:
             fail()
+
+    def _explain(self, error: RpcTimeoutError, pending: Pending, peer: WorkerId) -> None:
+        """Has an error say what the callee does, where it says so at once."""
+        if self.explain_timeout is not None and not self._core.is_closed:
+            said = self.explain_timeout(peer, pending)
+            if said:
+                error.args = (f"{error}; {said}",)
 
 
 def _nbytes(item: torch.Tensor | memoryview | None) -> int:

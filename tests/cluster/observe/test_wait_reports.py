@@ -10,7 +10,7 @@ import torch
 
 import lockstitch
 from lockstitch import rpc
-from lockstitch.errors import NotInitializedError
+from lockstitch.errors import NotInitializedError, RpcTimeoutError
 from lockstitch.inquiry import INQUIRY
 from lockstitch.observe.wait_reports import WaitReports
 from lockstitch.runtime.agent import AgentOptions
@@ -115,3 +115,28 @@ def test_a_rank_that_is_no_worker_tells_of_its_reductions() -> None:
     assert "rank 1 has not submitted it" in line
     assert "its main thread is at" in where
     assert idle.endswith(": waits for nothing")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_call_whose_time_is_over_says_what_the_callee_does(
+    cluster: LocalCluster, is_async: bool
+) -> None:
+    with cluster["worker0"].active():
+        wait = rpc.rpc_async("worker1", _wait_for_the_test, timeout=0.3).wait if is_async else None
+        with pytest.raises(RpcTimeoutError) as caught:
+            wait() if wait else rpc.rpc_sync("worker1", _wait_for_the_test, timeout=0.3)
+    assert "worker 'worker1' did not answer in time; it has been running " in str(caught.value)
+    assert str(caught.value).endswith("in _wait_for_the_test")
+
+
+def test_a_call_that_has_not_begun_in_time_says_what_keeps_the_callee(
+    cluster: LocalCluster,
+) -> None:
+    with cluster["worker2"].active():
+        before = rpc.rpc_async("worker1", _wait_for_the_test)
+        assert _entered.acquire(timeout=60)
+    with cluster["worker0"].active(), pytest.raises(RpcTimeoutError) as caught:
+        rpc.rpc_sync("worker1", max, (1, 2), timeout=0.3)
+    assert "it does not run builtins:max now; it serves 1 others" in str(caught.value)
+    _leave.set()
+    assert before.wait() == 1
