@@ -37,7 +37,9 @@ PUBLIC_NAMES = {
         api backend_registry constants internal options rref_proxy
     """,
     "lockstitch.autograd": "context backward get_gradients grad DistAutogradContext",
-    "lockstitch.checkpoint": "register unregister save load names CheckpointError",
+    "lockstitch.checkpoint": """
+        register unregister save save_async load names read write CheckpointError
+    """,
     "lockstitch.optim": """
         AveragedModel DistributedOptimizer GradScaler clip_grad_norm_ clip_grad_value_
         clip_grads_with_norm_ get_total_norm named_parameters_of parameters_of update_bn

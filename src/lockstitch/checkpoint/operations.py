@@ -1,6 +1,7 @@
 """Saving and loading with all workers of the group: one asks, each does its own part.
 
-Save: each worker writes what it has registered; when all have, the manifest says so.
+Save: each worker copies what it has registered, and writes the copy; when all have, the manifest
+says so.
 Load: each reads and checks what it has registered; when all have, each puts it in place.
 
 So a failure in the first half leaves everything as it was, on the disk as in the workers.
@@ -8,11 +9,15 @@ So a failure in the first half leaves everything as it was, on the disk as in th
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lockstitch.checkpoint.registry import CheckpointRegistry
+from lockstitch.checkpoint.registry import (
+    CheckpointRegistry,
+    register_here_or_there,
+    unregister,
+)
 from lockstitch.checkpoint.shards import (
     Shard,
     read_manifest,
@@ -21,18 +26,22 @@ from lockstitch.checkpoint.shards import (
     write_manifest,
     write_shard,
 )
-from lockstitch.errors import LockstitchError, SerializationError
+from lockstitch.checkpoint.storage import open_folder
+from lockstitch.checkpoint.structure import copy_states
+from lockstitch.errors import LockstitchError, SerializationError, add_note
 from lockstitch.optim.update_lock import UpdateLock
-from lockstitch.rpc import get_worker_infos, rpc_async
+from lockstitch.rpc import get_worker_info, get_worker_infos, rpc_async
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
 from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from lockstitch.checkpoint.storage import Folder
     from lockstitch.ids import WorkerInfo
+    from lockstitch.runtime.pending import Future
 
 T = TypeVar("T")
 
@@ -41,51 +50,76 @@ class CheckpointError(LockstitchError):
     """A checkpoint cannot be saved, or does not fit what is registered."""
 
 
-def save(path: str | os.PathLike[str], *, timeout: float = UNSET_RPC_TIMEOUT) -> None:
+def save(
+    path: str | os.PathLike[str],
+    things: Mapping[str, object] | None = None,
+    *,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> None:
     """Saves what all workers of the group have registered into the folder `path`, in place of the
     checkpoint that it may hold.
 
-    Each worker's part is what it was when that worker wrote it, between two optimizer steps: if all
-    shall be of one moment, call this when nobody trains. One worker saves at a time. `timeout`:
-    seconds for each worker, 0 for none, by default that of calls. Raises `CheckpointError` when
-    nothing is registered, or one name on several workers; otherwise what went wrong first: a worker
-    that died, a disk that is full, a `TypeError` that names what cannot be saved. The former
+    `things`: only these, by name, which need not be registered: `{"model": model, "optimizer":
+    optimizer, "scheduler": scheduler}`. `path` may be an address that `fsspec` reaches, such as
+    "s3://bucket/folder". Each worker's part is what it was when that worker copied it, between two
+    optimizer steps: if all shall be of one moment, call this when nobody trains. `timeout`: seconds
+    for each worker, 0 for none, by default that of calls.
+
+    Raises `CheckpointError` when there is nothing to save, one name is on several workers, or a
+    save into that folder is under way; what `register` raises; otherwise what went wrong first: a
+    worker that died, a disk that is full, a `TypeError` that names what cannot be saved. The former
     checkpoint is then still there, whole.
     """
-    folder = Path(path).absolute()
-    owners = _owners(timeout)
-    if not owners:
-        raise CheckpointError("there is nothing to save: no worker has registered anything")
-    folder.mkdir(parents=True, exist_ok=True)
-    attempt = uuid.uuid4().hex
-    workers = _by_worker(owners)
-    try:
-        shards = _on_each(workers, _write, lambda _: (str(folder), attempt), timeout)
-        write_manifest(folder, [Shard(*shard) for shard in shards.values()])
-    except BaseException:
-        remove_files(folder, save=attempt)
-        raise
+    _finish(*_begin(path, things, timeout))
+
+
+def save_async(
+    path: str | os.PathLike[str],
+    things: Mapping[str, object] | None = None,
+    *,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future[None]:
+    """As `save`, but returns as soon as each worker has copied its part in memory; it is written
+    while the training goes on. The future is done when the checkpoint is there; its `wait` raises
+    what went wrong."""
+    begun = _begin(path, things, timeout)
+    # A call to oneself: `shutdown` waits for it.
+    return rpc_async(get_worker_info(), _finish_later, begun, None, 0)
 
 
 def load(
-    path: str | os.PathLike[str], *, strict: bool = True, timeout: float = UNSET_RPC_TIMEOUT
+    path: str | os.PathLike[str],
+    things: Mapping[str, object] | None = None,
+    *,
+    strict: bool = True,
+    timeout: float = UNSET_RPC_TIMEOUT,
 ) -> None:
     """Gives what all workers have registered the states that were saved under the same names,
     whichever workers those were on.
 
-    `strict`: what is registered and what was saved must be the same; else what only one of them has
-    is left alone. `timeout` as in `save`. Raises `FileNotFoundError` where there is no checkpoint;
-    `CheckpointError` for names that are missing or too many; `ValueError` for damaged files and
-    shapes that do not fit; nothing has then been changed. What a `load_state_dict` raises after
-    that is raised too, with a note of the worker.
+    `things`: only these, as in `save`. `strict`: these and what was saved must be the same; else
+    what only one of them has is left alone. `timeout` as in `save`. Raises `FileNotFoundError`
+    where there is no checkpoint; `CheckpointError` for names that are missing or too many;
+    `ValueError` for damaged files and shapes that do not fit; nothing has then been changed. What a
+    `load_state_dict` raises after that is raised too, with a note of the worker.
     """
-    folder = Path(path).absolute()
+    folder = open_folder(path)
     shards = read_manifest(folder)
     saved = {name: shard for shard in shards for name in shard.names}
-    owners = _owners(timeout)
-    if strict:
-        _check_same(saved, owners)
-    workers = _by_worker({name: owner for name, owner in owners.items() if name in saved})
+    with _registered(things):
+        owners = _owners(things, timeout)
+        if strict:
+            _check_same(saved, owners)
+        present = {name: owner for name, owner in owners.items() if name in saved}
+        _read_and_put_back(folder, saved, _by_worker(present), timeout)
+
+
+def _read_and_put_back(
+    folder: Folder,
+    saved: Mapping[str, Shard],
+    workers: Mapping[WorkerInfo, list[str]],
+    timeout: float,
+) -> None:
     attempt = uuid.uuid4().hex
 
     def parts(info: WorkerInfo) -> tuple[str, str, list[tuple[Any, ...]]]:
@@ -95,7 +129,7 @@ def load(
             (*_fields(shard), tuple(name for name in mine if saved[name] is shard))
             for shard in files.values()
         ]
-        return str(folder), attempt, wanted
+        return folder.address, attempt, wanted
 
     try:
         _on_each(workers, _read, parts, timeout)
@@ -108,19 +142,114 @@ def load(
 def names(path: str | os.PathLike[str]) -> dict[str, str]:
     """Returns what a checkpoint holds: each name, with the worker that owned it. Needs no group.
     Raises `FileNotFoundError`, or `ValueError` for what is no checkpoint."""
-    shards = read_manifest(Path(path))
+    shards = read_manifest(open_folder(path))
     return {name: shard.worker for shard in shards for name in shard.names}
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns all states of a checkpoint by name, as `state_dict()` gave them, on the CPU. Needs no
+    group: it is the way out of a checkpoint, into `torch.save`, say. Raises `FileNotFoundError`, or
+    `ValueError` for what is damaged or no checkpoint."""
+    folder = open_folder(path)
+    states: dict[str, Any] = {}
+    for shard in read_manifest(folder):
+        states.update(read_shard(folder, shard, shard.names))
+    return states
+
+
+def write(path: str | os.PathLike[str], states: Mapping[str, object]) -> None:
+    """Makes a checkpoint of states by name, which `load` gives to whoever has registered these
+    names. Needs no group: it is the way in. Raises `TypeError` for what a checkpoint cannot hold,
+    `CheckpointError` where there is nothing; the former checkpoint is then still there."""
+    if not states:
+        raise CheckpointError("there is nothing to save: no states were given")
+    folder = open_folder(path)
+    copy = copy_states(states)
+    folder.create()
+    write_manifest(folder, [write_shard(folder, uuid.uuid4().hex, "nobody", copy)])
+
+
+# ---------------------------------------------------------------- the halves of a save
+
+
+Begun = tuple[str, str, list["WorkerInfo"], float]
+"""A save whose states are copied: the folder's address, the attempt, the workers, the timeout."""
+
+
+def _begin(
+    path: str | os.PathLike[str], things: Mapping[str, object] | None, timeout: float
+) -> Begun:
+    """Has each worker copy its part."""
+    folder, attempt = open_folder(path), uuid.uuid4().hex
+    registry = CheckpointRegistry.of(current_worker())
+    if not registry.begin_save(folder.address):
+        raise CheckpointError(
+            f"a save into {folder.address} is under way: wait for its future before the next"
+        )
+    workers: dict[WorkerInfo, list[str]] = {}
+    try:
+        with _registered(things):
+            workers = _by_worker(_owners(things, timeout))
+            if not workers:
+                raise CheckpointError("there is nothing to save: no worker has registered anything")
+            _on_each(workers, _copy, lambda info: (attempt, workers[info]), timeout)
+    except BaseException:
+        registry.end_save(folder.address)
+        _on_each(workers, _forget, lambda _: (attempt,), timeout, raises=False)
+        raise
+    return folder.address, attempt, list(workers), timeout
+
+
+@needed
+def _finish_later(address: str, attempt: str, workers: list[WorkerInfo], timeout: float) -> None:
+    _check_allowed(save, "write")
+    try:
+        _finish(address, attempt, workers, timeout)
+    except Exception as error:
+        add_note(error, f"while a checkpoint was being saved into {address}")
+        raise
+
+
+def _finish(address: str, attempt: str, workers: list[WorkerInfo], timeout: float) -> None:
+    """Has each worker write what it has copied, and makes a checkpoint of that."""
+    folder, asked = open_folder(address), {info: list[str]() for info in workers}
+    try:
+        folder.create()
+        shards = _on_each(asked, _write, lambda _: (address, attempt), timeout)
+        write_manifest(folder, [Shard(*shard) for shard in shards.values()])
+    except BaseException:
+        _on_each(asked, _forget, lambda _: (attempt,), timeout, raises=False)
+        remove_files(folder, save=attempt)
+        raise
+    finally:
+        CheckpointRegistry.of(current_worker()).end_save(address)
+
+
+@contextlib.contextmanager
+def _registered(things: Mapping[str, object] | None) -> Iterator[None]:
+    """Within, these are registered too."""
+    added: list[str] = []
+    try:
+        for name, thing in (things or {}).items():
+            if register_here_or_there(name, thing):
+                added.append(name)
+        yield
+    finally:
+        for name in added:
+            unregister(name)
 
 
 # ---------------------------------------------------------------- who has what
 
 
-def _owners(timeout: float) -> dict[str, WorkerInfo]:
-    """Asks all workers; returns who has registered each name."""
+def _owners(only: Collection[str] | None, timeout: float) -> dict[str, WorkerInfo]:
+    """Asks all workers; returns who has registered each name, of all or `only` some."""
     members = {info: [] for info in get_worker_infos()}  # type: ignore[var-annotated]
     owners: dict[str, WorkerInfo] = {}
     for info, registered in _on_each(members, _names, lambda _: (), timeout).items():
         for name in registered:
+            if only is not None and name not in only:
+                continue
             if name in owners:
                 both = f"{owners[name].name!r} and {info.name!r}"
                 raise CheckpointError(f"{name!r} is registered on two workers, {both}")
@@ -184,22 +313,32 @@ def _names() -> list[str]:
 
 
 @needed
-def _write(folder: str, attempt: str) -> tuple[Any, ...]:
+def _copy(attempt: str, wanted: list[str]) -> None:
     worker = current_worker()
-    _check_allowed(save, "write")
-    states = CheckpointRegistry.of(worker).states()
-    # Copied while no optimizer steps on this worker.
-    shard = write_shard(Path(folder), attempt, worker.name, states, UpdateLock.of(worker))
-    return _fields(shard)
+    registry = CheckpointRegistry.of(worker)
+    states = registry.states(wanted)
+    with UpdateLock.of(worker):  # while no optimizer steps on this worker
+        copy = copy_states(states)
+    registry.copied = {attempt: copy}
 
 
 @needed
-def _read(folder: str, attempt: str, wanted: list[tuple[Any, ...]]) -> None:
+def _write(address: str, attempt: str) -> tuple[Any, ...]:
+    worker = current_worker()
+    _check_allowed(save, "write")
+    copy = CheckpointRegistry.of(worker).copied.pop(attempt, None)
+    if copy is None:
+        raise CheckpointError("another worker has begun to save: one at a time")
+    return _fields(write_shard(open_folder(address), attempt, worker.name, copy))
+
+
+@needed
+def _read(address: str, attempt: str, wanted: list[tuple[Any, ...]]) -> None:
     _check_allowed(load, "read")
     registry = CheckpointRegistry.of(current_worker())
     states: dict[str, Any] = {}
     for *fields, mine in wanted:
-        states.update(read_shard(Path(folder), Shard(*fields), mine))
+        states.update(read_shard(open_folder(address), Shard(*fields), mine))
     registry.check_fit(states)
     registry.pending[attempt] = states
 
@@ -223,4 +362,6 @@ def _put_back(attempt: str) -> None:
 
 @needed
 def _forget(attempt: str) -> None:
-    CheckpointRegistry.of(current_worker()).pending.pop(attempt, None)
+    registry = CheckpointRegistry.of(current_worker())
+    registry.pending.pop(attempt, None)
+    registry.copied.pop(attempt, None)

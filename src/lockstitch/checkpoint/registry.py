@@ -20,6 +20,9 @@ from lockstitch.torch_internals.modules import children_of
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lockstitch.checkpoint.structure import Copy
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.worker import Worker
 
@@ -35,6 +38,10 @@ class CheckpointRegistry:
         """The owners of what this worker has registered by a reference, by name."""
         self.pending: dict[str, dict[str, Any]] = {}
         """States that have been read and are still to be put in place, by attempt to load."""
+        self.copied: dict[str, Copy] = {}
+        """The latest copy of states that is still to be written, by attempt to save."""
+        self._saving: set[str] = set()
+        """The addresses of folders into which this worker has others save now."""
 
     @classmethod
     def of(cls, worker: Worker) -> CheckpointRegistry:
@@ -45,8 +52,9 @@ class CheckpointRegistry:
         names = ", ".join(self.names()) or "nothing"
         return f"<CheckpointRegistry of {self._worker.name!r} · {names}>"
 
-    def add(self, name: str, thing: Any) -> None:
-        """Registers a thing of this worker; raises what `register` raises."""
+    def add(self, name: str, thing: Any) -> bool:
+        """Registers a thing of this worker; raises what `register` raises. Returns whether it is
+        new."""
         if not name:
             raise ValueError("what is registered needs a name")
         _check_kind(name, thing)
@@ -57,13 +65,26 @@ class CheckpointRegistry:
             is_known = name in self._things
             self._things[name] = thing
         if is_known:
-            return
+            return False
         try:
             # It is in already: of two workers that register the same name at once, one sees it.
             self._check_is_unique(name)
         except BaseException:
             self.remove(name)
             raise
+        return True
+
+    def begin_save(self, address: str) -> bool:
+        """Notes that this worker has others save into a folder; False where it does already."""
+        with self._lock:
+            is_free = address not in self._saving
+            self._saving.add(address)
+        return is_free
+
+    def end_save(self, address: str) -> None:
+        """Notes that this has ended."""
+        with self._lock:
+            self._saving.discard(address)
 
     def holds(self, name: str) -> bool:
         """Whether something is registered here under that name."""
@@ -87,11 +108,13 @@ class CheckpointRegistry:
         with self._lock:
             return list(self._things)
 
-    def states(self) -> dict[str, Any]:
-        """Returns what is to be saved, by name; tensors may still be the originals."""
+    def states(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Returns what is to be saved, by name, of all or of some; tensors may still be the
+        originals."""
         with self._lock:
             things = dict(self._things)
-        return {name: _state_of(thing) for name, thing in things.items()}
+        wanted = things if names is None else names
+        return {name: _state_of(things[name]) for name in wanted}
 
     def put_back(self, states: dict[str, Any]) -> None:
         """Gives the registered things these states. Raises what they raise."""
@@ -128,16 +151,21 @@ def register(name: str, thing: object) -> None:
     `ValueError` for a name that is taken, here or on another worker: all are asked. Registering the
     same thing again changes nothing.
     """
-    worker = current_worker()
-    registry = CheckpointRegistry.of(worker)
+    register_here_or_there(name, thing)
+
+
+@needed
+def register_here_or_there(name: str, thing: object) -> bool:
+    """Does what `register` does; returns whether the thing was not registered before."""
+    registry = CheckpointRegistry.of(current_worker())
     while isinstance(thing, (RRef, RemoteModule)):
         reference = thing if isinstance(thing, RRef) else thing.get_module_rref()
         if not reference.is_owner():
-            rpc_sync(reference.owner(), register, (name, reference))
+            is_new = rpc_sync(reference.owner(), register_here_or_there, (name, reference))
             registry.elsewhere[name] = reference.owner()
-            return
+            return is_new
         thing = reference.local_value()
-    registry.add(name, thing)
+    return registry.add(name, thing)
 
 
 def unregister(name: str) -> None:

@@ -10,12 +10,28 @@ begins with `$`:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+class Copy(NamedTuple):
+    """A copy of states, by name, which may be written when the originals have changed."""
+
+    plain: dict[str, Any]
+    """What JSON can say of each state."""
+    tensors: dict[str, torch.Tensor]
+
+
+def copy_states(states: Mapping[str, object]) -> Copy:
+    """Returns a copy. Raises `TypeError` for what a checkpoint cannot hold."""
+    encoder = Encoder()
+    plain = {name: encoder.encode(state, name) for name, state in states.items()}
+    return Copy(plain, encoder.tensors)
+
 
 Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 

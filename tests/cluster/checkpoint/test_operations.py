@@ -9,10 +9,11 @@ from lockstitch import autograd, checkpoint, rpc
 from lockstitch.checkpoint import registry
 from lockstitch.errors import PeerDiedError, SerializationError
 from lockstitch.nn import RemoteModule
-from lockstitch.optim import DistributedOptimizer
+from lockstitch.optim import DistributedOptimizer, GradScaler, parameters_of
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.trust.registry import Registry
+from tests.parity.training_programs import SCHEDULERS
 
 
 def make_weight(fill: float) -> torch.Tensor:
@@ -183,3 +184,136 @@ def test_peers_have_a_worker_use_files_where_its_registry_says_so(tmp_path) -> N
         kept["n"] = 2
         checkpoint.load(tmp_path / "x")
     assert kept == {"n": 1}
+
+
+def everything(owners: list[str]) -> dict[str, object]:
+    """All ends of a training, on the worker that holds them, none of them registered."""
+    modules = [rpc.remote(name, make_layer, (number,)) for number, name in enumerate(owners)]
+    references = [each for module in modules for each in parameters_of(module)]
+    optimizer = DistributedOptimizer(torch.optim.AdamW, references, lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+    layers = {f"layer{number}": module for number, module in enumerate(modules)}
+    return {
+        **layers,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "scaler": GradScaler(init_scale=64.0, growth_interval=2),
+    }
+
+
+def make_layer(number: int) -> torch.nn.Module:
+    layer = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(layer.weight, 0.1 * (number + 1))
+    torch.nn.init.zeros_(layer.bias)
+    return layer
+
+
+def train_all(things, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        with autograd.context() as context:
+            x = torch.ones(3, 2)
+            for name in ("layer0", "layer1"):
+                x = things[name].rpc_sync().forward(x)
+            loss = x.square().mean()
+            autograd.backward(context, [things["scaler"].scale(loss)])
+            things["scaler"].step(things["optimizer"], context)
+            things["scaler"].update()
+            things["scheduler"].step()
+            losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("where", ["path", "memory"])
+def test_all_ends_of_a_training_are_saved_and_restored_in_one_call(group, tmp_path, where) -> None:
+    place = tmp_path / "x" if where == "path" else f"memory://{tmp_path.name}/x"
+    things = everything(["worker1", "worker2"])
+    train_all(things, 3)
+    checkpoint.save(place, things)
+    expected = train_all(things, 4)
+    assert set(checkpoint.names(place)) == set(things)
+    with pytest.raises(checkpoint.CheckpointError, match="nothing to save"):
+        checkpoint.save(place)  # they were registered for that one call
+    with LocalCluster(2) as smaller, smaller[0].active():
+        again = everything(["worker1", "worker0"])
+        checkpoint.load(place, again)
+        assert train_all(again, 4) == expected
+
+
+def test_a_save_goes_on_while_the_training_does(group, tmp_path) -> None:
+    steps = {"n": 1}
+    weight = rpc.remote("worker1", make_weight, (1.0,))
+    saved = checkpoint.save_async(tmp_path / "x", {"steps": steps, "weight": weight})
+    steps["n"] = 2
+    rpc.rpc_sync("worker1", wipe, (weight,))
+    saved.wait()
+    assert checkpoint.read(tmp_path / "x")["steps"] == {"n": 1}
+    assert torch.equal(checkpoint.read(tmp_path / "x")["weight"], torch.ones(3))
+
+
+def test_only_one_save_into_a_folder_is_under_way_and_what_goes_wrong_is_raised(
+    group, tmp_path
+) -> None:
+    kept = registry.CheckpointRegistry.of(group[0])
+    assert kept.begin_save(str(tmp_path))
+    with pytest.raises(checkpoint.CheckpointError, match="a save into .* is under way: wait for"):
+        checkpoint.save(tmp_path, {"a": {}})
+    kept.end_save(str(tmp_path))
+    (tmp_path / "taken").write_text("a file")
+    future = checkpoint.save_async(tmp_path / "taken", {"a": {}})
+    with pytest.raises(OSError, match="File exists") as caught:
+        future.wait()
+    assert f"being saved into {tmp_path}/taken" in "".join(caught.value.__notes__)
+    with pytest.raises(OSError, match="taken"):
+        checkpoint.save(tmp_path / "taken", {"a": {}})
+    assert kept.copied == {}
+
+
+def test_names_given_for_one_call_may_be_registered_before(group, tmp_path) -> None:
+    steps, more = {"n": 1}, {"m": 1}
+    checkpoint.register("steps", steps)
+    checkpoint.save(tmp_path, {"steps": steps, "more": more})
+    checkpoint.register("other", {})
+    steps["n"] = more["m"] = 5
+    checkpoint.load(tmp_path, {"steps": steps, "more": more})
+    assert (steps, more) == ({"n": 1}, {"m": 1})
+    with pytest.raises(ValueError, match="'steps' is registered already"):
+        checkpoint.save(tmp_path, {"steps": {}})
+    assert set(kept_names(group)) == {"steps", "other"}
+
+
+def kept_names(group) -> list[str]:
+    return registry.CheckpointRegistry.of(group[0]).names()
+
+
+def test_states_come_in_and_go_out_without_a_group(tmp_path) -> None:
+    model = torch.nn.Linear(2, 1)
+    states = {"model": model.state_dict(), "steps": {"n": 3, "seen": (1, None)}}
+    checkpoint.write(tmp_path, states)
+    assert checkpoint.names(tmp_path) == {"model": "nobody", "steps": "nobody"}
+    found = checkpoint.read(tmp_path)
+    assert found["steps"] == states["steps"]
+    assert torch.equal(found["model"]["weight"], model.weight)
+    with pytest.raises(checkpoint.CheckpointError, match="no states were given"):
+        checkpoint.write(tmp_path, {})
+    with pytest.raises(TypeError, match="steps is of type set"):
+        checkpoint.write(tmp_path, {"steps": {1}})
+    assert checkpoint.read(tmp_path)["steps"] == states["steps"]
+    other = torch.nn.Linear(2, 1)
+    with LocalCluster(2) as cluster, cluster[0].active():
+        checkpoint.load(tmp_path, {"model": rpc.RRef(other), "steps": {}})
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_every_scheduler_can_be_saved(tmp_path) -> None:
+    with LocalCluster(1) as cluster, cluster[0].active():
+        weight = rpc.RRef(torch.nn.Parameter(torch.ones(1)))
+        for name, make in SCHEDULERS.items():
+            optimizer = DistributedOptimizer(torch.optim.SGD, [weight], lr=0.1, momentum=0.9)
+            scheduler = make(optimizer)
+            if scheduler is None:
+                continue
+            checkpoint.save(tmp_path / name, {"scheduler": scheduler})
+            before = scheduler.state_dict()
+            checkpoint.load(tmp_path / name, {"scheduler": scheduler})
+            assert scheduler.state_dict().keys() == before.keys()

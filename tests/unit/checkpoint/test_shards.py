@@ -14,67 +14,74 @@ from lockstitch.checkpoint.shards import (
     write_manifest,
     write_shard,
 )
+from lockstitch.checkpoint.storage import open_folder
+from lockstitch.checkpoint.structure import copy_states
 
 STATES = {"model": {"w": torch.arange(4.0)}, "steps": {"n": 3, "seen": (1, None)}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return open_folder(tmp_path)
 
 
 def files(folder) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_was_written_is_read(tmp_path) -> None:
-    shard = write_shard(tmp_path, "s1", "ps:0", STATES)
-    write_manifest(tmp_path, [shard])
-    assert read_manifest(tmp_path) == [shard]
+def test_what_was_written_is_read(folder, tmp_path) -> None:
+    shard = write_shard(folder, "s1", "ps:0", copy_states(STATES))
+    write_manifest(folder, [shard])
+    assert read_manifest(folder) == [shard]
     assert shard.names == ("model", "steps")
-    read = read_shard(tmp_path, shard, ["steps", "model"])
+    read = read_shard(folder, shard, ["steps", "model"])
     assert read["steps"] == STATES["steps"]
     assert torch.equal(read["model"]["w"], STATES["model"]["w"])
-    assert read_shard(tmp_path, shard, ["steps"]).keys() == {"steps"}
+    assert read_shard(folder, shard, ["steps"]).keys() == {"steps"}
 
 
-def test_the_former_checkpoint_stands_until_the_manifest_is_replaced(tmp_path) -> None:
-    first = write_shard(tmp_path, "s1", "a", STATES)
-    write_manifest(tmp_path, [first])
-    second = write_shard(tmp_path, "s2", "a", {"model": {"w": torch.zeros(1)}})
-    assert read_manifest(tmp_path) == [first]  # as after a crash at this point
-    assert read_shard(tmp_path, first, ["steps"])["steps"] == STATES["steps"]
-    write_manifest(tmp_path, [second])
-    assert read_manifest(tmp_path) == [second]
+def test_the_former_checkpoint_stands_until_the_manifest_is_replaced(folder, tmp_path) -> None:
+    first = write_shard(folder, "s1", "a", copy_states(STATES))
+    write_manifest(folder, [first])
+    second = write_shard(folder, "s2", "a", copy_states({"model": {"w": torch.zeros(1)}}))
+    assert read_manifest(folder) == [first]  # as after a crash at this point
+    assert read_shard(folder, first, ["steps"])["steps"] == STATES["steps"]
+    write_manifest(folder, [second])
+    assert read_manifest(folder) == [second]
     assert files(tmp_path) == ["manifest.json", second.file]
 
 
-def test_files_of_a_failed_save_go_and_no_others(tmp_path) -> None:
-    kept = write_shard(tmp_path, "s1", "a", STATES)
-    write_shard(tmp_path, "s2", "a", STATES)
-    remove_files(tmp_path, save="s2")
+def test_files_of_a_failed_save_go_and_no_others(folder, tmp_path) -> None:
+    kept = write_shard(folder, "s1", "a", copy_states(STATES))
+    write_shard(folder, "s2", "a", copy_states(STATES))
+    remove_files(folder, save="s2")
     assert files(tmp_path) == [kept.file]
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-1] + b"x"])
-def test_a_damaged_file_is_not_read(tmp_path, damage) -> None:
-    shard = write_shard(tmp_path, "s1", "a", STATES)
+def test_a_damaged_file_is_not_read(folder, tmp_path, damage) -> None:
+    shard = write_shard(folder, "s1", "a", copy_states(STATES))
     path = tmp_path / shard.file
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match="is not the file that was saved"):
-        read_shard(tmp_path, shard, ["model"])
+        read_shard(folder, shard, ["model"])
 
 
-def test_a_folder_without_manifest_is_no_checkpoint(tmp_path) -> None:
-    write_shard(tmp_path, "s1", "a", STATES)
+def test_a_folder_without_manifest_is_no_checkpoint(folder, tmp_path) -> None:
+    write_shard(folder, "s1", "a", copy_states(STATES))
     with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
-        read_manifest(tmp_path)
+        read_manifest(folder)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', '{"format": 1, "shares": [{}]}'])
-def test_another_manifest_is_refused(tmp_path, text) -> None:
+def test_another_manifest_is_refused(folder, tmp_path, text) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match="no manifest of a checkpoint"):
-        read_manifest(tmp_path)
+        read_manifest(folder)
 
 
-def test_the_manifest_is_for_people_too(tmp_path) -> None:
-    write_manifest(tmp_path, [write_shard(tmp_path, "s1", "a", STATES)])
+def test_the_manifest_is_for_people_too(folder, tmp_path) -> None:
+    write_manifest(folder, [write_shard(folder, "s1", "a", copy_states(STATES))])
     (shard,) = json.loads((tmp_path / "manifest.json").read_text())["shares"]
     assert shard["worker"] == "a"
     assert shard["names"] == ["model", "steps"]
