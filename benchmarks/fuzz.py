@@ -45,6 +45,7 @@ from lockstitch.wire.messages import (
     Reply,
     Stitch,
 )
+from lockstitch.wire.messages.backward import FAST
 from lockstitch.wire.pickling import pack
 from lockstitch.wire.unpickling import unpack
 
@@ -107,7 +108,7 @@ def corpus() -> list[bytes]:
         messages += [Call(1, 3, b"m:f", 2.5, stitch, body), Reply(9, None, body)]
     shared = torch.arange(10.0)
     body = Payload(1, b"", (shared[:4], shared[2:], torch.nn.Parameter(shared)))
-    messages.append(Gradient(3, ids, False, True, False, ids, (ids,), (), body))
+    messages.append(Gradient(3, ids, FAST, False, ids, (ids,), (), stitch, body))
     return [b"".join(map(bytes, encode(message))) for message in messages]
 
 

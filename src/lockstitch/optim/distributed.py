@@ -214,9 +214,9 @@ class DistributedOptimizer(Optimizer):
         outcomes = owners.ask_each(futures)
         if any(outcome.error is not None for outcome in outcomes):
             taken_back = [
-                (owner, owners.remove_groups, (known[owner], len(parts[owner])))
-                for owner, _, error in outcomes
-                if error is None and owner in known
+                (each.owner, owners.remove_groups, (known[each.owner], len(parts[each.owner])))
+                for each in outcomes
+                if each.error is None and each.owner in known
             ]
             owners.ask_each(taken_back)
         return owners.values(outcomes)

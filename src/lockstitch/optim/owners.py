@@ -8,7 +8,8 @@ has done what was asked. The functions below the line run on the owners.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lockstitch.errors import RpcError, add_note
 from lockstitch.optim.gradients import gather_gradients
@@ -41,7 +42,8 @@ Changes = dict[int, Change]
 """What was assigned to the options of groups, by the owner's numbers of these."""
 
 
-class Outcome(NamedTuple, Generic[T]):
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T]):
     """What became of a question to one owner."""
 
     owner: WorkerInfo
@@ -100,15 +102,16 @@ def values(outcomes: Sequence[Outcome[T]], done: str = "", consequence: str = ""
         told.__cause__, first = first, told
     elif said:
         add_note(first, said)
-    for owner, _, other in failures[1:]:
-        add_note(first, f"also on worker {owner.name!r}: {type(other).__name__}: {other}")
+    for other in failures[1:]:
+        kind = type(other.error).__name__
+        add_note(first, f"also on worker {other.owner.name!r}: {kind}: {other.error}")
     raise first
 
 
 def _who_has(outcomes: Sequence[Outcome[Any]], done: str) -> str:
     """Says which owners have done what they were asked, and which have not."""
-    have = [repr(owner.name) for owner, _, error in outcomes if error is None]
-    have_not = [repr(owner.name) for owner, _, error in outcomes if error is not None]
+    have = [repr(each.owner.name) for each in outcomes if each.error is None]
+    have_not = [repr(each.owner.name) for each in outcomes if each.error is not None]
     if not have:
         return f"no owner is known to have {done} ({', '.join(have_not)})"
     return f"{done}: {', '.join(have)}; not, or not known to: {', '.join(have_not)}"

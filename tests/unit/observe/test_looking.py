@@ -49,7 +49,7 @@ def test_the_jobs_there_are(told: Told) -> None:
     assert (job.name, job.pid, job.state) == ("mine", os.getpid(), "runs")
 
 
-@pytest.mark.parametrize("wanted", [None, "mine", os.getpid()])
+@pytest.mark.parametrize("wanted", [None, "mine", os.getpid()], ids=["all", "name", "pid"])
 def test_the_status_of_a_job_takes_one_question(told: Told, wanted: str | int | None) -> None:
     job = observe.status(wanted)
     assert job.processes[0].workers[0].counters[0].value == 3
