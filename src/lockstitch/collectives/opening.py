@@ -214,7 +214,8 @@ class _Opening:
         def work() -> StaticRoster:
             store = sealed_by(self._secret, self._store)
             me, kind = f"rank{self._rank}", Kind(__version__, self._options.host or "").encode()
-            return join(store, me, self._rank, self._size, addresses, seconds, kind=kind)
+            rank, size = self._rank, self._size
+            return join(store, me, rank, size, addresses, seconds, kind=kind, is_shared=False)
 
         return in_thread(work, self._pending, seconds + _STORE_SECONDS)
 

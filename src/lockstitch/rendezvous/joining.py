@@ -47,9 +47,11 @@ def join(  # noqa: PLR0913 - all that a member says of itself
     *,
     devices: str = "",
     kind: str = "",
+    is_shared: bool = True,
 ) -> StaticRoster:
     """Publishes this worker, which listens at `addresses` already, and learns of the others.
-    `devices`, `kind`: see `Member`.
+    `devices`, `kind`: see `Member`. `is_shared`: whether groups of the other sort may use the
+    store, which then has to be looked at.
 
     Returns when all `world_size` ranks are there. Raises RuntimeError naming those that are not in
     time, or when a name or rank is taken, when ranks were given different world sizes, when the
@@ -68,12 +70,14 @@ def join(  # noqa: PLR0913 - all that a member says of itself
         return Member(info, tuple(addresses), *here, kind)
 
     def withdraw() -> None:
-        store.add(_COUNTER, -1)
+        if is_shared:
+            store.add(_COUNTER, -1)
 
-    store.add(_COUNTER, 1)
+    if is_shared:
+        store.add(_COUNTER, 1)
     # Not on an interrupt: the store may then still be busy with waiting, and not answer.
     try:
-        if Contacts(store).read().members:
+        if is_shared and Contacts(store).read().members:
             raise RuntimeError(MIXED)
         met = meet(store, me, rank, world_size, timeout_seconds)
         return StaticRoster(met.me.info, met.members, withdraw, met.census)

@@ -1,6 +1,6 @@
 """The meeting of a group so large that nobody reads the entries of all.
 
-The ranks are cut into blocks of 64, these into blocks of 64 blocks, and so on, until one block has
+The ranks are cut into blocks of 32, these into blocks of 32 blocks, and so on, until one block has
 all. Of each block one rank is the *speaker*: it waits for the entries of its block's ranks, or for
 what the speakers of smaller blocks have found, and publishes the census of the block. All others
 wait for the census of the largest block. So each rank makes a fixed number of requests, and reads
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-FAN_IN: Final = 64
+MOST_WHO_READ_ALL: Final = 64
 """Up to so many ranks, all read all entries."""
+BLOCK: Final = 32
+"""Of so many ranks, or smaller blocks, one speaks for all."""
 CALLED_OFF: Final = "called off"
 # Of so many blocks that are not complete the missing ranks are looked for.
 _BLOCKS_LOOKED_AT = 4
@@ -56,16 +58,16 @@ class _Block:
 class LargeMeeting:
     """The nth meeting of `size` ranks, as `rank` goes through it."""
 
-    def __init__(self, store: Store, meeting: int, rank: int, size: int, fan_in: int) -> None:
+    def __init__(self, store: Store, meeting: int, rank: int, size: int, width: int) -> None:
         self._store = store
         self._meeting = meeting
         self._rank = rank
         self._size = size
-        self._fan_in = fan_in
+        self._width = width
         self._waiting: Store | None = None
         """Another client of the store, which waits."""
         self._top = 1
-        while fan_in**self._top < size:
+        while width**self._top < size:
             self._top += 1
 
     def __repr__(self) -> str:
@@ -94,7 +96,7 @@ class LargeMeeting:
     def call_off(self, why: str) -> None:
         """Ends the wait of all, in blocks too whose speaker will not come."""
         for level in range(1, self._top + 1):
-            for index in range(-(-self._size // self._fan_in**level)):
+            for index in range(-(-self._size // self._width**level)):
                 self._store.compare_set(self._key(self._block(level, index)), "", why)
 
     def is_complete(self) -> bool:
@@ -126,13 +128,13 @@ class LargeMeeting:
         return found.decode() if found.startswith(CALLED_OFF.encode()) else Census.decode(found)
 
     def _block(self, level: int, index: int) -> _Block:
-        width = self._fan_in**level
+        width = self._width**level
         return _Block(level, index, range(index * width, min((index + 1) * width, self._size)))
 
     def _own_blocks(self) -> Iterator[_Block]:
         """The blocks for which this rank speaks, the smaller first."""
         for level in range(1, self._top + 1):
-            block = self._block(level, self._rank // self._fan_in**level)
+            block = self._block(level, self._rank // self._width**level)
             if block.speaker == self._rank:
                 yield block
 
@@ -141,7 +143,7 @@ class LargeMeeting:
 
     def _smaller(self, block: _Block) -> list[_Block]:
         """The blocks of which a block is made, one level down."""
-        width = self._fan_in ** (block.level - 1)
+        width = self._width ** (block.level - 1)
         return [self._block(block.level - 1, first // width) for first in block.ranks[::width]]
 
     def _parts(self, block: _Block) -> list[str]:
@@ -253,6 +255,6 @@ def _rank_in(value: bytes) -> int:
 def _gone(who: str, error: Exception) -> RpcError:
     return RpcError(
         f"where to reach {who} stands in the store in which the workers met, and that has gone, "
-        f"perhaps with rank 0 ({error}). In a group of more than {FAN_IN} workers each is looked "
-        "up there when it is first called"
+        f"perhaps with rank 0 ({error}). In a group of more than {MOST_WHO_READ_ALL} workers "
+        "each is looked up there when it is first called"
     )

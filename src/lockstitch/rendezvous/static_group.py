@@ -30,7 +30,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
 from lockstitch.rendezvous.census import Census
-from lockstitch.rendezvous.large_group import CALLED_OFF, FAN_IN, LargeMeeting, StoredTable
+from lockstitch.rendezvous.large_group import (
+    BLOCK,
+    CALLED_OFF,
+    MOST_WHO_READ_ALL,
+    LargeMeeting,
+    StoredTable,
+)
 from lockstitch.rendezvous.reaching import say
 from lockstitch.rendezvous.roster import Member, Table, check_names_are_unique
 from lockstitch.rendezvous.store import missing_keys, read_all
@@ -130,7 +136,7 @@ def meet(
         with failing_together(store, member.info, world_size):
             store.set(keys[rank], member.encode())
             raise
-    if world_size > FAN_IN:
+    if world_size > MOST_WHO_READ_ALL:
         return _meet_in_blocks(store, member, meeting, world_size, timeout_seconds)
     store.set(keys[rank], member.encode())
     _check_rank_is_still_free(store, meeting, member.info, keys)
@@ -150,7 +156,7 @@ def _meet_in_blocks(
 ) -> Met:
     """Does the same where there are many ranks."""
     rank, name = member.info.id, member.info.name
-    large = LargeMeeting(store, meeting, rank, world_size, FAN_IN)
+    large = LargeMeeting(store, meeting, rank, world_size, BLOCK)
     if taken := large.take_name(name):
         call_off(store, world_size, meeting, f" ({taken})")
         raise RuntimeError(taken)
@@ -218,7 +224,9 @@ def failing_together(store: Store, me: WorkerInfo, world_size: int) -> Iterator[
         keys = [f"meeting/{me.generation}/refused/{rank}" for rank in range(world_size)]
         with contextlib.suppress(RuntimeError):  # it has gone
             store.set(keys[me.id], "")
-            if world_size <= FAN_IN or me.id == 0:  # of many, who most often has the store
+            if (
+                world_size <= MOST_WHO_READ_ALL or me.id == 0
+            ):  # of many, who most often has the store
                 missing_keys(store, keys, _FAREWELL_SECONDS)
         raise
 
@@ -246,8 +254,8 @@ def call_off(store: Store, world_size: int, meeting: int = 0, why: str = "") -> 
     for key in keys:
         if not store.check([key]):
             store.set(key, f"{CALLED_OFF}{why}")
-    if world_size > FAN_IN:
-        LargeMeeting(store, meeting, 0, world_size, FAN_IN).call_off(f"{CALLED_OFF}{why}")
+    if world_size > MOST_WHO_READ_ALL:
+        LargeMeeting(store, meeting, 0, world_size, BLOCK).call_off(f"{CALLED_OFF}{why}")
     return [Member.decode(entry) for entry in read_all(store, keys) if not _is_called_off(entry)]
 
 
@@ -259,7 +267,10 @@ def _check_rank_is_free(store: Store, meeting: int, rank: int) -> None:
         return
     size, _ = store.get(_size_key(former)).split()
     keys = _entry_keys(former, int(size))
-    if int(size) > FAN_IN and LargeMeeting(store, former, rank, int(size), FAN_IN).is_complete():
+    if (
+        int(size) > MOST_WHO_READ_ALL
+        and LargeMeeting(store, former, rank, int(size), BLOCK).is_complete()
+    ):
         return
     missing = [each for each, key in enumerate(keys) if not store.check([key])]
     if not missing or rank in missing:

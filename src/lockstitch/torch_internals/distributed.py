@@ -6,7 +6,7 @@ import tempfile
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed, nn
@@ -29,10 +29,10 @@ def _takes_timeout(new_options: Callable[[], Any]) -> bool:
     return isinstance(before, timedelta) and options.timeout == timedelta(seconds=7)
 
 
-def _gloo_options(address: str, timeout: timedelta) -> Any:
+def _gloo_options(address: str, timeout: timedelta, *, is_lazy: bool = False) -> Any:
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=address)]
+    options._devices = [gloo.create_device(hostname=address, lazy_init=is_lazy)]
     _set_timeout(options, timeout)
     return options
 
@@ -52,12 +52,17 @@ def _is_patient(set_timeout: Callable[[Any, timedelta], object]) -> bool:
     return bool(group.options._timeout == timedelta(seconds=3))
 
 
-def _makes_a_group(options_at: Callable[[str, timedelta], Any]) -> bool:
+class _GlooOptions(Protocol):
+    def __call__(self, address: str, timeout: timedelta, *, is_lazy: bool = False) -> Any: ...
+
+
+def _makes_a_group(options_at: _GlooOptions) -> bool:
     """Whether a group of one, made of these, reduces."""
     if not distributed.is_gloo_available():
         return options_at is _gloo_options  # there is nothing to try
     gloo: Any = distributed.ProcessGroupGloo
     tensor = torch.ones(2)
+    options_at("127.0.0.1", timedelta(seconds=7), is_lazy=True)
     options = options_at("127.0.0.1", timedelta(seconds=7))
     if options._timeout != timedelta(seconds=7) or len(options._devices) != 1:
         return False  # before Gloo follows it into memory
@@ -79,7 +84,7 @@ set_timeout: Callable[[Any, timedelta], None] = _groups.take(
     reader=_set_timeout,
     cost=Cost.THOROUGH,
 )
-gloo_options: Callable[[str, timedelta], Any] = _groups.take(
+gloo_options: _GlooOptions = _groups.take(
     "torch.distributed.ProcessGroupGloo._Options, its _devices and _timeout",
     "be the options of a group of Gloo",
     _makes_a_group,

@@ -98,9 +98,10 @@ def test_rank_whose_groups_do_not_connect_is_told_to_all(monkeypatch: pytest.Mon
 def test_rank_with_another_version_of_the_library_is_told_by_all(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def publish(*arguments: Any, kind: str) -> Any:
+    def publish(*arguments: Any, kind: str, **options: Any) -> Any:
         _, _, rank, *_ = arguments
-        return whole(*arguments, kind=kind.replace(__version__, "9.1.0") if rank == 2 else kind)
+        said = kind.replace(__version__, "9.1.0") if rank == 2 else kind
+        return whole(*arguments, kind=said, **options)
 
     whole = opening.join
     monkeypatch.setattr(opening, "join", publish)

@@ -57,3 +57,11 @@ def test_an_impossible_name_is_refused(name):
 def test_a_rank_outside_of_the_world_is_refused(rank):
     with pytest.raises(ValueError, match="does not lie within world_size 2"):
         join(HashStore(), "w0", rank, 2, [])
+
+
+def test_store_of_static_groups_alone_is_not_looked_at_for_others():
+    store = HashStore()
+    Contacts(store).found(Contacts(store).read(), "g", "mark", Member(WorkerInfo("x", 0), (), ""))
+    roster = join(store, "a", 0, 1, ["unix:/a"], 30, is_shared=False)
+    roster.leave()
+    assert not store.check(["members/static"])

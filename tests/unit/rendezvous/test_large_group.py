@@ -20,7 +20,8 @@ from tests.unit.rendezvous.groups import all_at_once, new_store
 
 @pytest.fixture(autouse=True)
 def _blocks_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_group, "FAN_IN", 3)
+    monkeypatch.setattr(static_group, "MOST_WHO_READ_ALL", 3)
+    monkeypatch.setattr(static_group, "BLOCK", 3)
 
 
 class CountingStore(Store):
@@ -113,7 +114,7 @@ def test_each_block_has_one_speaker_whom_all_agree_about():
 
 
 def test_steps_and_bytes_of_a_rank_do_not_grow_with_the_ranks(monkeypatch):
-    monkeypatch.setattr(static_group, "FAN_IN", 8)
+    monkeypatch.setattr(static_group, "BLOCK", 8)
     inner, counted = HashStore(), [CountingStore(HashStore()) for _ in range(64)]
     for store in counted:
         store.store = inner

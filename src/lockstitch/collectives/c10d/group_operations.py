@@ -57,6 +57,9 @@ _DTYPES = (
 # Gloo's own that fails between two ranks that live: Gloo then waits, on all of them. NCCL watches
 # its connections itself; there it is torch's own default.
 _NCCL_TIMEOUT = timedelta(minutes=30)
+MOST_CONNECTED = 64
+"""Up to so many ranks of a set connect to each other at once when it is opened, so that it is seen
+who cannot; more of them when they first have something for each other."""
 # What a network is expected to carry at least.
 _BYTES_PER_SECOND = 1 << 20
 
@@ -252,5 +255,6 @@ class ProcessGroupOperations:
 
     def _new_gloo_at(self, address: str, store: Store, position: int, size: int) -> Any:
         gloo: Any = distributed.ProcessGroupGloo
-        options = gloo_options(address, timedelta(seconds=self._connect_seconds))
+        timeout = timedelta(seconds=self._connect_seconds)
+        options = gloo_options(address, timeout, is_lazy=size > MOST_CONNECTED)
         return gloo(store, position, size, options)

@@ -60,6 +60,7 @@ class TreeLinks:
         """Returns the end of another rank, or its ends where it speaks for others. Raises
         `CollectiveError` where its parent cannot be reached."""
         rank, parent = self.place.rank, self.place.parent
+        self.options.place_of(parent)  # looked up while the store can tell, for when it is lost
         if not self.place.is_speaker:
             options = replace(self.options, coordinator_rank=parent)
             line = connect_to_coordinator(

@@ -8,9 +8,11 @@ from torch.distributed import HashStore
 
 from lockstitch.collectives import SUM
 from lockstitch.collectives.arithmetic import UNSCALED
+from lockstitch.collectives.c10d import group_operations
 from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.errors import CollectiveError
+from tests.cluster.collectives.ranks import in_threads
 
 
 def test_ranks_that_do_not_connect_are_told_after_the_time_for_it() -> None:
@@ -21,6 +23,33 @@ def test_ranks_that_do_not_connect_are_told_after_the_time_for_it() -> None:
     ):
         groups.open_set(ProcessSet(3, (0, 1)))
     groups.close()
+
+
+def test_ranks_of_a_large_set_connect_when_they_have_something_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_operations, "MOST_CONNECTED", 2)
+    store, everybody = HashStore(), ProcessSet(0, (0, 1, 2))
+    alone = ProcessGroupOperations(0, store, "cpu", address="127.0.0.1")
+    alone.open_set(everybody)  # nobody else is there yet
+
+    def work(rank: int) -> tuple[list[float], ...]:
+        groups = alone
+        if rank:
+            groups = ProcessGroupOperations(rank, store, "cpu", address="127.0.0.1")
+            groups.open_set(everybody)
+        vector, mine = torch.arange(5.0) + rank, torch.full((1 + rank,), rank, dtype=torch.uint8)
+        groups.reduce(vector, SUM.op, UNSCALED, everybody)
+        gathered = groups.gather(mine, [1, 2, 3], everybody)
+        content = torch.full((2,), rank, dtype=torch.uint8)
+        groups.broadcast(content, 1, everybody)
+        dealt = groups.exchange(mine.new_full((3,), rank), [1] * 3, [1] * 3, everybody)
+        groups.close_set(everybody)
+        groups.close()
+        return vector.tolist(), torch.cat(gathered).tolist(), content.tolist(), dealt.tolist()
+
+    expected = [3.0, 6.0, 9.0, 12.0, 15.0], [0, 1, 1, 2, 2, 2], [1, 1], [0, 1, 2]
+    assert in_threads(3, work) == [expected] * 3
 
 
 def test_operations_may_take_longer_than_connecting() -> None:
