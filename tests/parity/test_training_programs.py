@@ -10,11 +10,8 @@ from tests.parity.training_programs import (
     OPTIMIZERS,
     OWNERS,
     SCHEDULERS,
-    Here,
     Program,
-    There,
-    assert_same,
-    outcome_of,
+    assert_trains_alike,
 )
 
 
@@ -22,10 +19,6 @@ from tests.parity.training_programs import (
 def cluster():
     with LocalCluster(OWNERS) as cluster, cluster["trainer"].active():
         yield cluster
-
-
-def assert_trains_alike(program: Program) -> None:
-    assert_same(vars(outcome_of(There(program))), vars(outcome_of(Here(program))), repr(program))
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

@@ -49,6 +49,7 @@ BESIDE = {
     "lockstitch.rpc.functions.async_execution",
     "lockstitch.rpc.backend_registry.register_backend",
     "lockstitch.nn.slots.base.SlotStatistics",
+    "lockstitch.optim.groups.ParameterGroup",
     "lockstitch.nn.slots.cuda.on_stream",
     "lockstitch.nn.pipelining.steps.StepRecord",
     "lockstitch.nn.pipelining.schedules.Schedule",

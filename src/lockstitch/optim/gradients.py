@@ -7,7 +7,7 @@ gradient for each parameter, as in one process, and rounds as it does there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstitch.autograd.api import service
 
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 def checked_contexts(contexts: ContextIds) -> list[int]:
     """The ids of contexts that are all known here. Raises `RuntimeError` for one that is not,
     `ValueError` for none at all, `TypeError` for anything else than ids."""
-    ids = [contexts] if isinstance(contexts, int) else list(contexts)
+    ids: list[Any] = [*contexts] if isinstance(contexts, (list, tuple)) else [contexts]
     for each in ids:
         if type(each) is not int:
-            raise TypeError(f"a context is named by its id, a number, not by {each!r}")
+            raise TypeError(
+                f"a context is named by its id, a number, or several by a list, not by {each!r}: "
+                "with lockstitch.autograd.context() as context_id"
+            )
         service().find_context(each)
     if not ids:
         raise ValueError("there is no context among those given: name one, or several")

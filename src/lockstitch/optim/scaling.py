@@ -41,6 +41,10 @@ class GradScaler(_Scaler):
         ...     scaler.step(optimizer, context_id)
         ...     scaler.update()
 
+    Torch's fused optimizers divide by the scale within their step. Here gradients are unscaled
+    before it, as for all others: that is the same where the scale is a power of two, as it is by
+    default, and gradients in float16 are refused.
+
     `device`: where losses are ("cpu"; torch's own default is "cuda", without which its scaler turns
     itself off). Everything else, `state_dict` too, is torch's.
 

@@ -65,7 +65,8 @@ def test_contexts_are_named_by_ids_that_are_known(contexts) -> None:
     assert checked_contexts(tuple(contexts)) == contexts
     with pytest.raises(RuntimeError, match="Could not find autograd context with id: 7"):
         checked_contexts([contexts[0], 7])
-    with pytest.raises(TypeError, match="named by its id, a number, not by 'a'"):
-        checked_contexts(["a"])  # type: ignore[list-item]
+    for wrong in (["a"], lambda: 1, None):
+        with pytest.raises(TypeError, match="named by its id, a number, or several by a list"):
+            checked_contexts(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="there is no context"):
         checked_contexts([])
