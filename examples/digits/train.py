@@ -23,7 +23,7 @@ from report import Report
 from torch import multiprocessing
 from training import Difference, count_steps, train
 
-from lockstitch import rpc
+from lockstitch import observe, rpc
 
 NAMES = ["trainer", "worker1", "worker2"]
 
@@ -63,6 +63,16 @@ def two_workers():
                 process.kill()
 
 
+def telling(on_step):
+    """Also tells Lockstitch of each step: `lockstitch run` and `lockstitch status` show it."""
+
+    def tell(training):
+        observe.step(len(training.losses), loss=training.losses[-1])
+        on_step(training)
+
+    return tell
+
+
 def run_trainer(arguments, report):
     """Trains both models, shows everything; returns whether the promises were kept."""
     digits, test = load_split(arguments.seed)
@@ -72,7 +82,7 @@ def run_trainer(arguments, report):
     model = SplitModel(arguments.seed)
     report.show_model(model.processes())
     with report.progress() as progress:
-        split = train(model, *options, progress.follow("three processes", steps))
+        split = train(model, *options, telling(progress.follow("three processes", steps)))
         whole = train(WholeModel(arguments.seed), *options, progress.follow("one process", steps))
 
     difference = Difference.between(split, whole)

@@ -11,6 +11,7 @@ A program that was ended by a signal, or by `os._exit`, leaves no mark; its end 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ from typing import Final
 
 from lockstitch.errors import tells_of_lost_peer
 
+_STEP: Final = re.compile(rb"\x1b_lockstitch:step:([^\x1b]*)\x1b\\")
 _MARK: Final = re.compile(rb"\x1b_lockstitch:(over|failed|lost):([01]):([^\x1b]*)\x1b\\")
 
 
@@ -56,22 +58,61 @@ def take_mark(line: bytes) -> tuple[bytes, Mark | None]:
     return line[: match.start()] + line[match.end() :], mark
 
 
+@dataclass(frozen=True, slots=True)
+class StepMark:
+    """The last step of a worker's training, and its values by name: told now and then, for a line
+    of progress."""
+
+    number: int
+    values: tuple[tuple[str, float], ...]
+
+    def encode(self) -> bytes:
+        """As a line, with its end."""
+        told = json.dumps([self.number, self.values], separators=(",", ":"))
+        return f"\x1b_lockstitch:step:{told}\x1b\\\n".encode()
+
+
+def take_step(line: bytes) -> tuple[bytes, StepMark | None]:
+    """A line without the mark of a step in it, and the mark, if there is one."""
+    match = _STEP.search(line)
+    if match is None:
+        return line, None
+    rest = line[: match.start()] + line[match.end() :]
+    try:
+        number, values = json.loads(match[1])
+        known = tuple((str(name), float(value)) for name, value in values)
+        return rest, StepMark(int(number), known)
+    except (TypeError, ValueError):  # whoever has written that
+        return rest, None
+
+
 class Ending:
-    """Writes the mark of this process; made when it begins, for a program may lead its stderr
-    elsewhere. A process that a worker has started writes one only where an exception ends it and
-    what it says goes where the worker's own words go."""
+    """Writes the mark of this process, and other marks on its way; begun when the process begins,
+    for a program may lead its stderr elsewhere. A process that a worker has started writes its mark
+    only where an exception ends it and what it says goes where the worker's own words go."""
 
     def __init__(self) -> None:
+        self._process = 0
+        self._is_worker = False
+        self._stderr = -1
+        self._place = (0, 0)
+
+    def install(self) -> None:
+        """From now on. Before the exit handlers, also those of threads that a program waits for;
+        `atexit` alone would do it after all others."""
         self._process = os.getpid()
         self._is_worker = os.getsid(0) == self._process
         # Kept from children that are other programs, as every descriptor of Python's.
         self._stderr = os.dup(2)
         self._place = _place_of(self._stderr)
-
-    def install(self) -> None:
-        """From now on. Before the exit handlers, also those of threads that a program waits for;
-        `atexit` alone would do it after all others."""
         threading._register_atexit(self._tell)  # type: ignore[attr-defined]
+
+    def say(self, mark: bytes) -> None:
+        """Tells the launcher of something, if this is a worker's own process."""
+        with contextlib.suppress(OSError, ValueError):
+            is_here = self._is_worker and os.getpid() == self._process
+            if is_here and _place_of(self._stderr) == self._place:
+                os.write(self._stderr, mark)
 
     def _tell(self) -> None:
         # The worker's end is not to fail because of its mark: the launcher may have gone, a
@@ -86,6 +127,9 @@ class Ending:
     def _is_heard(self) -> bool:
         found = os.stat(f"/proc/{os.getsid(0)}/fd/2")
         return (found.st_dev, found.st_ino) == self._place
+
+
+ENDING: Final = Ending()
 
 
 def _place_of(descriptor: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstitch.endings import Mark, take_mark
+from lockstitch.endings import Ending, Mark, StepMark, take_mark, take_step
 from lockstitch.errors import PeerDiedError
 
 
@@ -32,3 +32,24 @@ def test_marks_come_out_of_a_line_and_leave_the_rest(mark: Mark) -> None:
 def test_other_lines_stay_as_they_are() -> None:
     for line in (b"", b"text", b"\x1b[31mred\x1b[0m", b"\x1b_other\x1b\\", b"\xff"):
         assert take_mark(line) == (line, None)
+
+
+@pytest.mark.parametrize(
+    "step", [StepMark(3, ()), StepMark(12, (("loss", 0.5), ("näh\x1b", float("inf"))))]
+)
+def test_steps_come_out_of_a_line_and_leave_the_rest(step: StepMark) -> None:
+    line = step.encode().removesuffix(b"\n")
+    assert take_step(b"before " + line + b"after") == (b"before after", step)
+    assert take_mark(line) == (line, None)
+
+
+@pytest.mark.parametrize("told", [b"", b"3", b"[3]", b'["x",[]]', b'[3,[["loss","low"]]]'])
+def test_what_is_no_step_is_taken_out_and_nothing_else(told: bytes) -> None:
+    line = b"\x1b_lockstitch:step:" + told + b"\x1b\\"
+    assert take_step(line) == (b"", None)
+    assert take_step(b"text") == (b"text", None)
+
+
+def test_a_process_that_is_no_worker_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    Ending().say(StepMark(1, ()).encode())
+    assert capfd.readouterr() == ("", "")

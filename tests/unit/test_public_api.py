@@ -63,7 +63,7 @@ PUBLIC_NAMES = {
     """,
     "lockstitch.c10d": "ProcessGroup dump_trace",
     "lockstitch.observe": """
-        jobs status waits stacks explain_waits Job Explanation Participant Wait Culprit
+        jobs status waits stacks step explain_waits Job Explanation Participant Wait Culprit
         JobNotFoundError
     """,
     "lockstitch.nn": """

@@ -22,6 +22,7 @@
     handover.py    the secret that the workers of a job get
     stopping.py    when to stop, and how firmly
     screen.py      what the workers say, each line marked with who said it
+    progress.py    the steps of the workers' training, as a line
     memory_kills.py  whether a killed worker had used too much memory
     stderr_tail.py the end of what a worker says on stderr, repeated when it has failed
     first          what Python runs first in a worker

@@ -110,6 +110,8 @@ def run(
     output_folder: options.OutputFolder = None,
     replace: options.Replace = None,
     name: options.Name = None,
+    curves: options.CurvesFolder = None,
+    tensorboard: options.TensorBoard = None,
     verdict: options.Verdict = None,
     verbose: options.Verbose = False,
     hosts: options.Hosts = None,
@@ -159,6 +161,9 @@ def _run(given: Mapping[str, Any]) -> int:
     own = given["arguments"] or []
     command = _command(given["program"], own, given["module"])
     os.environ.update(variables_of(given))
+    for variable in ("curves", "tensorboard"):
+        if given[variable] is not None:
+            os.environ[f"LOCKSTITCH_{variable.upper()}"] = str(given[variable].absolute())
     os.environ[JOB_VARIABLE] = new_job(given["name"] or name_of_program(command))
     where = _where(given["hosts"], given["hostfile"])
     allocation = None if where or given["script"] is not None else _allocation()

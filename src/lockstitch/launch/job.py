@@ -25,7 +25,7 @@ from lockstitch.attach.presence import PRESENCE
 from lockstitch.attach.sources import SOURCES
 from lockstitch.attach.values import LaunchedWorker
 from lockstitch.clock import SYSTEM_CLOCK
-from lockstitch.endings import Mark, take_mark
+from lockstitch.endings import Mark, take_mark, take_step
 from lockstitch.launch.memory_kills import MemoryKills
 from lockstitch.launch.process import (
     WorkerProcess,
@@ -33,6 +33,7 @@ from lockstitch.launch.process import (
     child_pids,
     exit_status,
 )
+from lockstitch.launch.progress import Progress
 from lockstitch.launch.screen import LineBuffer
 from lockstitch.launch.stderr_tail import StderrTail
 from lockstitch.launch.stopping import STOP_SIGNALS, SignalEscalation, announced_signals
@@ -122,6 +123,7 @@ class Job:
         self.stopped_by: signal.Signals | None = None
         self._outputs = outputs
         self._memory_kills = MemoryKills()
+        self._progress = Progress(SYSTEM_CLOCK)
         self._signalled_since: float | None = None
         self._stopped: list[int] = []
         """The ranks of workers that stood still when all were told to end."""
@@ -236,11 +238,14 @@ class Job:
 
     def _take(self, tracked: TrackedWorker, output: OutputPipe, line: bytes) -> None:
         if output.name == "stderr":
+            line, step = take_step(line)
+            if step is not None:
+                self.screen.progress(self._progress.note(tracked.process.rank, step))
             line, mark = take_mark(line)
             if mark is not None:
                 self._note_mark(tracked, mark)
-                if not line:
-                    return
+            if (mark or step) and not line:
+                return
         self._show(tracked, output, line)
 
     def _note_mark(self, tracked: TrackedWorker, mark: Mark) -> None:

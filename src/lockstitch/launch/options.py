@@ -128,6 +128,17 @@ Name = Annotated[
         help="What the job is called by `lockstitch ps` and its like (the program's name).",
     ),
 ]
+CurvesFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--curves",
+        help="Folder for the values of steps (lockstitch.observe.step): rank.N.csv.",
+    ),
+]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option("--tensorboard", help="Folder for the same, for TensorBoard: rank.N."),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say what the launcher does.")]
 
 Hosts = Annotated[

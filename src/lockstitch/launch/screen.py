@@ -84,6 +84,19 @@ class Screen:
         console.file.flush()
         self._passing_on = console
 
+    def progress(self, text: str) -> None:
+        """Draws a line about the job itself at the bottom of a terminal, until something else is
+        said."""
+        console = self._consoles["stderr"]
+        if not console.is_terminal or not text:
+            return
+        self._erase_passing()
+        line = Text(text, style="dim")
+        line.truncate(console.width - 1)
+        console.print(line, end="", highlight=False)
+        console.file.flush()
+        self._passing_on = console
+
     def failure(self, rank: int, how: str, stderr_tail: Sequence[bytes]) -> None:
         """Repeats what the worker that failed first said last, between two rules.
 

@@ -5,6 +5,7 @@ grouping.py      which processes belong to one job
 explanation.py   who waits for whom, in a circle or not, and who holds the others up
 cycles.py        circles in a graph
 native.py        stacks seen from outside, by py-spy
+steps.py         the steps of a training, told by its program: `step`
 text.py          what a job waits for, as text
 tables.py        jobs and workers, as tables for the terminal
 wait_reports.py  what every worker of a group waits for, asked from within: `explain_waits`
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lockstitch.observe.explanation import Culprit, Explanation, Participant, Wait
     from lockstitch.observe.grouping import Job, JobNotFoundError
     from lockstitch.observe.looking import jobs, stacks, status, waits
+    from lockstitch.observe.steps import step
     from lockstitch.observe.wait_reports import explain_waits
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "status",
     "waits",
     "stacks",
+    "step",
     "explain_waits",
     "Job",
     "Explanation",
@@ -40,6 +43,7 @@ __all__ = [
 _HOMES: Final = {
     "looking": "jobs status waits stacks",
     "explanation": "Explanation Participant Wait Culprit",
+    "steps": "step",
     "grouping": "Job JobNotFoundError",
     "wait_reports": "explain_waits",
 }

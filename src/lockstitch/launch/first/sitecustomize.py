@@ -32,7 +32,7 @@ def _begin() -> None:
     # wrong, a program is not to fail because somebody wants to hear of its end.
     with contextlib.suppress(Exception):
         importlib.import_module("lockstitch.inquiry").INQUIRY.install(even_if_ignored=True)
-        importlib.import_module("lockstitch.endings").Ending().install()
+        importlib.import_module("lockstitch.endings").ENDING.install()
         if os.getsid(0) == os.getpid():  # the worker itself, not what it has started
             importlib.import_module("lockstitch.attach.presence").PRESENCE.show()
 
