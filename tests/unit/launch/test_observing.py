@@ -45,7 +45,7 @@ def run(*words: str, status: int = 0) -> str:
         ("status mine", ["job mine (pid"]),
         ("top mine -n 2 --every 0.2", ["job mine (pid", "ps"]),
         ("waits mine", ["Nobody waits for another one", "ps (rank 0, pid"]),
-        ("stacks mine --all", ["MainThread runs", "test_observing.py"]),
+        ("stacks mine --all", ["MainThread", "test_observing.py"]),
     ],
 )
 def test_what_the_commands_print(mine: None, words: str, parts: list[str]) -> None:
