@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
+import random
+import signal
 import threading
 import time
 from datetime import timedelta
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 import lockstitch.c10d  # noqa: F401 - makes the backend known
 from lockstitch.collectives import SessionOptions
@@ -22,6 +25,8 @@ from tests.processes.ranks import RankProcesses
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# torch 2.13 has other names for some functions, which older ones lack.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 HOST = os.uname().nodename
 
 
@@ -87,6 +92,70 @@ def test_who_receives_between_hosts_is_told_who_died() -> None:
         assert text.startswith("rank 1 died, or its connection broke"), text
         assert f"(rank {rank} was in recv from rank {source}, tag 0, in group '0'" in text
         assert seconds < 30
+
+
+def exchange_in_a_ring(rank: int, size: int, turn: int) -> None:
+    found, given = torch.zeros(1 << turn % 18), torch.full((1 << turn % 18,), float(rank))
+    receiving = distributed.irecv(found, (rank - 1) % size, tag=turn % 3)
+    sending = distributed.isend(given, (rank + 1) % size, tag=turn % 3)
+    for work in (sending, receiving):
+        work.wait()  # type: ignore[union-attr]
+    assert found.unique().tolist() == [float((rank - 1) % size)]
+
+
+def reduce_and_gather(rank: int, size: int, turn: int) -> None:
+    tensors = [torch.full((count,), float(rank + turn)) for count in (3, 5000, 300_001)]
+    works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
+    whole = torch.zeros(size * 7)
+    distributed.all_gather_into_tensor(whole, torch.full((7,), float(rank)))
+    for tensor, work in zip(tensors, works, strict=True):
+        work.wait() if turn % 2 else work.get_future().wait()
+        assert tensor.eq(size * turn + size * (size - 1) / 2).all()
+
+
+def train_a_replica(rank: int, size: int, turn: int) -> None:
+    if not turn:
+        torch.manual_seed(0)
+        wide = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+        REPLICA.append(nn.parallel.DistributedDataParallel(wide, bucket_cap_mb=0.05))
+    REPLICA[0](torch.ones(4, 64)).sum().backward()
+
+
+REPLICA: list[nn.Module] = []
+PROGRAMS = {
+    each.__name__: each for each in (exchange_in_a_ring, reduce_and_gather, train_a_replica)
+}
+
+
+def go_on_until_death(
+    rank: int, size: int, file: str, hosts: int, program: str, death: tuple[int, float]
+) -> str:
+    victim, seconds = death
+    begin(rank, size, file, SessionOptions(host=f"host{rank % hosts}"))
+    distributed.barrier()
+    if rank == victim:
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    try:
+        for turn in itertools.count():
+            PROGRAMS[program](rank, size, turn)
+    except RuntimeError as error:  # DistributedDataParallel makes one of any other
+        return str(error)
+    raise AssertionError("nobody has died")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("victim", [1, 2])
+def test_rank_killed_at_any_moment_is_named_by_every_survivor(
+    program: str, hosts: int, victim: int
+) -> None:
+    seconds = random.Random().uniform(0.05, 0.8)
+    with RankProcesses(4) as ranks:
+        ranks.start(go_on_until_death, hosts, program, (victim, seconds))
+        told = {rank: ranks.next(rank) for rank in range(4) if rank != victim}
+    for rank, text in told.items():
+        assert f"rank {victim} died" in text, (rank, seconds, text)
 
 
 # ---------------------------------------------------------------- who does not come

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from torch import distributed
 from torch.distributed import FileStore
 
+import lockstitch.c10d  # noqa: F401 - makes the backend known
 from lockstitch.collectives import (
     AVERAGE,
     SUM,
@@ -125,3 +127,34 @@ def test_page_that_cannot_be_written_is_refused_before_anything_is_told(tmp_path
     with RankProcesses(2) as ranks:
         assert ranks.run(refuse_read_only, str(path)) == [8.0, 8.0]
     assert os.path.exists(path)
+
+
+def refuse_read_only_results(rank: int, size: int, file: str, path: str) -> list[float]:
+    distributed.init_process_group(
+        "lockstitch", init_method=f"file://{file}", rank=rank, world_size=size
+    )
+    page = torch.from_numpy(np.memmap(path, np.float32, "r"))
+    ones = torch.ones(4)
+    for refused in (
+        lambda: distributed.all_gather_into_tensor(page, ones[:2]),
+        lambda: distributed.all_gather(list(page.chunk(2)), ones[:2]),
+        lambda: distributed.all_to_all_single(page, ones),
+        lambda: distributed.reduce_scatter_tensor(page[:2], ones),
+        lambda: distributed.all_to_all_single(page.view(2, 2).t(), ones.view(2, 2)),
+        lambda: distributed.recv(page, 1 - rank),
+    ):
+        with pytest.raises(ValueError, match="mapped read-only; give a copy"):
+            refused()
+    whole = torch.zeros(8)
+    distributed.all_gather_into_tensor(whole, page)
+    distributed.destroy_process_group()
+    return whole.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_process_groups_write_no_results_into_such_a_page(tmp_path: Path) -> None:
+    path = tmp_path / "pages"
+    path.write_bytes(np.ones(4, np.float32).tobytes())
+    with RankProcesses(2) as ranks:
+        assert ranks.run(refuse_read_only_results, str(path)) == [[1.0] * 8] * 2

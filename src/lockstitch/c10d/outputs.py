@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstitch.collectives.mappings import check_writable
 from lockstitch.collectives.operations import plain
 from lockstitch.modes import in_plain_modes
 
@@ -28,10 +29,12 @@ class Outputs:
         return bool(self._copies)
 
     def flat(self, wanted: torch.Tensor) -> torch.Tensor:
-        """Returns a vector into which a session may write what is wanted in that tensor."""
+        """Returns a vector into which a session may write what is wanted in that tensor. Raises
+        `ValueError` for memory that may only be read."""
         target = plain(wanted)
         if target.is_contiguous() and not target.is_conj() and not target.is_neg():
             return target.view(-1)
+        check_writable("this operation", [target])
         vector = torch.empty(target.numel(), dtype=target.dtype, device=target.device)
         self._copies.append((target, vector))
         return vector

@@ -92,15 +92,24 @@ def must_be_copied(request: Request) -> bool:
             break
     else:
         return False
-    for tensor in outputs:
-        if tensor.is_cpu and tensor.numel() and sharing_of(tensor) is Sharing.READ_ONLY:
-            what = repr(request.name) if request.name else f"a nameless {request.kind.value}"
-            raise ValueError(
-                f"{what}: its result cannot be "
-                "written in place, since the tensor lies in memory that is mapped read-only; give "
-                "a copy (tensor.clone()), or use the operation that makes a new tensor"
-            )
+    check_writable(
+        repr(request.name) if request.name else f"a nameless {request.kind.value}", outputs
+    )
     return any(map(is_shared, tensors))
+
+
+def check_writable(what: str, outputs: Iterable[torch.Tensor]) -> None:
+    """Raises `ValueError` where a tensor lies in memory that may only be read: the kernel ends a
+    process that writes there."""
+    for tensor in outputs:
+        if is_ours(tensor) or not tensor.is_cpu or not tensor.numel():
+            continue
+        if sharing_of(tensor) is Sharing.READ_ONLY:
+            raise ValueError(
+                f"{what}: its result cannot be written where it is wanted, since that tensor lies "
+                "in memory that is mapped read-only; give a copy (tensor.clone()), or use an "
+                "operation that makes a new tensor"
+            )
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
