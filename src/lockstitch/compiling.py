@@ -13,14 +13,29 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lockstitch.torch_internals.names import COMPILER_RULES
+from lockstitch.torch_internals.names import COMPILER_RULES, OPAQUE, REASON_OF_OPAQUE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_REASON: Final = (
+    "it talks to other processes, so that a graph of torch cannot contain it; leave fullgraph=True "
+    "away, and what lies before and behind it is compiled"
+)
+
+
+def opaque(function: F) -> F:
+    """A decorator: says to compilers why they cannot look into `function`, where it matters."""
+    setattr(function, OPAQUE, True)
+    setattr(function, REASON_OF_OPAQUE, f"{function.__module__}.{function.__name__}: {_REASON}")
+    return function
 
 
 def keep_from_compilers(package: str) -> None:

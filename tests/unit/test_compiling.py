@@ -3,9 +3,10 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
 from lockstitch import compiling
-from lockstitch.compiling import keep_from_compilers
+from lockstitch.compiling import keep_from_compilers, opaque
 from lockstitch.devices import guard
 
 RULES = "added = []\ndef add(package):\n    added.append(package)\n"
@@ -58,3 +59,14 @@ def test_torch_passes_over_this_package():
 
     assert trace_rules.check_file(compiling.__file__).skipped
     assert not trace_rules.check_file(__file__).skipped
+
+
+@pytest.mark.slow
+def test_a_compiler_that_must_not_cut_says_why_it_would():
+    @opaque
+    def talk(x):
+        return x
+
+    compiled = torch.compile(lambda x: talk(x) + 1, backend="eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match="talk: it talks to other processes"):
+        compiled(torch.ones(2))

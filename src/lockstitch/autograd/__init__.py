@@ -11,6 +11,7 @@ How it works, in the order in which one reads it:
     releases.py     telling other workers that a context is over
     context.py      what one worker remembers of one forward, and its gradients
     stitch.py       sends and receives, and the interceptor that sews them onto messages
+    outside.py      what came by calls outside any context: a warning
     roots.py        what a pass may begin at
     selection.py    what a pass wants that is not for all gradients
     narrowing.py    how it runs nothing else

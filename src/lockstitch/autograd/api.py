@@ -11,6 +11,7 @@ from lockstitch.autograd.conductor import flags_of
 from lockstitch.autograd.inputs import Inputs
 from lockstitch.autograd.roots import enter_with
 from lockstitch.autograd.service import AutogradService
+from lockstitch.compiling import opaque
 from lockstitch.rref.rref import RRef
 from lockstitch.runtime.worker import current_worker
 
@@ -66,6 +67,7 @@ class context:  # noqa: N801 - torch's name, used as a statement: `with context(
         self._service.leave_context(self._context)
 
 
+@opaque
 def backward(
     context_id: int,
     roots: Sequence[torch.Tensor],
@@ -112,6 +114,7 @@ def backward(
         service().backward(context_id, roots, retain_graph, mode, create_graph)
 
 
+@opaque
 def grad(  # noqa: PLR0913, PLR0917 - the signature of torch.autograd.grad
     context_id: int,
     outputs: torch.Tensor | Sequence[torch.Tensor],
@@ -205,6 +208,7 @@ def _outside_inference_mode() -> AbstractContextManager[object]:
     return stack
 
 
+@opaque
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     """The gradients that the context has on this worker: leaf tensor → gradient, keyed by identity.
 

@@ -233,6 +233,21 @@ class _Walk:
         return all(owner.get(edge.node, first) == first for edge in entry.edges)
 
 
+def leaves_below(entry: Entry) -> Iterator[torch.Tensor]:
+    """Every leaf that `entry` reaches."""
+    waiting = [edge.node for edge in entry.edges]
+    reached = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in reached:
+            reached.add(node)
+            if type(node) is AccumulateGrad:
+                yield node.variable  # type: ignore[attr-defined]
+            waiting.extend(
+                following for following, _ in node.next_functions if following is not None
+            )
+
+
 def interior_nodes(entries: Sequence[Entry]) -> Iterator[Node]:
     """Every node that `entries` reach, except leaves."""
     waiting = [edge.node for entry in entries for edge in entry.edges]

@@ -213,6 +213,7 @@ class AutogradService:
         """Runs a backward pass from `roots`, scalars of this worker; see `api.backward`."""
         context = self._context_for_pass(identifier)
         entry, gradients = enter_at(roots)
+        self._stitcher.outside.warn_of(entry)
         flags = flags_of(retain_graph or create_graph, create_graph, mode)
         with self._turn_in(context):
             self._run_pass(context, PassOptions(self._pass_ids(), flags), entry, gradients)
@@ -231,6 +232,7 @@ class AutogradService:
         """Runs a backward pass that adds nothing to the context; returns what arrives at `edges` of
         this worker. What arrives on other workers, `elsewhere` takes; see `api.grad`."""
         context = self._context_for_pass(identifier)
+        self._stitcher.outside.warn_of(roots[0])
         with self._turn_in(context):
             options = PassOptions(self._pass_ids(), flags | messages.SELECTS)
             selection = context.select(options.id, edges)

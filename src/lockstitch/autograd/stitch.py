@@ -22,11 +22,13 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.context import CURRENT, current_context, set_current_context
+from lockstitch.autograd.outside import OutsideTensors
 from lockstitch.devices.kinds import is_on_host
 from lockstitch.modes import plain_modes
 from lockstitch.torch_internals.autograd import give_own_node, node_type_of
 from lockstitch.torch_internals.owners import is_view
 from lockstitch.wire.messages import Stitch
+from lockstitch.wire.tensors import refuse_transformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -174,6 +176,7 @@ class Stitcher:
         self._next_message = next_message
         self._find_context = find_context
         self._home = home
+        self.outside = OutsideTensors()
         self.is_active: Callable[[], object] = CURRENT.get
         """Whether the current thread is inside a context, be it another worker's."""
 
@@ -210,6 +213,8 @@ class Stitcher:
         if indices:
             message = self._next_message()
             tensors: Any = [items[index] for index in indices]
+            for tensor in tensors:
+                refuse_transformed(tensor)
             devices = None
             if not all(map(is_on_host, tensors)):
                 devices = tuple([tensor.device for tensor in tensors])
@@ -236,6 +241,10 @@ class Stitcher:
                 self._begin_graph(context, stitch.message, stitch.tensors, items)
         else:
             self._begin_graph(context, stitch.message, stitch.tensors, items)
+
+    def unstitched(self, tensor: torch.Tensor, origin: str) -> None:
+        """Notes a tensor that wants a gradient which nobody will ask for."""
+        self.outside.note(tensor, origin)
 
     @staticmethod
     def _begin_graph(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
+from lockstitch.compiling import opaque
 from lockstitch.ids import WorkerInfo
 from lockstitch.rpc import leaving
 from lockstitch.rpc.compat import (
@@ -147,6 +148,7 @@ def rpc_sync(
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> T: ...
+@opaque
 def rpc_sync(
     to: Target,
     func: Function,
@@ -197,6 +199,7 @@ def rpc_async(
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[T]: ...
+@opaque
 def rpc_async(
     to: Target,
     func: Function,
@@ -249,6 +252,7 @@ def remote(
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> RRef[T]: ...
+@opaque
 def remote(
     to: Target,
     func: Function,

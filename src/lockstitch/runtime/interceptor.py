@@ -42,6 +42,11 @@ class Interceptor(Protocol):
         of the thread, unless nothing is to be recorded."""
         ...
 
+    def unstitched(self, tensor: Any, origin: str) -> None:
+        """A tensor that requires grad has arrived outside any context; `origin` says by which call,
+        as in "the tensor … "."""
+        ...
+
     def scope(self, stitch: Stitch) -> AbstractContextManager[None]:
         """Runs the code within under the message's context."""
         ...

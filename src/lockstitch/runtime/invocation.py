@@ -172,6 +172,8 @@ class Invocation:
         """The function and its arguments; received tensors are stitched onto the graph."""
         message = self.message
         body: Payload = message.body  # type: ignore[attr-defined]
+        if self.stitch is None and body.items:
+            self._serving.values.note_unstitched(body.items, self._origin)
         value = self._serving.values.unpack_from(body, self.stitch, self.caller, session)
         if type(body.items) is list:
             body.items.clear()  # nobody but the function shall keep them
@@ -185,6 +187,9 @@ class Invocation:
             args, kwargs = value
             return function, args, kwargs
         return function, value, {}
+
+    def _origin(self) -> str:
+        return f"worker {self.caller_name!r} has sent with a call of {self.what}"
 
     def park(self) -> None:
         """From here on the request holds no thread, and may be dropped when its caller is lost."""

@@ -10,6 +10,7 @@ are read and made here as they would be by a thread of ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
@@ -303,14 +304,23 @@ class Outgoing:
         if self._device_maps or type(body) is StagedPayload:
             body = self._settled(body, peer, is_used_here=pending.future is None)
         try:
-            if answer.stitch is None and body.encoding not in CARRY_OWN:
-                return unpack(body, self._values.pickling)
+            if answer.stitch is None:
+                if body.items:
+                    self._values.note_unstitched(body.items, partial(self._origin, pending, peer))
+                if body.encoding not in CARRY_OWN:
+                    return unpack(body, self._values.pickling)
             return self._values.unpack_from(body, answer.stitch, peer, records=pending.records)
         except Exception as error:
             call = "" if pending.what is None else f" to a call of {name_of(pending.what)}"
             name = self._peers.info_of(peer).name
             add_note(error, f"on reading what worker {name!r} has answered{call}")
             raise
+
+    def _origin(self, pending: Pending, peer: WorkerId) -> str:
+        name = self._peers.info_of(peer).name
+        if pending.what is None:
+            return f"was fetched from worker {name!r} by to_here()"
+        return f"worker {name!r} has returned from a call of {name_of(pending.what)}"
 
     def _settled(self, body: Payload, peer: WorkerId, *, is_used_here: bool) -> Payload:
         """An answer with its tensors where the device map for `peer` says."""

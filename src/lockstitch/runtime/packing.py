@@ -7,6 +7,8 @@ import contextlib
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from lockstitch.errors import SerializationError, add_note
 from lockstitch.runtime.functions import BY_VALUE, as_called
 from lockstitch.wire.encodings import CARRY_OWN, UnpickleSession
@@ -80,6 +82,14 @@ class Values:
         if leaf_ids:
             items = [None if id(item) in leaf_ids else item for item in items]
         return interceptor.outgoing(to, items)
+
+    def note_unstitched(self, items: Sequence[Any], origin: Callable[[], str]) -> None:
+        """Notes those tensors of a message without a stitch for which a gradient is wanted."""
+        interceptor = self.interceptor
+        if interceptor is not None:
+            for item in items:
+                if isinstance(item, torch.Tensor) and item.requires_grad:
+                    interceptor.unstitched(item, origin())
 
     def unpack_from(
         self,

@@ -5,6 +5,7 @@ All of it takes seconds to import, so nothing is looked at before a program comp
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +14,12 @@ from torch import nn
 
 from lockstitch.modes import plain_modes
 from lockstitch.torch_internals.modules import BUFFERS, CHILDREN, children_of
-from lockstitch.torch_internals.names import COMPILER_RULES
+from lockstitch.torch_internals.names import (
+    COMPILED_OF,
+    COMPILER_RULES,
+    OPAQUE,
+    REASON_OF_OPAQUE,
+)
 from lockstitch.torch_internals.probing import Cost, Names, resolve
 
 if TYPE_CHECKING:
@@ -125,6 +131,59 @@ _rules.take(
     otherwise=_find_rules,
     cost=Cost.SLOW,
 )
+
+
+def _elsewhere(expression: str, **names: object) -> Any:
+    """A function of a tensor `x` that lies in no file of ours, so that a compiler looks into it."""
+    return eval(f"lambda x: {expression}", names)
+
+
+def _tells_why(mark: Callable[[Any, str], object]) -> bool:
+    marked = _elsewhere("x * 2")
+    mark(marked, "this is why")
+    caller = _elsewhere("marked(x) + 1", marked=marked)
+    try:
+        torch.compile(caller, backend="eager", fullgraph=True)(torch.ones(1))
+    except RuntimeError as error:
+        return "this is why" in str(error)
+    return False
+
+
+def _mark(function: Any, reason: str) -> None:
+    setattr(function, OPAQUE, True)
+    setattr(function, REASON_OF_OPAQUE, reason)
+
+
+_rules.take(
+    f"{OPAQUE}, and {REASON_OF_OPAQUE}",
+    "be why a compiler, which must not cut a function, refuses one that calls what has them",
+    _tells_why,
+    reader=_mark,
+    otherwise=_mark,
+    cost=Cost.SLOW,
+)
+
+
+def _compiler_of(function: Any) -> object:
+    """What has made a compiled function of another, and makes one like it again."""
+    return function.__closure__[function.__code__.co_freevars.index("self")].cell_contents
+
+
+def _compiles_again(compiler_of: Callable[[Any], Any]) -> bool:
+    double = _elsewhere("x * 2")
+    compiled: Any = torch.compile(double, backend="eager")
+    again = pickle.loads(pickle.dumps(compiler_of(compiled)))(getattr(compiled, COMPILED_OF))
+    return getattr(again, COMPILED_OF) is double and bool(again(torch.ones(1)) == 2)
+
+
+_sent = Names("sending compiled functions", within=plain_modes)
+compiler_of: Callable[[Any], Any] = _sent.take(
+    f"{COMPILED_OF}, and the closure of a compiled function",
+    "be what a function was compiled of, and hold what compiles another one in the same way",
+    _compiles_again,
+    reader=_compiler_of,
+    cost=Cost.SLOW,
+)
 _guard = Names("compiling on several threads, with torch 2.10 and 2.11 for CUDA on a CPU")
 replace_guard_setter: Callable[[Callable[[Callable[[], object]], object], Any], None] = _guard.take(
     "torch._C._ensureCUDADeviceGuardSet",
@@ -134,4 +193,4 @@ replace_guard_setter: Callable[[Callable[[Callable[[], object]], object], Any], 
     otherwise=_leave_guard,
     cost=Cost.SLOW,
 )
-PRIVATES = (*_names.finish(), *_rules.finish(), *_guard.finish())
+PRIVATES = (*_names.finish(), *_rules.finish(), *_sent.finish(), *_guard.finish())

@@ -6,9 +6,11 @@ names are torch's own functions, bound once.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import BaseTorchFunctionMode
 
 from lockstitch.torch_internals.probing import Cost, Names, resolve
@@ -143,4 +145,26 @@ temporarily_clear_interpreter_stack: Callable[[], AbstractContextManager[Any]] =
     _clears_transforms,
     cost=Cost.THOROUGH,
 )
-PRIVATES = _names.finish()
+
+
+def _is_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+def _tells_levels(is_forward_mode: Callable[[], bool]) -> bool:
+    outside = is_forward_mode()
+    with forward_ad.dual_level():
+        return is_forward_mode() is True and outside is False
+
+
+_forward = Names(
+    "refusing to send tensors whose tangents would be lost", within=contextlib.nullcontext
+)
+is_forward_mode: Callable[[], bool] = _forward.take(
+    "torch.autograd.forward_ad._current_level",
+    "be 0 or more within a level of forward-mode differentiation, and negative outside of all",
+    _tells_levels,
+    reader=_is_forward_mode,
+    otherwise=lambda: True,
+)
+PRIVATES = (*_names.finish(), *_forward.finish())

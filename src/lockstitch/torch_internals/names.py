@@ -10,6 +10,16 @@ COMPILER_RULES: Final = "torch._dynamo.trace_rules"
 COMPILER: Final = "torch._dynamo"
 """The compiler's package: where it was not imported, nothing is being compiled."""
 
+OPAQUE: Final = "_torchdynamo_disable"
+"""The attribute of a function that says that a compiler is to leave it alone. It is set without
+importing the compiler; `torch_internals.compiling` has the probe."""
+
+REASON_OF_OPAQUE: Final = "_torchdynamo_disable_msg"
+"""Likewise: why. The compiler says it where it must not cut the function that calls."""
+
+COMPILED_OF: Final = "_torchdynamo_orig_callable"
+"""Of a compiled function: the one that it was compiled of."""
+
 NOT_COMPILED: Final = "_disable_dynamo"
 """Of `torch`: keeps the compiler out of a function, for which it imports it. `optim.eager` looks
 whether a function is wrapped by it, and leaves alone what is not."""

@@ -3,6 +3,7 @@
 messages/     the vocabulary: all that one worker can say to another
 encodings.py  the ways to write a value, and the types that higher floors teach the pickler
 pickling.py   values of programs → payloads; tensors are extracted, never pickled
+compiled.py   functions that torch.compile has compiled
 subclasses.py tensors of types that are not torch's plain ones
 unpicklable.py  which part of a value could not be pickled
 unpickling.py payloads → values

@@ -31,6 +31,7 @@ from lockstitch.wire.tensors import (
     Part,
     copy_small,
     describe,
+    refuse_transformed,
 )
 
 if TYPE_CHECKING:
@@ -50,8 +51,23 @@ def encode(
 
     What `lend` lends is used for large items. `with_digests`: see `wire.authentication`.
     `device_map`: see `wire.tensors.describe`. Raises `LocalProtocolError` where the message
-    exceeds `limits`.
+    exceeds `limits`, `SerializationError` where a tensor has no data.
     """
+    try:
+        return _encode(message, limits, lend, with_digests, device_map)
+    except RuntimeError:
+        for item in message.body.items if layout_of(type(message)).has_body else ():  # type: ignore[attr-defined]
+            refuse_transformed(item)
+        raise
+
+
+def _encode(
+    message: Message,
+    limits: FrameLimits,
+    lend: Lend | None,
+    with_digests: bool,
+    device_map: DeviceMap | None,
+) -> list[Any]:
     cls = type(message)
     layout = layout_of(cls)
     values = layout.values(message)

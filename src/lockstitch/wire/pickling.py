@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import marshal
 import pickle
+import sys
 from enum import Enum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -19,6 +20,7 @@ import torch
 
 from lockstitch.errors import LockstitchError, SerializationError
 from lockstitch.wire import arrays
+from lockstitch.wire.compiled import compile_here, is_compiled, parts_of
 from lockstitch.wire.encodings import (
     FLAT_WITH_OWN,
     MARSHAL,
@@ -308,12 +310,18 @@ class _Reducing:
             return rebuild, (tag, *reduce(obj, self.session))
         if isinstance(obj, torch.Tensor):
             return self._reduce_subclass(obj)
+        return self._reduce_code(obj)
+
+    def _reduce_code(self, obj: object) -> Any:
+        """Modules, and functions that were compiled."""
         if isinstance(obj, torch.nn.Module):
-            own_way = getattr(cls, "__rpc_reduce__", None)
+            own_way = getattr(type(obj), "__rpc_reduce__", None)
             if own_way is not None:
                 return own_way(obj)
             # Submodules come by themselves.
             self.session.leaf_ids.update(map(id, obj.parameters(recurse=False)))
+        elif is_compiled(obj) and not self.is_restricted and not _is_found_by_name(obj):
+            return compile_here, parts_of(cast("Callable[..., Any]", obj))
         return NotImplemented
 
     def _reduce_plain(self, tensor: torch.Tensor) -> Any:
@@ -336,6 +344,10 @@ class _Reducing:
                 return rebuild_subclass, (type(tensor), self._extract(plain), state)
         check_wants_no_gradient(tensor, self.session)
         return NotImplemented
+
+
+def _is_found_by_name(function: Any) -> bool:
+    return getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function
 
 
 def _reduce_by_content(obj: Any) -> Any:

@@ -22,11 +22,13 @@ import ctypes
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from lockstitch.copying import move
 from lockstitch.devices.kinds import is_gpu, is_host, is_on_host
 from lockstitch.devices.moving import begin_fetch, stage_out
 from lockstitch.errors import SerializationError
+from lockstitch.torch_internals.modes import is_forward_mode, is_functorch_wrapped_tensor
 from lockstitch.torch_internals.tensors import indices_of, values_of
 
 if TYPE_CHECKING:
@@ -85,11 +87,30 @@ def is_extractable(tensor: torch.Tensor) -> bool:
         raise SerializationError(
             "a tensor on the meta device has no data to send; materialise it first (to_empty)"
         )
+    if is_forward_mode() and _has_tangent(tensor):
+        raise SerializationError(
+            "a tensor with a tangent of forward-mode differentiation cannot cross, for the tangent "
+            "would be lost; derivatives over workers are taken backwards: lockstitch.autograd.grad"
+        )
     return (
         tensor.dtype in _CODE_OF
         and (tensor.layout is torch.strided or tensor.layout in _SPARSE_PARTS)
         and not tensor.is_nested
     )
+
+
+def refuse_transformed(item: object) -> None:
+    """Raises `SerializationError` for a tensor of a transform of functions, which has no data."""
+    if isinstance(item, torch.Tensor) and is_functorch_wrapped_tensor(item):
+        raise SerializationError(
+            "a tensor inside a transform of torch.func (grad, vmap, jvp, jacrev, …) cannot cross, "
+            "for the transform ends with this process; derivatives over workers are taken by "
+            "lockstitch.autograd.grad, and a batch crosses as one tensor"
+        )
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class Memory:

@@ -114,6 +114,10 @@ def expected(form: Callable[[torch.Tensor], torch.Tensor], times: int) -> list[t
     return [times * gradient for gradient in gradients]
 
 
+def slope_of(form: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(form(x).sum(), x, create_graph=True)[0]
+
+
 def once(form: Callable[[torch.Tensor], torch.Tensor], times: int = 1) -> Callable[[World], Any]:
     """A program: `times` passes over one graph."""
 
@@ -124,6 +128,22 @@ def once(form: Callable[[torch.Tensor], torch.Tensor], times: int = 1) -> Callab
             with world.script.watched():
                 for more in reversed(range(times)):
                     autograd.backward(context, [loss], retain_graph=more > 0)
+            found = gradients_of(world.cluster, context)
+        return [found[x], found[W]]
+
+    return program
+
+
+def twice_differentiated(form: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[World], Any]:
+    """A program: a penalty on the slope of a loss, by a pass that asks first and one more."""
+
+    def program(world: World) -> list[torch.Tensor]:
+        with world.cluster[0].active(), autograd.context() as context:
+            x = leaf()
+            loss = form(x).sum()
+            with world.script.watched():
+                (slope,) = autograd.grad(context, loss, x, create_graph=True)
+                autograd.backward(context, [(slope**2).sum()])
             found = gradients_of(world.cluster, context)
         return [found[x], found[W]]
 
@@ -159,7 +179,9 @@ def twice_at_once(world: World) -> list[torch.Tensor]:
 
 def check_of(name: str) -> Callable[[Any], None]:
     program, _, times = name.partition(" ")
-    if program == "twice_at_once":
+    if program == "twice_differentiated":
+        wanted = expected(lambda x: slope_of(chain, x) ** 2, 1)
+    elif program == "twice_at_once":
         wanted = [expected(chain, 1)[0]] * 2
     else:
         wanted = expected(next(each for each in FORMS if each.__name__ == program), int(times or 1))
@@ -175,6 +197,7 @@ def check_of(name: str) -> Callable[[Any], None]:
 PROGRAMS: dict[str, Callable[[World], Any]] = {
     **{form.__name__: once(form) for form in FORMS},
     **{f"{form.__name__} 2": once(form, 2) for form in (one_callee, kept)},
+    "twice_differentiated": twice_differentiated(chain),
     "twice_at_once": twice_at_once,
 }
 

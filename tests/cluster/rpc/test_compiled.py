@@ -12,6 +12,9 @@ from lockstitch.testing import LocalCluster
 
 BACKENDS = ["eager", "aot_eager"]
 
+# A compiler looks for it at each tensor, and hushes torch up in its own thread only.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
 
 @pytest.fixture(autouse=True)
 def nothing_stays_compiled():
@@ -65,6 +68,18 @@ def differentiate(x):
     return gradient + y
 
 
+def differentiate_twice(x):
+    with autograd.context() as context:
+        z = rpc.rpc_sync("worker1", cube, args=(x.sin(),)).cos()
+        (slope,) = autograd.grad(context, z.sum(), x, create_graph=True)
+        (curvature,) = autograd.grad(context, (slope * slope).sum(), x)
+    return curvature + 1
+
+
+def cube(x):
+    return x**3
+
+
 def check(function, backend, x):
     compiled = torch.compile(function, backend=backend)
     for _ in range(2):
@@ -80,12 +95,13 @@ def test_a_call_in_a_compiled_function():
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "function", [call, call_itself, call_later, refer, call_method, differentiate]
+    "function",
+    [call, call_itself, call_later, refer, call_method, differentiate, differentiate_twice],
 )
 def test_what_is_compiled_gives_what_it_gives_otherwise(function, backend):
     with LocalCluster(2) as cluster, cluster["worker0"].active():
         check(function, backend, torch.arange(3.0, requires_grad=True))
-        if function is not differentiate:
+        if function not in (differentiate, differentiate_twice):
             check(function, backend, torch.arange(3.0))
 
 
@@ -122,6 +138,44 @@ def test_a_compiled_step_of_a_distributed_optimizer(backend):
 def test_what_must_not_be_cut_is_an_error_of_torch_that_names_the_call():
     with LocalCluster(2) as cluster, cluster["worker0"].active():
         compiled = torch.compile(call, backend="eager", fullgraph=True)
-        with pytest.raises(Exception, match="rpc_sync") as caught:
+        with pytest.raises(Exception, match="rpc_sync: it talks to other processes") as caught:
             compiled(torch.ones(3))
         assert type(caught.value).__name__ == "Unsupported"
+
+
+def make_compiled(backend):
+    return torch.compile(Scaling(), backend=backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_function_that_is_sent_compiled_is_compiled_by_the_callee(backend):
+    x = torch.arange(3.0, requires_grad=True)
+    with LocalCluster(2) as cluster, cluster["worker0"].active(), autograd.context() as context:
+        y = rpc.rpc_sync("worker1", torch.compile(cube, backend=backend), args=(x,))
+        y = y + rpc.remote("worker1", torch.compile(cube, backend=backend), args=(x,)).to_here()
+        autograd.backward(context, [y.sum()])
+        assert autograd.get_gradients(context)[x].tolist() == [0.0, 6.0, 24.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_remote_module_that_is_compiled(backend):
+    x = torch.arange(3.0, requires_grad=True)
+    with LocalCluster(2) as cluster, cluster["worker0"].active(), autograd.context() as context:
+        remote = RemoteModule("worker1/cpu", make_compiled, args=(backend,))
+        again = rpc.remote("worker1", make_compiled, args=(backend,))
+        y = remote(x) + again.rpc_sync().__call__(x)
+        autograd.backward(context, [y.sum()])
+        assert autograd.get_gradients(context)[x].tolist() == [4.0] * 3
+
+
+@pytest.mark.slow
+def test_a_compiled_part_that_has_no_second_derivative_says_so_as_in_one_process():
+    x = torch.ones(3, requires_grad=True)
+    part = torch.compile(cube, backend="aot_eager")
+    with LocalCluster(2) as cluster, cluster["worker0"].active(), autograd.context() as context:
+        y = rpc.rpc_sync("worker1", double, args=(part(x),)).sum()
+        (slope,) = autograd.grad(context, y, x, create_graph=True)
+        with pytest.raises(Exception, match="does not currently support double backward"):
+            autograd.grad(context, (slope * slope).sum(), x)

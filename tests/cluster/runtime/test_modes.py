@@ -98,7 +98,7 @@ def test_a_pass_in_inference_mode_leaves_gradients_that_later_ones_add_to():
 
 def test_a_tensor_without_data_does_not_leave_and_calls_go_on():
     with LocalCluster(2) as cluster, cluster["worker0"].active():
-        with pytest.raises(RuntimeError, match="storage"):
+        with pytest.raises(RuntimeError, match=r"transform of torch\.func .*cannot cross"):
             torch.vmap(lambda x: call("worker1", x))(torch.ones(3))
         with pytest.raises(Exception, match="no data|without data|Hollow"):
             call("worker1", Hollow(torch.ones(3)))

@@ -18,6 +18,7 @@ SLOW = (
     "Optimizer.",
     "Module._is_replica",
     "torch._dynamo",
+    "_torchdynamo_",
     "DistributedDataP",
     "Reducer",
 )
