@@ -143,7 +143,8 @@ def _tells_why(mark: Callable[[Any, str], object]) -> bool:
     mark(marked, "this is why")
     caller = _elsewhere("marked(x) + 1", marked=marked)
     try:
-        torch.compile(caller, backend="eager", fullgraph=True)(torch.ones(1))
+        compiled: Any = torch.compile(caller, backend="eager", fullgraph=True)
+        compiled(torch.ones(1))
     except RuntimeError as error:
         return "this is why" in str(error)
     return False
