@@ -12,7 +12,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstitch.collectives import SUM, open_session
+from lockstitch.collectives import SUM, Session, open_session
 from lockstitch.errors import RankLostError
 from tests.processes.groups import begin, compare
 from tests.processes.ranks import RankProcesses
@@ -200,6 +200,36 @@ def with_many_buckets(rank: int) -> torch.Tensor:
     return trained(DistributedDataParallel(wide, bucket_cap_mb=0.0005), rank, 5)
 
 
+def with_large_buckets(rank: int) -> torch.Tensor:
+    """They come to live in the memory that the ranks share, unless an array could look at them."""
+    adopted = []
+
+    def adopt(session: Session, tensor: torch.Tensor) -> bool:
+        adopted.append(original(session, tensor))
+        return adopted[-1]
+
+    original = Session.adopt
+    vectors = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "adopt", adopt)
+        for are_views in (False, True):
+            torch.manual_seed(3)
+            wide = nn.Sequential(nn.Linear(6, 20_000), nn.ReLU(), nn.Linear(20_000, 4))
+            module = DistributedDataParallel(
+                wide, bucket_cap_mb=0.5, gradient_as_bucket_view=are_views
+            )
+            trained(module, rank, 1)
+            module(torch.ones(5, 6) * rank).sum().backward()
+            arrays = [each.grad.numpy() for each in module.parameters()] if are_views else []
+            vectors.append(trained(module, rank, 6, syncs=2))
+            assert all(array.base is not None for array in arrays)
+            is_ours = distributed.get_backend() == "lockstitch"
+            assert bool(adopted) == (is_ours and not are_views), adopted
+            assert all(adopted)
+            adopted.clear()
+    return torch.cat(vectors)
+
+
 def with_convolutions(rank: int) -> torch.Tensor:
     return trained(DistributedDataParallel(convolutions()), rank, 5)
 
@@ -232,6 +262,7 @@ def with_a_join(rank: int) -> torch.Tensor:
 TRAININGS = [
     with_layers,
     with_many_buckets,
+    with_large_buckets,
     with_convolutions,
     with_unused_parameters,
     with_static_graph,
@@ -242,7 +273,7 @@ TRAININGS = [
 
 
 def test_parameters_are_those_of_gloo_to_the_bit() -> None:
-    compare([with_many_buckets, with_unused_parameters])
+    compare([with_many_buckets, with_large_buckets, with_unused_parameters])
 
 
 @pytest.mark.slow

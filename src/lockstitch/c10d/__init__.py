@@ -12,6 +12,7 @@ reductions of `lockstitch.collectives`, those of `hvd`.
     sparse           sums of sparse tensors
     reduce_ops       torch's operators as reductions
     outputs          where results go
+    buckets          gradient buckets of DistributedDataParallel, reduced where they lie
     messages         send and recv; between hosts: gloo_messages
     works            operations under way, as torch has them
     completions      the thread that completes their futures

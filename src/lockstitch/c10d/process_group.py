@@ -18,6 +18,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
 from lockstitch.c10d import requests, sparse
+from lockstitch.c10d.buckets import Buckets
 from lockstitch.c10d.completions import Completions
 from lockstitch.c10d.flight_recorder import GroupLabel
 from lockstitch.c10d.gloo_messages import GlooMessages
@@ -107,6 +108,7 @@ class ProcessGroup(_TorchGroup):
         self._store = store
         self._timeout = timeout
         self._label = label
+        self._buckets = Buckets(session)
         self._completions = Completions(f"rank {session.rank} futures")
         reports = Reports(store, session.rank) if session.size > 1 else None
         self._group = Membership(session, label, self._completions, reports)
@@ -220,6 +222,7 @@ class ProcessGroup(_TorchGroup):
         which torch can do them; averages of integers are cut towards zero. A sparse tensor (COO)
         is summed or averaged."""
         mine = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        self._buckets.look_at(mine)
         op = reduction_of(getattr(opts, "reduceOp", opts))
         name = "all_reduce" if len(mine) == 1 else "all_reduce_coalesced"
         if sparse.is_sparse(mine):

@@ -314,6 +314,16 @@ class Session(Operations):
         """Returns whether a tensor lives where `resident` makes them."""
         return self._backend.is_resident(tensor)
 
+    @in_plain_modes
+    def adopt(self, tensor: torch.Tensor) -> bool:
+        """Moves the memory of a tensor that will be reduced again and again, all of its storage, to
+        where `resident` makes tensors. Its content and all views of it stay as they are, but not
+        its address, which nobody may have noted (as an array of numpy does). Returns False, having
+        done nothing, where that is not possible: it is not all of its storage, or there are no
+        other ranks on this host."""
+        adopt = getattr(self._backend, "adopt", None)
+        return adopt is not None and bool(adopt(tensor))
+
     # ------------------------------------------------------------ process sets
 
     def process_set(self, set_id: int) -> ProcessSet:

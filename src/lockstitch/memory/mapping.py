@@ -41,6 +41,14 @@ _mmap.argtypes = [
     *(ctypes.c_int, ctypes.c_int, ctypes.c_long),
 ]
 _MAP_FIXED: Final = 0x10
+_mremap = getattr(_LIBC, "mremap", None)
+if _mremap is not None:
+    _mremap.restype = ctypes.c_void_p
+    _mremap.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t),
+        *(ctypes.c_int, ctypes.c_void_p),
+    ]
+_MAY_MOVE_TO: Final = 0x01 | 0x02  # MREMAP_MAYMOVE | MREMAP_FIXED
 _PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _MEMORY: Final = Path("/proc/meminfo")
 _PINNED_AT_COPY: Final = 2
@@ -102,10 +110,19 @@ class Mapping:
         protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
         _mmap(self.address, self.size, protection, flags, descriptor, 0)
 
+    def show_at(self, address: int, begin: int, size: int) -> None:
+        """Maps `size` bytes from `begin` on once more, at `address`, in the place of what is mapped
+        there; all are whole pages. Raises `OSError`, having changed nothing, where the system
+        cannot."""
+        if _mremap is None:
+            raise OSError(errno.ENOSYS, "this system cannot map memory once more")
+        # An old size of 0 leaves the old mapping as it is.
+        if _mremap(self.address + begin, 0, size, _MAY_MOVE_TO, address) != address:
+            raise OSError(ctypes.get_errno(), f"cannot map {size:,} bytes once more")
+
     def give_up(self) -> None:
         """Frees the memory itself, also where another process still maps it. Nobody uses it."""
-        if _REMOVE is not None:
-            _madvise(self.address, self.size, _REMOVE)
+        free_pages(self.address, self.size)
 
 
 class Copy:
@@ -150,6 +167,12 @@ def _available_bytes() -> int:
 def create_file(name: str = NAME) -> int:
     """An empty file of shared memory; returns its descriptor. Raises `OSError`."""
     return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def free_pages(address: int, size: int) -> None:
+    """Frees the memory behind a mapping of a file; it reads as zeros from then on."""
+    if _REMOVE is not None:
+        _madvise(address, size, _REMOVE)
 
 
 def punch(descriptor: int, begin: int, size: int) -> None:

@@ -8,6 +8,7 @@
 - `performing`: the operations that all ranks are ready for
 - `operations`: how tensors move: `whole`, `in_place`, or in `rounds` (`in_chunks`, `moving`),
   chosen by `routes`
+- `adoption`: memory of the program that comes to live in the segment
 - `definitions`: what is known of each name
 - `segment`: the shared memory, and where things are in it (room in it: `memory.arena`)
 - `wakeups`: sleeping, waking, and seeing who died

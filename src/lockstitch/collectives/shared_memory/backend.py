@@ -13,8 +13,10 @@ import torch
 from lockstitch.collectives.mappings import declare_private
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET
+from lockstitch.collectives.shared_memory.adoption import adopt, place_of
 from lockstitch.collectives.shared_memory.driving import Driver
 from lockstitch.collectives.shared_memory.open_sets import OpenSets
+from lockstitch.collectives.shared_memory.operations import NOWHERE
 from lockstitch.collectives.shared_memory.publishing import LogFullError
 from lockstitch.collectives.shared_memory.segment import Geometry, Segment
 from lockstitch.collectives.shared_memory.wakeups import Wakeups
@@ -157,7 +159,15 @@ class SharedMemoryBackend:
 
     def is_resident(self, tensor: torch.Tensor) -> bool:
         begin = self._segment.address + self._segment.arena_begins[self._rank]
-        return begin <= tensor.data_ptr() < begin + self._segment.geometry.arena_bytes
+        is_inside = begin <= tensor.data_ptr() < begin + self._segment.geometry.arena_bytes
+        return is_inside or place_of(tensor, self._segment) != NOWHERE
+
+    def adopt(self, tensor: torch.Tensor) -> bool:
+        with self._sets.lock:
+            try:
+                return adopt(tensor, self._segment, self._rank, self._arena)
+            except ArenaFullError:
+                return False
 
     # ------------------------------------------------------------ process sets, and the end
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.collectives.shared_memory import log
+from lockstitch.collectives.shared_memory.adoption import place_of
 from lockstitch.collectives.shared_memory.in_chunks import InChunks
 from lockstitch.collectives.shared_memory.in_place import InPlace
 from lockstitch.collectives.shared_memory.moving import Moving
@@ -72,8 +73,11 @@ def _resident_place(segment: Segment, rank: int, request: Request) -> int:
     tensor = request.tensors[0]
     address = tensor.data_ptr()
     begin = address - segment.address - segment.arena_begins[rank]
+    place = segment.arena_begins[rank] + begin
+    if not 0 <= begin < segment.geometry.arena_bytes:
+        place = place_of(tensor, segment)
     if (
-        not 0 <= begin < segment.geometry.arena_bytes
+        place == NOWHERE
         or request.outputs[0].data_ptr() != address
         or not tensor.is_contiguous()
         or not request.outputs[0].is_contiguous()
@@ -81,4 +85,4 @@ def _resident_place(segment: Segment, rank: int, request: Request) -> int:
         or reduction.prescale != 1.0
     ):
         return NOWHERE
-    return segment.arena_begins[rank] + begin
+    return place
