@@ -61,7 +61,7 @@ def adopt(tensor: torch.Tensor, segment: Segment, rank: int, arena: Arena) -> bo
     lease = arena.lease(taken, segment.mapping)
     place = aligned(segment.arena_begins[rank] + taken, PAGE_BYTES)
     content = segment.tensor(place, tensor.dtype, tensor.shape).copy_(tensor)
-    tensor.share_memory_()
+    tensor.share_memory_()  # type: ignore[no-untyped-call]
     declare_private(tensor)
     free_pages(tensor.data_ptr(), size)
     try:
