@@ -315,8 +315,6 @@ class DistributedOptimizer(Optimizer):
             state = state if changed is None else changed
         parts = split_state(state, self._shares, self._sizes)
         with self._sending:
-            for view in self.param_groups:
-                view.take_change()  # what the state has stands instead
             told = owners.values(
                 owners.ask_owners(
                     self.remote_optimizers, owners.load_state, [(part,) for part in parts]

@@ -260,13 +260,17 @@ class ParameterGroup(dict[str, Any]):
         self._changed.update(change.assigned, change.removed)
 
     def show(self, options: Mapping[str, Any], *, only: bool = False) -> None:
-        """From now on the view shows these options, as an owner has told; `only` these."""
-        for key in [key for key in self if only and key not in FIXED and key not in options]:
-            super().__delitem__(key)
+        """From now on the view shows these options, as an owner has told, but for those that were
+        assigned meanwhile; with `only` these and no others."""
+        if only:
+            self._changed.clear()
+            for key in [key for key in self if key not in FIXED and key not in options]:
+                super().__delitem__(key)
         for key, value in options.items():
-            super().__setitem__(key, value)
-            self._note(key)
-            self._changed.discard(key)
+            if key not in self._changed:
+                super().__setitem__(key, value)
+                self._note(key)
+                self._changed.discard(key)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -75,6 +75,8 @@ def test_writing_into_a_tensor_changes_the_option() -> None:
 def test_a_view_shows_what_owners_tell() -> None:
     view = Optimizer(lr=0.1, old=1).view
     view["lr"] = 0.2
+    view.show({"lr": 7.0, "seen": 1})
+    assert (dict.get(view, "lr"), view["seen"]) == (0.2, 1)  # what was assigned is still to be sent
     view.show({"lr": 0.3}, only=True)
     assert (view.options, view.take_change()) == ({"lr": 0.3}, None)
 
