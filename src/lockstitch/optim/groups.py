@@ -103,7 +103,7 @@ def _references(things: list[Any], which: str) -> tuple[list[Reference], list[st
     references: list[Reference] = []
     for position, thing in enumerate(things):
         reference = thing
-        if isinstance(thing, tuple) and len(thing) == 2:
+        if isinstance(thing, tuple) and len(thing) == 2 and isinstance(thing[0], str):
             names.append(thing[0])
             reference = thing[1]
         if not isinstance(reference, RRef):

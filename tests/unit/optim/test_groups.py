@@ -134,6 +134,8 @@ def test_all_forms_of_torch_are_read(references) -> None:
 def test_other_forms_are_refused(references) -> None:
     with pytest.raises(TypeError, match="number 1 of group 0 is a int: wrap parameters"):
         read_groups([{"params": [references[0], 3]}])
+    with pytest.raises(TypeError, match="number 0 is a tuple"):
+        read_groups([(references[0], references[1])])
     with pytest.raises(TypeError, match="param_group must be a dict"):
         read_groups([{"params": references}, references[0]])
     with pytest.raises(KeyError, match="'params' is missing"):
