@@ -4,7 +4,8 @@ Ranks may see one page without knowing (a file or memfd that each has mapped, te
 shared before a fork, what an object store hands out). Then what one rank writes as its result is
 what another one has yet to read as its contribution. So an operation on such memory works on a copy
 of it, made when it is submitted, and writes nothing there but the result, as a whole, when it is
-asked for: all ranks write the same. Sharing that nobody may write is refused as an output.
+asked for: all ranks write the same. Sharing that nobody may write is refused as an output; so are
+pages of Ray's object store, which every process of the host may write and none is meant to.
 
 What torch allocates is private, and its storages can be resized; no others can. So one look at a
 storage is enough nearly always. For the rest /proc/self/maps is read, once for each.
@@ -70,15 +71,20 @@ def found_in(lines: Iterable[str], begin: int, end: int) -> Sharing:
     `7f5a00000000-7f5a00021000 r--s 00000000 00:1f 42 /path`."""
     found = Sharing.PRIVATE
     for line in lines:
-        place, access, *_ = line.split(maxsplit=2)
+        place, access, _offset, _device, _inode, *path = line.split(maxsplit=5)
         low, _, high = place.partition("-")
         if int(high, 16) <= begin or end <= int(low, 16):
             continue
-        if "w" not in access:
+        if "w" not in access or _is_of_object_store(path):
             return Sharing.READ_ONLY
         if "s" in access:
             found = Sharing.SHARED
     return found
+
+
+def _is_of_object_store(path: Sequence[str]) -> bool:
+    """Returns whether a file is one in which Ray keeps objects, named `plasma` and six letters."""
+    return bool(path) and Path(path[0].removesuffix(" (deleted)")).name.startswith("plasma")
 
 
 def must_be_copied(request: Request) -> bool:
@@ -100,15 +106,15 @@ def must_be_copied(request: Request) -> bool:
 
 def check_writable(what: str, outputs: Iterable[torch.Tensor]) -> None:
     """Raises `ValueError` where a tensor lies in memory that may only be read: the kernel ends a
-    process that writes there."""
+    process that writes there, or others read what is in an object store."""
     for tensor in outputs:
         if is_ours(tensor) or not tensor.is_cpu or not tensor.numel():
             continue
         if sharing_of(tensor) is Sharing.READ_ONLY:
             raise ValueError(
                 f"{what}: its result cannot be written where it is wanted, since that tensor lies "
-                "in memory that is mapped read-only; give a copy (tensor.clone()), or use an "
-                "operation that makes a new tensor"
+                "in memory that is mapped read-only, or in an object of Ray's, which others read; "
+                "give a copy (tensor.clone()), or use an operation that makes a new tensor"
             )
 
 

@@ -69,12 +69,13 @@ class Starter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NewWorld:
-    """A world that is about to meet: the host of each rank, and a port of rank 0's host that is
-    kept for it."""
+    """A world that is about to meet: the host and the worker of each rank, and a port of rank 0's
+    host that is kept for it."""
 
     generation: int
     hosts: tuple[str, ...]
     port: int
+    workers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -253,9 +254,10 @@ class Conductor:
 
     def _store(self, placed: Mapping[int, int]) -> str:
         """Returns where the ranks of a new world meet. `placed`: the worker of each rank."""
-        hosts = tuple(self._coordinator.host_of(placed[rank]) for rank in sorted(placed))
-        world = NewWorld(self._coordinator.generation, hosts, self._ports[placed[0]])
         self.last_world = tuple(placed[rank] for rank in sorted(placed))
+        hosts = tuple(map(self._coordinator.host_of, self.last_world))
+        generation, port = self._coordinator.generation, self._ports[placed[0]]
+        world = NewWorld(generation, hosts, port, self.last_world)
         self._surroundings.tell_of_world(world)
         return self._surroundings.meet_at(world)
 

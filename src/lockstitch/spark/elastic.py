@@ -186,10 +186,6 @@ class TaskStarter:
         with self._ending:
             return [each.slot.host for each in self._workers.values() if not each.has_ended]
 
-    def worker_of(self, host: str) -> int:
-        """Returns the worker that runs in a slot, by the name of its host."""
-        return max(number for number, each in self._workers.items() if each.slot.host == host)
-
     def start(self, worker: int, slot: Slot, environment: Mapping[str, str]) -> None:
         """See `Starter`."""
         started = self._workers[worker] = _Worker(slot)
@@ -264,7 +260,7 @@ class _ElasticRun:
                 return ElasticTask(terms, worker, {**told, **place})
 
             def meet_at(world: NewWorld) -> str:
-                host = desk.host_of(starter.worker_of(world.hosts[0]))
+                host = desk.host_of(world.workers[0])
                 return (
                     f"tcp://[{host}]:{world.port}" if ":" in host else f"tcp://{host}:{world.port}"
                 )

@@ -30,6 +30,7 @@ MAPS = [
     "20000-30000 rw-p 00000000 00:00 0 ",
     "30000-40000 rw-s 00000000 00:01 7 /memfd:pages (deleted)",
     "40000-50000 r--s 00000000 00:1f 9 /data",
+    "60000-70000 rw-s 00000000 00:1f 9                  /dev/shm/plasmaRqZ1aB (deleted)",
 ]
 
 
@@ -41,6 +42,7 @@ MAPS = [
         (0x30000, 0x30001, Sharing.SHARED),
         (0x3FFF0, 0x40010, Sharing.READ_ONLY),
         (0x1FFFF, 0x20001, Sharing.READ_ONLY),
+        (0x60000, 0x60001, Sharing.READ_ONLY),
         (0x90000, 0x90001, Sharing.PRIVATE),
     ],
 )

@@ -108,13 +108,6 @@ def test_a_worker_is_stopped_by_the_end_of_its_job(starter, context):
     assert len(context.cancelled) == 1
 
 
-def test_the_worker_of_a_slot_is_the_last_that_was_started_there(starter):
-    for worker in (0, 2):
-        starter.start(worker, Slot("task1", 0), {"task": lambda _task, _rows: []})
-    starter.start(1, Slot("task0", 0), {"task": lambda _task, _rows: []})
-    assert starter.worker_of("task1") == 2
-
-
 def found(room, in_use, most=4, **conf):
     """The slots that a conductor is told of."""
     told = []

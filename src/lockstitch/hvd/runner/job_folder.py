@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
+from lockstitch.errors import CollectiveError
 from lockstitch.runtime import remote_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 Call = "tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]"
+
+
+class World(NamedTuple):
+    """A rank's place in the world in which it has returned; a job whose workers do not change has
+    one world only, number 0."""
+
+    generation: int
+    rank: int
+    size: int
 
 
 class JobFolder:
@@ -36,22 +46,30 @@ class JobFolder:
         found: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] = self._read("call")
         return found
 
-    def put_result(self, rank: int, value: object) -> None:
-        """Writes what a rank returned."""
-        self._write(f"result.{rank}", value)
+    def put_result(self, world: World, value: object) -> None:
+        """Writes what a rank of a world returned."""
+        self._write(f"result.{world.generation}.{world.size}.{world.rank}", value)
 
     def put_error(self, worker: str, error: BaseException) -> None:
         """Writes what a worker raised."""
         self._write(f"error.{worker}", remote_errors.describe(error, worker))
 
-    def results(self, size: int) -> list[Any]:
-        """Reads what the ranks returned, in their order. Raises `FileNotFoundError` where one is
-        missing."""
-        return [self._read(f"result.{rank}") for rank in range(size)]
-
-    def world_size(self) -> int:
-        """Returns how many ranks have returned something."""
-        return len(list(self.folder.glob("result.*")))
+    def results(self) -> list[Any]:
+        """Reads what the ranks of the last world returned, in their order: who has returned in an
+        earlier one is not of it. Raises `CollectiveError` where ranks of it have returned
+        nothing."""
+        worlds = [
+            tuple(map(int, path.name.split(".")[1:])) for path in self.folder.glob("result.*")
+        ]
+        if not worlds:
+            return []
+        generation, size, _ = max(worlds)
+        found = {rank for number, _, rank in worlds if number == generation}
+        if missing := sorted(set(range(size)) - found):
+            raise CollectiveError(
+                f"of the {size} ranks that met last these have returned nothing: {missing}"
+            )
+        return [self._read(f"result.{generation}.{size}.{rank}") for rank in range(size)]
 
     @property
     def verdict(self) -> Path:

@@ -123,7 +123,7 @@ def _launched(folder: JobFolder, options: list[str], executable: str | None) -> 
         check=False,
     ).returncode
     if status == 0:
-        return folder.results(folder.world_size())
+        return folder.results()
     words, error = folder.failure()
     raise CollectiveError(
         "Horovod detected that one or more processes exited with non-zero status: "

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from lockstitch.hvd.environment import LauncherSettings
-from lockstitch.hvd.runner.job_folder import JobFolder
+from lockstitch.hvd.runner.job_folder import JobFolder, World
 from lockstitch.launcher_link.process import JOB
 
 if TYPE_CHECKING:
@@ -21,17 +21,19 @@ def main(folder: str, environment: Mapping[str, str]) -> None:
     try:
         func, args, kwargs = job_folder.call()
         value = func(*args, **kwargs)
-        job_folder.put_result(_rank(environment), value)
+        job_folder.put_result(_world(environment), value)
     except Exception as error:
         job_folder.put_error(f"rank{worker}", error)
         raise
 
 
-def _rank(environment: Mapping[str, str]) -> int:
+def _world(environment: Mapping[str, str]) -> World:
     link = JOB.client()
     if link is None:
-        return LauncherSettings.read(environment).rank
-    return 0 if link.place is None else link.place.rank
+        settings = LauncherSettings.read(environment)
+        return World(0, settings.rank, settings.size)
+    place = link.place
+    return World(0, 0, 1) if place is None else World(place.generation, place.rank, place.size)
 
 
 if __name__ == "__main__":

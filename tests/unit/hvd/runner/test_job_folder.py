@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockstitch.hvd.runner.job_folder import JobFolder
+from lockstitch.errors import CollectiveError
+from lockstitch.hvd.runner.job_folder import JobFolder, World
 
 
 def test_functions_that_no_module_holds_go_to_the_ranks(tmp_path):
@@ -14,13 +15,21 @@ def test_functions_that_no_module_holds_go_to_the_ranks(tmp_path):
 
 def test_results_come_back_in_the_order_of_ranks(tmp_path):
     for rank in (2, 0, 1):
-        JobFolder(tmp_path).put_result(rank, f"of rank {rank}")
+        JobFolder(tmp_path).put_result(World(0, rank, 3), f"of rank {rank}")
     folder = JobFolder(tmp_path)
-    assert folder.world_size() == 3
-    assert folder.results(3) == ["of rank 0", "of rank 1", "of rank 2"]
+    assert folder.results() == ["of rank 0", "of rank 1", "of rank 2"]
     assert folder.failure() == ("", None)
-    with pytest.raises(FileNotFoundError):
-        folder.results(4)
+
+
+def test_results_of_worlds_are_not_mixed(tmp_path):
+    folder = JobFolder(tmp_path)
+    assert folder.results() == []
+    folder.put_result(World(9, 2, 3), "returned while the others met anew")
+    folder.put_result(World(10, 1, 2), "second")
+    with pytest.raises(CollectiveError, match=r"of the 2 ranks that met last .* nothing: \[0\]"):
+        folder.results()
+    folder.put_result(World(10, 0, 2), "first")
+    assert folder.results() == ["first", "second"]
 
 
 def test_the_error_of_whom_the_launcher_names_is_raised_again_with_its_traceback(tmp_path):
