@@ -143,7 +143,7 @@ def refuse_read_only_results(rank: int, size: int, file: str, path: str) -> list
         lambda: distributed.all_to_all_single(page.view(2, 2).t(), ones.view(2, 2)),
         lambda: distributed.recv(page, 1 - rank),
     ):
-        with pytest.raises(ValueError, match="mapped read-only; give a copy"):
+        with pytest.raises(ValueError, match="mapped read-only"):
             refused()
     whole = torch.zeros(8)
     distributed.all_gather_into_tensor(whole, page)

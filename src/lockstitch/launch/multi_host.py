@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from lockstitch.launch.handover import secret_for
 from lockstitch.launch.hosts import is_here, own_address
 from lockstitch.launch.local import LocalJob
-from lockstitch.launch.process import WorkerProcess, WorkerRanks, environment_among_hosts
+from lockstitch.launch.process import THREADS, WorkerProcess, WorkerRanks, environment_among_hosts
 from lockstitch.link.ports import find_ports
 from lockstitch.link.sockets import HeldPort
 from lockstitch.trust import find_secret
@@ -65,7 +65,10 @@ class MultiHostJob(LocalJob):
             if self._shell.starts_on(ranks.host):
                 environment.pop(FILE_VARIABLE, None)
                 environment[VARIABLE] = text.text()
-                command, script = self._shell.command(ranks.host, self._command, environment)
+                sharing = None if THREADS in inherited else ranks.local_size
+                command, script = self._shell.command(
+                    ranks.host, self._command, environment, sharing
+                )
                 known = self._shell.environment()
                 process = WorkerProcess(ranks.rank, command, known, script, ranks.host)
             else:

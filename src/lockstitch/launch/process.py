@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 5.0
 """How long a worker may take to obey a signal before it gets a stronger one."""
 
+THREADS = "OMP_NUM_THREADS"
+"""The variable for how many threads a worker's arithmetic takes."""
 _OF_SHELLS = 128
 """Shells add the number of the signal that ended a process to this."""
 _PR_SET_PDEATHSIG = 1
@@ -246,7 +248,7 @@ def _defaults(workers: int) -> dict[str, str]:
     that crashes says where."""
     threads = max(1, _usable_cores() // workers)
     return {
-        "OMP_NUM_THREADS": str(threads),
+        THREADS: str(threads),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }

@@ -40,6 +40,7 @@ exec 3<&0
 {{
 {forgotten}
 {exports}
+{threads}
 cd {folder} || exit 1
 trap "" USR1
 trap : TERM
@@ -77,6 +78,16 @@ exit "$status"
 """
 
 
+# The worker's share of the cores of its host, unless somebody has said something there.
+_SHARE_OF_CORES = """\
+if [ -z "$OMP_NUM_THREADS" ]; then
+  cores=$(nproc 2> /dev/null || getconf _NPROCESSORS_ONLN 2> /dev/null || echo 1)
+  OMP_NUM_THREADS=$((cores / {workers}))
+  if [ "$OMP_NUM_THREADS" -lt 1 ]; then OMP_NUM_THREADS=1; fi
+  export OMP_NUM_THREADS
+fi"""
+
+
 # A host that does not answer, or is cut off, is noticed as soon as by the workers themselves.
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=3")
 
@@ -106,16 +117,25 @@ class RemoteShell:
         return dict(os.environ)
 
     def command(
-        self, host: str, command: Sequence[str], environment: Mapping[str, str]
+        self,
+        host: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        workers: int | None = None,
     ) -> tuple[list[str], bytes]:
         """Returns what to run here, and what to write to its standard input. What is written there
-        later are names of signals for the worker, such as `TERM`, a line each."""
+        later are names of signals for the worker, such as `TERM`, a line each. `workers`: how many
+        share that host's cores, where OMP_NUM_THREADS is to be the worker's part of them and not
+        what `environment` says, which knows the cores of this host only."""
         known = with_text_of_secret(environment)  # its file is on this host alone
+        if workers is not None:
+            known.pop("OMP_NUM_THREADS", None)
         passed_on = {name: value for name, value in known.items() if _PASSED_ON.fullmatch(name)}
         # In braces, so that it is read to the end before anything of it runs.
         script = _SCRIPT.format(
             forgotten=f"unset {' '.join(self.forgotten)}" if self.forgotten else ":",
             exports="\n".join(f"export {name}={shlex.quote(it)}" for name, it in passed_on.items()),
+            threads=":" if workers is None else _SHARE_OF_CORES.format(workers=workers),
             folder=shlex.quote(os.getcwd()),
             command=shlex.join(command),
             grace=max(1, math.ceil(self.grace_seconds)),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lockstitch.launch.hosts import own_address
-from lockstitch.launch.process import WorkerProcess, elastic_environment
+from lockstitch.launch.process import THREADS, WorkerProcess, elastic_environment
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launcher_link.client import ADDRESS, REACHED_AT
 from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
@@ -101,5 +101,8 @@ class ProcessStarter:
         environment[ADDRESS] = self._far_address
         shell = self._worker_command.shell
         environment[REACHED_AT] = environment["LOCKSTITCH_ADDRESS"] = shell.address_of(host)
-        command, script = shell.command(host, self._worker_command.command, environment)
+        sharing = None
+        if THREADS not in self._worker_command.inherited:
+            sharing = 1 + sum(each.host == host for each in self._processes.values())
+        command, script = shell.command(host, self._worker_command.command, environment, sharing)
         return WorkerProcess(worker, command, shell.environment(), script, host)

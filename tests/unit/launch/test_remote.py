@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -105,3 +106,28 @@ def test_ssh_never_asks_for_a_password():
 def test_ssh_notices_a_host_that_is_cut_off():
     command, _ = RemoteShell().command("h1", ["true"], {})
     assert {"ConnectTimeout=10", "ServerAliveInterval=3"} < set(command)  # three are lost at most
+
+
+@pytest.mark.parametrize(
+    ("said_there", "workers", "expected"),
+    [
+        ("", 1, len(os.sched_getaffinity(0))),
+        ("", 1 << 20, 1),
+        ("5", 2, 5),
+        ("", None, 77),
+    ],
+)
+def test_worker_takes_its_share_of_the_cores_of_its_host(
+    said_there, workers, expected, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    command, script = RemoteShell(("env",)).command(
+        f"OMP_NUM_THREADS={said_there}",
+        [sys.executable, "-c", "import os; print(os.environ['OMP_NUM_THREADS'])"],
+        {"OMP_NUM_THREADS": "77"},
+        workers,
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    with subprocess.Popen(command, env={"PATH": os.environ["PATH"]}, **pipes) as process:
+        process.stdin.write(script)
+        assert int(process.stdout.readline()) == expected
