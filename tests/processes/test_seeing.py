@@ -1,0 +1,206 @@
+"""Jobs that hang, started without any option: the commands name the cause."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockstitch import observe
+from lockstitch.attach.asking import all_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+Start = "Callable[..., subprocess.Popen[bytes]]"
+PATIENCE_SECONDS = 120
+
+RING = """
+    import os, threading
+    from lockstitch import rpc
+    rank, lock, met = int(os.environ["RANK"]), threading.Lock(), threading.Event()
+    def ask():
+        met.set()
+        with lock:
+            return rank
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=6)
+    if rank < 3:
+        with lock:
+            rpc.rpc_sync(f"worker{(rank + 1) % 3}", ask, timeout=0)
+    threading.Event().wait()
+"""
+LEFT_OUT = """
+    import time, torch
+    import lockstitch.hvd as hvd
+    def train():
+        hvd.init()
+        hvd.allreduce(torch.ones(2), name="first")
+        if hvd.rank() == 2:
+            time.sleep(1000)  # elsewhere
+        hvd.allreduce(torch.ones(2), name="second")
+    train()
+"""
+IN_CPP = """
+    import torch
+    import lockstitch.c10d
+    import torch.distributed as dist
+    dist.init_process_group("lockstitch")
+    if dist.get_rank() == 1:
+        matrix = torch.ones(2500, 2500)
+        while True:
+            torch.mm(matrix, matrix)  # busy
+    dist.all_reduce(torch.ones(2))
+"""
+DEADLOCK = """
+    import os, threading
+    from lockstitch import rpc
+    rank = int(os.environ["RANK"])
+    one, other, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+    def first():
+        with one:
+            both.wait()
+            other.acquire()  # held by second
+    def second():
+        with other:
+            both.wait()
+            one.acquire()  # held by first
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    if rank == 0:
+        calls = [rpc.rpc_async("worker1", each, timeout=0) for each in (first, second)]
+        [each.wait() for each in calls]
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(script: str, workers: int, name: str = "hung") -> subprocess.Popen[bytes]:
+        program = tmp_path / f"{name}.py"
+        program.write_text(textwrap.dedent(script))
+        command = [sys.executable, "-m", "lockstitch", "run", "--name", name, "--grace", "0.2"]
+        started.append(
+            subprocess.Popen(
+                [*command, "-n", str(workers), str(program)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait()
+    assert all_entries() == []  # nothing stays behind
+
+
+def when(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not _holds(condition):
+        assert time.monotonic() < deadline
+
+
+def _holds(condition: Callable[[], object]) -> bool:
+    try:
+        return bool(condition())
+    except observe.JobNotFoundError:
+        return False
+
+
+def text(name: str = "hung") -> list[str]:
+    command = [sys.executable, "-m", "lockstitch", "waits", name]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_a_cycle_of_three_calls_among_six_workers(start: Start) -> None:
+    start(RING, 6)
+    when(lambda: observe.waits("hung").circles)
+    lines = text()
+    assert lines[2] == (
+        "3 workers wait for each other in a cycle: worker0 → worker1 → worker2 → worker0"
+    )
+    assert "worker0 called __main__:ask on worker1" in lines[3]
+    assert lines[4].endswith("in ask: with lock:")
+    assert len(lines) < 6 * 6
+
+
+@pytest.mark.slow
+def test_a_collective_that_one_rank_left_out_and_a_worker_that_is_stopped(start: Start) -> None:
+    start(LEFT_OUT, 3)
+    when(lambda: observe.waits("hung").culprits)
+    lines = text()
+    assert lines[2] == "rank 2 is waited for by rank 0, rank 1, and waits for nobody:"
+    assert lines[3] == "  it has not submitted allreduce 'allreduce.second'"
+    assert lines[4].endswith("in train: time.sleep(1000)  # elsewhere")
+    (stuck,) = [each for each in observe.status("hung").processes if each.card.rank == "2"]
+    os.kill(stuck.card.pid, signal.SIGSTOP)
+    try:
+        assert "did not answer within 1.7 s; it is stopped by a signal" in "\n".join(text())
+    finally:
+        os.kill(stuck.card.pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_busy_in_cpp(start: Start) -> None:
+    start(IN_CPP, 2)
+    when(lambda: observe.waits("hung").culprits)
+    assert "torch.mm(matrix, matrix)  # busy" in text()[4]
+
+
+@pytest.mark.slow
+def test_two_functions_that_hold_each_others_lock(start: Start) -> None:
+    start(DEADLOCK, 2)
+    when(lambda: len(observe.waits("hung").culprits) == 1)
+    lines = "\n".join(text())
+    assert "worker1 is waited for by worker0, and waits for nobody:" in lines
+    assert "other.acquire()  # held by second" in lines
+    assert "one.acquire()  # held by first" in lines
+
+
+@pytest.mark.slow
+def test_workers_of_a_shell_are_one_job_and_a_dead_one_is_seen_by_its_launcher(
+    start: Start, tmp_path: Path
+) -> None:
+    program = tmp_path / "by_hand.py"
+    program.write_text(textwrap.dedent(LEFT_OUT))
+    common = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29631"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(program)],
+            env={**os.environ, **common, "RANK": str(rank)},
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(3)
+    ]
+    try:
+        when(lambda: observe.waits(workers[1].pid).culprits)
+        job = observe.status("by_hand")
+        assert [each.card.pid for each in job.processes] == [each.pid for each in workers]
+    finally:
+        for each in workers:
+            each.kill()
+            each.wait()
+
+
+def test_a_job_is_seen_before_its_program_begins_anything(start: Start) -> None:
+    start("import time; time.sleep(1000)", 2, "plain")
+    when(lambda: len(observe.status("plain").processes) == 2)
+    job = observe.status("plain")
+    assert job.launcher is not None
+    assert [each.rank for each in job.launcher.launched] == [0, 1]
+    when(lambda: observe.stacks("plain")[0].main_thread)
+    command = [sys.executable, "-X", "importtime", "-m", "lockstitch", "ps"]
+    imported = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert not re.search(r"\| +torch$", imported, re.MULTILINE)
