@@ -1,12 +1,15 @@
-"""The commands that look at running jobs: `ps`, `status`, `top`, `waits`, `stacks`."""
+"""The commands that look at running jobs: `ps`, `status`, `top`, `waits`, `stacks`, `metrics`."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
+import os
+import secrets
 import threading
-from typing import TYPE_CHECKING, Annotated, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console, Group
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
     from lockstitch.observe.grouping import Job
 
+TOKEN_VARIABLE: Final = "LOCKSTITCH_METRICS_TOKEN"
 JobArgument = Annotated[
     str | None,
     typer.Argument(
@@ -36,7 +40,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands to `app`."""
-    for command in (ps, status, top, waits, stacks):
+    for command in (ps, status, top, waits, stacks, metrics):
         app.command()(command)
 
 
@@ -136,6 +140,42 @@ def stacks(
         _print_json(participants)
     else:
         typer.echo("\n".join(stack_lines(participants, everything=everything)))
+
+
+def metrics(
+    job: JobArgument = None,
+    *,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Serve them over HTTP at this port (0: any), until Ctrl-C."
+        ),
+    ] = None,
+    address: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+) -> None:
+    """Print the counters of a job in the format of Prometheus, or serve them to it.
+
+    Who asks over HTTP must give the token that is printed, as a bearer's or in the URL; or that of
+    the variable LOCKSTITCH_METRICS_TOKEN.
+    """
+    try:
+        module = import_module("lockstitch.observe.metrics")
+    except ImportError as error:
+        typer.echo(
+            "lockstitch: prometheus-client is not installed: pip install 'lockstitch[metrics]'",
+            err=True,
+        )
+        raise typer.Exit(1) from error
+    with _errors_in_words():
+        if port is None:
+            typer.echo(module.metrics_text(job), nl=False)
+            return
+        looking.status(job, rate_seconds=0.0)
+        token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe()
+        server = module.serve_metrics(job, (address, port), token)
+        typer.echo(f"http://{address}:{server.server_port}/metrics?token={token}")
+        with contextlib.suppress(KeyboardInterrupt), server:
+            server.serve_forever()
 
 
 # ---------------------------------------------------------------- inside

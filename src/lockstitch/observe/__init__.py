@@ -4,6 +4,7 @@ looking.py       asks the processes of a job: `jobs`, `status`, `waits`, `stacks
 grouping.py      which processes belong to one job
 explanation.py   who waits for whom, in a circle or not, and who holds the others up
 cycles.py        circles in a graph
+metrics.py       the counters of a job, for Prometheus
 native.py        stacks seen from outside, by py-spy
 steps.py         the steps of a training, told by its program: `step`
 text.py          what a job waits for, as text

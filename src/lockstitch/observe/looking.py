@@ -33,14 +33,14 @@ def jobs() -> list[Job]:
     return [job_of(each, _part(answers, each)) for each in known]
 
 
-def status(job: str | int | None = None) -> Job:
+def status(job: str | int | None = None, *, rate_seconds: float = _RATE_SECONDS) -> Job:
     """Returns a job with the counters of its workers, and how fast they grow.
 
     `job`: its name, or the number of its launcher or of any of its processes; None: that of this
-    process, else the only one there is. Takes about a quarter of a second. Raises
-    `JobNotFoundError`.
+    process, else the only one there is. `rate_seconds`: for so long their growth is looked at
+    (0.25); 0: not at all. Raises `JobNotFoundError`.
     """
-    question = Question(counters=True, threads=True, seconds=_SECONDS, rate_seconds=_RATE_SECONDS)
+    question = Question(counters=True, threads=True, seconds=_SECONDS, rate_seconds=rate_seconds)
     return _ask(job, question)
 
 

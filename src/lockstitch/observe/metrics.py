@@ -1,0 +1,153 @@
+"""The counters of a job for Prometheus: asked of its workers whenever somebody scrapes them.
+
+Needs `prometheus-client` (`pip install 'lockstitch[metrics]'`). Who asks must know a token, since
+anybody on a host can connect to an address of it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from lockstitch.observe import looking
+from lockstitch.observe.explanation import participants_of
+from lockstitch.observe.grouping import JobNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from wsgiref.simple_server import WSGIServer
+
+    from lockstitch.observe.explanation import Participant
+    from lockstitch.observe.grouping import Job
+
+_LABELS: Final = ("job", "worker", "rank")
+HELP: Final = {
+    "lockstitch_up": "Whether the worker answers.",
+    "lockstitch_rpc_calls_total": "Requests that the worker has sent.",
+    "lockstitch_rpc_served_total": "Requests that it has served.",
+    "lockstitch_rpc_calls_pending": "Its requests without an answer yet.",
+    "lockstitch_rpc_calls_serving": "Requests that it serves now.",
+    "lockstitch_rpc_calls_queued": "Calls that wait for a thread of it.",
+    "lockstitch_rpc_threads": "Threads of its pool.",
+    "lockstitch_rpc_peers": "Workers that it is connected to.",
+    "lockstitch_rrefs_owned": "Values of it that others refer to.",
+    "lockstitch_rrefs_used": "References that it holds to values of others.",
+    "lockstitch_rrefs_pending": "References that their owner has not confirmed yet.",
+    "lockstitch_autograd_contexts": "Contexts of distributed autograd that are open on it.",
+    "lockstitch_autograd_passes": "Backward passes that run on it.",
+    "lockstitch_collectives_submitted_total": "Collectives that the rank has submitted.",
+    "lockstitch_collectives_completed_total": "Collectives that are done.",
+    "lockstitch_collectives_failed_total": "Collectives that have failed.",
+    "lockstitch_collectives_bytes_total": "Bytes of the tensors that it has submitted.",
+    "lockstitch_collectives_pending": "Collectives that are under way.",
+    "lockstitch_process_cpu_seconds_total": "Processor time of the process.",
+    "lockstitch_process_resident_memory_bytes": "Resident memory of the process.",
+    "lockstitch_process_threads": "Threads of the process.",
+    "lockstitch_step": "The last step that the program has told of.",
+    "lockstitch_step_value": "The values of that step, by name.",
+}
+
+
+class JobCollector:
+    """Asks a job for its counters whenever they are collected; of one that has ended there are
+    none."""
+
+    def __init__(self, wanted: str | int | None) -> None:
+        self._wanted = wanted
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        """Yields the families of the counters."""
+        try:
+            job = looking.status(self._wanted, rate_seconds=0.0)
+        except JobNotFoundError:
+            return
+        yield from families(job)
+
+
+def families(job: Job) -> list[CounterMetricFamily | GaugeMetricFamily]:
+    """Returns the counters of a job's workers as families of Prometheus."""
+    found: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    for one in participants_of(job):
+        totals: dict[tuple[str, tuple[str, ...]], float] = defaultdict(float)
+        for name, labels, value in _samples(one):
+            totals[name, labels] += value
+        for (name, more), value in totals.items():
+            family = found.get(name)
+            if family is None:
+                names = [*_LABELS, *(["name"] if more else [])]
+                make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                family = found[name] = make(name, HELP[name], labels=names)
+            family.add_metric([job.name, one.name, one.rank, *more], value)
+    return list(found.values())
+
+
+def metrics_text(wanted: str | int | None) -> str:
+    """Returns the counters of a job in Prometheus's text format. Raises `JobNotFoundError`."""
+    registry = CollectorRegistry()
+    job = looking.status(wanted, rate_seconds=0.0)
+    registry.register(_Fixed(families(job)))
+    return str(generate_latest(registry).decode())
+
+
+def serve_metrics(wanted: str | int | None, address: tuple[str, int], token: str) -> WSGIServer:
+    """Returns a server of the counters that listens at an address and a port (0: any that is free);
+    `serve_forever` runs it. Who asks gives the token as a bearer's, or in the URL. Raises
+    `OSError`."""
+    registry = CollectorRegistry()
+    registry.register(JobCollector(wanted))
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
+        if not _knows(environ, token):
+            start("401 Unauthorized", [("WWW-Authenticate", "Bearer")])
+            return [b"the token is missing or wrong\n"]
+        start("200 OK", [("Content-Type", CONTENT_TYPE_LATEST)])
+        return [generate_latest(registry)]
+
+    return make_server(*address, answer, handler_class=_Quiet)
+
+
+class _Fixed:
+    def __init__(self, known: list[CounterMetricFamily | GaugeMetricFamily]) -> None:
+        self._known = known
+
+    def collect(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
+        return self._known
+
+
+class _Quiet(WSGIRequestHandler):
+    """Does not print each request, in which the token may stand."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Prints nothing."""
+
+
+def _knows(environ: dict[str, Any], token: str) -> bool:
+    bearer = str(environ.get("HTTP_AUTHORIZATION", "")).removeprefix("Bearer ")
+    in_url = parse_qs(str(environ.get("QUERY_STRING", ""))).get("token", [""])[0]
+    given = (bearer, in_url)
+    return any(hmac.compare_digest(each.encode(), token.encode()) for each in given)
+
+
+def _samples(one: Participant) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    yield "lockstitch_up", (), float(one.report is not None)
+    if one.report is None:
+        return
+    counters = [each for group in one.groups for each in group.counters]
+    counters += one.worker.counters if one.worker is not None else ()
+    for counter in counters:
+        yield counter.name, (), counter.value
+    if (system := one.report.system) is not None:
+        yield "lockstitch_process_cpu_seconds_total", (), system.cpu_seconds
+        yield "lockstitch_process_resident_memory_bytes", (), float(system.memory)
+        yield "lockstitch_process_threads", (), float(system.threads)
+    if (step := one.report.step) is not None:
+        yield "lockstitch_step", (), float(step.number)
+        for name, value in step.values:
+            yield "lockstitch_step_value", (name,), value
