@@ -74,9 +74,10 @@ def clip_grad_norm_(
     `foreach` as in torch. Each owner is asked once for norms, and once more where there is
     something to clip.
 
-    Raises what torch does: `RuntimeError` for a norm that is not finite, if
-    `error_if_nonfinite`, and `NotImplementedError` for sparse gradients. When an owner does not
-    answer, its error says which gradients were changed; no owner has stepped.
+    Raises what torch does: `RuntimeError` for a norm that is not finite, if `error_if_nonfinite`,
+    and, where torch cannot take their norm (up to 2.14), `NotImplementedError` for sparse
+    gradients. When an owner does not answer, its error says which gradients were changed; no owner
+    has stepped.
 
     After `torch.nn.utils.clip_grad_norm_`.
     """

@@ -163,12 +163,22 @@ class Table(Leaf):
         return nn.functional.embedding(torch.tensor([1]), self.leaf, sparse=True).sum()
 
 
-def test_sparse_gradients_are_refused_as_torch_refuses_them(cluster) -> None:
-    table = rpc.remote("worker1", Table, (0, torch.float32))
+def test_sparse_gradients_are_clipped_or_refused_as_torch_does(cluster) -> None:
+    """Torch refuses them up to 2.14."""
+    table, here = rpc.remote("worker1", Table, (0, torch.float32)), Table(0, torch.float32)
+    here.loss().backward()
     with autograd.context() as context_id:
         autograd.backward(context_id, [table.rpc_sync().loss()])
-        with pytest.raises(NotImplementedError, match="Sparse"):
-            clip_grad_norm_(table.rpc_sync().reference(), context_id, 1.0)
+        reference = table.rpc_sync().reference()
+        try:
+            expected = nn.utils.clip_grad_norm_([here.leaf], 0.1)
+        except NotImplementedError:
+            with pytest.raises(NotImplementedError, match="Sparse"):
+                clip_grad_norm_(reference, context_id, 0.1)
+            return
+        assert torch.equal(clip_grad_norm_(reference, context_id, 0.1), expected)
+        clipped = table.rpc_sync().clipped(context_id)
+        assert torch.equal(clipped.to_dense(), here.leaf.grad.to_dense())
 
 
 def test_unknown_contexts_and_tensors_are_refused(cluster) -> None:
