@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed, nn
+from torch.distributed.distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstitch.modes import plain_modes
@@ -232,4 +234,124 @@ claim_static_graph: Callable[[DistributedDataParallel], bool] = _reducer.take(
     reader=_claim_static_graph,
     cost=Cost.SLOW,
 )
-PRIVATES = (*_groups.finish(), *_places.finish(), *_reducer.finish())
+
+
+def _group_of_one(ask: Callable[[], object], noted: Callable[[str, Any], object]) -> None:
+    """Makes a group of one process, which must be in no other, whose class is written in Python;
+    asks something of it by torch's own functions, and ends it. What torch asks of the group, and
+    what it tells who makes it, is noted."""
+
+    def asked(name: str) -> Any:
+        def answer(_group: Any, *_given: Any) -> _Done:
+            noted(name, _given)
+            return _Done()
+
+        return answer
+
+    def devices(_group: Any) -> list[torch.device]:
+        noted("_device_types", ())
+        return [torch.device("cpu")]
+
+    names = [each for pair in _SINGLE.values() for each in pair]
+    methods = {name: asked(name) for name in (*names, "broadcast")}
+    methods |= {"_device_types": property(devices)}
+    methods |= {name: lambda *_: "" for name in _TEXTS}
+    base: Any = distributed.ProcessGroup
+    kind = type("Probing", (base,), methods)
+
+    def create(given: Any, _options: Any) -> Any:
+        noted("options", given)
+        return kind(given.group_rank, given.group_size)
+
+    register: Any = distributed.Backend.register_backend
+    register("lockstitch_probe", create, extended_api=True, devices=["cpu"])
+    store = distributed.HashStore()  # type: ignore[attr-defined]
+    distributed.init_process_group("lockstitch_probe", store=store, rank=0, world_size=1)
+    try:
+        ask()
+    finally:
+        distributed.destroy_process_group()
+
+
+class _Done(distributed.Work):
+    """An operation that is over."""
+
+    def wait(self, *_: object) -> bool:
+        return True
+
+
+_TEXTS = ("getBackendName", "getGroupName", "getGroupDesc", "setGroupName", "setGroupDesc")
+_SINGLE = {
+    "all_gather_into_tensor": ("_allgather_base", "all_gather_single"),
+    "reduce_scatter_tensor": ("_reduce_scatter_base", "reduce_scatter_single"),
+}
+
+
+def _is_of_groups(name: str, thing: object) -> bool:
+    return bool(getattr(distributed.ProcessGroup, name) == thing)
+
+
+def _is_asked_one_by_one(thing: object) -> bool:
+    """Whether the functions of torch for one tensor ask for one of the two names that we have."""
+    asked: list[str] = []
+
+    def ask() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.13 has other names for the functions, too
+            for function in _SINGLE:
+                getattr(distributed, function)(torch.ones(2), torch.ones(2))
+
+    _group_of_one(ask, lambda name, _: asked.append(name))
+    is_asked = all(set(names) & set(asked) for names in _SINGLE.values())
+    return is_asked and _is_of_groups("_allgather_base", thing)
+
+
+def _is_asked_for_devices(thing: object) -> bool:
+    """Whether that is asked where objects are sent."""
+    asked: list[str] = []
+    _group_of_one(
+        lambda: distributed.broadcast_object_list([None], 0), lambda each, _: asked.append(each)
+    )
+    return "_device_types" in asked and _is_of_groups("_device_types", thing)
+
+
+def _tells_of_a_group(kind: Any) -> bool:
+    """Whether who makes a group is told who is in it, and where they meet."""
+    told: list[Any] = []
+    _group_of_one(lambda: None, lambda name, given: told.append(given) if name == "options" else 0)
+    (options,) = told
+    return (
+        type(options) is kind
+        and (options.group_rank, options.group_size) == (0, 1)
+        and list(options.global_ranks_in_group) in ([], [0])
+        and isinstance(options.group_id, str)
+        and isinstance(options.timeout, timedelta)
+        and isinstance(options.store, Store)
+    )
+
+
+_python_groups = Names("the backend of torch.distributed", within=plain_modes)
+_python_groups.take(
+    "torch.distributed.ProcessGroup._allgather_base",
+    "be asked for by all_gather_into_tensor, or else all_gather_single, and so for reduce_scatter",
+    _is_asked_one_by_one,
+    cost=Cost.SLOW,
+)
+_python_groups.take(
+    "torch.distributed.ProcessGroup._device_types",
+    "be asked on which devices objects may be sent",
+    _is_asked_for_devices,
+    cost=Cost.SLOW,
+)
+_python_groups.take(
+    "torch._C._distributed_c10d._DistributedBackendOptions",
+    "tell who makes a group where its ranks meet, and which they are",
+    _tells_of_a_group,
+    cost=Cost.SLOW,
+)
+PRIVATES = (
+    *_groups.finish(),
+    *_places.finish(),
+    *_reducer.finish(),
+    *_python_groups.finish(),
+)
