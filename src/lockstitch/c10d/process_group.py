@@ -222,12 +222,12 @@ class ProcessGroup(_TorchGroup):
         which torch can do them; averages of integers are cut towards zero. A sparse tensor (COO)
         is summed or averaged."""
         mine = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        self._buckets.look_at(mine)
         op = reduction_of(getattr(opts, "reduceOp", opts))
         name = "all_reduce" if len(mine) == 1 else "all_reduce_coalesced"
         if sparse.is_sparse(mine):
             outputs = sparse.SparseOutputs(mine[0], op, self._session.names)
             return self._submit(name, sparse.allreduce(mine, op), opts, mine, outputs)
+        self._buckets.look_at(mine)
         return self._submit(name, requests.allreduce(mine, op), opts, mine)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = _SUM) -> SessionWork:
