@@ -62,9 +62,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a third of the steps")
     parser.add_argument("--only", default="", help="cases whose names contain this")
     arguments = parser.parse_args()
-    print(
-        f"{'transformer':22}{'stages':>7}{'ours':>9}{'torch':>9}{'ratio':>7}{'bubble':>8}  parameters"
-    )
+    heads = "".join(f"{head:>9}" for head in ("stages", "ours", "torch", "ratio", "bubble"))
+    print(f"{'transformer':22}{heads}  parameters")
     for stages in arguments.stages:
         for name, case in CASES.items():
             if arguments.only in name:

@@ -3,7 +3,9 @@
 While stage 3 works on one micro-batch, stage 2 is already at the next one and stage 1 at the one
 after it. The stages hand tensors on to each other by reference; the trainer, which also owns the
 first stage, never sees the ones between. One backward call runs through all stages and
-all micro-batches. Every step is compared with the same model in one process.
+all micro-batches. Every step is compared with the same model in one process. (It is made of calls
+and references alone, so it runs on torch.distributed.rpc, too; `lockstitch.nn.Pipeline`, in
+transformer_pipeline.py, does this and more.)
 
     lockstitch run -n 3 examples/pipeline.py [steps]
 """

@@ -90,6 +90,16 @@ def test_pipeline_of_three_stages_equals_the_model_in_one_process():
     assert max(numbers("difference of gradients", output)) < 1e-12
 
 
+@pytest.mark.slow
+def test_transformer_in_stages_learns_what_it_learns_in_one_process():
+    output = run_example("transformer_pipeline", 3, "30")
+
+    losses = numbers(r"step\s+\d+\s+loss", output)
+    assert len(losses) == 3
+    assert losses[-1] < 2.9  # 4.85 are those of guessing
+    assert numbers("greatest difference of losses:", output)[0] < 1e-3  # of bfloat16
+
+
 @pytest.mark.parametrize(
     "launcher",
     [

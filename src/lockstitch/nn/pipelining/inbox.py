@@ -1,18 +1,20 @@
 """What one worker gets from others for a step of a pipeline, and who waits for it.
 
-Values come from worker to worker as calls, in any order, and before the worker has heard of the
-step itself; each is for one *port*: a kind, a stage, a micro-batch. The worker's own thread takes
-them when its table says so. A step that has failed anywhere fails here: whoever waits is told.
+Values come from worker to worker, in any order, and before the worker has heard of the step
+itself; each is for one *port*: a kind, a stage, a micro-batch. The worker's own thread takes and
+reads them when its table says so. They come as one-way messages, so a connection that breaks ends
+the step. A step that has failed anywhere fails here: whoever waits is told.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lockstitch.errors import RpcError, copy_of
 from lockstitch.ids import GlobalId, IdSource, WorkerId
+from lockstitch.wire.messages import HandOver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from lockstitch.errors import PeerDiedError
     from lockstitch.nn.pipelining.skips import Stash
     from lockstitch.runtime.worker import Worker
+    from lockstitch.wire.messages import Payload
 
 Port = tuple[str, int, int, int, int]
 """Which value it is: "F" an input or "B" gradients of outputs, with stage and micro-batch and two
@@ -32,11 +35,18 @@ class StepEndedError(RpcError):
     """What is done here is for a step that has ended on another worker, which says why."""
 
 
+class _Packed(NamedTuple):
+    """A value as it came."""
+
+    sender: WorkerId
+    body: Payload
+
+
 class Inbox:
     """What has come for one step. `participants` are the workers that take part in it."""
 
     def __init__(self, worker: Worker, step: GlobalId) -> None:
-        self._blocked = worker.agent.blocked
+        self._agent = worker.agent
         self._values: dict[Port, Any] = {}
         self._arrival = threading.Condition(threading.Lock())
         self._failure: BaseException | None = None
@@ -51,10 +61,16 @@ class Inbox:
 
     def take(self, port: Port) -> Any:
         """The value, waited for; raises what the step has failed with."""
+        value = self._taken(port)
+        if isinstance(value, _Packed):
+            return self._agent.values.unpack_from(value.body, None, value.sender)
+        return value
+
+    def _taken(self, port: Port) -> Any:
         with self._arrival:
             if port in self._values and self._failure is None:
                 return self._values.pop(port)
-        with self._blocked(), self._arrival:
+        with self._agent.blocked(), self._arrival:
             self._arrival.wait_for(lambda: port in self._values or self._failure is not None)
             if self._failure is not None:
                 raise copy_of(self._failure)
@@ -83,7 +99,10 @@ class Inboxes:
         self._closed: OrderedDict[GlobalId, None] = OrderedDict()
         self._lock = threading.Lock()
         self.next_step = IdSource(worker.id)
+        worker.agent.handle(HandOver, self._on_hand_over)
         worker.agent.on_peer_lost(self._on_peer_lost)
+        worker.agent.on_connection_lost(self._fail_steps)
+        worker.agent.add_concern(self._involved)
         worker.agent.on_close(self._on_close)
 
     def __repr__(self) -> str:
@@ -126,16 +145,28 @@ class Inboxes:
         for step in steps:
             self.close(step, f"the worker that began the step, {step.worker}, is gone")
 
-    def _on_peer_lost(self, peer: WorkerId, error: PeerDiedError) -> None:
+    def _on_hand_over(self, sender: WorkerId, message: HandOver) -> None:
+        inbox = self.open(message.step)
+        if inbox is not None:
+            place = message.stage, message.micro_batch, message.number, message.origin
+            inbox.put((message.port, *place), _Packed(sender, message.body))
+
+    def _all(self) -> dict[GlobalId, Inbox]:
         with self._lock:
-            inboxes = dict(self._inboxes)
-        for inbox in inboxes.values():
+            return dict(self._inboxes)
+
+    def _involved(self) -> set[WorkerId]:
+        return set().union(*(inbox.participants for inbox in self._all().values()))
+
+    def _fail_steps(self, peer: WorkerId, error: Exception) -> None:
+        for inbox in self._all().values():
             if peer in inbox.participants:
                 inbox.fail(error)
-        self._drop(step for step in inboxes if step.worker == peer)
+
+    def _on_peer_lost(self, peer: WorkerId, error: PeerDiedError) -> None:
+        self._fail_steps(peer, error)
+        self._drop(step for step in self._all() if step.worker == peer)
 
     def _on_close(self) -> None:
-        with self._lock:
-            steps = list(self._inboxes)
-        for step in steps:
+        for step in self._all():
             self.close(step, f"worker {self._worker.name!r} has shut down")

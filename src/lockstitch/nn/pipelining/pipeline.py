@@ -131,7 +131,7 @@ class Pipeline:
 
     # ------------------------------------------------------------ training
 
-    def step(
+    def step(  # noqa: PLR0913 - the last three are rare
         self,
         context_id: int,
         batch: Any,
@@ -140,6 +140,7 @@ class Pipeline:
         *,
         kwargs: Mapping[str, Any] | None = None,
         stage_kwargs: Mapping[int, Mapping[str, Any]] | None = None,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         """Runs a batch forward and backward through all stages; adds the gradients to the autograd
         context `context_id` on each worker. Returns the loss of the batch, a tensor of no dimension
@@ -150,7 +151,8 @@ class Pipeline:
         these and in `target` are cut into micro-batches along `dim`; `Replicate` and `Shard` (of
         `lockstitch.nn`) say otherwise. `loss_fn(output, target)`, or `loss_fn(output)` without a
         target, runs on the worker of the last stage and returns a tensor of one element; without
-        `loss_fn` the last stage returns the loss itself.
+        `loss_fn` the last stage returns the loss itself. `scale`: by what gradients are multiplied,
+        and the loss that is returned is not: `scaler.get_scale()` of a `GradScaler`.
 
         Raises what a stage raised, as its own type, saying which stage it was and what it was
         given; `PeerDiedError`, naming worker and stages, when one is gone; `RuntimeError` for an
@@ -177,7 +179,8 @@ class Pipeline:
         self._give(orders, batch, by_stage, sizes)
         last = orders[self.schedule.placement[-1]]
         last.loss_fn, last.targets = loss_fn, targets
-        last.weights = weights = self._weights(sizes, targets, loss_fn)
+        weights = self._weights(sizes, targets, loss_fn)
+        last.weights = [weight * scale for weight in weights]
         self.last_step, losses = carry_out(self._team, self.schedule, orders, context)
         total = torch.zeros_like(losses[0]).reshape(())
         for loss, weight in zip(losses, weights, strict=True):

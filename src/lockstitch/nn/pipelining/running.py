@@ -5,9 +5,9 @@
               to other workers ▼ │ from other workers, into the inbox
 
 Outputs go straight to the worker that has the next stage, gradients to the one that has the stage
-before, each as a call that puts them into an inbox and that nobody waits for. What goes wrong in
-such a call fails the step here; what goes wrong in a stage, the driver is told, and tells the
-others.
+before, each as a one-way message into an inbox: tensors and plain values as they are, and what has
+to be pickled as a call that nobody waits for. What goes wrong in such a call fails the step here;
+what goes wrong in a stage, the driver is told, and tells the others.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from lockstitch.nn.slots.generators import seed_for
 from lockstitch.nn.slots.lifting import SINGLE, Hole, fill
 from lockstitch.runtime.worker import Worker, current_worker
 from lockstitch.trust.registry import needed
+from lockstitch.wire.messages import HandOver
+from lockstitch.wire.pickling import pack_flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -291,6 +293,12 @@ class _Runner:
         if to == self._worker.id:
             self._inbox.put((kind, stage, number, skip, origin), values)
             return
+        flat = pack_flat(values)
+        if flat is not None:
+            place = kind, stage, number, skip, origin
+            self._worker.agent.send(to, HandOver(self._order.step, *place, flat))
+            return
+        # What is pickled may hold references, which their sender keeps until it is answered.
         args = (*self._order.step, kind, stage, number, skip, origin, *values)
         receipt = _Receipt(self._worker, self._inbox, self._order.step, to)
         self._worker.agent.outgoing.call_into(receipt, to, (deliver, args, None), NO_LIMIT)

@@ -15,10 +15,11 @@ from torch import nn
 
 from lockstitch.autograd.context import set_current_context
 from lockstitch.errors import PeerDiedError
-from lockstitch.nn.pipelining.inbox import StepEndedError
+from lockstitch.nn.pipelining.inbox import Inboxes, StepEndedError
 from lockstitch.nn.pipelining.running import NO_LIMIT, Order, run_row, tell_end
 from lockstitch.nn.pipelining.simulation import Span, bubble, theoretical_bubble
 from lockstitch.rpc import RRef, rpc_async
+from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Team:
 
 @needed
 def _kinds_of_others(references: list[RRef[nn.Module]]) -> list[str | None]:
+    Inboxes.of(current_worker())  # from now on values may come
     values: list[object] = [each.local_value() for each in references]
     return [None if isinstance(each, nn.Module) else type(each).__name__ for each in values]
 

@@ -7,6 +7,7 @@ peers.py       who leaves, who lives, who waits for what
 references.py  who holds which reference
 backward.py    backward passes, and contexts that end
 groups.py      meetings of all workers, and who is one of them
+stages.py      what stages of a pipeline hand to each other
 
 A message is its class and its fields. Fields are of a few plain types only (see `wire.layouts`),
 ids, and at most one `Payload`, in which the values of user programs and tensors travel. *Requests*
@@ -50,6 +51,7 @@ from lockstitch.wire.messages.references import (
     ForkRequest,
     ForksDeleted,
 )
+from lockstitch.wire.messages.stages import HandOver
 
 __all__ = [
     "KINDS",
@@ -95,4 +97,5 @@ __all__ = [
     "MembershipNotice",
     "MembershipAcknowledgement",
     "MembershipQuery",
+    "HandOver",
 ]

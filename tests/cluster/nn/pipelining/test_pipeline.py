@@ -21,7 +21,7 @@ from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.testing.faults import Faults
 from lockstitch.trust.registry import DECLARED
-from lockstitch.wire.messages import Call
+from lockstitch.wire.messages import Call, HandOver
 from tests.cluster.nn.pipelining.pipelines import gradients_of
 
 if TYPE_CHECKING:
@@ -81,6 +81,19 @@ def test_two_steps_of_one_context_add_up(cluster):
     (2 * mse(modules[0](x), y)).backward()
     for gradient, parameter in zip(found, modules[0].parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_gradients_may_be_scaled_and_the_loss_is_not(cluster):
+    modules = layers(3, 2)
+    pipeline = Pipeline(remote(modules), chunks=2)
+    x, y = batch_of(4, 3, 2)
+    with autograd.context() as context_id:
+        loss = pipeline.step(context_id, x, y, mse, scale=8.0)
+        found = rpc.rpc_sync("a", gradients_of, (pipeline._team.references[0], context_id))
+    expected = mse(modules[0](x), y)
+    torch.testing.assert_close(loss, expected.detach())
+    (8 * expected).backward()
+    torch.testing.assert_close(found[0], modules[0][0].weight.grad)
 
 
 def test_uneven_micro_batches_count_by_their_rows(cluster):
@@ -311,9 +324,9 @@ def test_a_stage_that_dies_is_named_and_the_others_go_on_serving(cluster):
 
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
-@pytest.mark.parametrize("nth", [2, 3, 4])
-def test_a_worker_that_dies_on_the_way_fails_the_step(victim, nth):
-    faults = Faults().kill(victim, after=Call, to=victim, nth=nth)
+@pytest.mark.parametrize(("kind", "nth"), [(Call, 2), (HandOver, 1), (HandOver, 3)])
+def test_a_worker_that_dies_on_the_way_fails_the_step(victim, kind, nth):
+    faults = Faults().kill(victim, after=kind, to=victim, nth=nth)
     with LocalCluster(NAMES, faults=faults) as cluster, cluster["driver"].active():
         pipeline = Pipeline(remote([nn.Linear(3, 3) for _ in range(3)]), chunks=3)
         with autograd.context() as context_id, pytest.raises(PeerDiedError) as caught:
