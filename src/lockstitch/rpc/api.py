@@ -292,14 +292,20 @@ def _check_callable(function: object) -> None:
 def _prepare(
     function: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> Call:
-    arguments = () if args is None else args if type(args) is tuple else _to_arguments(args)
-    keywords = _to_keywords(kwargs) if kwargs else None
+    arguments, keywords = _arguments(args, kwargs)
     if is_carrying():
         function, arguments, keywords = carried((function, arguments, keywords))
     if _default_pickler is _internal_rpc_pickler:
         return function, arguments, keywords
     run = run_pickled_async if hasattr(function, "_wrapped_async_rpc_function") else run_pickled
     return run, _default_pickler.serialize(PythonUDF(function, arguments, keywords or {})), None
+
+
+def _arguments(
+    args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+    arguments = () if args is None else args if type(args) is tuple else _to_arguments(args)
+    return arguments, _to_keywords(kwargs) if kwargs else None
 
 
 def _to_arguments(args: Sequence[Any]) -> tuple[Any, ...]:

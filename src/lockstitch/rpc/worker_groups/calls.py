@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lockstitch.rpc.worker_groups.reductions import Operation
 
     Function = Callable[..., Any]
-    Prepared = tuple[Function, tuple[Any, ...], dict[str, Any] | None]
+    Call = tuple[Function, tuple[Any, ...], dict[str, Any] | None]
 
 S = TypeVar("S")
 
@@ -45,8 +45,8 @@ class Calls(ABC):
     @abstractmethod
     def _calls(
         self, func: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-    ) -> Iterator[tuple[WorkerInfo, Prepared]]:
-        """Each worker, and what is called there."""
+    ) -> list[Call]:
+        """What is called on each of the workers."""
 
     def call(
         self,
@@ -72,12 +72,10 @@ class Calls(ABC):
         timeout: float = UNSET_RPC_TIMEOUT,
     ) -> GroupFuture[Any]:
         """Like `call`, but returns a `GroupFuture` of the results at once."""
-        workers: list[WorkerInfo] = []
         futures: list[Future[Any]] = []
-        for worker, call in self._calls(func, args, kwargs):
-            workers.append(worker)
+        for worker, call in zip(self.workers, self._calls(func, args, kwargs), strict=True):
             futures.append(begin_call(worker, call, timeout, is_first=not futures))
-        return GroupFuture(workers, futures)
+        return GroupFuture(self.workers, futures)
 
     def as_completed(
         self,
@@ -124,25 +122,26 @@ class Calls(ABC):
         `rpc.stream` for the arguments."""
         streams = [
             open_stream(worker, *call, timeout=timeout, window=window)
-            for worker, call in self._calls(func, args, kwargs)
+            for worker, call in zip(self.workers, self._calls(func, args, kwargs), strict=True)
         ]
         return GroupStream(self.workers, streams)
 
 
 def begin_call(
-    worker: WorkerInfo, call: Prepared, timeout: float, *, is_first: bool = True
+    worker: WorkerInfo, call: Call, timeout: float, *, is_first: bool = True
 ) -> Future[Any]:
     """Makes one of the calls. What cannot be sent raises; where it is not the first, others have
     begun, and then it fails this one."""
     caller = current_worker()
     future: Future[Any] = Future()
     try:
+        prepared = api._prepare(*call)
         if is_profiling():
             key = api._key(RPCExecMode.ASYNC, call[0], caller, worker)
             with record_function(key):
-                caller.agent.outgoing.call_into(future, worker.worker, call, timeout)
+                caller.agent.outgoing.call_into(future, worker.worker, prepared, timeout)
         else:
-            caller.agent.outgoing.call_into(future, worker.worker, call, timeout)
+            caller.agent.outgoing.call_into(future, worker.worker, prepared, timeout)
     except Exception as error:
         if is_first:
             raise
@@ -150,19 +149,27 @@ def begin_call(
     return future
 
 
-def parts(
-    worker: WorkerInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
-    """The arguments as that worker gets them."""
-    return (
-        tuple([_part(each, worker) for each in args]),
-        kwargs and {key: _part(each, worker) for key, each in kwargs.items()},
-    )
-
-
-def has_parts(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
-    """Whether any of the arguments is another one for each worker."""
-    return any(isinstance(each, OfOneWorker) for each in (*args, *(kwargs or {}).values()))
+def for_each(
+    workers: Sequence[WorkerInfo],
+    func: Function,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> list[Call]:
+    """The call of a function as each of the workers gets it. Raises what is wrong with it before
+    anybody is called."""
+    api._check_callable(func)
+    arguments, keywords = api._arguments(args, kwargs)
+    values = (*arguments, *(keywords or {}).values())
+    if not any(isinstance(each, OfOneWorker) for each in values):
+        return [(func, arguments, keywords)] * len(workers)
+    return [
+        (
+            func,
+            tuple([_part(each, worker) for each in arguments]),
+            keywords and {key: _part(each, worker) for key, each in keywords.items()},
+        )
+        for worker in workers
+    ]
 
 
 def _part(argument: Any, worker: WorkerInfo) -> Any:

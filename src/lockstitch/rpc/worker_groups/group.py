@@ -9,7 +9,7 @@ from lockstitch.ids import WorkerInfo
 from lockstitch.rpc import api
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
 from lockstitch.rpc.membership import Membership
-from lockstitch.rpc.worker_groups.calls import Calls, begin_call, has_parts, parts
+from lockstitch.rpc.worker_groups.calls import Calls, begin_call, for_each
 from lockstitch.rpc.worker_groups.mapping import run_map
 from lockstitch.rpc.worker_groups.references import RRefGroup
 from lockstitch.rpc.worker_groups.selection import in_order, select
@@ -20,7 +20,7 @@ from lockstitch.trust.registry import needed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from lockstitch.rpc.worker_groups.calls import Prepared
+    from lockstitch.rpc.worker_groups.calls import Call
     from lockstitch.rpc.worker_groups.selection import Workers
 
     Function = Callable[..., Any]
@@ -101,15 +101,8 @@ class Group(Calls, Sequence[WorkerInfo]):
 
     def _calls(
         self, func: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-    ) -> Iterator[tuple[WorkerInfo, Prepared]]:
-        api._check_callable(func)
-        call = api._prepare(func, args, kwargs)
-        function, arguments, keywords = call
-        if not has_parts(arguments, keywords):
-            return ((worker, call) for worker in self.workers)
-        # All of them now: whoever has no part of an argument is found before anybody is called.
-        own = [(worker, parts(worker, arguments, keywords)) for worker in self.workers]
-        return iter([(worker, (function, *mine)) for worker, mine in own])
+    ) -> list[Call]:
+        return for_each(self.workers, func, args, kwargs)
 
     def map(
         self,
@@ -135,7 +128,7 @@ class Group(Calls, Sequence[WorkerInfo]):
         api._check_callable(func)
 
         def begin(worker: WorkerInfo, item: Any) -> Any:
-            return begin_call(worker, api._prepare(func, (item,), None), timeout)
+            return begin_call(worker, (func, (item,), None), timeout)
 
         return run_map(begin, items, self.workers, in_flight, reassigns=reassign)
 
@@ -151,8 +144,10 @@ class Group(Calls, Sequence[WorkerInfo]):
         As with `rpc.remote`, what goes wrong in making a value is raised where it is used.
         """
         create = current_worker().service(ReferenceService).create_remote
-        calls = list(self._calls(func, args, kwargs))
-        return RRefGroup([create(worker.worker, *call, timeout) for worker, call in calls])
+        calls = zip(self.workers, self._calls(func, args, kwargs), strict=True)
+        return RRefGroup(
+            [create(worker.worker, *api._prepare(*call), timeout) for worker, call in calls]
+        )
 
     def broadcast(self, value: Any, timeout: float = UNSET_RPC_TIMEOUT) -> RRefGroup:
         """Gives each worker a copy of `value`; returns references to the copies at once.

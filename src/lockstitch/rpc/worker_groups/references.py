@@ -6,9 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from lockstitch.rpc import api
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
-from lockstitch.rpc.worker_groups.calls import Calls, OfOneWorker, has_parts, parts
+from lockstitch.rpc.worker_groups.calls import Calls, OfOneWorker, for_each
 from lockstitch.rpc.worker_groups.future import GroupFuture
 from lockstitch.rref.proxy import CallKind
 from lockstitch.rref.rref import RRef
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lockstitch.ids import WorkerInfo
-    from lockstitch.rpc.worker_groups.calls import Prepared
+    from lockstitch.rpc.worker_groups.calls import Call
     from lockstitch.runtime.invocation import Completing
 
     Function = Callable[..., Any]
@@ -96,21 +95,12 @@ class RRefGroup(Calls, OfOneWorker, Sequence[RRef[Any]]):
 
     def _calls(
         self, func: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-    ) -> Iterator[tuple[WorkerInfo, Prepared]]:
-        api._check_callable(func)
-        function, arguments, keywords = api._prepare(func, args, kwargs)
-        if not has_parts(arguments, keywords):
-            return (
-                (rref.owner(), (run_on_value, (rref, function, *arguments), keywords))
-                for rref in self._rrefs
-            )
-        own = [(rref, parts(rref.owner(), arguments, keywords)) for rref in self._rrefs]
-        return iter(
-            [
-                (rref.owner(), (run_on_value, (rref, function, *mine[0]), mine[1]))
-                for rref, mine in own
-            ]
-        )
+    ) -> list[Call]:
+        calls = for_each(self.workers, func, args, kwargs)
+        return [
+            (run_on_value, (rref, function, *arguments), keywords)
+            for rref, (function, arguments, keywords) in zip(self._rrefs, calls, strict=True)
+        ]
 
 
 class GroupProxy:
@@ -128,21 +118,14 @@ class GroupProxy:
         return functools.partial(self._call, name)
 
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        calls = [
-            (rref, *parts(worker, args, kwargs))
-            for worker, rref in zip(self._rrefs.workers, self._rrefs, strict=True)
+        way = "remote" if self._kind is CallKind.REMOTE else "rpc_async"
+        calls = for_each(self._rrefs.workers, self._call, args, kwargs)
+        futures = [
+            getattr(getattr(rref, way)(self._timeout), name)(*own, **(keywords or {}))
+            for rref, (_, own, keywords) in zip(self._rrefs, calls, strict=True)
         ]
         if self._kind is CallKind.REMOTE:
-            return RRefGroup(
-                [
-                    getattr(rref.remote(self._timeout), name)(*own, **(keywords or {}))
-                    for rref, own, keywords in calls
-                ]
-            )
-        futures = [
-            getattr(rref.rpc_async(self._timeout), name)(*own, **(keywords or {}))
-            for rref, own, keywords in calls
-        ]
+            return RRefGroup(futures)
         future: GroupFuture[Any] = GroupFuture(self._rrefs.workers, futures)
         return future.wait() if self._kind is CallKind.SYNC else future
 

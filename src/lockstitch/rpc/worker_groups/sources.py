@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import threading
 import weakref
+from asyncio import CancelledError
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
+from lockstitch.errors import RpcError
+from lockstitch.modes import Modes
 from lockstitch.runtime.functions import as_called
 from lockstitch.runtime.invocation import Deferred
 from lockstitch.runtime.outcome import Outcome
@@ -29,6 +33,7 @@ from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from contextlib import AbstractContextManager
 
     from lockstitch.rref.rref import RRef
     from lockstitch.runtime.worker import Worker
@@ -46,6 +51,10 @@ class Steps:
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
+
+    def enter(self, modes: Modes) -> AbstractContextManager[None]:
+        """Within, the steps are taken in these modes, and what the generator adds to them."""
+        return modes.active()
 
     def next(self) -> Answer:
         """Makes the next item, or finds the end; raises what the generator raises."""
@@ -70,6 +79,15 @@ class AsyncSteps:
         self._context = copy_context()
         self._modes = OwnModes()
 
+    @contextmanager
+    def enter(self, modes: Modes) -> Iterator[None]:
+        """See `Steps`."""
+        entered = modes.active()
+        self._run(_called_later(entered.__enter__))
+        yield
+        with suppress(RpcError, CancelledError):  # this worker has left, and the loop with it
+            self._run(_called_later(entered.__exit__, None, None, None))
+
     def next(self) -> Answer:
         """See `Steps`."""
         try:
@@ -91,6 +109,10 @@ class AsyncSteps:
         return running.value()
 
 
+async def _called_later(function: Callable[..., object], *args: object) -> None:
+    function(*args)
+
+
 async def _awaited(make: Callable[[], Any]) -> Any:
     return await make()
 
@@ -99,6 +121,7 @@ class Production:
     """What the thread of a source does. Requests are `(place, answer)`, None at the end."""
 
     def __init__(self, steps: Steps | AsyncSteps, report: Callable[[BaseException], None]) -> None:
+        self._modes = Modes.of_this_thread()
         self.requests: SimpleQueue[tuple[int, Outcome] | None] = SimpleQueue()
         self.is_closing = False
         self._steps = steps
@@ -106,7 +129,12 @@ class Production:
         self._is_over = False
 
     def run(self) -> None:
-        """Answers one request after the other, until the source is closed or gone."""
+        """Answers one request after the other, until the source is closed or gone; in the modes in
+        which the generator was called, which are those of its caller where that carries them."""
+        with self._steps.enter(self._modes):
+            self._run()
+
+    def _run(self) -> None:
         waiting: dict[int, Outcome] = {}
         following = 0
         closing: Outcome | None = None

@@ -229,9 +229,8 @@ def open_stream(
             f"{window!r}"
         )
     worker = current_worker()
-    arguments = (function, args, kwargs or {})
-    create = worker.service(ReferenceService).create_remote
-    source = create(callee.worker, open_source, arguments, None, timeout)
+    call = api._prepare(open_source, (function, args, kwargs or {}), None)
+    source = worker.service(ReferenceService).create_remote(callee.worker, *call, timeout)
     return Stream(worker, source, callee, timeout, window)
 
 
@@ -257,5 +256,4 @@ def stream(
         ...     print(loss)
     """
     callee = api._callee(current_worker(), to, func)
-    function, arguments, keywords = api._prepare(func, args, kwargs)
-    return open_stream(callee, function, arguments, keywords, timeout=timeout, window=window)
+    return open_stream(callee, func, *api._arguments(args, kwargs), timeout=timeout, window=window)

@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lockstitch import rpc
-from lockstitch.rpc.worker_groups.calls import OfOneWorker, begin_call, has_parts, parts
+from lockstitch.rpc.worker_groups.calls import OfOneWorker, begin_call, for_each
 
 
 class Rank(OfOneWorker):
@@ -20,11 +20,12 @@ class Rank(OfOneWorker):
 
 
 def test_each_worker_gets_its_part(cluster) -> None:
-    worker = rpc.get_worker_info("worker2")
-    assert parts(worker, (1, Rank()), {"x": Rank(), "y": 5}) == ((1, 2), {"x": 2, "y": 5})
-    assert parts(worker, (1,), None) == ((1,), None)
-    assert has_parts((1,), {"x": Rank()})
-    assert not has_parts((1, [Rank()]), None)
+    workers = list(rpc.group())[2:]
+    assert for_each(workers, max, (1, Rank()), {"x": Rank(), "y": 5}) == [
+        (max, (1, 2), {"x": 2, "y": 5}),
+        (max, (1, 3), {"x": 3, "y": 5}),
+    ]
+    assert for_each(workers, max, [1], None) == [(max, (1,), None)] * 2
     assert rpc.group().call(max, (0, Rank())) == [0, 1, 2, 3]
 
 

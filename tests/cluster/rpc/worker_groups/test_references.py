@@ -96,6 +96,19 @@ def test_gradient_of_a_broadcast_tensor_is_the_sum_of_all_copies(cluster) -> Non
     assert gradient.tolist() == (4 * 2 + 3 * 2 * x).tolist()
 
 
+def is_recording(*_arguments: object) -> bool:
+    return torch.is_grad_enabled()
+
+
+def test_calls_carry_the_modes_of_their_caller_when_asked(cluster) -> None:
+    group = rpc.group()
+    copies = group.broadcast(torch.ones(1))
+    with rpc.carry_modes(), torch.no_grad():
+        assert group.call(is_recording) == copies.call(is_recording) == [False] * 4
+        assert group.call(is_recording, (copies,)) == group.map(is_recording, "ab") * 2
+    assert copies.call(is_recording) == [True] * 4
+
+
 def test_what_failed_to_be_made_is_told_where_it_is_used(cluster) -> None:
     broken = rpc.group()[1:3].remote(Model, (None,))
     with pytest.raises(GroupError, match="2 of 2 workers failed"):

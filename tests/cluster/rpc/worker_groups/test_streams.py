@@ -300,6 +300,32 @@ def test_modes_of_a_generator_stay_with_it(cluster) -> None:
         assert all(rpc.rpc_sync("worker1", is_recording, (x,)) for _ in range(20))
 
 
+def modes_inside():
+    while True:
+        yield torch.is_grad_enabled()
+        with torch.enable_grad():
+            yield torch.is_grad_enabled()
+
+
+async def modes_inside_later():
+    while True:
+        yield torch.is_grad_enabled()
+        with torch.enable_grad():
+            yield torch.is_grad_enabled()
+            await asyncio.sleep(0)
+            yield torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("function", [modes_inside, modes_inside_later])
+def test_carried_modes_are_those_of_every_step(cluster, function) -> None:
+    with rpc.carry_modes(), torch.no_grad():
+        stream = rpc.stream("worker1", function, window=1)
+    seen = [next(stream) for _ in range(4)]
+    stream.close()
+    assert seen == ([False, True, False, True] if function is modes_inside else [0, 1, 1, 0])
+    assert rpc.rpc_sync("worker1", is_recording, (torch.ones(1),))
+
+
 @pytest.mark.parametrize("function", [remember, remember_later])
 def test_context_variables_are_kept_from_step_to_step(cluster, function) -> None:
     with rpc.stream("worker1", function, window=2) as stream:
