@@ -10,6 +10,7 @@ lies in it.
 - `leases`: how the end of the last use is told, here or to another process
 - `segments`, `received_segments`: shared memory that one process lends another, its lending and its
   borrowing end
+- `host_copies`: what goes to several processes of the host, copied once for all of them
 - `handover`: how one process gives it to the other, as descriptors
 - `ring`: short messages from one process to another that looks
 - `doorbell`: falling asleep without missing what another process writes, and waking who sleeps

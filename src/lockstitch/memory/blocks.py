@@ -138,9 +138,7 @@ class Ledger:
         size = rounded(nbytes)
         if not nbytes or size > self.capacity_bytes:
             return None, []
-        account = self._accounts.get(owner)
-        if account is None:
-            account = self._accounts[owner] = _Account(iter(range(self._most_blocks)))
+        account = self._account(owner)
         if account.counts[size] >= self._trial_blocks + account.reused[size]:
             return None, []
         excess = self.bytes + size - self.capacity_bytes
@@ -155,6 +153,12 @@ class Ledger:
         account.counts[size] += 1
         self.bytes += size
         return block, gone
+
+    def _account(self, owner: Hashable) -> _Account:
+        account = self._accounts.get(owner)
+        if account is None:
+            account = self._accounts[owner] = _Account(iter(range(self._most_blocks)))
+        return account
 
     def _make_room(self, excess: int) -> list[Block] | None:
         """Drops spare blocks of at least `excess` bytes, or none at all."""
@@ -176,6 +180,18 @@ class Ledger:
     def drop(self, block: Block) -> None:
         """A block is no more."""
         self._removed(block).unused.append(block.number)
+
+    def reserve(self, owner: Hashable) -> int | None:
+        """A number of an owner for memory that is another's, in use until `release`; None where it
+        has no more numbers."""
+        account = self._account(owner)
+        return account.unused.pop() if account.unused else next(account.fresh, None)
+
+    def release(self, owner: Hashable, number: int) -> None:
+        """A number that was reserved may be used again; nothing, where the owner is gone."""
+        account = self._accounts.get(owner)
+        if account is not None:
+            account.unused.append(number)
 
     def retire(self, block: Block) -> None:
         """A lent block will never be lent again; its number may not be used until `clear`."""

@@ -7,6 +7,7 @@ share:
 
     FREE ─ NEW ─► LENT ─► FREE        the sender writes NEW and LENT, the receiver all others
             │       └──► KEPT ─► GONE  (a child may use it)
+            ├──► SHARED ─► GONE        (others have the same; or KEPT ─► SPENT)
             └──► COPIED                (the receiver cannot map it and has read it instead)
 
 Where the receiver cannot map the table itself, it reads and writes the same bytes as a file.
@@ -37,6 +38,8 @@ LENT: Final = 2
 KEPT: Final = 3  # like LENT, and will never be FREE
 GONE: Final = 4  # was KEPT
 COPIED: Final = 5  # the receiver has a copy, and never had the segment: it is of no use to lend
+SHARED: Final = 6  # others have the same memory: GONE in the end
+SPENT: Final = 7  # was SHARED, then KEPT
 
 NOTHING: Final[Callable[[], object]] = int
 """Can be called, does nothing, and has no frame."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from lockstitch.memory.leases import (
     LENT,
     NEW,
     NOTHING,
+    SHARED,
+    SPENT,
     TABLE_BYTES,
     FileTable,
     Lease,
@@ -30,7 +33,7 @@ from lockstitch.memory.leases import (
     window,
 )
 from lockstitch.memory.mapping import Copy, Mapping
-from lockstitch.memory.segments import NOTE, TABLE
+from lockstitch.memory.segments import FOR_SEVERAL, NOTE, TABLE
 
 if TYPE_CHECKING:
     import ctypes
@@ -69,6 +72,8 @@ class ReceivedSegments:
         self._notes: list[Note] = []
         self._taken: list[bytes] = []
         self._mapped: dict[int, Mapping | Copy] = {}
+        self._own: set[int] = set()
+        """Those that are mapped for this process alone."""
         self._leases: dict[int, weakref.ref[SegmentLease]] = {}
         """The latest of each segment: there is one at a time."""
         self._table: Any = b""
@@ -82,17 +87,29 @@ class ReceivedSegments:
         if not self._table or self._table[number] == NEW:
             self._receive()
         memory = self._mapped.get(number)
-        if memory is None or self._table[number] not in (NEW, LENT, KEPT, COPIED):
+        if memory is None or self._table[number] not in (NEW, LENT, SHARED, KEPT, COPIED):
             raise ConnectionError(f"the peer names a segment, {number}, that it has not lent")
         if isinstance(memory, Copy):
             self._table[number] = COPIED
             lease = SegmentLease(partial(self._mapped.pop, number, None), memory)
+        elif number in self._own:
+            if self._table[number] == NEW:
+                self._table[number] = SHARED
+            end = SPENT if self._table[number] == KEPT else GONE
+            lease = SegmentLease(self._forget(number, end), memory)
+            self._leases[number] = weakref.ref(lease)
         else:
             if self._table[number] == NEW:
                 self._table[number] = LENT
             lease = SegmentLease(setter(self._table, number, FREE), memory)
             self._leases[number] = weakref.ref(lease)
         return window(memory.address, memory.size, lease), lease
+
+    def _forget(self, number: int, state: int) -> Callable[[], object]:
+        """What gives up a mapping, and then sets its state: without a frame, see `Lease`."""
+        forget: Callable[[], object] = partial(self._mapped.pop, number, None)
+        steps = (forget, setter(self._table, number, state))
+        return partial(deque, map(partial.__call__, steps), 0)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """The connection has ended: the peer has forgotten what it lent. Leases keep their memory
@@ -106,10 +123,15 @@ class ReceivedSegments:
         """What is in use now, a child will have as well."""
         for number, ref in self._leases.copy().items():
             lease = ref()
-            if lease is not None and self._table[number] == LENT:
+            state = self._table[number]
+            if lease is not None and state in (LENT, SHARED):
                 self._table[number] = KEPT
                 is_taken = lease.end is lease.give_back
-                lease.give_back = setter(self._table, number, GONE)
+                lease.give_back = (
+                    setter(self._table, number, GONE)
+                    if state == LENT
+                    else self._forget(number, SPENT)
+                )
                 if is_taken:
                     lease.end = lease.give_back
 
@@ -164,8 +186,16 @@ class ReceivedSegments:
     def _open_memory(self, descriptor: int, number: int, size: int) -> None:
         if number == TABLE:
             self._table = _table(descriptor, size)
+            return
+        is_own = bool(number & FOR_SEVERAL)
+        number &= ~FOR_SEVERAL
+        memory = self._memory(descriptor, size)
+        if is_own and not isinstance(memory, Copy):
+            memory.make_private(descriptor)
+            self._own.add(number)
         else:
-            self._mapped[number] = self._memory(descriptor, size)
+            self._own.discard(number)
+        self._mapped[number] = memory
 
     def _memory(self, descriptor: int, size: int) -> Mapping | Copy:
         if not isinstance(self._table, FileTable):

@@ -17,6 +17,10 @@ that segment again, and leaves it at the stream for a while.
 When a connection ends its segments are forgotten by the sender; what the receiver still uses stays
 until it has done with it. Segments have no name: the last process that has one takes it along.
 
+*Copies for several.* Memory that was filled for several peers (`memory.host_copies`) is handed over
+to each under a number of its connection, where it is SHARED until it is GONE. When that is so on
+all of them it is filled again. After a fork it is KEPT, and SPENT in the end: a child may have it.
+
 *Forks.* A child of the receiver inherits the tensors in a segment, and nobody hears when it has
 done with them. So what is in use at a fork becomes KEPT, the sender never lends it again, and GONE
 at the end, when the number may get another segment.
@@ -34,6 +38,7 @@ from lockstitch.forks import abandon_in_child
 from lockstitch.memory import mapping
 from lockstitch.memory.blocks import Block, Ledger
 from lockstitch.memory.handover import Reserve
+from lockstitch.memory.host_copies import HostCopy
 from lockstitch.memory.leases import (
     COPIED,
     FREE,
@@ -41,6 +46,7 @@ from lockstitch.memory.leases import (
     KEPT,
     LENT,
     NEW,
+    SPENT,
     TABLE_BYTES,
     mapped_table,
 )
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from lockstitch.memory.handover import Handover
+    from lockstitch.memory.host_copies import Filled
     from lockstitch.memory.mapping import Mapping
 
 LEAST_BYTES: Final = 16 * 1024
@@ -61,6 +68,12 @@ NOTE: Final = struct.Struct("<HQ")
 
 TABLE: Final = 0xFFFF
 """The number under which the table itself is handed over."""
+
+COPIES: Final = "copies"
+"""The owner of the blocks that are filled for several peers."""
+
+FOR_SEVERAL: Final = 0x8000
+"""Added to the number of memory that others may have, too; a receiver maps it for itself alone."""
 
 # After a failure, the system is not asked for memory again for so long; nor is a peer that could
 # not map what it was lent, and each time twice as long, up to 64 times.
@@ -87,6 +100,26 @@ class Loan:
     def cancel(self) -> None:
         """The peer will not hear of it."""
         self._pool.take_back(self._block)
+
+
+class FilledLoan:
+    """Memory that was filled for several: send `number` to this peer, or `cancel`."""
+
+    __slots__ = ("_copy", "_owner", "_pool", "address", "number")
+
+    def __init__(self, pool: SegmentPool, owner: LentSegments, copy: HostCopy, number: int) -> None:
+        self._pool = pool
+        self._owner = owner
+        self._copy = copy
+        self.number = number
+        self.address = copy.address
+
+    def pin(self) -> None:
+        """Nothing is copied into it any more."""
+
+    def cancel(self) -> None:
+        """The peer will not hear of it."""
+        self._pool.cancel_copy(self._owner, self._copy, self.number)
 
 
 class SegmentPool(Pool):
@@ -141,6 +174,79 @@ class SegmentPool(Pool):
             raise
         return memory
 
+    def make_copy(self, nbytes: int) -> HostCopy | None:
+        """Memory to be filled for several; None where there is none or it would be no gain."""
+        gone: list[Block] = []
+        with self._lock:
+            block = self._reuse(COPIES, nbytes)
+            if block is None and self._clock.now() >= self._paused_until:
+                block, gone = self._make(COPIES, nbytes)
+        for each in gone:
+            self._free(each)
+        if block is None:
+            return None
+        if block.memory is None:
+            try:
+                block.memory = HostCopy(*mapping.create(block.size))
+            except BaseException as error:
+                self._unmake(block)
+                if not isinstance(error, OSError):
+                    raise
+                self._paused_until = self._clock.now() + _PAUSE_SECONDS
+                return None
+        copy: HostCopy = block.memory
+        copy.is_open = True
+        return copy
+
+    def lend_copy(self, owner: LentSegments, filled: Filled) -> FilledLoan | None:
+        """Hands over memory that is filled; None where that cannot be."""
+        copy = filled(self.make_copy) if owner.open() else None
+        if copy is None:
+            return None
+        with self._lock:
+            number = None if owner.is_closed else self._ledger.reserve(owner)
+            if number is None:
+                return None
+            copy.users.add((owner, number))
+            owner.table[number] = NEW
+        loan = FilledLoan(self, owner, copy, number)
+        try:
+            owner.pass_on(number, copy)
+        except OSError:  # as with any other segment
+            loan.cancel()
+            return None
+        return loan
+
+    def cancel_copy(self, owner: LentSegments, copy: HostCopy, number: int) -> None:
+        """The peer will not hear of it."""
+        with self._lock:
+            copy.users.discard((owner, number))
+            self._ledger.release(owner, number)
+
+    def _collect_copies(self, now: float) -> None:
+        for block in self._ledger.lent(COPIES):
+            copy: HostCopy | None = block.memory
+            if copy is None:
+                continue
+            for user in list(copy.users):
+                self._look_at_user(copy, *user)
+            if copy.users or copy.is_open:
+                continue
+            if copy.is_spent:
+                self._ledger.drop(block)
+                block.memory = None
+            else:
+                self._ledger.give_back(block, now)
+
+    def _look_at_user(self, copy: HostCopy, owner: Hashable, number: int) -> None:
+        state = cast("LentSegments", owner).table[number]
+        if state in (KEPT, SPENT):
+            copy.is_spent = True
+        if state in (GONE, SPENT):
+            self._ledger.release(owner, number)
+        if state in (GONE, SPENT, COPIED):
+            copy.users.discard((owner, number))
+
     def take_back(self, block: Block) -> None:
         """A block was not used after all."""
         with self._lock:
@@ -153,12 +259,27 @@ class SegmentPool(Pool):
         """The connection of `owner` has ended."""
         with self._lock:
             owner.is_closed = True
+            self._forget_user(owner)
             owner.table = bytearray(TABLE_BYTES)
             gone = self._ledger.drop_owner(owner)
+            if self._ledger.owners() == [COPIES]:  # there is nobody to fill them for
+                gone += self._ledger.drop_owner(COPIES)
         for block in gone:
             block.memory = None
 
+    def _forget_user(self, owner: LentSegments) -> None:
+        """What the peer has of copies it has for ever, as far as anybody knows."""
+        for block in self._ledger.lent(COPIES):
+            copy: HostCopy | None = block.memory
+            for user, number in list(copy.users) if copy is not None else ():
+                if copy is not None and user is owner:
+                    copy.users.discard((owner, number))
+                    copy.is_spent |= owner.table[number] not in (GONE, COPIED)
+
     def _collect(self, owner: Hashable, now: float) -> None:
+        if owner == COPIES:
+            self._collect_copies(now)
+            return
         table = cast("LentSegments", owner).table
         ledger = self._ledger
         for block in ledger.lent(owner):
@@ -246,6 +367,14 @@ class LentSegments:
         finally:
             os.close(descriptor)
         return memory
+
+    def pass_on(self, number: int, copy: HostCopy) -> None:
+        """Hands filled memory to the peer as `number`. Raises `OSError`."""
+        self._handover.send(NOTE.pack(number | FOR_SEVERAL, copy.size), copy.descriptor)
+
+    def lend_copy(self, filled: Filled) -> FilledLoan | None:
+        """See `SegmentPool.lend_copy`."""
+        return self._pool.lend_copy(self, filled)
 
     def mark_lent(self, block: Block) -> None:
         if block.memory is None:

@@ -33,6 +33,7 @@ from lockstitch.rref.ledger import Ledger, ReferenceStatistics
 from lockstitch.rref.rref import RRef
 from lockstitch.rref.serving import ValueServer
 from lockstitch.rref.values import TIMED_OUT, OwnedValue
+from lockstitch.runtime.outgoing import to_several
 from lockstitch.wire.messages import (
     ChildAccept,
     ChildNoted,
@@ -47,6 +48,7 @@ from lockstitch.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lockstitch.memory.host_copies import HostCopies
     from lockstitch.rref.user_fork import UserFork
     from lockstitch.runtime.outgoing import MakeCall
     from lockstitch.runtime.worker import Worker
@@ -100,8 +102,10 @@ class ReferenceService(Home[RRef[Any]]):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         timeout: float = UNSET_TIMEOUT,
+        copies: HostCopies | None = None,
     ) -> RRef[T]:
-        """Has `to` run `function` and keep the value; see `rpc.remote`.
+        """Has `to` run `function` and keep the value; see `rpc.remote`, and `to_several` for
+        `copies`.
 
         Raises what keeps the arguments from being sent. A reference to a worker that is gone says
         so when it is used.
@@ -119,6 +123,8 @@ class ReferenceService(Home[RRef[Any]]):
             rref = self._object_of(fork)
             make = _remote_call(reference, name, serial)
             outcome = partial(self._created, fork)
+        if copies is not None:
+            make = to_several(copies, make)
         rref._creation = creation = Creation(outcome)
         self._ledger.creation_began(reference)
         try:

@@ -25,13 +25,14 @@ from lockstitch.runtime.inherited import INHERITED, refuse_to_block
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.torch_internals.tensors import values_of
 from lockstitch.wire.encodings import CARRY_OWN
-from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply
+from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply, SharedPayload
 from lockstitch.wire.pickling import pack_arguments
 from lockstitch.wire.staging import StagedPayload, settled
 from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerId
+    from lockstitch.memory.host_copies import HostCopies
     from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.core import Core
     from lockstitch.runtime.packing import Values, WhatToCall
@@ -48,6 +49,25 @@ the stitch and the body."""
 _is_grad_enabled: Final = torch.is_grad_enabled
 # Every so many calls it is seen to what is to be done before calls.
 _CALLS_BETWEEN: Final = 8
+
+
+def to_several(copies: HostCopies, make: MakeCall = Call) -> MakeCall:
+    """Has `make` build a request one of several that bring the same: what is large in them is
+    copied once for each host. Nobody may change it before all of them are made."""
+
+    def build(
+        request: int,
+        function: int,
+        definition: bytes | None,
+        timeout: float | None,
+        stitch: Stitch | None,
+        body: Payload,
+    ) -> Message:
+        shared = SharedPayload(*body)
+        shared.copies = copies
+        return make(request, function, definition, timeout, stitch, shared)
+
+    return build
 
 
 class Outgoing:
@@ -113,7 +133,7 @@ class Outgoing:
         make: MakeCall = Call,
     ) -> None:
         """Like `call_async`, for an answer that completes `completion`. `make` may build another
-        request with a call's fields."""
+        request with a call's fields; see also `to_several`."""
         if not are_plain():
             with plain_modes():
                 return self.call_into(completion, to, call, timeout, make)

@@ -11,7 +11,10 @@ may drop, delay or repeat on purpose.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from lockstitch.memory.host_copies import Filled
 
 Buffer = bytes | bytearray | memoryview
 
@@ -132,9 +135,9 @@ class Connection(Pollable, Protocol):
         host has taken in nothing for so long that was sent; nothing, where both ends are on one."""
         ...
 
-    def lend(self, nbytes: int) -> Loan | None:
-        """Memory for `nbytes` that the peer will see without a copy; None where there is none, or
-        the stream is the quicker way."""
+    def lend(self, nbytes: int, filled: Filled | None = None) -> Loan | None:
+        """Memory for `nbytes` that the peer will see without a copy, or what is `filled`
+        for several already; None where there is none, or the stream is the quicker way."""
         ...
 
     def window(self, number: int) -> tuple[Any, Lease]:

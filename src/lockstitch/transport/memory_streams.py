@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.clock import Clock
+    from lockstitch.memory.host_copies import Filled
     from lockstitch.transport.base import (
         Buffer,
         Connection,
@@ -259,7 +260,7 @@ class MemoryConnection:
     def bound_silence(self, seconds: float) -> None:
         """Nothing: both ends are in one process."""
 
-    def lend(self, nbytes: int) -> Loan | None:  # noqa: ARG002 - see `Connection.lend`
+    def lend(self, nbytes: int, filled: Filled | None = None) -> Loan | None:  # noqa: ARG002
         """None: a script may lose, delay and repeat frames only if all is in them."""
         return None
 

@@ -30,6 +30,7 @@ from lockstitch.transport.base import SendTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lockstitch.memory.host_copies import Filled
     from lockstitch.memory.ring import RingReader
     from lockstitch.transport.base import Buffer, Lease, Loan, RemainingTime, Seal
     from lockstitch.transport.waker import Waker
@@ -326,7 +327,7 @@ class StreamConnection(SocketEnd):
         """See `Connection.bound_silence`."""
         bound_silence(self._socket, seconds)
 
-    def lend(self, nbytes: int) -> Loan | None:  # noqa: ARG002 - see `Connection.lend`
+    def lend(self, nbytes: int, filled: Filled | None = None) -> Loan | None:  # noqa: ARG002
         """None: a stream is all there is between the two ends."""
         return None
 

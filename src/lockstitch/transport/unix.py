@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.memory.handover import Handover, Note
+    from lockstitch.memory.host_copies import Filled
     from lockstitch.memory.segments import SegmentPool
     from lockstitch.transport.base import Buffer, Lease, Loan, RemainingTime
 
@@ -61,10 +62,12 @@ class UnixConnection(RingStream):
         be busy where it cannot answer, but a stopped process uses none."""
         return (*super().signs_of_life(), cpu_ticks(self._process))
 
-    def lend(self, nbytes: int) -> Loan | None:
+    def lend(self, nbytes: int, filled: Filled | None = None) -> Loan | None:
         """A segment, if it is quicker than the stream; see `Connection.lend`."""
         if nbytes < LEAST_BYTES or self._lent is None:
             return None
+        if filled is not None:
+            return self._lent.lend_copy(filled)
         return self._lent.lend(nbytes)
 
     def window(self, number: int) -> tuple[Any, Lease]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import typing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -22,6 +23,7 @@ from lockstitch.wire.frames import (
     digest_of,
 )
 from lockstitch.wire.layouts import layout_of
+from lockstitch.wire.messages import SharedPayload
 from lockstitch.wire.sharing import find_shared, overlaps_itself
 from lockstitch.wire.staging import Fetching
 from lockstitch.wire.tensors import (
@@ -36,6 +38,7 @@ from lockstitch.wire.tensors import (
 
 if TYPE_CHECKING:
     from lockstitch.devices.maps import DeviceMap
+    from lockstitch.memory.host_copies import HostCopies
     from lockstitch.wire.layouts import Layout
     from lockstitch.wire.messages import Message
 
@@ -78,6 +81,9 @@ def _encode(
         if items or is_long:
             small = copy_small(items) if device_map is None and not is_long else None
             if small is None:
+                body = message.body  # type: ignore[attr-defined]
+                if lend is not None and type(body) is SharedPayload:
+                    lend = _LendToSeveral(lend, body.copies)
                 return _encode_items(layout, values, limits, lend, with_digests, device_map)
             headers, memory = small
             nbytes = len(memory)
@@ -138,14 +144,17 @@ def _encode_items(
         raise LocalProtocolError(
             f"a message of {len(items):,} tensors exceeds the limit of {limits.items:,}"
         )
-    loan, bulk = None, bulk_length
+    loan, bulk, is_filled = None, bulk_length, False
     if large and lend is not None:
         bulk = sum([aligned(memory.nbytes) for memory in large])
-        loan = lend(bulk)
+        if type(lend) is _LendToSeveral and not memories.has_fetched:
+            loan = lend.filled(large, bulk)
+            is_filled = loan is not None
+        loan = loan or lend(bulk)
     if memories.has_fetched:
         _fetch(memories, large, loan)
         small_bytes = b"".join([each.copy() for each in memories if each.nbytes <= INLINE_BYTES])
-    elif loan is not None:
+    elif loan is not None and not is_filled:
         _fill(loan, large)
     inline, kind = announcement + small_bytes, layout.cls.KIND
     if loan is not None:
@@ -154,6 +163,24 @@ def _encode_items(
         ]
     header = HEADER.pack(len(inline), kind, 0, 0, small_length, bulk_length)
     return [header + inline, *[memory.view() for memory in large]]
+
+
+class _LendToSeveral:
+    """A `Lend` for a message that goes to several: what one of them has got already is not copied
+    again."""
+
+    __slots__ = ("_copies", "_lend")
+
+    def __init__(self, lend: Lend, copies: HostCopies) -> None:
+        self._lend = lend
+        self._copies = copies
+
+    def __call__(self, nbytes: int) -> Loan | None:
+        return self._lend(nbytes)
+
+    def filled(self, memories: list[Memory], nbytes: int) -> Loan | None:
+        """Memory in which these lie already, for this receiver; None: they have to be copied."""
+        return self._lend(nbytes, partial(self._copies.copy_of, memories, nbytes))
 
 
 def _fill(loan: Loan, memories: list[Memory]) -> None:

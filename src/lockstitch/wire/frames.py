@@ -41,8 +41,10 @@ class Loan(Protocol):
         ...
 
 
-Lend = Callable[[int], "Loan | None"]
-"""Asks for so many bytes of memory that the receiver will see; None: the stream will do."""
+Lend = Callable[..., "Loan | None"]
+"""As `lend(nbytes)` it asks for so many bytes of memory that the receiver will see; None: the
+stream will do. As `lend(nbytes, filled)` it asks that the receiver see the `HostCopy` that `filled`
+returns."""
 
 
 class Lease(Protocol):

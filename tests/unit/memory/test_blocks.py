@@ -211,3 +211,20 @@ class Lending(RuleBasedStateMachine):
 
 
 TestLending = Lending.TestCase
+
+
+def test_reserved_number_is_given_to_no_block_until_it_is_released(ledger: Ledger) -> None:
+    number = ledger.reserve("a")
+    assert made(ledger, MB).number != number
+    assert ledger.reserve("b") is not None  # each owner has its own
+    ledger.release("a", number)
+    assert made(ledger, MB).number == number
+    ledger.release("nobody", 3)
+    assert ledger.bytes == 2 * MB
+
+
+def test_no_number_is_left_when_all_are_reserved() -> None:
+    ledger = Ledger(CAPACITY, most_blocks=1)
+    assert ledger.reserve("a") == 0
+    assert ledger.reserve("a") is None
+    assert ledger.make("a", MB, 0.0) == (None, [])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.autograd.profiler import record_function
 
+from lockstitch.memory.host_copies import HostCopies
 from lockstitch.rpc import api
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
 from lockstitch.rpc.profiling import RPCExecMode, is_profiling
@@ -14,17 +16,20 @@ from lockstitch.rpc.worker_groups.future import GroupFuture
 from lockstitch.rpc.worker_groups.merging import GroupStream
 from lockstitch.rpc.worker_groups.reductions import operation_of, reduce
 from lockstitch.rpc.worker_groups.streams import DEFAULT_WINDOW, open_stream
+from lockstitch.runtime.outgoing import to_several
 from lockstitch.runtime.pending import Future
 from lockstitch.runtime.worker import current_worker
+from lockstitch.wire.messages import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from lockstitch.ids import WorkerInfo
     from lockstitch.rpc.worker_groups.reductions import Operation
+    from lockstitch.runtime.outgoing import MakeCall
+    from lockstitch.runtime.packing import WhatToCall
 
     Function = Callable[..., Any]
-    Call = tuple[Function, tuple[Any, ...], dict[str, Any] | None]
 
 S = TypeVar("S")
 
@@ -45,7 +50,7 @@ class Calls(ABC):
     @abstractmethod
     def _calls(
         self, func: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-    ) -> list[Call]:
+    ) -> list[WhatToCall]:
         """What is called on each of the workers."""
 
     def call(
@@ -73,8 +78,12 @@ class Calls(ABC):
     ) -> GroupFuture[Any]:
         """Like `call`, but returns a `GroupFuture` of the results at once."""
         futures: list[Future[Any]] = []
-        for worker, call in zip(self.workers, self._calls(func, args, kwargs), strict=True):
-            futures.append(begin_call(worker, call, timeout, is_first=not futures))
+        calls = zip(self.workers, self._calls(func, args, kwargs), strict=True)
+        with contextlib.closing(HostCopies()) as copies:
+            make = to_several(copies) if len(self.workers) > 1 else Call
+            for worker, call in calls:
+                future = begin_call(worker, call, timeout, make, is_first=not futures)
+                futures.append(future)
         return GroupFuture(self.workers, futures)
 
     def as_completed(
@@ -128,7 +137,12 @@ class Calls(ABC):
 
 
 def begin_call(
-    worker: WorkerInfo, call: Call, timeout: float, *, is_first: bool = True
+    worker: WorkerInfo,
+    call: WhatToCall,
+    timeout: float,
+    make: MakeCall = Call,
+    *,
+    is_first: bool = True,
 ) -> Future[Any]:
     """Makes one of the calls. What cannot be sent raises; where it is not the first, others have
     begun, and then it fails this one."""
@@ -139,9 +153,9 @@ def begin_call(
         if is_profiling():
             key = api._key(RPCExecMode.ASYNC, call[0], caller, worker)
             with record_function(key):
-                caller.agent.outgoing.call_into(future, worker.worker, prepared, timeout)
+                caller.agent.outgoing.call_into(future, worker.worker, prepared, timeout, make)
         else:
-            caller.agent.outgoing.call_into(future, worker.worker, prepared, timeout)
+            caller.agent.outgoing.call_into(future, worker.worker, prepared, timeout, make)
     except Exception as error:
         if is_first:
             raise
@@ -154,7 +168,7 @@ def for_each(
     func: Function,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
-) -> list[Call]:
+) -> list[WhatToCall]:
     """The call of a function as each of the workers gets it. Raises what is wrong with it before
     anybody is called."""
     api._check_callable(func)

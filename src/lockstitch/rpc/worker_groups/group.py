@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from lockstitch.ids import WorkerInfo
+from lockstitch.memory.host_copies import HostCopies
 from lockstitch.rpc import api
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
 from lockstitch.rpc.membership import Membership
@@ -20,8 +22,8 @@ from lockstitch.trust.registry import needed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from lockstitch.rpc.worker_groups.calls import Call
     from lockstitch.rpc.worker_groups.selection import Workers
+    from lockstitch.runtime.packing import WhatToCall
 
     Function = Callable[..., Any]
 
@@ -101,7 +103,7 @@ class Group(Calls, Sequence[WorkerInfo]):
 
     def _calls(
         self, func: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-    ) -> list[Call]:
+    ) -> list[WhatToCall]:
         return for_each(self.workers, func, args, kwargs)
 
     def map(
@@ -145,9 +147,13 @@ class Group(Calls, Sequence[WorkerInfo]):
         """
         create = current_worker().service(ReferenceService).create_remote
         calls = zip(self.workers, self._calls(func, args, kwargs), strict=True)
-        return RRefGroup(
-            [create(worker.worker, *api._prepare(*call), timeout) for worker, call in calls]
-        )
+        with contextlib.closing(HostCopies()) as copies:
+            return RRefGroup(
+                [
+                    create(worker.worker, *api._prepare(*call), timeout, copies)
+                    for worker, call in calls
+                ]
+            )
 
     def broadcast(self, value: Any, timeout: float = UNSET_RPC_TIMEOUT) -> RRefGroup:
         """Gives each worker a copy of `value`; returns references to the copies at once.

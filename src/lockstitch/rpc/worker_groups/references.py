@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lockstitch.ids import WorkerInfo
-    from lockstitch.rpc.worker_groups.calls import Call
     from lockstitch.runtime.invocation import Completing
+    from lockstitch.runtime.packing import WhatToCall
 
     Function = Callable[..., Any]
 
@@ -95,7 +95,7 @@ class RRefGroup(Calls, OfOneWorker, Sequence[RRef[Any]]):
 
     def _calls(
         self, func: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-    ) -> list[Call]:
+    ) -> list[WhatToCall]:
         calls = for_each(self.workers, func, args, kwargs)
         return [
             (run_on_value, (rref, function, *arguments), keywords)

@@ -41,7 +41,7 @@ from lockstitch.wire.messages.groups import (
     MembershipQuery,
 )
 from lockstitch.wire.messages.kinds import KINDS, Message, kind
-from lockstitch.wire.messages.payload import Payload, Stitch
+from lockstitch.wire.messages.payload import Payload, SharedPayload, Stitch
 from lockstitch.wire.messages.peers import Alive, AskWaits, Cancel, Heartbeat, Leave, TellWaits
 from lockstitch.wire.messages.references import (
     ChildAccept,
@@ -58,6 +58,7 @@ __all__ = [
     "Message",
     "kind",
     "Payload",
+    "SharedPayload",
     "Stitch",
     "CALLS",
     "Call",

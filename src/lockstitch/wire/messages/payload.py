@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from lockstitch.memory.host_copies import HostCopies
+
 
 class Payload(NamedTuple):
     """Values on their way: a stream of bytes, and what was extracted from it.
@@ -23,6 +25,12 @@ class Payload(NamedTuple):
     encoding: int
     stream: bytes | memoryview
     items: Sequence[torch.Tensor | memoryview | None]
+
+
+class SharedPayload(Payload):
+    """A payload that goes to several workers: what is large in it is copied once for each host."""
+
+    copies: HostCopies
 
 
 class Stitch(NamedTuple):
