@@ -12,6 +12,8 @@ from typing import Final
 
 from lockstitch.nn.pipelining.picture import draw as draw_schedule
 from lockstitch.nn.pipelining.schedules import ScheduleName, make_schedule
+from lockstitch.observe.context_graph import ContextGraph
+from lockstitch.observe.context_pictures import Stitch
 
 HERE = Path(__file__).parent
 STYLE = """
@@ -213,12 +215,27 @@ SCHEDULES: Final[tuple[ScheduleName, ...]] = ("1f1b", "zero_bubble")
 """Those of pipelines that are drawn, as `Pipeline.picture` does."""
 
 
+CONTEXT: Final = ContextGraph(
+    context_id=0,
+    workers=("trainer", "encoder", "table"),
+    stitches=(
+        Stitch("0.0", "trainer", "encoder", ("float32 64 × 128",), (), "awaited"),
+        Stitch("1.0", "encoder", "table", ("float32 64 × 32",), ("0.0",), "awaited"),
+        Stitch("2.0", "table", "encoder", ("float32 64 × 32",), ("1.0",), "arrived"),
+        Stitch("1.1", "encoder", "trainer", ("float32 64 × 10",), ("0.0", "2.0"), "arrived"),
+        Stitch("0.1", "trainer", "table", ("float32 64 × 10",), ("1.1",)),
+    ),
+)
+"""A context as `lockstitch graph` draws it, while a backward pass is on its way."""
+
+
 def drawn() -> dict[Path, str]:
     """All pictures, with the files that they belong in."""
     pictures = {name: draw().svg() for name, draw in PICTURES.items()}
     for name in SCHEDULES:
         workers = [f"worker{number}" for number in range(4)]
         pictures[name] = draw_schedule(make_schedule(name, range(4), 8), workers, None)
+    pictures["context"] = CONTEXT.svg()
     return {HERE / f"{name}.svg": svg for name, svg in pictures.items()}
 
 

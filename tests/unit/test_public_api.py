@@ -63,8 +63,8 @@ PUBLIC_NAMES = {
     """,
     "lockstitch.c10d": "ProcessGroup dump_trace",
     "lockstitch.observe": """
-        jobs status waits stacks step explain_waits Job Explanation Participant Wait Culprit
-        JobNotFoundError
+        jobs status waits stacks graph step explain_waits Job Explanation Participant Wait Culprit
+        ContextGraph Stitch JobNotFoundError ContextNotFoundError
     """,
     "lockstitch.nn": """
         DataParallel data_parallel DataParallelCriterion RemoteModule Pipeline split Replicate

@@ -92,6 +92,29 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True)
+class SentTensors:
+    """Tensors that a worker has sent within an autograd context, as one message, to the worker of
+    rank `to`. `stitch` names the message in the whole job; `tensors` are their dtypes and shapes;
+    `made_of`: the stitches received before from which they were computed. `state`: whether, in the
+    latest backward pass, their gradient has "arrived" or is "awaited"; else empty."""
+
+    stitch: str
+    to: int
+    tensors: tuple[str, ...]
+    made_of: tuple[str, ...] = ()
+    state: Literal["", "arrived", "awaited"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextReport:
+    """A worker's part of an autograd context. `gradients`: of how many tensors it holds one."""
+
+    id: int
+    sent: tuple[SentTensors, ...]
+    gradients: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     """A worker of `lockstitch.rpc`."""
 
@@ -103,6 +126,7 @@ class WorkerReport:
     """Calls that wait for a thread."""
     waits: tuple[OtherWait, ...] = ()
     counters: tuple[Counter, ...] = ()
+    contexts: tuple[ContextReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +239,7 @@ class Question:
     counters: bool = False
     threads: bool = False
     stacks: bool = False
+    contexts: bool = False
     seconds: float = 1.0
     rate_seconds: float = 0.0
     """For so long it is to look how fast its counters grow; 0: not at all."""

@@ -27,6 +27,7 @@ How it works, in the order in which one reads it:
     initiator.py    the pass as a whole, on the worker that called `backward`
     listening.py    how its threads wait, and what they read meanwhile
     discovery.py    SMART: which stitches take part
+    reports.py      a context as others see it
     termination.py  is the pass finished, is it stuck
     messaging.py    what all this asks of the rest of Lockstitch
 """

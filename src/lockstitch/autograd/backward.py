@@ -80,6 +80,8 @@ class BackwardPass:
     _parts: Parts | None = None
     _has_asked = False
     _failure: BaseException | None = None
+    _settled: list[set[GlobalId | None]] = []  # noqa: RUF012 - never added to
+    """What `arrived` tells of when the pass is over."""
     _sent = 0
     received = 0
     """How many gradients have come so far."""
@@ -176,11 +178,23 @@ class BackwardPass:
                 tuple(message for progress in components for message in progress.missing()),
             )
 
+    def arrived(self) -> list[GlobalId]:
+        """For which stitches gradients, or word that there are none, have come."""
+        with self._lock:
+            settled = [each for part in self._settled_parts() for each in part]
+        return [each for each in settled if each is not None]
+
+    def _settled_parts(self) -> list[set[GlobalId | None]]:
+        if self._failure is not None:
+            return self._settled
+        return [progress.settled for progress in (self._components or {}).values()]
+
     def fail(self, error: BaseException) -> bool:
         """Frees whatever waits; what comes from now on is ignored. False: it had ended before."""
         with self._lock:
             if self._failure is not None:
                 return False
+            self._settled = self._settled_parts()
             self._failure = error
             self._components = {}
             self._inbox.clear()

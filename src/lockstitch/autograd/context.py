@@ -69,6 +69,10 @@ class Pass(Protocol):
         """Returns what the pass has done here, and what it waits for."""
         ...
 
+    def arrived(self) -> list[GlobalId]:
+        """Returns for which stitches gradients, or word that there are none, have come."""
+        ...
+
 
 class DistAutogradContext:
     """One worker's part of a context; made by `AutogradService`, never by users."""

@@ -26,6 +26,7 @@ from lockstitch.autograd.contexts import Contexts, not_found
 from lockstitch.autograd.discovery import Reach
 from lockstitch.autograd.initiator import Initiator
 from lockstitch.autograd.releases import Releases
+from lockstitch.autograd.reports import report_context
 from lockstitch.autograd.roots import enter_at
 from lockstitch.autograd.stitch import Stitcher
 from lockstitch.autograd.termination import PassStatus
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import torch
     from torch.autograd.graph import GradientEdge
 
+    from lockstitch.attach.values import ContextReport
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.graph import Entry, Gradients
     from lockstitch.autograd.messaging import Participant
@@ -147,6 +149,10 @@ class AutogradService:
             Counter("lockstitch_autograd_contexts", len(self.contexts)),
             Counter("lockstitch_autograd_passes", self.running_passes),
         ]
+
+    def context_reports(self) -> list[ContextReport]:
+        """What each context has recorded here, for who looks on. Walks the graphs."""
+        return [report_context(each) for each in self.contexts]
 
     # ------------------------------------------------------------ contexts
 

@@ -1,4 +1,5 @@
-"""The commands that look at running jobs: `ps`, `status`, `top`, `waits`, `stacks`, `metrics`."""
+"""The commands that look at running jobs: `ps`, `status`, `top`, `waits`, `stacks`, `graph`,
+`metrics`."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import os
 import secrets
 import threading
 from importlib import import_module
+from pathlib import Path  # noqa: TC003 - typer reads the annotation
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -17,12 +19,13 @@ from rich.live import Live
 from rich.text import Text
 
 from lockstitch.observe import looking
+from lockstitch.observe.context_graph import ContextGraph
 from lockstitch.observe.grouping import JobNotFoundError
 from lockstitch.observe.tables import jobs_table, status_table
 from lockstitch.observe.text import explanation_lines, headline, stack_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from lockstitch.observe.grouping import Job
 
@@ -40,7 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands to `app`."""
-    for command in (ps, status, top, waits, stacks, metrics):
+    for command in (ps, status, top, waits, stacks, graph, metrics):
         app.command()(command)
 
 
@@ -178,14 +181,55 @@ def metrics(
             server.serve_forever()
 
 
+def graph(
+    job: JobArgument = None,
+    *,
+    context: Annotated[
+        int | None,
+        typer.Option("--context", help="Its id; needed where several contexts are open."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="A file that ends in .svg, .html, .dot or .json."),
+    ] = None,
+) -> None:
+    """Draw the graph of an open autograd context over its workers.
+
+    Without a file it is printed as text for Graphviz.
+    """
+    if output is not None and output.suffix not in _FORMS:
+        raise typer.BadParameter(f"{output} must end in one of {', '.join(_FORMS)}")
+    with _errors_in_words():
+        found = looking.graph(context, job)
+        if output is None:
+            typer.echo(found.dot(), nl=False)
+        else:
+            output.write_text(_FORMS[output.suffix](found))
+
+
 # ---------------------------------------------------------------- inside
+
+
+def _as_page(found: ContextGraph) -> str:
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="color-scheme" '
+        f'content="light dark"><title>context {found.context_id}</title>{found.svg()}</html>\n'
+    )
+
+
+_FORMS: Final[Mapping[str, Callable[[ContextGraph], str]]] = {
+    ".svg": ContextGraph.svg,
+    ".html": _as_page,
+    ".dot": ContextGraph.dot,
+    ".json": lambda found: json.dumps(dataclasses.asdict(found), indent=2) + "\n",
+}
 
 
 @contextlib.contextmanager
 def _errors_in_words() -> Iterator[None]:
     try:
         yield
-    except (JobNotFoundError, OSError, RuntimeError) as error:
+    except (LookupError, OSError, RuntimeError) as error:
         typer.echo(f"lockstitch: {error}", err=True)
         raise typer.Exit(1) from error
 

@@ -1,10 +1,12 @@
 """Looking inside a running job.
 
-looking.py       asks the processes of a job: `jobs`, `status`, `waits`, `stacks`
+looking.py       asks the processes of a job: `jobs`, `status`, `waits`, `stacks`, `graph`
 grouping.py      which processes belong to one job
 explanation.py   who waits for whom, in a circle or not, and who holds the others up
 cycles.py        circles in a graph
 metrics.py       the counters of a job, for Prometheus
+context_graph.py     an autograd context over workers
+context_pictures.py  views of it: Graphviz, SVG
 native.py        stacks seen from outside, by py-spy
 steps.py         the steps of a training, told by its program: `step`
 text.py          what a job waits for, as text
@@ -20,9 +22,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from lockstitch.observe.context_graph import ContextGraph, ContextNotFoundError
+    from lockstitch.observe.context_pictures import Stitch
     from lockstitch.observe.explanation import Culprit, Explanation, Participant, Wait
     from lockstitch.observe.grouping import Job, JobNotFoundError
-    from lockstitch.observe.looking import jobs, stacks, status, waits
+    from lockstitch.observe.looking import graph, jobs, stacks, status, waits
     from lockstitch.observe.steps import step
     from lockstitch.observe.wait_reports import explain_waits
 
@@ -31,6 +35,7 @@ __all__ = [
     "status",
     "waits",
     "stacks",
+    "graph",
     "step",
     "explain_waits",
     "Job",
@@ -38,11 +43,16 @@ __all__ = [
     "Participant",
     "Wait",
     "Culprit",
+    "ContextGraph",
+    "Stitch",
+    "ContextNotFoundError",
     "JobNotFoundError",
 ]
 
 _HOMES: Final = {
-    "looking": "jobs status waits stacks",
+    "looking": "jobs status waits stacks graph",
+    "context_graph": "ContextGraph ContextNotFoundError",
+    "context_pictures": "Stitch",
     "explanation": "Explanation Participant Wait Culprit",
     "steps": "step",
     "grouping": "Job JobNotFoundError",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach import asking
 from lockstitch.attach.values import Question
+from lockstitch.observe.context_graph import ContextGraph, graph_of
 from lockstitch.observe.explanation import Explanation, Participant, explain, participants_of
 from lockstitch.observe.grouping import Job, Outline, find, job_of, outlines
 from lockstitch.observe.native import NOT_INSTALLED, PySpyError, find_py_spy, stacks_of
@@ -65,6 +66,15 @@ def stacks(job: str | int | None = None, *, native: bool = False) -> list[Partic
         return found
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(lambda each: _with_outside(each, native=native), found))
+
+
+def graph(context_id: int | None = None, job: str | int | None = None) -> ContextGraph:
+    """Returns the graph of an autograd context that is open in a job.
+
+    `context_id`: None means the only one that is open. `job`: as in `status`. Raises
+    `JobNotFoundError` and `ContextNotFoundError`.
+    """
+    return graph_of(_ask(job, Question(contexts=True, seconds=_SECONDS)), context_id)
 
 
 def _with_outside(one: Participant, *, native: bool) -> Participant:

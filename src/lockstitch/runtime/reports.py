@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import FrameType
 
-    from lockstitch.attach.values import Question
+    from lockstitch.attach.values import ContextReport, Question
     from lockstitch.runtime.worker import Worker
 
 # Frames with a variable `pending`, for whose answer their thread waits.
@@ -52,6 +52,15 @@ class Counting(Protocol):
         ...
 
 
+@runtime_checkable
+class Differentiating(Protocol):
+    """A service that has autograd contexts."""
+
+    def context_reports(self) -> list[ContextReport]:
+        """What each of them has recorded; called at any time, from any thread."""
+        ...
+
+
 def report_workers(question: Question) -> list[WorkerReport]:
     """Returns what each worker of this process that was not closed tells."""
     frames = sys._current_frames() if question.waits else {}
@@ -69,7 +78,7 @@ def report_worker(
     waiting: Mapping[int, int],
 ) -> WorkerReport:
     """Returns what one worker tells. `waiting`: which thread waits for the `Pending` of an `id`."""
-    services = worker.services() if question.waits or question.counters else []
+    services = worker.services()
     return WorkerReport(
         name=worker.name,
         rank=worker.id.rank,
@@ -83,6 +92,12 @@ def report_worker(
             for wait in service.waits()
         ),
         counters=_counters(worker, services) if question.counters else (),
+        contexts=tuple(
+            context
+            for service in services
+            if question.contexts and isinstance(service, Differentiating)
+            for context in service.context_reports()
+        ),
     )
 
 

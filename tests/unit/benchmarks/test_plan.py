@@ -68,7 +68,9 @@ def test_only_the_imports_of_an_example_change(name) -> None:
         if old != new
     ]
     assert changed
-    assert all(new == old.replace("lockstitch", TORCH) for old, new in changed)
+    # Torch has nothing like hvd.
+    without = [(old.replace("import hvd, ", "import "), new) for old, new in changed]
+    assert all(new == old.replace("lockstitch", TORCH) for old, new in without)
     assert all(old.startswith(("import ", "from ")) for old, _ in changed)
 
 

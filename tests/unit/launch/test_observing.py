@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from lockstitch.attach.presence import Presence
 from lockstitch.attach.sources import Sources
-from lockstitch.attach.values import WorkerReport
+from lockstitch.attach.values import ContextReport, SentTensors, WorkerReport
 from lockstitch.launch.cli import app
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LOCKSTITCH_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("LOCKSTITCH_JOB", "mine/1")
     sources = Sources()
-    sources.workers.append(lambda _question: [WorkerReport("ps", 0)])
+    context = ContextReport(7, (SentTensors("0.0", 0, ("float32 3",)),))
+    sources.workers.append(lambda _question: [WorkerReport("ps", 0, contexts=(context,))])
     presence = Presence(sources)
     presence.show()
     yield
@@ -45,6 +46,7 @@ def run(*words: str, status: int = 0) -> str:
         ("status mine", ["job mine (pid"]),
         ("top mine -n 2 --every 0.2", ["job mine (pid", "ps"]),
         ("waits mine", ["Nobody waits for another one", "ps (rank 0, pid"]),
+        ("graph mine", ['digraph "context 7" {', "sent 0.0", "float32 3"]),
         ("stacks mine --all", ["MainThread", "test_observing.py"]),
     ],
 )
@@ -58,6 +60,23 @@ def test_what_the_commands_print(mine: None, words: str, parts: list[str]) -> No
 def test_each_command_speaks_json(mine: None, command: str) -> None:
     told = json.loads(run(command, "--json"))
     assert str(os.getpid()) in json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    ("ending", "part"), [("svg", "<svg"), ("html", "<!doctype"), ("dot", "digraph"), ("json", "{")]
+)
+def test_graphs_are_written_in_the_form_of_the_file(
+    mine: None, tmp_path: Path, ending: str, part: str
+) -> None:
+    path = tmp_path / f"context.{ending}"
+    assert run("graph", "mine", "--context", "7", "-o", str(path)) == ""
+    assert path.read_text().startswith(part)
+    assert "float32 3" in path.read_text()
+
+
+def test_graphs_that_cannot_be_drawn_are_refused(mine: None, tmp_path: Path) -> None:
+    assert "no context 8" in run("graph", "--context", "8", status=1)
+    assert "must end in one of" in run("graph", "-o", str(tmp_path / "x.png"), status=2)
 
 
 def test_a_job_that_is_not_there_is_refused_in_a_line(mine: None) -> None:
