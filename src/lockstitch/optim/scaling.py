@@ -76,19 +76,28 @@ class GradScaler(_Scaler):
         """Divides the gradients of the optimizer's parameters in the context by the scale, on all
         owners at once. Raises `RuntimeError` when they have been unscaled since the last `update`,
         and where an owner does not answer; `ValueError` for gradients in float16."""
-        if self.is_enabled() and isinstance(optimizer, DistributedOptimizer):
-            self._note(optimizer, context_id)
-        super().unscale_(optimizer)
+        if not self.is_enabled() or not isinstance(optimizer, DistributedOptimizer):
+            super().unscale_(optimizer)
+            return
+        was_unscaled = id(optimizer) in self._contexts
+        self._note(optimizer, context_id)
+        try:
+            super().unscale_(optimizer)
+        except BaseException:
+            if not was_unscaled:  # then another context may follow, without an `update`
+                del self._contexts[id(optimizer)]
+            raise
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Unscales gradients, unless that was done, and steps the optimizer, unless any owner has
         found a gradient that is not finite. `args` and `kwargs` are those of the optimizer's
         `step`: the context. Raises what `unscale_` and that do."""
         if self.is_enabled() and isinstance(optimizer, DistributedOptimizer):
-            was_unscaled = id(optimizer) in self._contexts
-            self._note(optimizer, *args, **kwargs)
-            if was_unscaled:  # who has died since keeps the others from stepping
-                _look_for_owners(optimizer)
+            if id(optimizer) in self._contexts:
+                self._note(optimizer, *args, **kwargs)
+                _look_for_owners(optimizer)  # who has died since keeps the others from stepping
+            else:
+                self.unscale_(optimizer, *args, **kwargs)
         return super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:

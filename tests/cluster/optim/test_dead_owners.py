@@ -28,8 +28,7 @@ class Training:
         self.before = {name: self.weight(name) for name in ("ps1", "ps3")}
 
     def weight(self, name: str) -> torch.Tensor:
-        module = self.modules[NAMES.index(name) - 1]
-        return rpc.rpc_sync(name, _weight, (module,))
+        return _weight_of(self.modules[NAMES.index(name) - 1])
 
     def go_backward(self, context_id: int) -> None:
         x = torch.ones(1, 2)
@@ -44,6 +43,10 @@ class Training:
         return {
             name for name, old in self.before.items() if not torch.equal(self.weight(name), old)
         }
+
+
+def _weight_of(module) -> torch.Tensor:
+    return rpc.rpc_sync(module.owner(), _weight, (module,))
 
 
 def _weight(module) -> torch.Tensor:
@@ -86,6 +89,24 @@ def test_while_gradients_are_unscaled_nobody_steps(training) -> None:
         with pytest.raises(RuntimeError, match="begin a new context"):
             training.scaler.step(training.optimizer, context_id)
     assert training.stepped() == set()
+
+
+def test_the_scaler_goes_on_with_the_owners_that_are_left(training) -> None:
+    with autograd.context() as context_id:
+        training.go_backward(context_id)
+        training.kill_at_call(1)
+        with pytest.raises(PeerDiedError, match="no owner has stepped"):
+            training.scaler.step(training.optimizer, context_id)
+    del training.modules[1]
+    references = [each for module in training.modules for each in parameters_of(module)]
+    left = DistributedOptimizer(optim.SGD, references, lr=0.5)
+    with autograd.context() as other, pytest.raises(PeerDiedError, match="no owner has stepped"):
+        training.scaler.step(training.optimizer, other)
+    with autograd.context() as context_id:
+        training.go_backward(context_id)
+        training.scaler.step(left, context_id)
+        training.scaler.update()
+    assert not torch.equal(_weight_of(training.modules[1]), training.before["ps3"])
 
 
 def test_between_unscaling_and_the_step_nobody_steps(training) -> None:
