@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockstitch.trust import Secret
+from tests.processes.three_hosts import ADDRESSES as THREE_ADDRESSES
+from tests.processes.three_hosts import ThreeHosts
 from tests.processes.two_hosts import ADDRESSES, TwoHosts, next_line
 
 if TYPE_CHECKING:
@@ -181,3 +183,30 @@ def first_world(launcher: subprocess.Popen[str]) -> tuple[float, int]:
     _, _, rest = line.partition("world ")
     at, _, size = rest.split()
     return float(at), int(size)
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
+def test_two_hosts_that_are_cut_from_each_other_only_are_named(
+    environment: dict[str, str], ranks_per_host: int
+) -> None:
+    program = REDUCTIONS.replace("1000", "1_000_000")
+    program = program.replace("hvd.init()", "hvd.init(); hvd.allreduce(torch.ones(1_000_000))")
+    with ThreeHosts() as hosts:
+        ranks = []
+        for rank in range(3 * ranks_per_host):
+            told = {"RANK": str(rank), "WORLD_SIZE": str(3 * ranks_per_host)}
+            told |= {"MASTER_ADDR": THREE_ADDRESSES[0], "MASTER_PORT": "29779", **environment}
+            ranks.append(hosts.python(rank // ranks_per_host, program, told))
+        for each in ranks:
+            first_line(each, "began")
+        began = time.monotonic()
+        hosts.cut_between(1, 2)
+        told_by = []
+        for each in ranks:
+            noticed, kind, said = each.communicate(timeout=60)[0].splitlines()[-1].split(" ", 2)
+            assert kind in {"RankLostError", "HorovodInternalError", "CollectiveError"}, said
+            assert float(noticed) - began < 2 * NOTICED_SECONDS, said
+            told_by.append(said)
+        for said in told_by:
+            assert "nothing goes to or comes from rank" in said, told_by
+            assert "on host beta" in said or "on host gamma" in said, told_by

@@ -16,7 +16,7 @@ import functools
 import os
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -303,12 +303,15 @@ class _Opening:
         # Several hosts may each call themselves by an address that leads nowhere from the others.
         own = self._address if len(set(roster.census.hosts)) > 1 else None
         connect_seconds = min(seconds, 2 * link_options.greeting_seconds)
+        silence: Any = {"silence_seconds": heartbeat if own else 0.0, "names": link_options.names}
         groups: GroupOperations = ProcessGroupOperations(
-            rank, store, options.device, seconds, own, connect_seconds
+            rank, store, options.device, seconds, own, connect_seconds, **silence
         )
         if name == "hierarchical":
             local = self._local_session(roster, topology, introductions)
-            groups = HierarchicalOperations(topology, store, local, seconds, own, connect_seconds)
+            groups = HierarchicalOperations(
+                topology, store, local, seconds, own, connect_seconds, **silence
+            )
         return C10dBackend(
             groups,
             self._sets,

@@ -15,6 +15,7 @@ from lockstitch.link.sockets import (
     connect,
     peer_credentials,
     peer_process,
+    silence_bounded,
 )
 
 if TYPE_CHECKING:
@@ -124,3 +125,20 @@ def test_what_is_no_socket_has_no_other_end_and_stays_as_it_was(tmp_path: Path) 
         with pytest.raises(OSError, match="socket"):
             peer_process(file.fileno())
         assert os.listdir("/proc/self/fd") == before
+
+
+def test_silence_is_bounded_on_connections_that_others_have_opened():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = socket.create_connection(server.getsockname())
+        with silence_bounded(2.5):
+            opened = socket.create_connection(server.getsockname())
+            accepted = [server.accept()[0] for _ in range(2)]
+        with silence_bounded(0.0):
+            unwatched = socket.create_connection(server.getsockname())
+        bounds = [
+            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            for sock in (before, opened, *accepted, unwatched)
+        ]
+        for sock in (before, opened, *accepted, unwatched):
+            sock.close()
+    assert bounds == [0, 2500, 2500, 2500, 0]

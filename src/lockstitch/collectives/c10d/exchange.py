@@ -41,6 +41,14 @@ def chunks_of(flat: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.split(flat, max(1, _CHUNK_BYTES // flat.itemsize)))
 
 
+class PeerFailedError(RuntimeError):
+    """What was to go to the rank at a position, or to come from there, did not."""
+
+    def __init__(self, position: int, why: object) -> None:
+        super().__init__(str(why))
+        self.position = position
+
+
 class Exchange:
     """The reduction of a vector by the ranks of a process group."""
 
@@ -86,19 +94,19 @@ class Exchange:
         group = self._group
         if len(mine):
             for other, space in zip(self._others, chunk.received, strict=True):
-                chunk.parts_to_come.append(group.recv([space], other, _PARTS))
+                chunk.parts_to_come.append((other, group.recv([space], other, _PARTS)))
         wanted = [other for other in self._others if len(chunk.parts[other])]
         for other in wanted:
             # Nothing comes before all of the part that is there now has been taken.
-            chunk.results_to_come.append(group.recv([chunk.parts[other]], other, _RESULTS))
+            work = group.recv([chunk.parts[other]], other, _RESULTS)
+            chunk.results_to_come.append((other, work))
         for other in wanted:
-            chunk.sent.append(group.send([chunk.parts[other]], other, _PARTS))
+            chunk.sent.append((other, group.send([chunk.parts[other]], other, _PARTS)))
         return chunk
 
     def _end_parts(self, chunk: _Chunk) -> _Chunk:
         """Folds what all have sent of this rank's part, and sends them the result."""
-        for work in chunk.parts_to_come:
-            work.wait(self._timeout)
+        self._wait_for(chunk.parts_to_come)
         mine = chunk.parts[self._position]
         if not len(mine):
             return chunk
@@ -111,13 +119,19 @@ class Exchange:
             mine.copy_(out)
         self._spare.append(chunk.received)
         for other in self._others:
-            chunk.sent.append(self._group.send([mine], other, _RESULTS))
+            chunk.sent.append((other, self._group.send([mine], other, _RESULTS)))
         return chunk
 
     def _end(self, chunk: _Chunk) -> torch.Tensor:
-        for work in (*chunk.results_to_come, *chunk.sent):
-            work.wait(self._timeout)
+        self._wait_for([*chunk.results_to_come, *chunk.sent])
         return chunk.flat
+
+    def _wait_for(self, works: Iterable[tuple[int, Any]]) -> None:
+        for other, work in works:
+            try:
+                work.wait(self._timeout)
+            except RuntimeError as error:
+                raise PeerFailedError(other, error) from error
 
 
 class _Chunk:
@@ -129,6 +143,7 @@ class _Chunk:
         """By position."""
         self.received: list[torch.Tensor] = []
         """This rank's part, from each of the others."""
-        self.parts_to_come: list[Any] = []
-        self.results_to_come: list[Any] = []
-        self.sent: list[Any] = []
+        self.parts_to_come: list[tuple[int, Any]] = []
+        """With the position from which they come."""
+        self.results_to_come: list[tuple[int, Any]] = []
+        self.sent: list[tuple[int, Any]] = []

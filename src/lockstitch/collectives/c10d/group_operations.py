@@ -17,10 +17,17 @@ from torch import distributed
 from torch.distributed import ReduceOp as TorchOp
 from torch.distributed.distributed_c10d import PrefixStore
 
-from lockstitch.collectives.c10d.exchange import MOST_BYTES_UNDER_WAY, Exchange, chunks_of
+from lockstitch.collectives.c10d.exchange import (
+    MOST_BYTES_UNDER_WAY,
+    Exchange,
+    PeerFailedError,
+    chunks_of,
+)
+from lockstitch.collectives.rank_names import RankNames
 from lockstitch.collectives.requests import ReduceOp
 from lockstitch.devices.kinds import gpu, is_gpu
 from lockstitch.errors import CollectiveError
+from lockstitch.link.sockets import silence_bounded
 from lockstitch.torch_internals.distributed import AllgatherOptions, gloo_options, set_timeout
 
 if TYPE_CHECKING:
@@ -116,10 +123,11 @@ class ProcessGroupOperations:
     """The operations over process groups, one for each process set. `seconds`: how long an
     operation may take beside the time that the bytes take, and `connect_seconds`, by default as
     long, the ranks of a set to connect to each other when it is opened, which all do at the same
-    time. `address`: at which Gloo awaits the others; by default, and where GLOO_SOCKET_IFNAME says
-    something, it finds one by itself."""
+    time. `silence_seconds`: after how long a rank that acknowledges nothing to Gloo is given up, 0
+    for never; `names`: what it is called then. `address`: at which Gloo awaits the others; by
+    default, and where GLOO_SOCKET_IFNAME says something, it finds one by itself."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it works with
         self,
         rank: int,
         store: Store,
@@ -127,7 +135,12 @@ class ProcessGroupOperations:
         seconds: float = 60.0,
         address: str | None = None,
         connect_seconds: float | None = None,
+        *,
+        silence_seconds: float = 0.0,
+        names: RankNames | None = None,
     ) -> None:
+        self._silence_seconds = silence_seconds
+        self._names = names or RankNames()
         self._address = None if "GLOO_SOCKET_IFNAME" in os.environ else address
         self._seconds = seconds
         self._connect_seconds = seconds if connect_seconds is None else connect_seconds
@@ -174,7 +187,16 @@ class ProcessGroupOperations:
         seconds = self._connect_seconds + MOST_BYTES_UNDER_WAY / _BYTES_PER_SECOND
         timeout = timedelta(seconds=seconds)
         group, position = self._groups[process_set.id], process_set.position(self._rank)
-        return Exchange(group, position, process_set.size, op, scale, timeout).run(chunks)
+        exchange = Exchange(group, position, process_set.size, op, scale, timeout)
+        try:
+            yield from exchange.run(chunks)
+        except PeerFailedError as error:
+            rank = process_set.ranks[error.position]
+            who, place = self._names.one(rank), self._names.place(rank)
+            raise CollectiveError(
+                f"nothing goes to or comes from {who}{f', on {place}' if place else ''}, any more "
+                f"({error})"
+            ) from error
 
     def gather(
         self, mine: torch.Tensor, sizes: Sequence[int], process_set: ProcessSet
@@ -231,10 +253,11 @@ class ProcessGroupOperations:
             return distributed.ProcessGroupNCCL(store, position, process_set.size, options)
         timeout = timedelta(seconds=self._connect_seconds)
         try:
-            if self._address is None:
-                group = distributed.ProcessGroupGloo(store, position, process_set.size, timeout)
-            else:
-                group = self._new_gloo_at(self._address, store, position, process_set.size)
+            with silence_bounded(self._silence_seconds):
+                if self._address is None:
+                    group = distributed.ProcessGroupGloo(store, position, process_set.size, timeout)
+                else:
+                    group = self._new_gloo_at(self._address, store, position, process_set.size)
         except RuntimeError as error:
             others = [rank for rank in process_set.ranks if rank != self._rank]
             raise CollectiveError(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives.arithmetic import Scale
     from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.rank_names import RankNames
     from lockstitch.collectives.session import Session
     from lockstitch.collectives.topology import Topology
 
@@ -43,7 +44,7 @@ _AHEAD = 2
 class HierarchicalOperations(ProcessGroupOperations):
     """Group operations whose reductions go through `local`, the session of this host's ranks."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it works with
         self,
         topology: Topology,
         store: Store,
@@ -51,8 +52,12 @@ class HierarchicalOperations(ProcessGroupOperations):
         seconds: float = 60.0,
         address: str | None = None,
         connect_seconds: float | None = None,
+        *,
+        silence_seconds: float = 0.0,
+        names: RankNames | None = None,
     ) -> None:
-        super().__init__(topology.rank, store, "cpu", seconds, address, connect_seconds)
+        places = (topology.rank, store, "cpu", seconds, address, connect_seconds)
+        super().__init__(*places, silence_seconds=silence_seconds, names=names)
         self._topology = topology
         self._local = local
         self._local_sets: dict[tuple[int, ...], int] = {topology.local_ranks: GLOBAL_SET}

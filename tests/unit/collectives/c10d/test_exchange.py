@@ -116,3 +116,26 @@ def test_each_rank_sends_the_least_there_can_be(size: int) -> None:
     network = reduce_by_all([torch.ones(count) for _ in range(size)], Reduction(ReduceOp.SUM))
     wanted = 2 * (size - 1) * count / size
     assert all(sent == pytest.approx(wanted, rel=0.01) for sent in network.sent.values())
+
+
+def test_rank_to_which_the_way_is_broken_is_named_by_its_position() -> None:
+    class Broken(Group):
+        def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Work:
+            work = super().recv(tensors, source, tag)
+            if source == 2:
+
+                def wait(_timeout: timedelta) -> None:
+                    raise RuntimeError("Connection timed out")
+
+                work.wait = wait  # type: ignore[method-assign]
+            return work
+
+    network = Network()
+    for other in (1, 2):
+        for tag in (1, 2):
+            network.queue(other, 0, tag).put(torch.ones(2))
+    scale = result_scale(Reduction(ReduceOp.SUM), 3)
+    reduction = exchange.Exchange(Broken(network, 0), 0, 3, ReduceOp.SUM, scale, MINUTE)
+    with pytest.raises(exchange.PeerFailedError, match="timed out") as error:
+        list(reduction.run([torch.ones(6)]))
+    assert error.value.position == 2
