@@ -2,7 +2,8 @@
 
 The store holds one value, which is only ever replaced whole and by comparison: which group it is
 (`group_id`), and of each member that has come in its mark, where it listens, and who it is. The
-members decide who comes in (`membership_protocol`); in the store a newcomer only finds one.
+members decide who comes in (`membership_protocol`); in the store a newcomer only finds one. Of a
+large group 64 members are named: a newcomer neither reads nor writes all of them.
 
 A newcomer that finds nobody alive there founds the group anew. One that was let in by a member of
 the former group at that very moment does not count: it has to add itself to the value it has read,
@@ -17,8 +18,9 @@ that are named here, if it leaves in good order, names those who stay.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.link.codec import Codec
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from lockstitch.rendezvous.member_records import MemberRecord
 
 _KEY = "group"
+MOST_NAMED: Final = 64
+"""Up to so many members are named: more than die at once, before others are named instead."""
 MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
 
 
@@ -63,8 +67,9 @@ class Contacts:
         return self._replace(seen, group_id, {mark: me})
 
     def add(self, group_id: str, mark: str, me: Member) -> bool:
-        """Adds a member that has come in; returns False if there is another group by now."""
-        return self._change(group_id, lambda members: {**members, mark: me})
+        """Adds a member that has come in, unless many are named already; returns False if there is
+        another group by now."""
+        return self._change(group_id, lambda members: _some({**members, mark: me}))
 
     def update(self, group_id: str, records: Iterable[MemberRecord]) -> None:
         """Takes out those who are gone, and enters those who are in, however they came; harmless
@@ -73,7 +78,7 @@ class Contacts:
 
         def change(members: Mapping[str, Member]) -> dict[str, Member]:
             kept = {mark: who for mark, who in members.items() if not table.is_over(who.id)}
-            return {**kept, **{record.mark: record.member for record in table.living()}}
+            return _some({**kept, **{record.mark: record.member for record in table.living()}})
 
         self._change(group_id, change)
 
@@ -84,7 +89,7 @@ class Contacts:
 
         def change(members: Mapping[str, Member]) -> dict[str, Member]:
             kept = {each: who for each, who in members.items() if each != mark}
-            return kept if others.keys() & kept.keys() else {**kept, **others}
+            return kept if others.keys() & kept.keys() else _some({**kept, **others})
 
         self._change(group_id, change)
 
@@ -122,6 +127,11 @@ class _Entry:
     world: str
     members: tuple[tuple[str, str], ...]
     """Pairs of a mark and a member's entry (`Member.encode`)."""
+
+
+def _some(members: Mapping[str, Member]) -> dict[str, Member]:
+    """Returns those that are named: the first."""
+    return dict(itertools.islice(members.items(), MOST_NAMED))
 
 
 _COMPLAINT = "the store holds no group"

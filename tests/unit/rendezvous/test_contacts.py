@@ -8,6 +8,7 @@ from torch.distributed import HashStore
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import WorkerInfo
 from lockstitch.rendezvous import Member
+from lockstitch.rendezvous import contacts as contacts_module
 from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rendezvous.member_records import MemberRecord, MemberState
 from tests.unit.rendezvous.groups import all_at_once, each_kind_of_store, new_store
@@ -108,3 +109,22 @@ def test_what_is_no_group_is_refused(text):
     store.set("group", text)
     with pytest.raises(RemoteProtocolError, match="the store holds no"):
         Contacts(store).read()
+
+
+def test_of_many_members_some_are_named_and_others_when_these_are_gone(monkeypatch):
+    monkeypatch.setattr(contacts_module, "MOST_NAMED", 3)
+    contacts = Contacts(HashStore())
+    assert contacts.found(contacts.read(), "world", "m0", member("w0", 0))
+    for n in range(1, 6):
+        assert contacts.add("world", f"m{n}", member(f"w{n}", n))
+    assert list(contacts.read().members) == ["m0", "m1", "m2"]
+    assert not contacts.add("another world", "m6", member("w6", 6))
+    records = [MemberRecord(member(f"w{n}", n), n, f"m{n}") for n in range(6)]
+    records[:2] = [record.ended(MemberState.DIED, "killed") for record in records[:2]]
+    contacts.update("world", records)
+    assert list(contacts.read().members) == ["m2", "m3", "m4"]
+    for mark in ("m2", "m3"):
+        contacts.remove("world", mark, records[2:])
+    assert list(contacts.read().members) == ["m4"]
+    contacts.remove("world", "m4", [records[5]])
+    assert list(contacts.read().members) == ["m5"]
