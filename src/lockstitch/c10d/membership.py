@@ -3,6 +3,8 @@ its futures, and what is told when something goes wrong."""
 
 from __future__ import annotations
 
+import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.c10d.flight_recorder import RECORDER, Entry
@@ -10,14 +12,16 @@ from lockstitch.c10d.trace import tell_failure
 from lockstitch.errors import CollectiveError, RankLostError, StalledError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
     from lockstitch.c10d.completions import Completions
     from lockstitch.c10d.flight_recorder import GroupLabel
     from lockstitch.c10d.reports import Reports
-    from lockstitch.collectives import Handle, Session
+    from lockstitch.collectives import Handle, Session, Stall
+
+_log = logging.getLogger(__name__)
 
 
 class Membership:
@@ -36,6 +40,8 @@ class Membership:
         self.submitted = 0
         """How many collectives this rank has submitted."""
         self._messages = 0
+        self._is_wanted = False
+        """Whether other ranks waited for this one at the last look."""
         self._reports = reports
 
     @property
@@ -88,10 +94,38 @@ class Membership:
         if isinstance(error, StalledError):
             end = ", until the timeout of the group"  # the word for which programs look
         told = "".join(f"\n  {each}" for each in self.reports_of(missing))
-        explained = type(error)(f"{error}{end} ({self.me} was in {what}){told}")
         if isinstance(error, (RankLostError, StalledError)):
-            tell_failure(self.label, error)
-        return explained
+            told += tell_failure(self.label, error)
+        return type(error)(f"{error}{end} ({self.me} was in {what}){told}")
+
+    def not_passed(
+        self, error: StalledError, limit: timedelta, missing: Sequence[int], *, wait_all: bool
+    ) -> StalledError:
+        """Returns the error of a monitored barrier in torch's words, with those of `error`."""
+        milliseconds = f"{limit / timedelta(milliseconds=1):.0f} ms"
+        if not limit:
+            return StalledError(
+                f"Rank {self.label.global_rank} timed out in monitoredBarrier after "
+                f"{milliseconds}, without waiting for others. {error}"
+            )
+        if not missing:
+            return error
+        late = self.session.names.in_words(missing if wait_all else missing[:1]).capitalize()
+        return StalledError(f"{late} failed to pass monitoredBarrier in {milliseconds}. {error}")
+
+    def warn_of_stall(self, stall: Stall) -> None:
+        """Logs that an operation waits for long, and for whom."""
+        missing = stall.missing_ranks
+        whom = self.session.names.in_words(missing) if missing else "other ranks"
+        _log.warning(
+            "%s in %s has waited %.0f s on %s for %s, which did not submit it%s",
+            stall.kind.value,
+            self.label,
+            stall.waited_seconds,
+            self.me,
+            whom,
+            "".join(f"\n  {each}" for each in self.reports_of(missing)),
+        )
 
     def late(self, what: object, seconds: float, missing: Sequence[int]) -> StalledError:
         """Returns the error of who does not wait any longer."""
@@ -105,7 +139,14 @@ class Membership:
         """Returns what ranks have said that they do instead of coming."""
         return self._reports.read(ranks) if self._reports is not None and ranks else []
 
-    def post(self, text: str) -> None:
-        """Says what this rank does instead of coming."""
-        if self._reports is not None:
-            self._reports.post(text)
+    def report(self, what_it_does: Callable[[GroupLabel], str]) -> None:
+        """If other ranks have waited for an operation of this one since the last look, says to them
+        what it does instead; if the group has ended with an error, tells the flight recorder."""
+        try:
+            self.session.check()
+        except (RankLostError, StalledError) as error:
+            tell_failure(self.label, error)
+            return
+        is_wanted, self._is_wanted = self._is_wanted, bool(self.session.wanted())
+        if is_wanted and self._is_wanted and self._reports is not None:
+            self._reports.post(what_it_does(self.label))

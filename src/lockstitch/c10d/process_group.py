@@ -8,7 +8,6 @@ the session are those of the group; errors call them by their global ranks.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -28,10 +27,9 @@ from lockstitch.c10d.open_groups import OPEN_GROUPS
 from lockstitch.c10d.outputs import Outputs
 from lockstitch.c10d.reduce_ops import reduction_of
 from lockstitch.c10d.reports import Reports
-from lockstitch.c10d.trace import tell_failure
 from lockstitch.c10d.works import NO_TIMEOUT, SessionWork
 from lockstitch.collectives import SessionOptions, open_session
-from lockstitch.errors import CollectiveError, RankLostError, StalledError
+from lockstitch.errors import CollectiveError, StalledError
 from lockstitch.modes import in_plain_modes
 
 if TYPE_CHECKING:
@@ -40,12 +38,11 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from lockstitch.attach.values import GroupReport, Question
-    from lockstitch.collectives import Request, Session, Stall
+    from lockstitch.collectives import Request, Session
 
 NAME: Final = "lockstitch"
 _UNSET: Final = timedelta(milliseconds=-1)
 _SUM: Final = distributed.ReduceOp.SUM
-_log = logging.getLogger(__name__)
 
 Tensors = list[torch.Tensor]
 
@@ -117,10 +114,8 @@ class ProcessGroup(_TorchGroup):
             self._messages = Messages(self._group)
         else:
             self._messages = GlooMessages(self._group, store, timeout)
-        session.observers.stall = self._warn_of_stall
+        session.observers.stall = self._group.warn_of_stall
         self._splits = 0
-        self._is_wanted = False
-        """Whether other ranks waited for this one when it was last looked at."""
         OPEN_GROUPS.add(self)
 
     def __repr__(self) -> str:
@@ -374,22 +369,9 @@ class ProcessGroup(_TorchGroup):
         try:
             work.wait_for(limit.total_seconds())
         except StalledError as error:
-            raise self._not_passed(error, limit, work.missing() or (), wait_all_ranks) from error
+            missing = work.missing() or ()
+            raise self._group.not_passed(error, limit, missing, wait_all=wait_all_ranks) from error
         work.finish()
-
-    def _not_passed(
-        self, error: StalledError, limit: timedelta, missing: tuple[int, ...], wait_all: bool
-    ) -> StalledError:
-        milliseconds = f"{limit / timedelta(milliseconds=1):.0f} ms"
-        if not limit:
-            return StalledError(
-                f"Rank {self._label.global_rank} timed out in monitoredBarrier after "
-                f"{milliseconds}, without waiting for others. {error}"
-            )
-        if not missing:
-            return error
-        late = self._session.names.in_words(missing if wait_all else missing[:1]).capitalize()
-        return StalledError(f"{late} failed to pass monitoredBarrier in {milliseconds}. {error}")
 
     # ------------------------------------------------------------ messages
 
@@ -417,6 +399,9 @@ class ProcessGroup(_TorchGroup):
         self._messages.close()
         self._session.shutdown()
         self._completions.close()
+        # Without a cycle the memory that ranks share is unmapped as soon as it may be.
+        observers = self._session.observers
+        observers.stall = observers.ended = None
 
     def abort(self) -> None:
         """The same as `shutdown`."""
@@ -429,30 +414,8 @@ class ProcessGroup(_TorchGroup):
         return [f"{self._label}, {line}" for line in self._session.describe_waits()]
 
     def report(self) -> None:
-        """If other ranks wait for an operation of this one, says to them what it does instead; if
-        the group has ended by an error, tells the flight recorder."""
-        try:
-            self._session.check()
-        except (RankLostError, StalledError) as error:
-            tell_failure(self._label, error)
-            return
-        wanted = bool(self._session.wanted())
-        if wanted and self._is_wanted:
-            self._group.post(OPEN_GROUPS.what_this_process_does(self._label))
-        self._is_wanted = wanted
-
-    def _warn_of_stall(self, stall: Stall) -> None:
-        missing = stall.missing_ranks
-        whom = self._session.names.in_words(missing) if missing else "other ranks"
-        _log.warning(
-            "%s in %s has waited %.0f s on %s for %s, which did not submit it%s",
-            stall.kind.value,
-            self._label,
-            stall.waited_seconds,
-            self._group.me,
-            whom,
-            "".join(f"\n  {each}" for each in self._group.reports_of(missing)),
-        )
+        """Says to the others what this rank does, if they wait for it."""
+        self._group.report(OPEN_GROUPS.what_this_process_does)
 
     def told(self, question: Question) -> GroupReport:
         """What this rank of it tells somebody who looks on."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _LOOK_SECONDS: Final = 1.0
+_READ_SECONDS: Final = 1.0
 
 
 class Reports:
@@ -39,12 +40,21 @@ class Reports:
             self._store.set(str(self._rank), f"{text} (said at {at})")
 
     def read(self, ranks: Iterable[int]) -> list[str]:
-        """Returns what these ranks have said last; nothing of those that have said nothing."""
+        """Returns what these ranks have said last; nothing of those that have said nothing, and
+        nothing at all where the store does not answer soon: its host may be cut off."""
+        found: list[str] = []
+        keys = [str(rank) for rank in ranks]
+        reading = threading.Thread(
+            target=self._read, args=(keys, found), name="lockstitch reads reports", daemon=True
+        )
+        reading.start()
+        reading.join(_READ_SECONDS)
+        return list(found)
+
+    def _read(self, keys: list[str], found: list[str]) -> None:
         with self._lock, contextlib.suppress(RuntimeError):
-            keys = [str(rank) for rank in ranks]
-            found = [key for key in keys if self._store.check([key])]
-            return [bytes(self._store.get(key)).decode(errors="replace") for key in found]
-        return []
+            said = [self._store.get(key) for key in keys if self._store.check([key])]
+            found += [bytes(each).decode(errors="replace") for each in said]
 
 
 class Watched(Protocol):

@@ -104,12 +104,17 @@ def trace_file(environment: Mapping[str, str], rank: int) -> Path | None:
     return None
 
 
-def tell_failure(group: GroupLabel, error: BaseException) -> None:
+def tell_failure(group: GroupLabel, error: BaseException) -> str:
     """A group has ended with an error: its last operations are logged, and written where the
-    environment says so; once for each group. Raises `OSError` where they cannot be written."""
+    environment says so; once for each group. Returns what is to be added to the error where they
+    cannot be written."""
     if not RECORDER.is_first_failure(group):
-        return
+        return ""
     RECORDER.log(group, error)
     path = trace_file(os.environ, group.global_rank)
-    if path is not None:
-        path.write_bytes(dump_trace())
+    try:
+        if path is not None:
+            path.write_bytes(dump_trace())
+    except OSError as reason:
+        return f"\n  the last operations could not be written to {path}: {reason}"
+    return ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import distributed
 
-from lockstitch.errors import CollectiveError
+from lockstitch.errors import CollectiveError, StalledError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,8 +73,10 @@ class SessionWork(distributed.Work):
         """Waits as long as it takes, and raises what went wrong."""
         try:
             self._session.wait(self._handle)
-        except CollectiveError as error:
+        except StalledError as error:
             raise self._group.explained(error, self._entry, self.missing() or ()) from error
+        except CollectiveError as error:
+            raise self._group.explained(error, self._entry) from error
         if self._outputs.are_copied:
             with self._finishing:
                 self._outputs.copy_back(self._handle)
@@ -87,7 +89,8 @@ class SessionWork(distributed.Work):
         while not self._session.poll(self._handle):
             if now() >= end:
                 raise self._group.late(self._entry, seconds, self.missing() or ())
-            self._session.rest(_POLL_SECONDS)
+            with contextlib.suppress(CollectiveError):  # told by `finish`
+                self._session.rest(_POLL_SECONDS)
 
     def is_completed(self) -> bool:
         """Returns whether the operation is done, or has failed; never waits."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lockstitch.c10d.flight_recorder import Entry, FlightRecorder, GroupLabel
-from lockstitch.c10d.trace import dump_trace, trace_file, trace_of
+from lockstitch.c10d.trace import dump_trace, tell_failure, trace_file, trace_of
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Session:
@@ -46,6 +49,20 @@ def test_operations_and_messages_have_the_fields_of_torch() -> None:
 
 def test_dump_is_a_pickle_of_a_trace() -> None:
     assert pickle.loads(dump_trace()).keys() >= {"version", "pg_config", "entries"}
+
+
+def test_failure_is_written_once_and_tells_where_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    session: Any = Session()
+    error = RuntimeError("rank 4 died")
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{tmp_path}/missing/trace_")
+    told = tell_failure(GroupLabel(session, "3", (4, 7)), error)
+    assert f"could not be written to {tmp_path}/missing/trace_7" in told
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{tmp_path}/trace_")
+    group = GroupLabel(session, "3", (4, 7))
+    assert [tell_failure(group, error) for _ in range(2)] == ["", ""]
+    assert "entries" in pickle.loads((tmp_path / "trace_7").read_bytes())
 
 
 def test_file_is_named_by_the_variables_of_torch() -> None:
