@@ -50,6 +50,15 @@ def test_two_trainers_train_one_parameter_server_at_once():
     assert numbers("server:", output)[0] > 85  # per cent; guessing gives 10
 
 
+@pytest.mark.slow
+def test_learning_to_learn_over_workers_equals_one_process():
+    output = run_example("maml", 3, "30")
+
+    (first,), (last,) = numbers("first rounds:", output), numbers("last rounds:", output)
+    assert last < first
+    assert numbers("one process:", output)[0] < 1e-9
+
+
 def test_training_goes_on_while_trainers_are_killed_and_replaced():
     command = [sys.executable, "examples/elastic_parameter_server.py", "600", "3"]
     done = subprocess.run(
