@@ -3,11 +3,11 @@
     python -m benchmarks.derivatives [--quick]
 
 A gradient penalty: the slope of a loss at a batch, by a pass that creates a graph, and then, timed,
-a pass from the loss and what is computed of the slope, which goes through both graphs. The allowance
-is one and a half times the time of that pass in one process, and twice what the messages of a
-first-order pass take: the time of such a pass over the workers less that of one in one process. Both workers are processes of this host, each with one
-thread for arithmetic. What is compared takes turns; figures are medians in milliseconds. The
-incumbent has no higher derivatives.
+a pass from the loss and what is computed of the slope, which goes through both graphs. The
+allowance is one and a half times the time of that pass in one process, and twice what the messages
+of a first-order pass take: the time of such a pass over the workers less that of one in one
+process. Both workers are processes of this host, each with one thread for arithmetic. What is
+compared takes turns; figures are medians in milliseconds. The incumbent has no higher derivatives.
 """
 
 from __future__ import annotations
