@@ -25,6 +25,7 @@ from lockstitch.collectives import (
     open_session,
     opening,
 )
+from lockstitch.collectives.c10d import tree_links
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.testing.leaks import Inventory
 from tests.processes.ranks import RankProcesses
@@ -233,7 +234,9 @@ def test_all_ranks_get_the_same_bits(backend: str, size: int) -> None:
 
 def die_on_the_way(rank: int, size: int, file: str, backend: str) -> str:
     if rank == 1:
-        opening.connect_to_coordinator = opening.join_host = lambda *_arguments: os._exit(1)  # type: ignore[assignment]
+        for module, name in ((tree_links, "connect_to_coordinator"), (opening, "join_host")):
+            assert hasattr(module, name)
+            setattr(module, name, lambda *_: os._exit(1))
     options = SessionOptions(backend=backend, timeout_seconds=1)  # type: ignore[arg-type]
     with pytest.raises(CollectiveError) as caught:
         open_session(rank, size, FileStore(file), options)
