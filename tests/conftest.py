@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 import torch
+from torch.distributed import TCPStore
 from torch.utils import _python_dispatch
 
 from lockstitch.testing.leaks import Inventory
@@ -104,6 +105,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """A crash is nothing to try again: `--last-failed` then finds nothing, which is a failure."""
     if session.config.stash.get(HAS_CRASHED, False) and session.config.cache is not None:
         session.config.cache.set("cache/lastfailed", {})
+
+
+def pytest_sessionstart() -> None:
+    """The first store of a process has libuv make a pipe that stays to the end."""
+    TCPStore("localhost", 0, 1, is_master=True)
 
 
 def pytest_collection_finish() -> None:
