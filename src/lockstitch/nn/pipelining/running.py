@@ -99,6 +99,9 @@ def run_row(order: Order) -> Report:
     if inbox is None:
         raise StepEndedError("a step of a pipeline was given up before this worker began")
     context = context_of_this_thread()
+    if order.trains and context is None:
+        inboxes.close(order.step)
+        raise StepEndedError("the autograd context of a step was released before it began")
     set_current_context(None)  # what workers tell each other is no part of the pass
     keeps = False
     try:

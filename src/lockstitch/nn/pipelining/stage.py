@@ -127,7 +127,8 @@ class Stage:
         value = fill(micro_batch.values.skeleton, self._entered(micro_batch.values, graph))
         value = enter(value, self._binding(micro_batch, graph))
         args = value if type(value) is tuple else (value,)
-        kwargs = self._moved(micro_batch.kwargs)
+        skeleton, tensors = lift(micro_batch.kwargs)
+        kwargs = fill(skeleton, [self._protected(tensor, graph) for tensor in tensors])
         if not is_first_time:
             output = self._with_former_buffers(micro_batch, args, kwargs)
         elif self._recomputes and graph is None:
