@@ -163,6 +163,12 @@ class ProcessGroup(_TorchGroup):
         NCCL. The group's own `split_group` needs neither."""
         return False
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Says how long its operations wait for ranks that do not come, from now on; of this rank
+        only."""
+        self._timeout = timeout
+        self._session.give_up_after(timeout.total_seconds())
+
     def get_group_store(self) -> Store:
         """The store over which its ranks have met."""
         return self._store

@@ -61,6 +61,10 @@ class PendingOperations:
     def __len__(self) -> int:
         return len(self._handles)
 
+    def give_up_after(self, seconds: float) -> None:
+        """Says how long an operation may wait for other ranks from now on; 0: for ever."""
+        self._stall_failure_seconds = seconds
+
     def check(self) -> None:
         """Raises why the session is broken, if it is."""
         if self._broken is not None:

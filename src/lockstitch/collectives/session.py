@@ -124,6 +124,11 @@ class Session(Operations):
         """By which it measures time."""
         return self._pending.clock
 
+    def give_up_after(self, seconds: float) -> None:
+        """Says after how long the wait for other ranks ends the session with an error, from now on;
+        0: never."""
+        self._pending.give_up_after(seconds)
+
     def check(self) -> None:
         """Raises why nothing can begin any more, if that is so."""
         self._pending.check()

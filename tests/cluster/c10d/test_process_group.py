@@ -455,6 +455,13 @@ def test_what_is_under_way_fails_when_the_group_is_shut_down() -> None:
             groups.groups[1].recv([torch.ones(1)], 0, 0).wait()
 
 
+def test_timeout_may_be_set_at_any_time() -> None:
+    with Groups("shared_memory", 2) as groups:
+        groups.groups[0].set_timeout(timedelta(seconds=0.1))
+        with pytest.raises(StalledError, match=r"waited .* s for rank 1, .* timeout of the group"):
+            groups.groups[0].allreduce([torch.ones(1)], options()).wait()
+
+
 # ---------------------------------------------------------------- random sequences
 
 

@@ -266,9 +266,16 @@ def test_random_collectives_are_those_of_numpy(backend: str, size: int, seed: in
             label = GroupLabel(ranks[rank], "random", range(size))
             return ProcessGroup(ranks[rank], label, store, timedelta(seconds=60))
 
+        def work(rank: int) -> None:
+            try:
+                run(groups[rank], rank, draws)
+            except BaseException:
+                groups[rank].shutdown()  # so that the others do not wait for it
+                raise
+
         groups = in_threads(size, made)
         try:
-            in_threads(size, lambda rank: run(groups[rank], rank, draws))
+            in_threads(size, work)
         finally:
             for group in groups:
                 group.shutdown()
