@@ -6,6 +6,7 @@
     folder.py     the folder of this user's running processes, and what lies in it
     endpoint.py   a socket of this process, at which it can be asked
     presence.py   this process as others find it: its endpoint, its card
+    logs.py       what Lockstitch logs, each record with who this process is
     report.py     the answer: what the sources tell, within a given time
     asking.py     the other end: finds the processes of this user and asks all of them at once
     system.py     what the system tells of a process, also of one that does not answer

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from lockstitch.attach.logs import ProcessLog
 from lockstitch.attach.presence import PRESENCE
 from lockstitch.collectives import open_session
 from lockstitch.hvd.communicators import Communicator
@@ -51,7 +51,7 @@ __all__ = [
     "rocm_built",
 ]
 
-_log = logging.getLogger(__name__)
+_log = ProcessLog(__name__)
 
 
 @in_plain_modes

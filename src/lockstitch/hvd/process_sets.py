@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lockstitch.attach.logs import ProcessLog
 from lockstitch.collectives import GLOBAL_SET
 from lockstitch.hvd.communicators import Communicator
 from lockstitch.hvd.job import current_session, has_session
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives import Session
 
-_log = logging.getLogger(__name__)
+_log = ProcessLog(__name__)
 
 
 class ProcessSet:

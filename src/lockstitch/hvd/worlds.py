@@ -8,7 +8,6 @@ the meeting off, and ask for a place in the next world.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from lockstitch.attach.logs import ProcessLog
 from lockstitch.collectives import call_off, open_session
 from lockstitch.errors import BoardLostError
 from lockstitch.hvd.environment import options_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives import Session, SessionOptions
     from lockstitch.launcher_link import LauncherClient, RankAssignment
 
-_log = logging.getLogger(__name__)
+_log = ProcessLog(__name__)
 
 _ATTEMPTS = 5
 

@@ -11,6 +11,7 @@ import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -110,6 +111,7 @@ def run(
     output_folder: options.OutputFolder = None,
     replace: options.Replace = None,
     name: options.Name = None,
+    timestamps: options.Timestamps = False,
     curves: options.CurvesFolder = None,
     tensorboard: options.TensorBoard = None,
     verdict: options.Verdict = None,
@@ -189,6 +191,7 @@ def _run(given: Mapping[str, Any]) -> int:
         given["verbose"],
         "--hostfile" if given["hosts"] is None else "-H",
         given["verdict"],
+        given["timestamps"],
     )
     if given["ignored_flags"] or given["ignored_values"]:
         job.note_ignored(sys.argv[1:])
@@ -279,10 +282,17 @@ class _Launch:
     hosts_hint: str
     """The option that has named the hosts."""
     verdict: Path | None = None
+    has_timestamps: bool = False
 
     def __post_init__(self) -> None:
         err = Console(stderr=True)
-        self._screen = Screen(self.workers, out=Console(), err=err, verdict=self.verdict)
+        self._screen = Screen(
+            self.workers,
+            out=Console(),
+            err=err,
+            verdict=self.verdict,
+            clock=datetime.now if self.has_timestamps else None,
+        )
         if self.is_verbose:
             self._screen.note(f"each of {self.workers} workers runs: {shlex.join(self.command)}")
 

@@ -139,6 +139,15 @@ TensorBoard = Annotated[
     Path | None,
     typer.Option("--tensorboard", help="Folder for the same, for TensorBoard: rank.N."),
 ]
+Timestamps = Annotated[
+    bool,
+    typer.Option(
+        "--timestamps",
+        "--prefix-output-with-timestamp",
+        "-prefix-timestamp",
+        help="Begin each line of the workers with the time.",
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say what the launcher does.")]
 
 Hosts = Annotated[
@@ -299,7 +308,6 @@ _FLAGS: Final = """
     --gloo --mpi --jsrun --disable-cache --tcp --mpi-threads-disable --no-mpi-threads-disable
     --hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather
     --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune
-    -prefix-timestamp --prefix-output-with-timestamp
 """.split()
 _WITH_VALUE: Final = """
     --cycle-time-ms --cache-capacity --autotune-log-file --autotune-warmup-samples

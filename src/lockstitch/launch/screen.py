@@ -14,7 +14,8 @@ from rich.style import Style
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     from rich.console import Console
@@ -54,9 +55,16 @@ class Screen:
     for a program that has started the launcher."""
 
     def __init__(
-        self, workers: int, out: Console, err: Console, verdict: Path | None = None
+        self,
+        workers: int,
+        out: Console,
+        err: Console,
+        verdict: Path | None = None,
+        clock: Callable[[], datetime] | None = None,
     ) -> None:
+        """`clock`: tells the time with which lines of workers begin; None: with none."""
         self._verdict = verdict
+        self._clock = clock
         self._consoles = {"stdout": out, "stderr": err}
         self._width = len(f"[w{workers - 1}]")
         self._rendered: dict[tuple[str, int], bytes] = {}
@@ -69,7 +77,10 @@ class Screen:
         if mark is None:
             mark = _render(_mark(rank, self._width), self._consoles[stream])
             self._rendered[stream, rank] = mark
-        _write(self._consoles[stream], mark + text + b"\n")
+        time = b""
+        if self._clock is not None:
+            time = self._clock().isoformat(" ", "milliseconds").encode() + b" "
+        _write(self._consoles[stream], time + mark + text + b"\n")
 
     def passing(self, rank: int, stream: str, text: bytes) -> None:
         """Draws a line that will be drawn over, if there is a terminal to draw on."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import Store
 
+from lockstitch.attach.logs import ProcessLog
 from lockstitch.autograd.service import AutogradService
 from lockstitch.link.addresses import LOOPBACK, is_loopback, own_address
 from lockstitch.link.ports import find_ports
@@ -34,6 +36,7 @@ from lockstitch.rpc.quiescence import Quiescence
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.freed_memory import keep_freed_memory
+from lockstitch.runtime.functions import name_of
 from lockstitch.runtime.switching import SWITCH_INTERVAL
 from lockstitch.runtime.worker import Worker
 from lockstitch.transport.several import SeveralTransports
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.agent import Agent, SendFilter
     from lockstitch.transport.base import Transport
 
+_log = ProcessLog(__name__)
 _LEAST_JOIN_SECONDS = 60.0
 _ENDLESS_JOIN_SECONDS = 24 * 3600.0
 
@@ -125,7 +129,22 @@ def start_worker(
         worker.agent.accept_at(listener)
     worker.start()
     membership.begin()
+    _log.info(
+        "worker %r begins as rank %d of %s, at %s, with %d threads and a timeout of %g s",
+        worker.name,
+        worker.id.rank,
+        world_size or "a dynamic group",
+        ", ".join(addresses),
+        agent_options.num_threads,
+        agent_options.default_timeout,
+    )
+    if _log.isEnabledFor(logging.DEBUG):
+        worker.agent.outgoing.tell_call = _tell_call
     return worker
+
+
+def _tell_call(to: str, function: object) -> None:
+    _log.debug("calls %s on %s", name_of(function), to)
 
 
 def _join(

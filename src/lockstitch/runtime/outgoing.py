@@ -83,6 +83,8 @@ class Outgoing:
     ) -> None:
         self.handle = handle
         self.default_timeout = core.options.default_timeout
+        self.tell_call: Callable[[str, object], None] | None = None
+        """Hears of each call: the callee's name, and the function."""
         self.explain_timeout: Callable[[WorkerId, Pending], str] | None = None
         """Says what the callee of a request does whose time is over; it may wait for a moment."""
         self.before_call: Callable[[], None] | None = None
@@ -236,6 +238,8 @@ class Outgoing:
         make: MakeCall = Call,
     ) -> int:
         pending.what = function
+        if self.tell_call is not None:
+            self.tell_call(channel.peer.name, function)
         if not channel.is_free:
             channel.wait_for_turn(pending)
             channel.wait_for_fewer(pending)

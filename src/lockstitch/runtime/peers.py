@@ -14,6 +14,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from lockstitch.attach.logs import ProcessLog
 from lockstitch.errors import (
     ConnectionLostError,
     LockstitchError,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from lockstitch.wire.decoding import FrameDecoder
 
     OpenChannel = Callable[[WorkerInfo, Connection, FrameDecoder], StreamChannel]
+
+_log = ProcessLog(__name__)
 
 _MANY: Final = 1000
 _OUR_OWN: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
@@ -322,6 +325,7 @@ class Peers:
         """A peer is gone. What it has answered just before still counts, unless `at_once`."""
         if self._closed or self._lost.setdefault(peer.worker, error) is not error:
             return
+        _log.info("%s", error)
         channel = self._channels.pop(peer.worker, None)
         if channel is not None:
             channel.end(error, at_once=at_once)

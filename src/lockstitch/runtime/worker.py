@@ -15,6 +15,7 @@ import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lockstitch.attach.logs import ProcessLog
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.errors import NotInitializedError
 from lockstitch.imports import IMPORTS
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from lockstitch.transport.base import Transport
 
 S = TypeVar("S")
+
+_log = ProcessLog(__name__)
 
 _active: ContextVar[Worker | None] = ContextVar("lockstitch_worker", default=None)
 
@@ -163,6 +166,8 @@ class Worker:
 
     def close(self, timeout_seconds: float = 5.0, within_seconds: float = math.inf) -> list[str]:
         """Leaves; harmless when repeated. See `Agent.close`."""
+        if not self.agent.is_closed:
+            _log.info("worker %r leaves", self.name)
         remaining = self.agent.close(timeout_seconds, within_seconds)
         PROCESS.note_left_running(self.agent.core.living())
         _alive.discard(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -82,3 +83,12 @@ def test_failure_repeats_the_last_words_whole(terminal: bool) -> None:
     words = b"a traceback's line that is wider than the screen"
     screen.failure(3, "exit code 1", [words])
     assert b"\n" + words + b"\n" in seen.getvalue()
+
+
+def test_lines_begin_with_the_time_where_that_is_wanted() -> None:
+    seen = io.BytesIO()
+    file = io.TextIOWrapper(seen, encoding="utf-8", write_through=True)
+    console = Console(file=file, no_color=True)
+    noon = datetime(2026, 1, 2, 12, 0, 0, 5000)
+    Screen(2, out=console, err=console, clock=lambda: noon).line(1, "stdout", b"text")
+    assert seen.getvalue() == b"2026-01-02 12:00:00.005 [w1] text\n"
