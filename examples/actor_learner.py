@@ -1,18 +1,21 @@
 """Actors play, one learner thinks for all of them: balancing poles on carts.
 
-Each actor steps its own carts and asks the learner what to do. `async_execution` lets the learner
-answer late: it collects the questions of all actors, runs the policy once on the whole batch, and
-only then completes everybody's answer, holding no thread meanwhile. After each round it learns
-from the rewards (REINFORCE with a baseline). The physics of the cart and the pole are those of
-Barto, Sutton and Anderson (1983).
+Each actor steps its own carts and asks the learner what to do. `choose` is an `async def`, so the
+learner can answer late: it collects the questions of all actors, runs the policy once on the whole
+batch, and only then answers everybody, holding no thread meanwhile. The actors are a group, whose
+rounds are one call. After each of them the learner learns from the rewards (REINFORCE with a
+baseline). The physics of the cart and the pole are those of Barto, Sutton and Anderson (1983).
+
+In the end the same rounds are played in one process, with the same random numbers: it prints how
+far the policies are apart.
 
     lockstitch run -n 3 examples/actor_learner.py [rounds]
 """
 
+import asyncio
 import math
 import os
 import sys
-import threading
 
 import torch
 from torch import nn, optim
@@ -27,8 +30,12 @@ DISCOUNT = 0.97
 class Carts:
     """Poles hinged on carts; a push to the left or right at each step keeps them up, or not."""
 
-    def __init__(self, count):
-        self.state = torch.empty(count, 4).uniform_(-0.05, 0.05)  # x, speed, angle, its speed
+    def __init__(self, actor, number):
+        self.generator = torch.Generator().manual_seed(1000 * actor + number)
+        self.state = self.start()  # x, speed, angle, its speed
+
+    def start(self):
+        return torch.rand(CARTS, 4, generator=self.generator) / 10 - 0.05
 
     def step(self, push_right):
         """Pushes every cart; returns which ones fell, and puts those back to the start."""
@@ -44,8 +51,7 @@ class Carts:
         change = torch.stack([speed, speed_change, spin, spin_change], 1)
         self.state = self.state + seconds * change
         fell = (self.state[:, 0].abs() > 2.4) | (self.state[:, 2].abs() > math.radians(12))
-        fresh = torch.empty_like(self.state).uniform_(-0.05, 0.05)
-        self.state = torch.where(fell[:, None], fresh, self.state)
+        self.state = torch.where(fell[:, None], self.start(), self.state)
         return fell
 
 
@@ -54,31 +60,31 @@ class Learner:
 
     def __init__(self, actors):
         self.actors = actors
+        self.generator = torch.Generator().manual_seed(0)
+        torch.manual_seed(0)
         self.policy = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
         self.optimizer = optim.Adam(self.policy.parameters(), lr=0.01)
-        self.lock = threading.Lock()
         self.log_probabilities = []
-        self.begin_step()
+        self.asked, self.answer = {}, None
 
-    def begin_step(self):
-        self.states = [None] * self.actors
-        self.answer = torch.futures.Future()
-
-    @rpc.functions.async_execution
-    def choose(self, actor, states):
+    async def choose(self, actor, states):
         """Called by each actor at each step; the answer comes when all have called."""
-        with self.lock:
-            mine = self.answer.then(lambda answer: answer.value()[actor])
-            self.states[actor] = states
-            if any(states is None for states in self.states):
-                return mine
-            together, answer = torch.stack(self.states), self.answer
-            self.begin_step()
-        choice = torch.distributions.Categorical(logits=self.policy(together))
-        pushes = choice.sample()
-        self.log_probabilities.append(choice.log_prob(pushes))
-        answer.set_result(pushes.bool())
-        return mine
+        self.answer = answer = self.answer or asyncio.get_running_loop().create_future()
+        self.asked[actor] = states
+        if len(self.asked) == self.actors:
+            together = torch.stack([self.asked[each] for each in range(self.actors)])
+            self.asked, self.answer = {}, None
+            answer.set_result(self.decide(together))
+        return (await answer)[actor]
+
+    def decide(self, states):
+        """Which carts to push to the right, [actor, cart]."""
+        log_probabilities = self.policy(states).log_softmax(-1)
+        chances = log_probabilities[..., 1].exp()
+        right = torch.rand(chances.shape, generator=self.generator) < chances
+        taken = log_probabilities.gather(-1, right[..., None].long())[..., 0]
+        self.log_probabilities.append(taken)
+        return right
 
     def learn(self, falls):
         """One step of policy gradient from which carts fell when, [actor, step, cart]."""
@@ -96,14 +102,11 @@ class Learner:
         self.optimizer.step()
 
 
-def play(learner, actor):
+def play(learner, number):
     """Runs on an actor: one round with fresh carts; returns which carts fell at which step."""
-    carts = Carts(CARTS)
-    falls = []
-    for _ in range(STEPS):
-        pushes = learner.rpc_sync().choose(actor, carts.state)
-        falls.append(carts.step(pushes))
-    return torch.stack(falls)
+    actor = rpc.get_worker_info().id - 1
+    carts, choose = Carts(actor, number), learner.rpc_sync().choose
+    return torch.stack([carts.step(choose(actor, carts.state)) for _ in range(STEPS)])
 
 
 def reward(falls):
@@ -116,13 +119,24 @@ def train(actors, rounds):
     learner = Learner(len(actors))
     learner_rref = rpc.RRef(learner)
     for number in range(rounds):
-        games = [
-            rpc.rpc_async(actor, play, args=(learner_rref, index))
-            for index, actor in enumerate(actors)
-        ]
-        falls = torch.stack(torch.futures.wait_all(games))
+        falls = torch.stack(actors.call(play, args=(learner_rref, number)))
         learner.learn(falls)
         print(f"round {number + 1:3}  reward {reward(falls):6.1f} of {STEPS}", flush=True)
+    return learner.policy
+
+
+def train_in_one_process(actors, rounds):
+    learner = Learner(actors)
+    for number in range(rounds):
+        carts = [Carts(actor, number) for actor in range(actors)]
+        falls = []
+        for _ in range(STEPS):
+            pushes = learner.decide(torch.stack([each.state for each in carts]))
+            falls.append(
+                torch.stack([each.step(push) for each, push in zip(carts, pushes, strict=True)])
+            )
+        learner.learn(torch.stack(falls, 1))
+    return learner.policy
 
 
 def main():
@@ -130,13 +144,16 @@ def main():
         sys.exit("start it so: lockstitch run -n 3 examples/actor_learner.py")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 30
-    actors = [f"actor{number}" for number in range(1, world_size)]
     torch.set_num_threads(1)  # several processes share the cores
-    torch.manual_seed(rank)
 
-    rpc.init_rpc(["learner", *actors][rank], rank=rank, world_size=world_size)
+    name = f"actor{rank}" if rank else "learner"
+    rpc.init_rpc(name, rank=rank, world_size=world_size)
     if rank == 0:
-        train(actors, rounds)
+        policy = train(rpc.group("actor*"), rounds)
+        alone = train_in_one_process(world_size - 1, rounds)
+        pairs = zip(policy.parameters(), alone.parameters(), strict=True)
+        difference = max((one - other).abs().max().item() for one, other in pairs)
+        print(f"difference to the policy of one process: {difference}")
     rpc.shutdown()
 
 

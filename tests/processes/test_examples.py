@@ -83,10 +83,12 @@ def test_language_model_learns_while_its_halves_live_apart():
 
 
 def test_learner_answers_all_actors_at_once_and_learns_from_them():
-    rewards = numbers("reward", run_example("actor_learner", 3, "8"))
+    output = run_example("actor_learner", 3, "8")
 
+    rewards = numbers("reward", output)
     assert len(rewards) == 8
     assert rewards[-1] > 1.5 * rewards[0]
+    assert numbers("policy of one process:", output) == [0.0]
 
 
 def test_pipeline_of_three_stages_equals_the_model_in_one_process():
