@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lockstitch.memory.mapping import Mapping
 
-LEAST_BYTES: Final = 1 << 20
+LEAST_BYTES: Final = 2 << 20
 """Less than this is copied for each: that takes no longer than to map it."""
 
 
