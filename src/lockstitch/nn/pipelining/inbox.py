@@ -2,8 +2,8 @@
 
 Values come from worker to worker, in any order, and before the worker has heard of the step
 itself; each is for one *port*: a kind, a stage, a micro-batch. The worker's own thread takes and
-reads them when its table says so. They come as one-way messages, so a connection that breaks ends
-the step. A step that has failed anywhere fails here: whoever waits is told.
+reads them when its table says so. Small ones come as one-way messages, so a connection that breaks
+ends the step. A step that has failed anywhere fails here: whoever waits is told.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
               to other workers ▼ │ from other workers, into the inbox
 
 Outputs go straight to the worker that has the next stage, gradients to the one that has the stage
-before, each as a one-way message into an inbox: tensors and plain values as they are, and what has
-to be pickled as a call that nobody waits for. What goes wrong in such a call fails the step here;
-what goes wrong in a stage, the driver is told, and tells the others.
+before, each into an inbox: small tensors and plain values as a one-way message, and what is large,
+or has to be pickled, as a call that nobody waits for. What goes wrong in such a call fails the step
+here; what goes wrong in a stage, the driver is told, and tells the others.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 NO_LIMIT: Final = 0
 """A timeout: a stage may take long, and a worker that dies ends the calls to it."""
+_ONE_WAY_BYTES: Final = 1 << 16
 
 
 @dataclass
@@ -296,12 +297,13 @@ class _Runner:
         if to == self._worker.id:
             self._inbox.put((kind, stage, number, skip, origin), values)
             return
-        flat = pack_flat(values)
+        flat = pack_flat(values) if _bytes_of(values) <= _ONE_WAY_BYTES else None
         if flat is not None:
             place = kind, stage, number, skip, origin
             self._worker.agent.send(to, HandOver(self._order.step, *place, flat))
             return
-        # What is pickled may hold references, which their sender keeps until it is answered.
+        # What is pickled may hold references, which their sender keeps until it is answered; and
+        # how much is under way of what is large is limited for calls only.
         args = (*self._order.step, kind, stage, number, skip, origin, *values)
         receipt = _Receipt(self._worker, self._inbox, self._order.step, to)
         self._worker.agent.outgoing.call_into(receipt, to, (deliver, args, None), NO_LIMIT)
@@ -372,6 +374,10 @@ def _flat(values: Values) -> tuple[Any, ...]:
     wanted = sum(1 << place for place, is_wanted in enumerate(values.wanted) if is_wanted)
     is_single = type(values.skeleton) is Hole
     return (None if is_single else values.skeleton, wanted, *values.tensors)
+
+
+def _bytes_of(values: tuple[Any, ...]) -> int:
+    return sum(each.nbytes for each in values if isinstance(each, torch.Tensor))
 
 
 def _described(tensors: Sequence[torch.Tensor | None]) -> str:
