@@ -41,6 +41,22 @@ def edge_of(tensor: torch.Tensor, what: str) -> GradientEdge:
     return get_gradient_edge(tensor)
 
 
+def _edge_at(place: int, given: Input) -> GradientEdge:
+    """Where the gradient of an input arrives, on the worker that has the tensor."""
+    if not isinstance(given, RRef):
+        return edge_of(given, f"inputs[{place}]")
+    value: object = given.local_value()
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"inputs[{place}] refers to a {type(value).__name__}, not to a tensor: {given}"
+        )
+    return edge_of(value, f"the value of inputs[{place}]")
+
+
+def _reference_to(gradient: torch.Tensor | None) -> RRef[torch.Tensor] | None:
+    return None if gradient is None else RRef(gradient)
+
+
 class Inputs:
     """Tensors and references, in their order; the `Elsewhere` of one pass."""
 
@@ -51,17 +67,20 @@ class Inputs:
         self._there: dict[WorkerId, list[int]] = {}
         self._found: dict[int, Result] = {}
         self.edges: list[GradientEdge] = []
-        """Those of the tensors of this worker."""
+        """Those of the tensors of this worker, also of those that are given by reference."""
         for place, each in enumerate(inputs):
-            if isinstance(each, RRef):
+            if isinstance(each, RRef) and not each.is_owner():
                 self._there.setdefault(each.owner().worker, []).append(place)
             else:
                 self._here.append(place)
-                self.edges.append(edge_of(each, f"inputs[{place}]"))
+                self.edges.append(_edge_at(place, each))
 
     def results(self, here: Sequence[torch.Tensor | None]) -> list[Result]:
         """The gradients in the order of the inputs; `here` are those of this worker's tensors."""
-        found: dict[int, Result] = {**self._found, **dict(zip(self._here, here, strict=True))}
+        found = dict(self._found)
+        for place, gradient in zip(self._here, here, strict=True):
+            is_given_by_reference = isinstance(self._inputs[place], RRef)
+            found[place] = _reference_to(gradient) if is_given_by_reference else gradient
         return [found[place] for place in range(len(self._inputs))]
 
     def select(self, context: DistAutogradContext, backward_pass: GlobalId) -> None:
@@ -113,14 +132,7 @@ def _select(
     references: Sequence[RRef[torch.Tensor]],
 ) -> None:
     """Notes the values of `references` for the pass; runs on their owner."""
-    edges = []
-    for place, reference in zip(places, references, strict=True):
-        value = reference.local_value()
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"inputs[{place}] refers to a {type(value).__name__}, not to a tensor: {reference}"
-            )
-        edges.append(edge_of(value, f"the value of inputs[{place}]"))
+    edges = [_edge_at(*each) for each in zip(places, references, strict=True)]
     _context(context_id).select(backward_pass, edges)
 
 
@@ -128,4 +140,4 @@ def _select(
 def _take(context_id: int, backward_pass: GlobalId) -> list[RRef[torch.Tensor] | None]:
     """References to what has arrived, None for nothing; runs on the owner of the tensors."""
     gradients = _context(context_id).selection_of(backward_pass).take()
-    return [None if gradient is None else RRef(gradient) for gradient in gradients]
+    return [_reference_to(gradient) for gradient in gradients]

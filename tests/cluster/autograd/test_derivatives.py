@@ -116,6 +116,27 @@ class Here:
         return self.value
 
 
+def refer_to_w():
+    return rpc.RRef(W)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_inputs_may_be_tensors_and_references_of_the_calling_worker(cluster, mode):
+    x, y = leaf(), leaf()
+    expected = torch.autograd.grad(((x * W).tanh() * y).sum(), [x, y, W])
+    with cluster[0].active(), autograd.context() as context_id:
+        elsewhere = rpc.rpc_sync("worker1", refer_to_w)
+        made_here = rpc.remote("worker0", torch.Tensor.requires_grad_, args=(y.detach(),))
+        weighed = rpc.rpc_sync("worker1", weigh, args=(x,))
+        loss = (weighed * made_here.local_value()).sum()
+        inputs = [made_here, x, made_here, elsewhere, rpc.RRef(x)]
+        found = autograd.grad(context_id, loss, inputs, mode=mode)
+        assert [isinstance(each, rpc.RRef) for each in found] == [True, False, True, True, True]
+        values = [each.to_here() if isinstance(each, rpc.RRef) else each for each in found]
+    of_x, of_y, of_w = expected
+    assert_close(values, [of_y, of_x, of_y, of_w, of_x])
+
+
 def test_maml(cluster):
     x, y = leaf(4, 3).detach(), leaf(4, 3).detach().cos()
     plain = Learner()
