@@ -195,6 +195,9 @@ class MismatchError(CollectiveError):
 class RankLostError(CollectiveError, ConnectionError):
     """A rank died or shut down while others needed it."""
 
+    is_farewell = False
+    """Whether it shut down in good order: then nothing has gone wrong unless somebody waits."""
+
 
 class StalledError(CollectiveError, TimeoutError):
     """Some ranks did not submit an operation that others wait for."""

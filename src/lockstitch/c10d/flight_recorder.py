@@ -153,7 +153,7 @@ class FlightRecorder:
             "on rank %d %s has ended: %s. The last operations here:\n  %s",
             group.global_rank,
             group,
-            error,
+            str(error),  # whoever keeps records would keep its frames, and so the group, alive
             "\n  ".join(last) or "none is recorded",
         )
 

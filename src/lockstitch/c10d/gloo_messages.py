@@ -1,8 +1,8 @@
 """Sending and receiving between hosts, by torch's own group of Gloo.
 
 Gloo tells of a dead rank by a broken connection and without its name, and only who exchanges
-something with it. The session knows more: when it ends, whatever waits here ends too, and raises
-why.
+something with it. The session knows more: when it ends by a fault, whatever waits here ends too,
+and raises why.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
 from lockstitch.c10d.works import NO_TIMEOUT
-from lockstitch.errors import CollectiveError
+from lockstitch.errors import CollectiveError, RankLostError
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -57,8 +57,9 @@ class GlooMessages:
         """Ends what waits for other ranks."""
         self._gloo.abort()
 
-    def _end(self, _error: BaseException) -> None:
-        self._gloo.abort()
+    def _end(self, error: BaseException) -> None:
+        if not (isinstance(error, RankLostError) and error.is_farewell):
+            self._gloo.abort()
 
     def _called(self, rank: int) -> str:
         return self._group.session.names.one(rank)

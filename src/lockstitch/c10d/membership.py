@@ -141,11 +141,12 @@ class Membership:
 
     def report(self, what_it_does: Callable[[GroupLabel], str]) -> None:
         """If other ranks have waited for an operation of this one since the last look, says to them
-        what it does instead; if the group has ended with an error, tells the flight recorder."""
+        what it does instead; if the group has ended by a fault, tells the flight recorder."""
         try:
             self.session.check()
         except (RankLostError, StalledError) as error:
-            tell_failure(self.label, error)
+            if not (isinstance(error, RankLostError) and error.is_farewell):
+                tell_failure(self.label, error)
             return
         is_wanted, self._is_wanted = self._is_wanted, bool(self.session.wanted())
         if is_wanted and self._is_wanted and self._reports is not None:

@@ -258,13 +258,7 @@ def run(group: Any, rank: int, draws: list[Draw]) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize(
     "backend",
-    [
-        "memory",
-        "shared_memory",
-        "c10d",
-        # At the end Gloo's threads may take long to be gone.
-        pytest.param("hierarchical", marks=pytest.mark.slow),
-    ],
+    ["memory", "shared_memory", "c10d", "hierarchical"],
 )
 def test_random_collectives_are_those_of_numpy(backend: str, size: int, seed: int) -> None:
     source = random.Random(1000 * size + seed)

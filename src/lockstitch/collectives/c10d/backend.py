@@ -359,7 +359,9 @@ class C10dBackend:
         elif isinstance(message, Leave):
             who = self._pending.names.one(message.rank)
             text = f"{who}, from which all orders come, shut down (heard by {self._me})"
-            self._lose_coordinator(RankLostError(text))
+            error = RankLostError(text)
+            error.is_farewell = True
+            self._lose_coordinator(error)
         elif isinstance(message, Joined) and self._joining is not None:
             joining, self._joining = self._joining, None
             self._pending.complete(joining, message.last)
