@@ -13,6 +13,7 @@ here; what goes wrong in a stage, the driver is told, and tells the others.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ from lockstitch.autograd.context import context_of_this_thread, set_current_cont
 from lockstitch.autograd.emission import compact
 from lockstitch.errors import PeerDiedError, RpcError, add_note
 from lockstitch.ids import GlobalId, WorkerId
+from lockstitch.nn.parallel.modes import Modes
 from lockstitch.nn.pipelining.graphs import Gradients, Values
 from lockstitch.nn.pipelining.inbox import Inbox, Inboxes, StepEndedError
 from lockstitch.nn.pipelining.stage import MicroBatch, Stage, StageOptions
@@ -37,7 +39,6 @@ from lockstitch.wire.pickling import pack_flat
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lockstitch.nn.parallel.modes import Modes
     from lockstitch.nn.pipelining.graphs import InputGradients
     from lockstitch.nn.pipelining.schedules import Action
     from lockstitch.nn.pipelining.skips import SkipReference
@@ -107,7 +108,8 @@ def run_row(order: Order) -> Report:
     keeps = False
     try:
         runner = _Runner(order, worker, inbox, context if order.trains else None)
-        report = runner.run(received)
+        with _training_modes().active():
+            report = runner.run(received)
         keeps = report.keeps_skips
         if context is not None and order.trains and context.has_replicas:
             with worker.agent.blocked():
@@ -117,6 +119,14 @@ def run_row(order: Order) -> Report:
         set_current_context(context)
         if not keeps:
             inboxes.close(order.step)
+
+
+def _training_modes() -> Modes:
+    """Those of this thread, but without autocast and inference mode, which the call may have
+    carried: stages enter them for their forward passes, and nothing else happens in them."""
+    here = Modes.of_this_thread()
+    autocast = tuple((kind, False, dtype) for kind, _, dtype in here.autocast)
+    return dataclasses.replace(here, is_grad_enabled=True, is_inference=False, autocast=autocast)
 
 
 @needed

@@ -146,6 +146,38 @@ def test_modes_of_the_caller_hold_in_the_stages(cluster):
     assert pipeline(torch.ones(4, 4)).dtype is torch.float32
 
 
+class NotCast(nn.Module):
+    """A layer in float32, whatever the precision of those around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return self.linear(x.float())
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_backward_passes_run_without_autocast_that_calls_carry(cluster, schedule):
+    torch.manual_seed(0)
+    pipeline = Pipeline(remote([NotCast(), NotCast()]), schedule, chunks=2)
+    batch, target = torch.randn(4, 8), torch.randn(4, 8)
+
+    def gradients(carries):
+        with autograd.context() as context_id:
+            with torch.autocast("cpu", torch.bfloat16), rpc.carry_modes(carries):
+                pipeline.step(context_id, batch, target, mse)
+            return [
+                gradient
+                for each in pipeline._team.references
+                for gradient in rpc.rpc_sync(each.owner(), gradients_of, (each, context_id))
+            ]
+
+    for carried, expected in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(carried, expected)
+
+
 def test_a_batch_of_few_rows_is_evaluated_in_fewer_micro_batches(cluster):
     pipeline = Pipeline(remote(layers(3, 3, 3, 3)), chunks=6)
     assert pipeline(batch_of(1, 3)[0]).shape == (1, 3)
