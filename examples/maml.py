@@ -123,6 +123,8 @@ def train_alone(rounds):
 
 
 def main():
+    if os.environ.get("WORLD_SIZE") != "3":
+        sys.exit("start it so: lockstitch run -n 3 examples/maml.py")
     rank, rounds = int(os.environ["RANK"]), int(sys.argv[1]) if len(sys.argv) > 1 else 60
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3)
     if rank == 0:

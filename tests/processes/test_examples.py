@@ -236,7 +236,7 @@ def test_programs_of_several_workers_say_how_to_start_them(tmp_path):
                 done = python.run(Path(shutil.copy(path, tmp_path)))
                 assert (done.status, done.output) == (1, ""), path
                 told[path.stem] = done.errors
-    assert len(told) == 9
+    assert len(told) == 11
     for name, text in told.items():
         (workers,) = re.findall(rf"start it so: lockstitch run -n (\d) examples/{name}.py\n", text)
         description = (ROOT / "examples" / f"{name}.py").read_text().split('"""')[1]
