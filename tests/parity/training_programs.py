@@ -7,6 +7,8 @@ the loop that one writes there. What both return must be equal.
 
 from __future__ import annotations
 
+import functools
+import operator
 import random
 import warnings
 from dataclasses import dataclass, field
@@ -392,11 +394,11 @@ class There(Trainer):
             with HeldContexts() as held:
                 losses = [held.run(self.go, number) for _ in range(self.program.passes)]
                 self.update(held.ids)
-            return sum(losses)
+            return functools.reduce(operator.add, losses)  # `sum` is exacter from 3.12 on
         with autograd.context() as context_id:
             losses = [self.go(context_id, number) for _ in range(self.program.passes)]
             self.update(context_id)
-        return sum(losses)
+        return functools.reduce(operator.add, losses)  # `sum` is exacter from 3.12 on
 
     def go(self, context_id: int, number: int) -> float:
         """One forward and one backward pass."""

@@ -248,8 +248,12 @@ def _group_of_one(ask: Callable[[], object], noted: Callable[[str, Any], object]
 
         return answer
 
-    def devices(_group: Any) -> list[torch.device]:
+    def devices(group: Any) -> list[torch.device]:
         noted("_device_types", ())
+        try:  # before torch knows the group: see `c10d.ProcessGroup`
+            distributed.get_process_group_ranks(group)
+        except KeyError:
+            return []
         return [torch.device("cpu")]
 
     names = [each for pair in _SINGLE.values() for each in pair]

@@ -15,7 +15,7 @@ from lockstitch.errors import DistAutogradError
 from tests.cluster.autograd.comparison import OWNED, Way, assert_same, call, make_leaves
 
 # Forward-mode differentiation compiles a function of torch's by its older compiler.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
 
 TRANSFORMS = {
     "grad": lambda f: torch.func.grad(lambda x: f(x).sum()),
