@@ -56,10 +56,7 @@ class GroupFuture(Generic[T]):
     def as_completed(self) -> Iterator[tuple[WorkerInfo, Future[T]]]:
         """Yields each worker with its future, in the order in which they complete. A future's
         `wait()` returns the result, or raises the error of that worker."""
-        arrivals: Arrivals[int] = Arrivals()
-        for index, future in enumerate(self.futures):
-            arrivals.expect(future, index)
-        for index in arrivals:
+        for index in self._arrivals():
             yield self.workers[index], self.futures[index]
 
     def cancel(self) -> bool:
@@ -80,11 +77,15 @@ class GroupFuture(Generic[T]):
 
     async def __aiter__(self) -> AsyncIterator[tuple[WorkerInfo, Future[T]]]:
         """`as_completed`, for coroutines."""
+        async for index in self._arrivals():
+            yield self.workers[index], self.futures[index]
+
+    def _arrivals(self) -> Arrivals[int]:
+        """The places of the futures, in the order in which they complete."""
         arrivals: Arrivals[int] = Arrivals()
         for index, future in enumerate(self.futures):
             arrivals.expect(future, index)
-        async for index in arrivals:
-            yield self.workers[index], self.futures[index]
+        return arrivals
 
     def _results(self) -> list[T]:
         results: dict[str, T] = {}
