@@ -221,7 +221,7 @@ def test_failing_source_does_not_end_the_reading(scene: Scene) -> None:
 def test_at_most_the_limit_run_at_once_and_the_rest_waits(scene: Scene) -> None:
     for _ in range(10):
         scene.put(APART, scene.gate)
-    wait_until(lambda: scene.thread_pool.backlog == 8)
+    wait_until(lambda: scene.gate.inside == LIMIT and scene.thread_pool.backlog == 8)
     assert scene.thread_pool.running == LIMIT
     scene.gate.open()
     wait_until(lambda: len(scene.gate.threads) == 10 and scene.gate.inside == 0)
