@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import safetensors
 from safetensors.torch import save_file
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _MANIFEST = "manifest.json"
 _SUFFIX = ".safetensors"
+_OURS = re.compile(rf"[0-9a-f]{{32}}-.*{re.escape(_SUFFIX)}")  # written by `write_shard`
 _FORMAT = 1
 _HEADER_KEY = "lockstitch"
 
@@ -47,8 +50,9 @@ class Shard:
 
 
 def write_shard(folder: Folder, save: str, worker: str, copy: Copy) -> Shard:
-    """Writes what was copied of the states of a worker. Raises `OSError`."""
-    name = f"{save}-{worker.replace(':', '_')}{_SUFFIX}"
+    """Writes what was copied of the states of a worker; `save` is the hexadecimal name of a UUID.
+    Raises `OSError`."""
+    name = f"{save}-{quote(worker, safe='')}{_SUFFIX}"
     told: list[tuple[int, str]] = []
 
     def write(path: Path) -> None:
@@ -74,8 +78,15 @@ def read_shard(folder: Folder, shard: Shard, names: Iterable[str]) -> dict[str, 
 
 
 def write_manifest(folder: Folder, shards: Iterable[Shard]) -> None:
-    """Makes these files the checkpoint, and removes those of the former one."""
+    """Makes these files the checkpoint, and removes those of the former one. Raises
+    `FileNotFoundError` where another save has removed any of them meanwhile."""
     shards = list(shards)
+    gone = {shard.file for shard in shards}.difference(folder.names())
+    if gone:
+        raise FileNotFoundError(
+            f"another save into {folder.address} has ended meanwhile, and removed "
+            f"{', '.join(sorted(gone))}: save into it one at a time"
+        )
     text = json.dumps({"format": _FORMAT, "shares": [asdict(shard) for shard in shards]}, indent=1)
     folder.replace(_MANIFEST, text)
     remove_files(folder, but={shard.file for shard in shards})
@@ -103,10 +114,10 @@ def read_manifest(folder: Folder) -> list[Shard]:
 
 
 def remove_files(folder: Folder, *, but: Iterable[str] = (), save: str = "") -> None:
-    """Removes the files of a save, or of all, `but` some."""
+    """Removes the files of a save, or of all, `but` some; never what others have put there."""
     kept = set(but)
     for name in folder.names():
-        if name.startswith(save) and name.endswith(_SUFFIX) and name not in kept:
+        if name.startswith(save) and _OURS.fullmatch(name) and name not in kept:
             folder.remove(name)
 
 

@@ -33,7 +33,7 @@ def copy_states(states: Mapping[str, object]) -> Copy:
     return Copy(plain, encoder.tensors)
 
 
-Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype, bool]
 
 
 class Encoder:
@@ -74,16 +74,33 @@ class Encoder:
                 f"{path} is a {tensor.dtype} tensor of layout {tensor.layout}: only "
                 "dense ones of real numbers, integers and booleans can be saved"
             )
+        try:
+            address = tensor.untyped_storage().data_ptr()
+        except RuntimeError:
+            address = 0
+        if tensor.numel() and not address:
+            raise TypeError(
+                f"{path} is a {type(tensor).__name__} on {tensor.device}, which has no memory of "
+                "its own: register a tensor that has (of a DTensor, its full_tensor())"
+            )
         if not self._copies:
             return path
-        place = (tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()))
-        key = (*place, tuple(tensor.shape), tensor.stride(), tensor.dtype)
-        known = self._known.get(key) if tensor.numel() else None
+        place = (address, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+        view = (*place, tensor.dtype, tensor.is_neg())
+        known = self._known.get(view) if tensor.numel() else None
         if known is None:
             self._kept.append(tensor)  # its address shall not be another's meanwhile
-            self._known[key] = known = path
-            self.tensors[path] = tensor.to("cpu", copy=True).contiguous()
+            self._known[view] = known = self._free(path)
+            self.tensors[known] = tensor.resolve_neg().to("cpu", copy=True).contiguous()
         return known
+
+    def _free(self, path: str) -> str:
+        """A key that no other tensor has: `a.b` of `{"a": {"b": …}}`, and of `{"a.b": …}`."""
+        number = 2
+        key = path
+        while key in self.tensors:
+            key, number = f"{path}#{number}", number + 1
+        return key
 
 
 def decode(written: Any, tensor: Callable[[str], torch.Tensor]) -> Any:

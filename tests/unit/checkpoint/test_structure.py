@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
 
 from lockstitch.checkpoint.structure import Encoder, decode
 
@@ -57,12 +58,38 @@ def test_what_is_written_is_a_copy_and_is_written_once() -> None:
 
 
 @pytest.mark.parametrize(
+    "state",
+    [
+        {"a": {"b": torch.ones(2)}, "a.b": torch.zeros(2)},
+        {1: torch.ones(2), "1": torch.zeros(2)},
+        {
+            "a": [torch.ones(1), torch.zeros(1)],
+            "a.0": torch.full((1,), 2.0),
+            "a.0#2": torch.ones(1),
+        },
+    ],
+)
+def test_tensors_whose_paths_read_alike_stay_two(state) -> None:
+    back = there_and_back(state)
+    torch.testing.assert_close(back, state, rtol=0, atol=0)
+
+
+def test_a_view_whose_sign_is_turned_is_another_tensor() -> None:
+    numbers = torch.tensor([1 + 2j, 3 + 4j])
+    turned, plain = there_and_back([numbers.conj().imag, numbers.imag])
+    assert turned.tolist() == [-2, -4]
+    assert plain.tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
     ("state", "place"),
     [
         ({"a": [1, {2}]}, "x.a.1 is of type set"),
         ({"f": len}, "x.f is of type builtin"),
         ({"z": torch.zeros(2, dtype=torch.complex64)}, "x.z is a torch.complex64"),
         ({"s": torch.zeros(2).to_sparse()}, "x.s is a"),
+        ({"m": torch.zeros(2, device="meta")}, "x.m is a Tensor on meta, which has no memory"),
+        ({"t": TwoTensor(torch.ones(2), torch.ones(2))}, "x.t is a TwoTensor on cpu, which has no"),
     ],
 )
 def test_what_cannot_be_written_is_named(state, place) -> None:
