@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,34 @@ def test_recommender_with_tables_on_two_servers_equals_one_process():
 
 
 @pytest.mark.slow
+def test_graph_in_parts_on_three_workers_is_learned_as_in_one_process():
+    output = run_example("graph_sage", 3, "60")
+
+    losses = numbers(r"step\s+\d+\s+loss", output)
+    assert len(losses) == 5
+    assert losses[-1] < 0.8 * losses[0]
+    assert numbers("right:", output)[0] > 45  # per cent; guessing gives 12.5
+    assert numbers("from one process", output)[0] < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("lightning") is None,
+    reason="lightning is not installed: pip install -e '.[c10d-test]'",
+)
+@pytest.mark.parametrize("launcher", [LOCKSTITCH_RUN, TORCHRUN], ids=["lockstitch", "torchrun"])
+def test_lightning_trains_over_our_backend_as_over_gloo_and_alone(launcher):
+    output = run_example("lightning_digits", 2, "3", launcher=launcher)
+
+    losses = numbers(r"epoch \d+\s+loss", output)
+    assert len(losses) == 3
+    assert losses[-1] < 0.5 * losses[0]
+    assert numbers("right:", output)[0] > 85  # per cent; guessing gives 10
+    assert numbers("from Gloo", output) == [0.0]
+    assert numbers("from one process", output)[0] < 1e-9
+
+
+@pytest.mark.slow
 def test_a_model_with_dicts_batch_statistics_dropout_and_tied_weights_learns():
     output = run_plainly("data_parallel_model")
 
@@ -236,7 +265,7 @@ def test_programs_of_several_workers_say_how_to_start_them(tmp_path):
                 done = python.run(Path(shutil.copy(path, tmp_path)))
                 assert (done.status, done.output) == (1, ""), path
                 told[path.stem] = done.errors
-    assert len(told) == 11
+    assert len(told) == 12
     for name, text in told.items():
         (workers,) = re.findall(rf"start it so: lockstitch run -n (\d) examples/{name}.py\n", text)
         description = (ROOT / "examples" / f"{name}.py").read_text().split('"""')[1]
