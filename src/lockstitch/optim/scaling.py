@@ -176,7 +176,7 @@ def _unscale(
         kinds.setdefault((numbers.device, numbers.dtype), []).append(numbers)
     found = False
     for (device, _), gradients in kinds.items():
-        is_found = torch.zeros((), device=device)
+        is_found = torch.zeros((), dtype=torch.float32, device=device)
         unscale(gradients, is_found, inverse_scale.to(device))
         found |= bool(is_found)
     return found if kinds else None

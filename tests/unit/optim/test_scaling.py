@@ -157,3 +157,16 @@ def test_sparse_gradients_are_unscaled(cluster) -> None:
         step(scaler, optimizer, rows.rpc_sync().forward(torch.tensor([1, 1])), context_id)
     expected = torch.tensor([[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]])
     assert torch.equal(rows.rpc_sync().value(), expected)
+
+
+def test_a_program_in_double_precision_is_scaled(cluster) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        modules = layers(torch.float64)
+        optimizer, scaler = optimizer_of(modules), GradScaler(init_scale=8.0)
+        before = weights(modules)
+        with autograd.context() as context_id:
+            step(scaler, optimizer, losses(modules, 1.0, 2.0), context_id)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, weights(modules), [before[0] - 0.5, before[1] - 1.0]))
