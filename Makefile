@@ -16,6 +16,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Where this is set, each of the many processes that tests start would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
+PAGE = packaging/dashboard
 DEMO = examples/digits/train.py
 TESTS = tests
 # Many tests wait, for processes that start or for a clock: meanwhile another works.
@@ -24,8 +25,8 @@ ENGINES_OF_DEBIAN = slurm-wlm munge
 SPELT = src tests docs examples benchmarks packaging changelog.d .github $(wildcard *.md) Makefile \
 	pyproject.toml
 
-.PHONY: help demo test test-gpu test-engines test-again test-all test-matrix coverage lint format bench docs \
-	package changelog clean
+.PHONY: help demo test test-gpu test-engines test-again test-all test-matrix test-browser coverage lint \
+	format bench docs dashboard dashboard-check package changelog clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -44,6 +45,9 @@ test-gpu: $(VENV)/installed-dev  ## the tests that need a GPU, which the others 
 test-engines: $(VENV)/installed-engines  ## what runs on the engines that start workers; DEBIAN=1, as root: installs Slurm first
 	@if [ -n "$(DEBIAN)" ]; then apt-get install --yes --no-install-recommends $(ENGINES_OF_DEBIAN); fi
 	python -m pytest -rs tests/engines
+
+test-browser: $(VENV)/installed-browser $(PAGE)/node_modules  ## the page of `lockstitch dashboard` in Chromium (CHROMIUM=…)
+	python -m pytest -rs tests/browser
 
 test-again: $(VENV)/installed-dev  ## the tests that failed last time
 	python -m pytest --last-failed --last-failed-no-failures none -m "not slow" $(TESTS)
@@ -77,6 +81,14 @@ docs: $(VENV)/installed-docs  ## the site, into docs/_build/html, built anew; a 
 	rm -rf docs/_build
 	sphinx-build -W --keep-going -b html docs docs/_build/html
 
+dashboard: $(PAGE)/node_modules  ## the page of `lockstitch dashboard`, bundled anew; needs Node and npm
+	npm --prefix $(PAGE) run --silent check
+	npm --prefix $(PAGE) run --silent build
+
+dashboard-check: $(PAGE)/node_modules  ## whether the page that is committed is what its sources give
+	npm --prefix $(PAGE) run --silent build -- $(CURDIR)/build/dashboard
+	diff -r build/dashboard src/lockstitch/dashboard/static
+
 test-matrix:  ## the core of the suite on each version of torch, in environments of their own
 	$(PYTHON) -m tests.matrix
 
@@ -96,7 +108,13 @@ changelog: $(VENV)/installed-changelog  ## `make changelog VERSION=0.1.0` gather
 clean:  ## remove the environment and everything that was built
 	rm -rf $(VENV) .matrix build dist docs/_build out .pytest_cache .mypy_cache .ruff_cache \
 		.import_linter_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf $(PAGE)/node_modules
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# What is locked and nothing else; nothing of it runs while it is installed.
+$(PAGE)/node_modules: $(PAGE)/package.json $(PAGE)/package-lock.json
+	npm --prefix $(PAGE) ci --ignore-scripts --silent
+	@touch $@
 
 # A stamp per set of extras: pip runs again only when the requirements changed.
 $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python

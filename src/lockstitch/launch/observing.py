@@ -1,5 +1,5 @@
 """The commands that look at running jobs: `ps`, `status`, `top`, `waits`, `stacks`, `graph`,
-`metrics`."""
+`metrics`, `dashboard`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import threading
+import webbrowser
 from importlib import import_module
 from pathlib import Path  # noqa: TC003 - typer reads the annotation
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -43,7 +44,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands to `app`."""
-    for command in (ps, status, top, waits, stacks, graph, metrics):
+    for command in (ps, status, top, waits, stacks, graph, metrics, dashboard):
         app.command()(command)
 
 
@@ -179,6 +180,41 @@ def metrics(
         typer.echo(f"http://{address}:{server.server_port}/metrics?token={token}")
         with contextlib.suppress(KeyboardInterrupt), server:
             server.serve_forever()
+
+
+def dashboard(
+    job: JobArgument = None,
+    *,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port to listen at; 0: any that is free.")
+    ] = 0,
+    open_it: Annotated[
+        bool, typer.Option("--open", help="Open it in this user's browser.")
+    ] = False,
+) -> None:
+    """Serve a page that shows a job, live, until the job ends or Ctrl-C.
+
+    It listens at 127.0.0.1 only, and whoever opens it must know the token in the address that is
+    printed.
+    """
+    try:
+        module = import_module("lockstitch.dashboard.serving")
+    except ImportError as error:
+        typer.echo(
+            f"lockstitch: the page needs {error.name}: pip install 'lockstitch[dashboard]'",
+            err=True,
+        )
+        raise typer.Exit(1) from error
+
+    def announce(address: str) -> None:
+        typer.echo(address)
+        if open_it:
+            webbrowser.open(address)
+
+    with _errors_in_words():
+        watch = looking.Watch(job)
+        module.serve(watch, port, announce)
+        typer.echo(f"job {watch.name} has ended", err=True)
 
 
 def graph(

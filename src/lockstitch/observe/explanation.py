@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from lockstitch.attach.asking import Silence
     from lockstitch.attach.values import (
+        Counter,
         GroupReport,
         ProcessReport,
         ServedCall,
@@ -68,6 +69,12 @@ class Participant:
     def serving(self) -> tuple[ServedCall, ...]:
         """The calls that it serves."""
         return () if self.worker is None else self.worker.serving
+
+    @property
+    def counters(self) -> tuple[Counter, ...]:
+        """Those of its worker and of its ranks; a name may occur for each of its groups."""
+        of_worker = () if self.worker is None else self.worker.counters
+        return (*of_worker, *(each for group in self.groups for each in group.counters))
 
     @property
     def main_thread(self) -> ThreadReport | None:

@@ -11,7 +11,7 @@ from lockstitch.attach import asking
 from lockstitch.attach.values import Question
 from lockstitch.observe.context_graph import ContextGraph, graph_of
 from lockstitch.observe.explanation import Explanation, Participant, explain, participants_of
-from lockstitch.observe.grouping import Job, Outline, find, job_of, outlines
+from lockstitch.observe.grouping import Job, JobNotFoundError, Outline, find, job_of, outlines
 from lockstitch.observe.native import NOT_INSTALLED, PySpyError, find_py_spy, stacks_of
 
 if TYPE_CHECKING:
@@ -77,6 +77,39 @@ def graph(context_id: int | None = None, job: str | int | None = None) -> Contex
     return graph_of(_ask(job, Question(contexts=True, seconds=_SECONDS)), context_id)
 
 
+class Watch:
+    """A job that is looked at again and again. It stays the same one whatever becomes of the
+    process by whose number it was named. `job`: as in `status`. Raises `JobNotFoundError`."""
+
+    def __init__(self, job: str | int | None = None) -> None:
+        known, _ = _known()
+        if job is None:
+            own = [each for each in known if any(card.pid == os.getpid() for card in each.cards)]
+            outline = find(own or known, None)
+        else:
+            outline = find(known, str(job))
+        self.name = outline.name
+        self._members = _births(outline)
+
+    def __repr__(self) -> str:
+        return f"<Watch of job {self.name}>"
+
+    def look(self, question: Question) -> Job:
+        """Asks its processes. Raises `JobNotFoundError` where it has ended."""
+        known, places = _known()
+        outline = next((each for each in known if self._members & _births(each)), None)
+        if outline is None:
+            raise JobNotFoundError(f"job {self.name} has ended")
+        self._members = _births(outline)
+        asked: Sequence[Entry] = [places[card.pid] for card in outline.cards]
+        return job_of(outline, asking.ask(asked, question))
+
+
+def _births(outline: Outline) -> set[tuple[int, int]]:
+    """The numbers of a job's processes with the times of their births."""
+    return {(card.pid, card.born) for card in outline.cards}
+
+
 def _with_outside(one: Participant, *, native: bool) -> Participant:
     if not native and one.silence is None:
         return one
@@ -101,14 +134,7 @@ def _known() -> tuple[list[Outline], dict[int, Entry]]:
 
 
 def _ask(wanted: str | int | None, question: Question) -> Job:
-    known, places = _known()
-    if wanted is None:
-        own = [each for each in known if any(card.pid == os.getpid() for card in each.cards)]
-        outline = find(own or known, None)
-    else:
-        outline = find(known, str(wanted))
-    asked: Sequence[Entry] = [places[card.pid] for card in outline.cards]
-    return job_of(outline, asking.ask(asked, question))
+    return Watch(wanted).look(question)
 
 
 def _part(answers: asking.Answers, outline: Outline) -> asking.Answers:

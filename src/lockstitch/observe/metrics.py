@@ -139,9 +139,7 @@ def _samples(one: Participant) -> Iterator[tuple[str, tuple[str, ...], float]]:
     yield "lockstitch_up", (), float(one.report is not None)
     if one.report is None:
         return
-    counters = [each for group in one.groups for each in group.counters]
-    counters += one.worker.counters if one.worker is not None else ()
-    for counter in counters:
+    for counter in one.counters:
         yield counter.name, (), counter.value
     if (system := one.report.system) is not None:
         yield "lockstitch_process_cpu_seconds_total", (), system.cpu_seconds

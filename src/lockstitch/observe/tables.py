@@ -64,10 +64,7 @@ def _cells(one: Participant) -> list[str | Text]:
         state = "gone" if told is None else f"no answer; it {STATES.get(told.state, '')}"
         memory = "" if told is None else size(told.memory)
         return [name, rank, pid, "", memory, *[""] * 10, Text(state, style="red")]
-    counters = [
-        *(one.worker.counters if one.worker is not None else ()),
-        *(each for group in one.groups for each in group.counters),
-    ]
+    counters = one.counters
     system, step = one.report.system, one.report.step
     main = one.main_thread
     return [

@@ -5,7 +5,8 @@ A view of `Explanation`; O(N) lines for N workers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
 
 from lockstitch.attach.system import STATES
 from lockstitch.attach.values import in_words
@@ -20,18 +21,36 @@ if TYPE_CHECKING:
 _FEW: Final = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A part of the text. `kind`: what it tells of; "nothing" where nobody waits for long."""
+
+    kind: Literal["cycle", "culprit", "nothing", "worker"]
+    lines: tuple[str, ...]
+
+
+def paragraphs(explanation: Explanation) -> list[Paragraph]:
+    """Returns the text without its headline: the causes, then each worker."""
+    by_name = {each.name: each for each in explanation.participants}
+    causes = [
+        *(Paragraph("cycle", tuple(_circle_lines(each, by_name))) for each in explanation.circles),
+        *(
+            Paragraph("culprit", tuple(_culprit_lines(each, by_name.get(each.participant))))
+            for each in explanation.culprits
+        ),
+    ]
+    nothing = Paragraph("nothing", ("Nobody waits for another one of them for long.",))
+    workers = [Paragraph("worker", tuple(_participant_lines(each))) for each in by_name.values()]
+    return [*(causes or [nothing]), *workers]
+
+
 def explanation_lines(explanation: Explanation) -> list[str]:
     """Returns the text, line by line."""
     lines = [headline(explanation.job), ""]
-    by_name = {each.name: each for each in explanation.participants}
-    for circle in explanation.circles:
-        lines += [*_circle_lines(circle, by_name), ""]
-    for culprit in explanation.culprits:
-        lines += [*_culprit_lines(culprit, by_name.get(culprit.participant)), ""]
-    if not explanation.circles and not explanation.culprits:
-        lines += ["Nobody waits for another one of them for long.", ""]
-    for participant in explanation.participants:
-        lines += _participant_lines(participant)
+    for paragraph in paragraphs(explanation):
+        lines += paragraph.lines
+        if paragraph.kind != "worker":
+            lines.append("")
     return lines
 
 
