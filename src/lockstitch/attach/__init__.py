@@ -7,6 +7,10 @@
     endpoint.py   a socket of this process, at which it can be asked
     presence.py   this process as others find it: its endpoint, its card
     logs.py       what Lockstitch logs, each record with who this process is
+    recorder.py   whether this process counts calls and records spans now
+    spans.py      what it records: a ring of spans
+    traffic.py    what it counts: calls by function and peer
+    ranges.py     ranges of `torch.profiler.record_function`, for the recording
     report.py     the answer: what the sources tell, within a given time
     asking.py     the other end: finds the processes of this user and asks all of them at once
     system.py     what the system tells of a process, also of one that does not answer

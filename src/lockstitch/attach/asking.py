@@ -95,7 +95,7 @@ class _Conversation:
         self.entry = entry
         self.connection = connection
         self._content = memoryview(content)
-        self.answer = b""
+        self.answer = bytearray()
         self.why = ""
         self.is_over = False
 

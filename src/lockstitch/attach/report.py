@@ -14,8 +14,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from lockstitch.attach.recorder import RECORDER
+from lockstitch.attach.spans import MOST_SPANS
 from lockstitch.attach.system import look_at
 from lockstitch.attach.threads import look_at_threads
+from lockstitch.attach.traffic import growth as traffic_growth
 from lockstitch.attach.values import GroupReport, ProcessReport, Question, WorkerReport
 from lockstitch.link.codec import Codec
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.attach.sources import Sources
-    from lockstitch.attach.values import Card, SystemReport, ThreadReport
+    from lockstitch.attach.values import CallTraffic, Card, Recording, SystemReport, ThreadReport
 
 T = TypeVar("T")
 R = TypeVar("R", WorkerReport, GroupReport)
@@ -35,6 +38,9 @@ def make_report(card: Card, sources: Sources, question: Question) -> ProcessRepo
     """Asks the sources of this process."""
     ends_at = time.monotonic() + question.seconds
     gaps: list[str] = []
+    if question.counters:
+        RECORDER.count()
+    recording = _record(card, question)
     threads: tuple[ThreadReport, ...] = ()
     if question.threads or question.stacks:
         threads = tuple(look_at_threads(stacks=question.stacks))
@@ -56,7 +62,16 @@ def make_report(card: Card, sources: Sources, question: Question) -> ProcessRepo
         launched=tuple(sources.launched()) if sources.launched is not None else (),
         step=sources.step() if sources.step is not None else None,
         gaps=tuple(gaps),
+        recording=recording,
+        told_at=time.time(),
     )
+
+
+def _record(card: Card, question: Question) -> Recording | None:
+    # A launcher answers in the loop in which it follows its workers, and has nothing to record.
+    if question.record_seconds <= 0 or card.kind == "launcher":
+        return None
+    return RECORDER.record(question.record_seconds, question.most_spans or MOST_SPANS)
 
 
 def _from_all(
@@ -117,6 +132,7 @@ class _Growth:
         ends_at = time.monotonic() + question.seconds
         self._system = look_at(os.getpid())
         self._before: dict[tuple[object, str], float] = {}
+        self._traffic: dict[tuple[object, ...], CallTraffic] = {}
         gaps: list[str] = []
         for worker in _from_all(sources.workers, only_counters, ends_at, gaps):
             self._keep(worker)
@@ -126,7 +142,12 @@ class _Growth:
         threading.Event().wait(question.rate_seconds)
 
     def _keep(self, part: WorkerReport | GroupReport) -> None:
-        self._before |= {(_key_of(part), each.name): each.value for each in part.counters}
+        key = _key_of(part)
+        self._before |= {(key, each.name): each.value for each in part.counters}
+        if isinstance(part, WorkerReport):
+            self._traffic |= {
+                (key, each.role, each.function, each.peer): each for each in part.traffic
+            }
 
     def of(self, part: R) -> R:
         """Returns a part of the answer with the growth of its counters."""
@@ -138,7 +159,19 @@ class _Growth:
             else each
             for each in part.counters
         )
+        if isinstance(part, WorkerReport):
+            return replace(
+                part, counters=counters, recent=self._recent(part), recent_seconds=seconds
+            )
         return replace(part, counters=counters)
+
+    def _recent(self, part: WorkerReport) -> tuple[CallTraffic, ...]:
+        key = _key_of(part)
+        grown = (
+            traffic_growth(each, self._traffic.get((key, each.role, each.function, each.peer)))
+            for each in part.traffic
+        )
+        return tuple(each for each in grown if each.count)
 
     def of_system(self, now: SystemReport | None) -> SystemReport | None:
         """The same of what the system tells."""

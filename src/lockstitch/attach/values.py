@@ -92,6 +92,40 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True)
+class CallTraffic:
+    """Calls of a function that a worker has made on a `peer`, or served for it, since counting
+    began: how many, how many of them failed, how long they took together (made: until the result
+    was there; served: until they were answered), and the bytes of the values sent and received,
+    tensors included, whatever way they went. `bins`: how many took how long, by
+    `lockstitch.attach.traffic.BOUNDS`, without the empty ones at the end."""
+
+    role: Literal["made", "served"]
+    function: str
+    peer: str
+    count: int
+    failed: int
+    seconds: float
+    sent: int
+    received: int
+    bins: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The spans of a process (`lockstitch.attach.spans`), from `began_at` to `ended_at`, in
+    nanoseconds of its monotonic clock; `epoch`: what is to be added for a time since the epoch.
+    `dropped`: how many were noted, and pushed out by later ones. `numbers` are the spans, a row
+    each; texts stand in them by their places in `texts`."""
+
+    began_at: int
+    ended_at: int
+    epoch: int
+    dropped: int
+    texts: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SentTensors:
     """Tensors that a worker has sent within an autograd context, as one message, to the worker of
     rank `to`. `stitch` names the message in the whole job; `tensors` are their dtypes and shapes;
@@ -127,6 +161,11 @@ class WorkerReport:
     waits: tuple[OtherWait, ...] = ()
     counters: tuple[Counter, ...] = ()
     contexts: tuple[ContextReport, ...] = ()
+    traffic: tuple[CallTraffic, ...] = ()
+    """Calls by function and peer, since somebody has asked for counters."""
+    recent: tuple[CallTraffic, ...] = ()
+    """Those that ended while the question was answered, in `recent_seconds`."""
+    recent_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +267,9 @@ class ProcessReport:
     launched: tuple[LaunchedWorker, ...] = ()
     step: StepReport | None = None
     gaps: tuple[str, ...] = ()
+    recording: Recording | None = None
+    told_at: float = 0.0
+    """When, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +285,10 @@ class Question:
     seconds: float = 1.0
     rate_seconds: float = 0.0
     """For so long it is to look how fast its counters grow; 0: not at all."""
+    record_seconds: float = 0.0
+    """For so long it is to record spans; 0: not at all."""
+    most_spans: int = 0
+    """So many of them it is to keep, the latest; 0: as many as it likes."""
 
 
 def in_words(wait: CollectiveWait) -> str:

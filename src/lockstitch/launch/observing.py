@@ -1,5 +1,5 @@
-"""The commands that look at running jobs: `ps`, `status`, `top`, `waits`, `stacks`, `graph`,
-`metrics`, `dashboard`."""
+"""The commands that look at running jobs: `ps`, `status`, `top`, `waits`, `stacks`, `trace`,
+`graph`, `metrics`, `dashboard`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import secrets
 import threading
 import webbrowser
 from importlib import import_module
-from pathlib import Path  # noqa: TC003 - typer reads the annotation
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -19,7 +19,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from lockstitch.observe import looking
+from lockstitch.attach.spans import MOST_SPANS
+from lockstitch.observe import looking, tracing
 from lockstitch.observe.context_graph import ContextGraph
 from lockstitch.observe.grouping import JobNotFoundError
 from lockstitch.observe.tables import jobs_table, status_table
@@ -44,7 +45,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands to `app`."""
-    for command in (ps, status, top, waits, stacks, graph, metrics, dashboard):
+    for command in (ps, status, top, waits, stacks, trace, graph, metrics, dashboard):
         app.command()(command)
 
 
@@ -146,6 +147,32 @@ def stacks(
         typer.echo("\n".join(stack_lines(participants, everything=everything)))
 
 
+def trace(
+    job: JobArgument = None,
+    *,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, max=3600.0, help="For so long it is recorded.")
+    ] = 10.0,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to be written.")] = Path(
+        "trace.json"
+    ),
+    most_spans: Annotated[
+        int,
+        typer.Option(min=1, help="So many calls and the like each process keeps, the latest."),
+    ] = MOST_SPANS,
+) -> None:
+    """Record what all workers of a job do, as one file for Perfetto.
+
+    Open it at https://ui.perfetto.dev, which reads it in the browser and uploads nothing, or at
+    chrome://tracing.
+    """
+    with _errors_in_words():
+        recorded = tracing.trace(job, seconds=seconds, path=output, most_spans=most_spans)
+    typer.echo(_in_words(recorded, output))
+    for silent in recorded.silent:
+        typer.echo(f"lockstitch: {silent}", err=True)
+
+
 def metrics(
     job: JobArgument = None,
     *,
@@ -244,6 +271,19 @@ def graph(
 
 
 # ---------------------------------------------------------------- inside
+
+
+def _in_words(recorded: tracing.Trace, path: Path) -> str:
+    spans = sum(len(each.spans) for each in recorded.tracks)
+    words = (
+        f"{path}: {spans} spans of {len(recorded.tracks)} processes in {recorded.seconds:g} s, "
+        f"{len(recorded.flows)} flows"
+    )
+    if recorded.cut:
+        words += f" ({recorded.cut} ends without their other end, at the edges)"
+    if recorded.dropped:
+        words += f"; {recorded.dropped} earlier spans were dropped (--most-spans)"
+    return words
 
 
 def _as_page(found: ContextGraph) -> str:

@@ -4,10 +4,16 @@ looking.py       asks the processes of a job: `jobs`, `status`, `waits`, `stacks
 grouping.py      which processes belong to one job
 explanation.py   who waits for whom, in a circle or not, and who holds the others up
 cycles.py        circles in a graph
+call_rates.py    who calls whom, how often, and how long it takes: `calls`
 metrics.py       the counters of a job, for Prometheus
 context_graph.py     an autograd context over workers
 context_pictures.py  views of it: Graphviz, SVG
 native.py        stacks seen from outside, by py-spy
+tracing.py       what all workers did for some seconds: `trace`
+tracks.py        what one process has recorded for it
+flows.py         which spans of a trace belong together
+clocks.py        how far the clocks of hosts are apart
+chrome_trace.py  a trace in the Chrome trace format
 steps.py         the steps of a training, told by its program: `step`
 text.py          what a job waits for, as text
 tables.py        jobs and workers, as tables for the terminal
@@ -22,20 +28,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from lockstitch.observe.call_rates import Calls, Edge, FunctionCalls, calls
     from lockstitch.observe.context_graph import ContextGraph, ContextNotFoundError
     from lockstitch.observe.context_pictures import Stitch
     from lockstitch.observe.explanation import Culprit, Explanation, Participant, Wait
     from lockstitch.observe.grouping import Job, JobNotFoundError
     from lockstitch.observe.looking import graph, jobs, stacks, status, waits
     from lockstitch.observe.steps import step
+    from lockstitch.observe.tracing import Trace, trace
+    from lockstitch.observe.tracks import Track
     from lockstitch.observe.wait_reports import explain_waits
 
 __all__ = [
     "jobs",
     "status",
+    "calls",
     "waits",
     "stacks",
     "graph",
+    "trace",
     "step",
     "explain_waits",
     "Job",
@@ -47,14 +58,22 @@ __all__ = [
     "Stitch",
     "ContextNotFoundError",
     "JobNotFoundError",
+    "Calls",
+    "Edge",
+    "FunctionCalls",
+    "Trace",
+    "Track",
 ]
 
 _HOMES: Final = {
     "looking": "jobs status waits stacks graph",
+    "call_rates": "Calls Edge FunctionCalls calls",
     "context_graph": "ContextGraph ContextNotFoundError",
     "context_pictures": "Stitch",
     "explanation": "Explanation Participant Wait Culprit",
     "steps": "step",
+    "tracing": "Trace trace",
+    "tracks": "Track",
     "grouping": "Job JobNotFoundError",
     "wait_reports": "explain_waits",
 }

@@ -42,13 +42,13 @@ def status(job: str | int | None = None, *, rate_seconds: float = _RATE_SECONDS)
     (0.25); 0: not at all. Raises `JobNotFoundError`.
     """
     question = Question(counters=True, threads=True, seconds=_SECONDS, rate_seconds=rate_seconds)
-    return _ask(job, question)
+    return ask_job(job, question)
 
 
 def waits(job: str | int | None = None) -> Explanation:
     """Returns what the workers of a job wait for, which of them wait for each other in a circle,
     and who else holds the job up. `job`: as in `status`. Raises `JobNotFoundError`."""
-    return explain(_ask(job, Question(waits=True, threads=True, seconds=_SECONDS)))
+    return explain(ask_job(job, Question(waits=True, threads=True, seconds=_SECONDS)))
 
 
 def stacks(job: str | int | None = None, *, native: bool = False) -> list[Participant]:
@@ -59,7 +59,7 @@ def stacks(job: str | int | None = None, *, native: bool = False) -> list[Partic
     `PySpyError` where `native` cannot be.
     """
     question = Question(waits=True, threads=True, stacks=True, seconds=_SECONDS)
-    found = participants_of(_ask(job, question))
+    found = participants_of(ask_job(job, question))
     if native and find_py_spy() is None:
         raise PySpyError(NOT_INSTALLED)
     if find_py_spy() is None:
@@ -74,7 +74,12 @@ def graph(context_id: int | None = None, job: str | int | None = None) -> Contex
     `context_id`: None means the only one that is open. `job`: as in `status`. Raises
     `JobNotFoundError` and `ContextNotFoundError`.
     """
-    return graph_of(_ask(job, Question(contexts=True, seconds=_SECONDS)), context_id)
+    return graph_of(ask_job(job, Question(contexts=True, seconds=_SECONDS)), context_id)
+
+
+def ask_job(wanted: str | int | None, question: Question) -> Job:
+    """Asks all processes of a job. Raises `JobNotFoundError`."""
+    return Watch(wanted).look(question)
 
 
 class Watch:
@@ -131,10 +136,6 @@ def _known() -> tuple[list[Outline], dict[int, Entry]]:
             places[card.pid] = entry
             cards.append(card)
     return outlines(cards), places
-
-
-def _ask(wanted: str | int | None, question: Question) -> Job:
-    return Watch(wanted).look(question)
 
 
 def _part(answers: asking.Answers, outline: Outline) -> asking.Answers:

@@ -133,7 +133,7 @@ class Channel:
         `pending` gets the answer."""
         if pending.nbytes:
             self._wait_for_room(pending)
-        number = self.requested = next(self._numbers)
+        number = self.requested = pending.number = next(self._numbers)
         self._pending[number] = pending
         deadline, deadlines = pending.deadline, self.core.deadlines
         try:

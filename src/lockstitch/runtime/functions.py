@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 BY_VALUE: Final = 0
 """The number of a function that travels with its arguments."""
 
+TO_HERE: Final = "to_here"
+"""What stands for a function in a request for a reference's value."""
+
 QUICK_SECONDS: Final = 100e-6
 SHORT_SECONDS: Final = 500e-6
 QUICK_STREAK: Final = 8

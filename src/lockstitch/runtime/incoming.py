@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.runtime.duplicate_filter import DuplicateFilter
-from lockstitch.runtime.functions import BY_VALUE, KnownFunction
+from lockstitch.runtime.functions import BY_VALUE, TO_HERE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
 from lockstitch.transport.spin import Spinner
 from lockstitch.wire.authentication import FrameAuthenticator
 from lockstitch.wire.encoding import encode
-from lockstitch.wire.messages import Call, RemoteCall
+from lockstitch.wire.messages import Call, Fetch, RemoteCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class Requests:
         elif cls in self.serving.servers:
             known = self._kinds.get(cls)
             if known is None:
-                known = self._kinds[cls] = KnownFunction(cls.__name__)
+                known = self._kinds[cls] = KnownFunction(TO_HERE if cls is Fetch else cls.__name__)
         else:
             return None
         return Invocation(self.serving, self, message, known)

@@ -15,10 +15,13 @@ import time
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.devices.streams import side_streams, wait_for
 from lockstitch.errors import CallbackError, LocalProtocolError, LockstitchError, add_note
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
+from lockstitch.runtime.observing import ObservedRequest
+from lockstitch.runtime.packing import payload_bytes
 from lockstitch.torch_internals.calls import PlainFuture
 from lockstitch.wire.encodings import CARRY_OWN, PICKLE, UnpickleSession
 from lockstitch.wire.messages import Failure, Fetch, Payload, RemoteCall, Reply
@@ -75,6 +78,7 @@ class Invocation:
     __slots__ = (
         "_core",
         "_coroutine",
+        "_observed",
         "_requests",
         "_serving",
         "caller",
@@ -103,6 +107,7 @@ class Invocation:
         self.thread: int | None = None
         self.is_parked = False
         self._coroutine: Running | None = None
+        self._observed: ObservedRequest | None = None
 
     def __repr__(self) -> str:
         return f"<Invocation of {self.what} for {self.caller_name!r}>"
@@ -126,6 +131,13 @@ class Invocation:
             if body is not None:
                 self._serving.values.discard(body, self.caller)
             return  # the caller has given up
+        if RECORDER.is_on:
+            self._observed = ObservedRequest(self._core, self.since, self.message)
+            self._noting_thread("serve", self._serve)
+        else:
+            self._serve()
+
+    def _serve(self) -> None:
         started = time.perf_counter()
         server = self._serving.servers.get(type(self.message))
         try:
@@ -213,7 +225,7 @@ class Invocation:
                 remaining -= 1
                 last = remaining == 0
             if last:
-                self._core.thread_pool.submit(resume)
+                self._core.thread_pool.submit(lambda: self._noting_thread("serve", resume))
 
         for each in unconfirmed:
             each.when_confirmed(confirmed)
@@ -315,6 +327,17 @@ class Invocation:
         error: BaseException | None,
     ) -> None:
         """Runs `then(value, error)` within `scope`: with it the request has been served."""
+        if self.is_parked:
+            self._noting_thread("conclude", lambda: self._conclude(then, value, error))
+        else:
+            self._conclude(then, value, error)
+
+    def _conclude(
+        self,
+        then: Callable[[Any, BaseException | None], None],
+        value: Any,
+        error: BaseException | None,
+    ) -> None:
         try:
             if self.expires is None and self.stitch is None:
                 then(value, error)
@@ -323,6 +346,19 @@ class Invocation:
                     then(value, error)
         finally:
             self._serving.running.end(self)
+
+    def _noting_thread(self, kind: str, run: Callable[[], None]) -> None:
+        """Runs a part of it, noted as such for who looks on."""
+        observed = self._observed
+        if observed is None:
+            run()
+            return
+        begun = self._core.clock.now()
+        try:
+            run()
+        finally:
+            number: int = self.message.request  # type: ignore[attr-defined]
+            observed.note_thread(kind, self.what, self.caller_name, number, begun)
 
     def scope(self) -> AbstractContextManager[None]:
         """The caller's autograd context, and what remains of the timeout that its user gave."""
@@ -367,7 +403,10 @@ class Invocation:
         number: int = self.message.request  # type: ignore[attr-defined]
         self._send(Failure(number, Payload(PICKLE, pickle.dumps(described, 5), ())))
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Reply | Failure) -> None:
+        if self._observed is not None:
+            has_failed, sent = type(message) is Failure, payload_bytes(message.body)
+            self._observed.note_answer(self.what, self.caller_name, sent, has_failed=has_failed)
         try:
             self._requests.reply(message)
         except ConnectionError:

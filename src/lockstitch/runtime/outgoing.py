@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.errors import RpcTimeoutError, add_note
 from lockstitch.interrupts import if_free
 from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 from lockstitch.runtime import remote_errors
-from lockstitch.runtime.functions import BY_VALUE, name_of
+from lockstitch.runtime.functions import BY_VALUE, TO_HERE, name_of
 from lockstitch.runtime.inherited import INHERITED, refuse_to_block
+from lockstitch.runtime.observing import note_answer, note_call, note_sent
+from lockstitch.runtime.packing import item_bytes, payload_bytes
 from lockstitch.runtime.pending import Future, Pending
-from lockstitch.torch_internals.tensors import values_of
 from lockstitch.wire.encodings import CARRY_OWN
 from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply, SharedPayload
 from lockstitch.wire.pickling import pack_arguments
@@ -153,8 +155,9 @@ class Outgoing:
         build: Callable[[int, float | None], Message],
         timeout: float = UNSET_TIMEOUT,
     ) -> Any:
-        """`request`, and waits for the answer."""
+        """`request` of a reference's value, and waits for the answer."""
         pending = self._pending(timeout, None)
+        pending.what = TO_HERE
         channel = self._peers.channel(to, pending)
         if channel.is_behind:
             channel.wait_for_turn(pending)
@@ -167,7 +170,19 @@ class Outgoing:
         except BaseException:  # an interrupt
             channel.abandon(number)
             raise
+        if RECORDER.is_on:
+            return self._result_noted(pending, channel)
         return self.result(pending, channel.peer.worker)
+
+    def _result_noted(self, pending: Pending, channel: Channel) -> Any:
+        """`result`, noted for who looks on."""
+        has_failed, received = True, _bytes_of(pending.answer)
+        try:
+            value = self.result(pending, channel.peer.worker)
+            has_failed = False
+            return value
+        finally:
+            note_call(self._core, channel.peer.name, pending, received, has_failed=has_failed)
 
     @in_plain_modes
     def request(
@@ -202,6 +217,8 @@ class Outgoing:
             channel = self._peers.channel(to, pending)
             completion.attach(channel, pending)
             send(channel)
+            if RECORDER.is_on:
+                note_sent(self._core, channel.peer.name, pending)
             channel.expect_answers()
         except (ConnectionError, RpcTimeoutError) as error:
             if not pending.done:
@@ -264,10 +281,8 @@ class Outgoing:
             raise refusal from refusal.__cause__
         if kept:
             pending.kept = kept
-        if body.items:
-            nbytes = sum(map(_nbytes, body.items))
-            if nbytes > channel.flow_control.least:
-                pending.nbytes = nbytes
+        if body.items or RECORDER.is_on:
+            _weigh(pending, body, channel)
         interceptor, stitch = self._values.interceptor, None
         if interceptor is not None and interceptor.is_active():
             stitch = self._values.stitch(channel.peer.worker, body.items, leaf_ids)
@@ -335,14 +350,16 @@ class Outgoing:
                     return unpack(body, self._values.pickling)
             return self._values.unpack_from(body, answer.stitch, peer, records=pending.records)
         except Exception as error:
-            call = "" if pending.what is None else f" to a call of {name_of(pending.what)}"
+            call = (
+                "" if pending.what in (None, TO_HERE) else f" to a call of {name_of(pending.what)}"
+            )
             name = self._peers.info_of(peer).name
             add_note(error, f"on reading what worker {name!r} has answered{call}")
             raise
 
     def _origin(self, pending: Pending, peer: WorkerId) -> str:
         name = self._peers.info_of(peer).name
-        if pending.what is None:
+        if pending.what is TO_HERE:
             return f"was fetched from worker {name!r} by to_here()"
         return f"worker {name!r} has returned from a call of {name_of(pending.what)}"
 
@@ -383,10 +400,14 @@ class Outgoing:
         assert future is not None
         pending.answer = answer
         value, error = None, None
+        begun, received = (self._clock.now(), _bytes_of(answer)) if RECORDER.is_on else (0.0, 0)
         try:
             value = self.result(pending, peer)
         except Exception as raised:  # noqa: BLE001 - raised where the user waits
             error = raised
+        if begun:
+            name, has_failed = self._peers.info_of(peer).name, error is not None
+            note_answer(self._core, name, pending, begun, received, has_failed=has_failed)
         # Out here, so that what a callback raises has not come up while handling that.
         body = getattr(answer, "body", None)
         if error is None and type(body) is StagedPayload and isinstance(future, Future):
@@ -409,6 +430,9 @@ class Outgoing:
         def fail() -> None:
             if peer is not None and isinstance(error, RpcTimeoutError):
                 self._explain(error, pending, peer)
+            if RECORDER.is_on and pending.peer and not pending.done:
+                now = self._clock.now()
+                note_answer(self._core, pending.peer, pending, now, 0, has_failed=True)
             future.complete(None, error)
             pending.finish(None, error)
 
@@ -425,10 +449,15 @@ class Outgoing:
                 error.args = (f"{error}; {said}",)
 
 
-def _nbytes(item: torch.Tensor | memoryview | None) -> int:
-    """How much memory an item of a message takes; of a sparse tensor, its values."""
-    if item is None:
-        return 0
-    if isinstance(item, memoryview) or item.layout is torch.strided:
-        return item.nbytes
-    return (values_of(item) if item.layout is torch.sparse_coo else item.values()).nbytes
+def _bytes_of(answer: Message | None) -> int:
+    """The size of the values in an answer."""
+    return 0 if answer is None else payload_bytes(answer.body)  # type: ignore[attr-defined]
+
+
+def _weigh(pending: Pending, body: Payload, channel: Channel) -> None:
+    """Notes how much a request brings, as far as somebody wants to know."""
+    nbytes = sum(map(item_bytes, body.items))
+    if nbytes > channel.flow_control.least:
+        pending.nbytes = nbytes
+    if RECORDER.is_on:
+        pending.sent, pending.peer = nbytes + len(body.stream), channel.peer.name

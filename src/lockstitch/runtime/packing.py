@@ -11,6 +11,7 @@ import torch
 
 from lockstitch.errors import SerializationError, add_note
 from lockstitch.runtime.functions import BY_VALUE, as_called
+from lockstitch.torch_internals.tensors import values_of
 from lockstitch.wire.encodings import CARRY_OWN, UnpickleSession
 from lockstitch.wire.messages import Payload
 from lockstitch.wire.pickling import pack, pack_flat_with_own
@@ -163,3 +164,18 @@ class Values:
         refusal.reason = error.reason
         refusal.__cause__ = error.__cause__
         return refusal
+
+
+def payload_bytes(payload: Payload) -> int:
+    """Returns the size of the values in a payload: of its stream, and of its tensors, in whatever
+    way these go."""
+    return len(payload.stream) + sum(map(item_bytes, payload.items))
+
+
+def item_bytes(item: torch.Tensor | memoryview | None) -> int:
+    """Returns how much memory an item of a message takes; of a sparse tensor, its values."""
+    if item is None:
+        return 0
+    if isinstance(item, memoryview) or item.layout is torch.strided:
+        return item.nbytes
+    return (values_of(item) if item.layout is torch.sparse_coo else item.values()).nbytes

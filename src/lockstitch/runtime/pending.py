@@ -96,6 +96,11 @@ class Pending:
     """What the callee relies on until it has answered."""
     records = True
     """The call was made where torch records graphs; matters for calls in a context only."""
+    number = 0
+    """That of the request, once it has one."""
+    sent = 0
+    peer = ""
+    """The size of the values that the request brings, and to whom, where somebody looks on."""
     is_shared = False
     """Others than readers of the connection may finish it."""
 

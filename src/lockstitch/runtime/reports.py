@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.attach.sources import SOURCES
 from lockstitch.attach.threads import SourceFolders, frames_of, own_line
 from lockstitch.attach.values import (
@@ -98,6 +99,7 @@ def report_worker(
             if question.contexts and isinstance(service, Differentiating)
             for context in service.context_reports()
         ),
+        traffic=RECORDER.traffic.of(worker.name) if question.counters else (),
     )
 
 

@@ -1,0 +1,137 @@
+"""Counts of calls by function and peer: how many, how long they take, how many bytes they bring.
+
+Counting costs each call about a microsecond, so it goes on only while somebody looks
+(`attach.recorder`). Durations are counted in bins, ten to a power of ten (Renard's numbers), from
+which quantiles follow to within an eighth.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final, Literal
+
+from lockstitch.attach.values import CallTraffic
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_STEPS: Final = (1.0, 1.25, 1.6, 2.0, 2.5, 3.15, 4.0, 5.0, 6.3, 8.0)
+BOUNDS: Final = tuple(float(f"{step}e{power}") for power in range(-6, 3) for step in _STEPS)
+"""The upper bounds of the bins, in seconds, from a microsecond to 800 s; one bin more has what is
+above the last."""
+MOST_SERIES: Final = 1000
+OTHERS: Final = "other functions"
+"""Stands for all functions that come when so many series are counted already."""
+
+Role = Literal["made", "served"]
+
+
+class _Series:
+    """What has been counted of one function and one peer."""
+
+    __slots__ = ("bins", "count", "failed", "received", "seconds", "sent")
+
+    def __init__(self) -> None:
+        self.count = self.failed = self.sent = self.received = 0
+        self.seconds = 0.0
+        self.bins = [0] * (len(BOUNDS) + 1)
+
+
+class Traffic:
+    """The counts of one process. The lock is held for a moment only, and by the same thread again
+    where a signal's handler makes a call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._series: dict[tuple[str, Role, str, str], _Series] = {}
+
+    def __repr__(self) -> str:
+        return f"<Traffic · {len(self._series)} series>"
+
+    def note(  # noqa: PLR0913, PLR0917 - flat, since it is called for each call
+        self,
+        worker: str,
+        role: Role,
+        function: str,
+        peer: str,
+        seconds: float,
+        sent: int,
+        received: int,
+        has_failed: bool,
+    ) -> None:
+        """A worker has made a call of a function on a peer, or served one of it."""
+        place = bisect_left(BOUNDS, seconds)
+        with self._lock:
+            series = self._series.get((worker, role, function, peer))
+            if series is None:
+                series = self._new(worker, role, function, peer)
+            series.count += 1
+            series.seconds += seconds
+            series.sent += sent
+            series.received += received
+            series.failed += has_failed
+            series.bins[place] += 1
+
+    def _new(self, worker: str, role: Role, function: str, peer: str) -> _Series:
+        if len(self._series) >= MOST_SERIES:
+            function = OTHERS
+        return self._series.setdefault((worker, role, function, peer), _Series())
+
+    def of(self, worker: str) -> tuple[CallTraffic, ...]:
+        """Returns what has been counted of a worker."""
+        with self._lock:
+            return tuple(
+                CallTraffic(
+                    role, function, peer, each.count, each.failed, each.seconds, each.sent,
+                    each.received, _trimmed(each.bins),
+                )
+                for (whose, role, function, peer), each in self._series.items()
+                if whose == worker
+            )  # fmt: skip
+
+
+def quantile(bins: Sequence[int], share: float) -> float | None:
+    """Returns below how many seconds that share of the counted durations was, by interpolation in
+    its bin; None where there are none."""
+    total = sum(bins)
+    if not total:
+        return None
+    wanted, below = share * total, 0
+    for place, count in enumerate(bins):
+        if count and below + count >= wanted:
+            if place >= len(BOUNDS):
+                return BOUNDS[-1]
+            lower = BOUNDS[place - 1] if place else 0.0
+            return lower + (BOUNDS[place] - lower) * max(0.0, wanted - below) / count
+        below += count
+    return BOUNDS[-1]
+
+
+def added(first: Sequence[int], second: Sequence[int], sign: int = 1) -> tuple[int, ...]:
+    """Returns the bins of two counts together, or the difference for a `sign` of -1."""
+    longest = max(len(first), len(second))
+    one, other = ([*bins, *[0] * (longest - len(bins))] for bins in (first, second))
+    return tuple(a + sign * b for a, b in zip(one, other, strict=True))
+
+
+def growth(now: CallTraffic, before: CallTraffic | None) -> CallTraffic:
+    """Returns what has been counted since an earlier count of the same."""
+    if before is None or before.count > now.count:
+        return now
+    return CallTraffic(
+        now.role,
+        now.function,
+        now.peer,
+        now.count - before.count,
+        now.failed - before.failed,
+        now.seconds - before.seconds,
+        now.sent - before.sent,
+        now.received - before.received,
+        added(now.bins, before.bins, -1),
+    )
+
+
+def _trimmed(bins: Sequence[int]) -> tuple[int, ...]:
+    last = max((place for place, count in enumerate(bins) if count), default=-1)
+    return tuple(bins[: last + 1])

@@ -1,0 +1,111 @@
+"""What calls note of themselves, on both sides, while somebody counts or records them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from lockstitch import rpc
+from lockstitch.attach.recorder import RECORDER
+from lockstitch.attach.spans import spans_of
+from lockstitch.observe.flows import find_flows
+from lockstitch.rpc.functions import async_execution
+from lockstitch.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockstitch.attach.spans import Span
+
+
+def fail() -> None:
+    raise ValueError("on purpose")
+
+
+async def pause() -> int:
+    return 3
+
+
+@async_execution
+def later() -> torch.futures.Future[int]:
+    return rpc.rpc_async("worker0", abs, (-4,))
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(2) as cluster, cluster["worker0"].active():
+        yield cluster
+
+
+def record(call) -> list[Span]:
+    with RECORDER.recording() as recorded:
+        call()
+        # The callee may still be busy with what follows its answer.
+        rpc.rpc_sync("worker1", abs, (-1,))
+        rpc.rpc_sync("worker1", abs, (-1,))
+        found = spans_of(recorded())
+        return [each for each in found if not each.name.endswith(":abs")]
+
+
+def test_a_call_is_noted_by_caller_and_callee_with_its_bytes(cluster) -> None:
+    spans = record(lambda: rpc.rpc_sync("worker1", torch.add, (torch.ones(1000), 1)))
+    call, serve = sorted(spans, key=lambda each: each.kind)
+    assert (call.kind, call.worker, call.peer) == ("call", "worker0", "worker1")
+    assert (serve.kind, serve.worker, serve.peer) == ("serve", "worker1", "worker0")
+    assert call.number == serve.number > 0
+    assert call.start < serve.start < serve.at < call.end
+    assert 4000 <= call.sent == serve.received < 4200
+    assert 4000 <= call.received == serve.sent < 4200
+
+
+def wait_for_all() -> None:
+    rpc.rpc_async("worker1", pause).wait()
+    rpc.rpc_sync("worker1", later)
+    with pytest.raises(ValueError, match="on purpose"):
+        rpc.rpc_sync("worker1", fail)
+    rpc.remote("worker1", later).to_here()
+
+
+def test_calls_of_every_kind_have_flows_there_and_back(cluster) -> None:
+    with RECORDER.recording() as recorded:
+        wait_for_all()
+        rpc.rpc_sync("worker1", pause)
+        spans = list(spans_of(recorded()))
+    kinds = Counter(each.kind for each in find_flows([spans]).flows)
+    made = Counter(each.kind for each in spans)
+    assert kinds["call"] == made["call"] + made["send"]
+    assert kinds["reply"] >= kinds["call"] - 1  # the last may be noted after this look
+    failed = [each.kind for each in spans if each.has_failed]
+    assert sorted(failed) == ["call", "serve"]
+
+
+def test_sums_of_spans_are_what_is_counted(cluster) -> None:
+    before = {(e.role, e.function): e for e in RECORDER.traffic.of("worker0")}
+    RECORDER.count()
+    spans = record(wait_for_all)
+    counted = {(e.role, e.function): e for e in RECORDER.traffic.of("worker0")}
+    for (role, function), each in counted.items():
+        if role == "made" and not function.endswith(":abs"):
+            ours = [
+                span for span in spans
+                if span.name == function and span.kind in ("call", "answer")
+            ]  # fmt: skip
+            earlier = before.get((role, function))
+            assert each.count - (earlier.count if earlier else 0) == len(ours)
+            assert each.sent - (earlier.sent if earlier else 0) == sum(s.sent for s in ours)
+            seconds = sum(s.end - (s.at or s.start) for s in ours) / 1e9
+            assert each.seconds - (earlier.seconds if earlier else 0) == pytest.approx(seconds)
+    assert ("made", "to_here") in counted
+
+
+def time_out() -> None:
+    with pytest.raises(RuntimeError, match="timeout"):
+        rpc.rpc_async("worker1", pause, timeout=1e-9).wait()
+
+
+def test_a_call_that_fails_on_this_side_is_noted_as_failed(cluster) -> None:
+    spans = [each for each in record(time_out) if each.worker == "worker0"]
+    assert [each.kind for each in spans if each.has_failed] == ["answer"]
