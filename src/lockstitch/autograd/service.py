@@ -34,6 +34,7 @@ from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError,
 from lockstitch.ids import IdSource, WorkerId, context_owner
 from lockstitch.modes import in_plain_modes
 from lockstitch.runtime import remote_errors
+from lockstitch.runtime.inherited import refuse_to_block
 from lockstitch.wire import messages
 
 if TYPE_CHECKING:
@@ -248,6 +249,7 @@ class AutogradService:
             return selection.take()
 
     def _context_for_pass(self, identifier: int) -> DistAutogradContext:
+        refuse_to_block("a backward pass")
         context = self.find_context(identifier)
         if is_run_by_this_thread(context):
             raise RuntimeError(

@@ -133,6 +133,24 @@ def test_a_wait_on_the_loop_is_refused(cluster) -> None:
         rpc.rpc_sync("worker1", block)
 
 
+async def go_back(context_id: int, x: torch.Tensor, in_thread: bool) -> None:
+    y = await rpc.rpc_async("worker2", torch.mul, (x, 2))
+
+    def run() -> None:
+        autograd.backward(context_id, [y.sum()])
+
+    await asyncio.to_thread(run) if in_thread else run()
+
+
+def test_backward_pass_on_the_loop_is_refused_and_runs_in_a_thread(cluster) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with autograd.context() as context_id:
+        with pytest.raises(RuntimeError, match=r"a backward pass would .* asyncio.to_thread"):
+            rpc.rpc_sync("worker1", go_back, (context_id, x, False))
+        rpc.rpc_sync("worker1", go_back, (context_id, x, True))
+        assert autograd.get_gradients(context_id)[x].tolist() == [2.0, 2.0]
+
+
 def test_timeout_cancels_the_coroutine_and_what_it_awaits(cluster) -> None:
     with pytest.raises(RpcTimeoutError):
         rpc.rpc_sync("worker1", wait_at, ("worker2",), timeout=0.2)

@@ -34,7 +34,7 @@ class Values(NamedTuple):
     them want gradients."""
 
     skeleton: Any
-    tensors: Sequence[torch.Tensor]
+    tensors: list[torch.Tensor]
     wanted: Sequence[bool]
 
 

@@ -36,6 +36,7 @@ from lockstitch.nn.pipelining.schedules import (
     make_schedule,
 )
 from lockstitch.nn.pipelining.steps import StepRecord, Team, carry_out
+from lockstitch.nn.pipelining.weights import weights_of
 from lockstitch.nn.slots.generators import fingerprint, seed_for
 from lockstitch.nn.slots.lifting import lift
 from lockstitch.rpc import RRef
@@ -63,8 +64,9 @@ class Pipeline:
     `reduction`: what the loss function does over the rows of a micro-batch: "mean" (the losses of
     micro-batches are weighted by their rows, so that their sum is the mean over the batch), "sum",
     or a function that is given a micro-batch's targets and returns the number of terms of its mean,
-    for losses that leave some out (`ignore_index`). By default what `loss_fn.reduction` says, and
-    "mean" where it says nothing.
+    for losses that leave some out or weigh them. By default what `loss_fn.reduction` says, and
+    "mean" where it says nothing; what `ignore_index` and `weight` of torch's cross entropy and
+    negative log likelihood do to a mean is known.
 
     A stage's module is called with what the stage before has returned: a tuple as positional
     arguments, anything else as the only one. Tensors may be anywhere in it, of any shapes; all else
@@ -179,7 +181,7 @@ class Pipeline:
         self._give(orders, batch, by_stage, sizes)
         last = orders[self.schedule.placement[-1]]
         last.loss_fn, last.targets = loss_fn, targets
-        weights = self._weights(sizes, targets, loss_fn)
+        weights = weights_of(sizes, targets, loss_fn, self._reduction)
         last.weights = [weight * scale for weight in weights]
         self.last_step, losses = carry_out(self._team, self.schedule, orders, context)
         total = torch.zeros_like(losses[0]).reshape(())
@@ -206,20 +208,6 @@ class Pipeline:
                 "loss_fn has parameters of its own, of which the last stage's worker gets a copy: "
                 "make it a part of the last stage, which may return the loss"
             )
-
-    def _weights(
-        self, sizes: Sequence[int], targets: Sequence[Any] | None, loss_fn: object
-    ) -> list[float]:
-        """By what the losses of micro-batches are multiplied."""
-        reduction = self._reduction or getattr(loss_fn, "reduction", "mean")
-        if reduction == "sum":
-            return [1.0] * len(sizes)
-        if callable(reduction):
-            counts = [float(reduction(each)) for each in targets or [None] * len(sizes)]
-        else:
-            counts = [float(size) for size in sizes]
-        total = sum(counts)
-        return [count / total if total else 0.0 for count in counts]
 
     def _next_seed(self) -> int:
         return seed_for(fingerprint(), next(self._steps) & 0xFFFF)

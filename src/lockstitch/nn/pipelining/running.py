@@ -28,7 +28,7 @@ from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.nn.parallel.modes import Modes
 from lockstitch.nn.pipelining.graphs import Gradients, Values
 from lockstitch.nn.pipelining.inbox import Inbox, Inboxes, StepEndedError
-from lockstitch.nn.pipelining.stage import MicroBatch, Stage, StageOptions
+from lockstitch.nn.pipelining.stage import MicroBatch, Stage, StageOptions, owned
 from lockstitch.nn.slots.generators import seed_for
 from lockstitch.nn.slots.lifting import SINGLE, Hole, fill
 from lockstitch.runtime.worker import Worker, current_worker
@@ -245,7 +245,7 @@ class _Runner:
         elif order.trains:
             self._results.append(output.tensors[0])
         else:
-            self._results.append(fill(output.skeleton, output.tensors))
+            self._results.append(fill(output.skeleton, owned(output.tensors)))
         return begun
 
     def _backward(self, action: Action) -> float:

@@ -6,37 +6,31 @@
 What is kept between the two passes are the graph (`graphs`) and what it has saved.
 
 A stage that *recomputes* keeps the inputs instead, and runs the forward pass once more before the
-backward pass: with the same random numbers, and with the buffers as they were, which it leaves as
-they are.
+backward pass: with the same random numbers, and with the module as it was (`recomputing`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.func import functional_call
 
 from lockstitch.autograd.context import DistAutogradContext, set_current_context
-from lockstitch.devices.kinds import HOST
 from lockstitch.nn.pipelining.graphs import Gradients, Graph, InputGradients, Values
+from lockstitch.nn.pipelining.randomness import drawing_from
+from lockstitch.nn.pipelining.recomputing import Recomputing
 from lockstitch.nn.pipelining.skips import SkipReference, Stash, enter, leave
-from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.lifting import fill, lift
-from lockstitch.torch_internals.owners import is_view
+from lockstitch.torch_internals.owners import is_sole_owner, is_view
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import nn
 
     from lockstitch.nn.parallel.modes import Modes
-
-_GENERATORS: Final = threading.RLock()
-"""Held while a stage runs forward: the generators of random numbers are the process's."""
+    from lockstitch.nn.pipelining.recomputing import Former
 
 
 @dataclass
@@ -64,8 +58,8 @@ class MicroBatch:
     has_target: bool = False
     skips: dict[SkipReference, torch.Tensor] = field(default_factory=dict)
     """What was fetched from earlier stages."""
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Those that the forward pass has changed, as they were before."""
+    former: Former | None = None
+    """How the module was before, where it will run again."""
 
 
 class Stage:
@@ -80,6 +74,7 @@ class Stage:
         self._module = module
         self._options = options
         self._fetch = fetch
+        self._recomputing = Recomputing(module)
         self._recomputes = options.recomputes and options.context is not None
         self._device = _device_of(module)
         self._graphs: dict[int, Graph] = {}
@@ -113,7 +108,7 @@ class Stage:
         before = set_current_context(context)
         try:
             with (
-                _drawing_from(micro_batch.seed, self._device),
+                drawing_from(micro_batch.seed, self._device),
                 modes.active(),
                 torch.set_grad_enabled(graph is not None),
             ):
@@ -130,9 +125,10 @@ class Stage:
         skeleton, tensors = lift(micro_batch.kwargs)
         kwargs = fill(skeleton, [self._protected(tensor, graph) for tensor in tensors])
         if not is_first_time:
-            output = self._with_former_buffers(micro_batch, args, kwargs)
+            assert micro_batch.former is not None
+            output = self._recomputing.run_again(micro_batch.former, (args, kwargs))
         elif self._recomputes and graph is None:
-            output = self._noting_buffers(micro_batch, args, kwargs)
+            output, micro_batch.former = self._recomputing.run((args, kwargs))
         else:
             output = self._module(*args, **kwargs)
         if self._options.is_last and self._options.context is not None:
@@ -208,7 +204,7 @@ class Stage:
             place, number = len(stashed), micro_batch.number
             stashed.append(tensor)
             if is_first_time:
-                self.stash.put(number, place, tensor.detach())
+                self.stash.put(number, place, self._unchanging(tensor))
             wants = tensor.requires_grad or (self._recomputes and _can_want(tensor))
             return SkipReference(self._options.stage, number, place, wants)
 
@@ -219,24 +215,15 @@ class Stage:
             wanted = graph.leave(tensors, stashed, fetched)
         return Values(skeleton, _apart([tensor.detach() for tensor in tensors]), wanted)
 
-    # ------------------------------------------------------------ recomputing
-
-    def _noting_buffers(
-        self, micro_batch: MicroBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        before = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
-        output = self._module(*args, **kwargs)
-        for name, buffer in self._module.named_buffers():
-            if name in before and not torch.equal(before[name], buffer):
-                micro_batch.buffers[name] = before[name]
-        return output
-
-    def _with_former_buffers(
-        self, micro_batch: MicroBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if not micro_batch.buffers:
-            return self._module(*args, **kwargs)
-        return functional_call(self._module, micro_batch.buffers, args, kwargs)
+    def _unchanging(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What later stages may fetch at any time: the next micro-batch may change a buffer."""
+        detached = tensor.detach()
+        if tensor.requires_grad or tensor.layout is not torch.strided:
+            return detached
+        memory = tensor.untyped_storage().data_ptr()
+        buffers = [each for each in self._module.buffers() if each.layout is torch.strided]
+        is_buffer = any(each.untyped_storage().data_ptr() == memory for each in buffers)
+        return detached.clone() if is_buffer else detached
 
     # ------------------------------------------------------------ backward
 
@@ -279,6 +266,16 @@ def _apart(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return tensors
 
 
+def owned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Results, copied where somebody else has them too: a module that gives out memory of its own
+    may write to it for the next micro-batch."""
+    holder = cast("list[torch.Tensor | None]", tensors)
+    for place in range(len(tensors)):
+        if not is_sole_owner(holder, place):
+            tensors[place] = tensors[place].clone()
+    return tensors
+
+
 def _can_want(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
@@ -288,12 +285,3 @@ def _device_of(module: nn.Module) -> torch.device | None:
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return None
-
-
-@contextlib.contextmanager
-def _drawing_from(seed: int, device: torch.device | None) -> Iterator[None]:
-    """Within, random numbers follow from the seed; afterwards from what they would have."""
-    place = HOST if device is None else device
-    with _GENERATORS, generators.kept(place):
-        generators.seed(seed, place)
-        yield

@@ -16,9 +16,11 @@ from torch import nn
 from lockstitch.autograd.context import set_current_context
 from lockstitch.errors import PeerDiedError
 from lockstitch.nn.pipelining.inbox import Inboxes, StepEndedError
+from lockstitch.nn.pipelining.randomness import others_may_draw
 from lockstitch.nn.pipelining.running import NO_LIMIT, Order, run_row, tell_end
 from lockstitch.nn.pipelining.simulation import Span, bubble, theoretical_bubble
 from lockstitch.rpc import RRef, rpc_async
+from lockstitch.runtime.inherited import refuse_to_block
 from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
@@ -145,10 +147,12 @@ def carry_out(
 ) -> tuple[StepRecord, list[Any]]:
     """Gives the orders, and waits for all reports; returns how it went, and the results of the last
     stage. Raises the first error."""
+    refuse_to_block("a step of a pipeline")
     clock = team.worker.clock
     sent = clock.now()
     try:
-        reports = _wait(team, _send(team, orders, context))
+        with others_may_draw():
+            reports = _wait(team, _send(team, orders, context))
     except BaseException as error:  # an interrupt too
         why = f"the step was given up on worker {team.worker.name!r}: {type(error).__name__}"
         _end(team, orders, why)

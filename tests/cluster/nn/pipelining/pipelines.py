@@ -8,12 +8,14 @@ over the same micro-batches, one after the other, with the same random numbers.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from hypothesis import strategies
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lockstitch import autograd, rpc
 from lockstitch.nn.pipelining.micro_batches import sizes_of
@@ -24,6 +26,20 @@ if TYPE_CHECKING:
     from lockstitch.testing.cluster import LocalCluster
 
 WORKERS = ["driver", "a", "b", "c"]
+
+QUIRKS = (
+    "returns its input",
+    "returns views",
+    "returns a buffer",
+    "writes to what it returns",
+    "counts some calls",
+    "is in eval mode",
+    "has no gradients",
+    "recomputes within",
+    "has a hook",
+    "has a function of its own",
+    "uses a parameter twice",
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,26 @@ class Kind:
     takes_skip: bool = False
     uses_side: bool = False
     scaled: bool = False
+    quirks: frozenset[str] = frozenset()
+    """Of `QUIRKS`."""
+
+
+ENDS = frozenset(["has no gradients", "returns its input"])
+"""Quirks that would leave the last stage without a history of the loss."""
+
+
+class Cubed(torch.autograd.Function):
+    """A function that is not torch's."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * gradient
 
 
 class Block(nn.Module):
@@ -52,12 +88,51 @@ class Block(nn.Module):
         self.norm = nn.BatchNorm1d(kind.width) if kind.norm else None
         takes = kind.takes_skip and widths
         self.mix = nn.Linear(widths[-1], kind.width) if takes else None
+        self.square = nn.Linear(kind.width, kind.width)
         self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("level", torch.zeros(1))
 
     def forward(self, hidden, side, text="", skips=(), scale=None):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.has("has no gradients")):
+            return self.run(hidden, side, text, skips, scale)
+
+    def has(self, quirk):
+        return quirk in self.kind.quirks
+
+    def layers(self, hidden):
+        hidden = torch.tanh(self.linear(hidden))
+        if self.has("uses a parameter twice"):
+            hidden = self.square(torch.tanh(self.square(hidden)))
+        return hidden
+
+    def quirky(self, hidden, side):
+        """What the quirks do to what is returned."""
+        if self.has("has a function of its own"):
+            hidden = Cubed.apply(hidden)
+        if self.has("has a hook") and hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient * 2)
+        if self.has("counts some calls") and self.training:
+            if hidden.detach().sum() > 0:
+                self.level += 1
+            hidden = hidden * (1 + self.level)
+        if self.has("writes to what it returns"):
+            hidden = (hidden * 2).relu_()
+        if self.has("returns a buffer") and self.training:
+            self.level += 0.5
+            side = self.level
+        if self.has("returns views"):
+            side = hidden[:, 0]
+        return hidden, side
+
+    def run(self, hidden, side, text, skips, scale):
         if self.kind.writes:
             hidden.mul_(1.5)
-        hidden = torch.tanh(self.linear(hidden))
+        if self.has("returns its input") and hidden.shape[1] == self.kind.width:
+            return hidden, side, text + "x", self.with_skip(skips, hidden)
+        if self.has("recomputes within"):
+            hidden = checkpoint(self.layers, hidden, use_reentrant=False, preserve_rng_state=False)
+        else:
+            hidden = self.layers(hidden)
         if self.norm is not None:
             hidden = self.norm(hidden)
         if self.kind.dropout:
@@ -66,13 +141,15 @@ class Block(nn.Module):
             hidden = hidden + self.mix(skips[-1].to_here())
         if scale is not None:
             hidden = hidden * scale.unsqueeze(1)
+        hidden, side = self.quirky(hidden, side)
         if self.kind.uses_side:
             side = side + hidden.sum(1)
-        if self.kind.gives_skip:
-            skips = [*skips, rpc.RRef(hidden)]
         if self.training:
             self.calls += 1
-        return hidden, side, text + "x", skips
+        return hidden, side, text + "x", self.with_skip(skips, hidden)
+
+    def with_skip(self, skips, hidden):
+        return [*skips, rpc.RRef(hidden)] if self.kind.gives_skip else skips
 
 
 class LastBlock(Block):
@@ -101,12 +178,17 @@ class Program:
     chunks: int
     rows: int
     reduction: str
+    autocast: bool
     seed: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.autocast else torch.float64
 
 
 @strategies.composite
 def programs(draw: Any) -> Program:
-    flag = strategies.booleans()
+    flag, quirks = strategies.booleans(), strategies.sampled_from(QUIRKS)
     schedule = draw(strategies.sampled_from(["1f1b", "gpipe", "interleaved", "zero_bubble"]))
     if schedule == "interleaved":
         workers = draw(strategies.permutations(range(4)))[: draw(strategies.integers(1, 3))]
@@ -124,6 +206,7 @@ def programs(draw: Any) -> Program:
             takes_skip=draw(flag),
             uses_side=draw(flag),
             scaled=draw(flag),
+            quirks=frozenset(draw(strategies.lists(quirks, max_size=2))),
         )
         for _ in placement
     )
@@ -137,6 +220,7 @@ def programs(draw: Any) -> Program:
         chunks,
         draw(strategies.integers(2 * chunks, 4 * chunks)),
         draw(strategies.sampled_from(["mean", "sum"])),
+        draw(strategies.integers(0, 3)) == 0,
         draw(strategies.integers(0, 1 << 30)),
     )
 
@@ -145,9 +229,13 @@ def build(program: Program) -> list[nn.Module]:
     """The stages, on this worker."""
     torch.manual_seed(program.seed)
     blocks, before, widths = [], 4, list[int]()
-    for number, kind in enumerate(program.kinds):
+    kinds = [
+        *program.kinds[:-1],
+        replace(program.kinds[-1], quirks=program.kinds[-1].quirks - ENDS),
+    ]
+    for number, kind in enumerate(kinds):
         made = Block if number + 1 < len(program.kinds) else LastBlock
-        blocks.append(made(before, kind, widths).double())
+        blocks.append(made(before, kind, widths).to(program.dtype))
         before = kind.width
         widths = [*widths, kind.width] if kind.gives_skip else widths
     if program.tied:
@@ -155,8 +243,9 @@ def build(program: Program) -> list[nn.Module]:
     for block, kind in zip(blocks, program.kinds, strict=True):
         if kind.frozen:
             block.requires_grad_(False)
-    if not any(each.requires_grad for block in blocks for each in block.parameters()):
-        blocks[-1].requires_grad_(True)
+        if "is in eval mode" in kind.quirks:
+            block.eval()
+    blocks[-1].requires_grad_(True)
     return blocks
 
 
@@ -212,15 +301,17 @@ def _check(program: Program) -> None:
     )
     rrefs = pipeline._team.references
     for step in range(2):
-        batch = torch.randn(program.rows, 4).double(), torch.randn(program.rows).double()
-        target = torch.randn(program.rows).double()
+        of = partial(torch.empty, dtype=program.dtype)
+        batch = of(program.rows, 4).normal_(), of(program.rows).normal_()
+        target = of(program.rows).normal_()
         scales = {
-            stage: {"scale": torch.rand(program.rows).double()}
+            stage: {"scale": of(program.rows).uniform_()}
             for stage, kind in enumerate(program.kinds)
             if kind.scaled
         }
         seed = generators.seed_for(generators.fingerprint(), step)
-        with autograd.context() as context_id:
+        casting = torch.autocast("cpu", enabled=program.autocast)
+        with autograd.context() as context_id, casting:
             given = tuple(each.clone() for each in batch)
             loss = pipeline.step(
                 context_id,
@@ -231,7 +322,8 @@ def _check(program: Program) -> None:
                 stage_kwargs={stage: each for stage, each in scales.items() if stage},
             )
             found = [rpc.rpc_sync(each.owner(), gradients_of, (each, context_id)) for each in rrefs]
-        expected = _in_one_process(program, blocks, batch, target, scales, seed)
+        with casting:
+            expected = _in_one_process(program, blocks, batch, target, scales, seed)
         _compare(program, blocks, loss, expected, found)
         record = pipeline.last_step
         assert record is not None
@@ -254,7 +346,7 @@ def _in_one_process(
     for block in blocks:
         block.zero_grad(set_to_none=True)
     sizes = sizes_of(program.rows, program.chunks)
-    total, begin = torch.zeros(()).double(), 0
+    total, begin = torch.zeros(()), 0
     for number, size in enumerate(sizes):
         rows = slice(begin, begin + size)
         begin += size
@@ -267,7 +359,7 @@ def _in_one_process(
         weight = size / program.rows if program.reduction == "mean" else 1.0
         loss = loss_of(value, target[rows])
         loss.backward(torch.full_like(loss, weight))
-        total += loss.detach() * weight
+        total = total.to(loss.dtype) + loss.detach() * weight
     return total
 
 
@@ -280,8 +372,9 @@ def _compare(
 ) -> None:
     # Sums of more than two terms may be added in another order.
     takers = sum(isinstance(block.mix, nn.Linear) for block in blocks)
-    tolerance = 1e-12 if program.tied or takers > 1 else 0.0
-    torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
+    rounding = 5e-2 if program.autocast else 1e-12
+    tolerance = rounding if program.tied or takers > 1 else 0.0
+    torch.testing.assert_close(loss, expected, rtol=1e-6 if program.autocast else 1e-13, atol=0)
     for block, gradients in zip(blocks, found, strict=True):
         for parameter, gradient in zip(block.parameters(), gradients, strict=True):
             if parameter.grad is None:
@@ -301,6 +394,7 @@ def _check_evaluation(
             block.eval()
             value = block(value[0].clone(), *value[1:])
     hidden, side, text = pipeline(batch)
-    torch.testing.assert_close(hidden, value[0], rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(side, value[1], rtol=1e-13, atol=1e-13)
+    rounding = 1e-5 if hidden.dtype is torch.float32 else 1e-13
+    torch.testing.assert_close(hidden, value[0], rtol=rounding, atol=rounding)
+    torch.testing.assert_close(side, value[1], rtol=rounding, atol=rounding)
     assert text == value[2]

@@ -367,3 +367,29 @@ def test_a_worker_that_dies_on_the_way_fails_the_step(victim, kind, nth):
         assert "of the pipeline" in str(caught.value)
         for name in {"a", "b", "c"} - {victim}:
             assert rpc.rpc_sync(name, int, ("3",)) == 3
+
+
+class Teacher(nn.Module):
+    """Runs a pipeline of its own, a stage of which is on its own worker."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.layer = module
+
+    def forward(self, x):
+        here = rpc.get_worker_info().name
+        inner = Pipeline([rpc.remote(here, nn.Tanh), rpc.remote("driver", nn.Dropout)], chunks=2)
+        first, outer, second = torch.rand(1), inner(x), torch.rand(1)
+        return self.layer(x) * outer.detach() + first + second
+
+
+def test_a_stage_may_run_a_pipeline_of_its_own(cluster):
+    (module,) = layers(3, 3)
+    x, y = batch_of(4, 3, 3)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        pipeline = Pipeline([rpc.remote("a", Teacher, (module,))], chunks=2)
+        with autograd.context() as context_id:
+            results.append(pipeline.step(context_id, x, y, mse))
+    assert results[0] == results[1]

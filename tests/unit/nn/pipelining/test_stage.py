@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from lockstitch import rpc
 from lockstitch.autograd.context import DistAutogradContext
 from lockstitch.autograd.stitch import stitch_receive
 from lockstitch.ids import GlobalId
 from lockstitch.nn.parallel.modes import Modes
 from lockstitch.nn.pipelining.graphs import Gradients, Values
 from lockstitch.nn.pipelining.skips import SkipReference
-from lockstitch.nn.pipelining.stage import MicroBatch, Stage, StageOptions
+from lockstitch.nn.pipelining.stage import MicroBatch, Stage, StageOptions, owned
 from lockstitch.nn.slots.lifting import SINGLE, Hole
+from lockstitch.testing import LocalCluster
 
 
 class Cluster:
@@ -130,6 +133,43 @@ def test_outputs_that_share_memory_are_sent_apart():
     assert len({each.untyped_storage().data_ptr() for each in tensors}) == 3
     found = stage.backward(0, Gradients([torch.ones(2, 2), torch.ones(4), torch.ones(2)]))
     assert found.inputs[0].tolist() == [[3, 3], [2, 2]]
+
+
+def test_what_may_be_fetched_later_is_no_buffer_that_the_next_micro_batch_changes():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(2))
+
+        def forward(self, x):
+            self.count += 1
+            return x, rpc.RRef(self.count)
+
+    with LocalCluster(1) as cluster, cluster[0].active():
+        stage, _ = make_stage(Counts())
+        for number in range(2):
+            stage.forward(micro_batch(torch.ones(2), number=number))
+        lent = [stage.stash.lend(SkipReference(1, number, 0, False), 2) for number in range(2)]
+    assert [each.tolist() for each in lent] == [[1, 1], [2, 2]]
+
+
+def test_results_are_not_memory_that_the_module_writes_to_again():
+    class Reuses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = torch.zeros(2)
+
+        def forward(self, x):
+            return torch.mul(x, 2, out=self.out), x * 3
+
+    options = StageOptions(1, None, replace(Modes.of_this_thread(), is_grad_enabled=False))
+    stage = Stage(Reuses(), options, Cluster().fetch)
+    found = stage.forward(micro_batch(torch.ones(2))).tensors
+    places = [each.data_ptr() for each in found]
+    kept = owned(found)
+    stage.forward(micro_batch(torch.full((2,), 5.0)))
+    assert [each.tolist() for each in kept] == [[2, 2], [3, 3]]
+    assert kept[1].data_ptr() == places[1]  # nobody else has it: no copy
 
 
 def test_what_is_fetched_gets_a_gradient_of_its_own():
