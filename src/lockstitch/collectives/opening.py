@@ -28,6 +28,7 @@ from lockstitch.collectives.c10d.beginning import in_thread
 from lockstitch.collectives.c10d.coordinator_link import LinkOptions
 from lockstitch.collectives.c10d.group_operations import GroupOperations, ProcessGroupOperations
 from lockstitch.collectives.c10d.hierarchical import HierarchicalOperations
+from lockstitch.collectives.c10d.peer_connections import PeerConnections
 from lockstitch.collectives.c10d.tree import place_of
 from lockstitch.collectives.c10d.tree_links import Link, TreeLinks
 from lockstitch.collectives.memory import LocalSessions
@@ -288,7 +289,7 @@ class _Opening:
             place_of(rank, topology.hosts, options.speaker_fan_in),
             self._size,
             address,
-            PrefixStore(f"tree/{roster.me.generation}", sealed_by(self._secret, self._store)),
+            sealed_by(self._secret, PrefixStore(f"tree/{roster.me.generation}", self._store)),
             transport,
             link_options,
             lambda: _raise_if(has_failed()),
@@ -303,14 +304,17 @@ class _Opening:
         # Several hosts may each call themselves by an address that leads nowhere from the others.
         own = self._address if len(set(roster.census.hosts)) > 1 else None
         connect_seconds = min(seconds, 2 * link_options.greeting_seconds)
-        silence: Any = {"silence_seconds": heartbeat if own else 0.0, "names": link_options.names}
+        chunks = sealed_by(self._secret, PrefixStore(f"chunks/{roster.me.generation}", self._store))
+        peers = PeerConnections(rank, chunks, transport, link_options, self._pending.clock)
+        keywords: Any = {"silence_seconds": heartbeat if own else 0.0, "names": link_options.names}
+        keywords |= {"peers": peers}
         groups: GroupOperations = ProcessGroupOperations(
-            rank, store, options.device, seconds, own, connect_seconds, **silence
+            rank, store, options.device, seconds, own, connect_seconds, **keywords
         )
         if name == "hierarchical":
             local = self._local_session(roster, topology, introductions)
             groups = HierarchicalOperations(
-                topology, store, local, seconds, own, connect_seconds, **silence
+                topology, store, local, seconds, own, connect_seconds, **keywords
             )
         return C10dBackend(
             groups,

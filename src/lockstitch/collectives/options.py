@@ -50,8 +50,9 @@ class SessionOptions:
     interface that LOCKSTITCH_IFNAME names, or else that of the way to the host where they meet (the
     store's, or MASTER_ADDR)."""
     port_range: tuple[int, int] | None = None
-    """The first and the last port at which rank 0 may await the others; default:
-    LOCKSTITCH_PORT_RANGE, or else any that is free."""
+    """The first and the last port at which ranks may await others; default:
+    LOCKSTITCH_PORT_RANGE, or else any that is free. For chunks of reductions a rank takes any other
+    where none of them is."""
     rank_numbers: tuple[int, ...] = ()
     """By which numbers errors call the ranks, where people know them by others than their own."""
     host: str | None = None

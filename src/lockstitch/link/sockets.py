@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _BACKLOG = 4096
 _CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
+# The beginning of Linux' `struct tcp_info`, up to how many ms ago the last acknowledgement came.
+_TCP_INFO: Final = struct.Struct("8x13I")
 
 
 class SocketStream:
@@ -197,19 +199,37 @@ def peer_process(descriptor: int) -> int:
 def bound_silence(sock: socket.socket, seconds: float) -> None:
     """Has the system end a connection over TCP when the other host has acknowledged nothing for so
     long, sent bytes or probes of the system's own; does nothing where it cannot, or for another
-    kind of socket."""
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
+    kind of socket. It counts as silence, too, that the other end reads nothing."""
+    probe_silence(sock, seconds)
+    _set_tcp(sock, TCP_USER_TIMEOUT=max(1, round(seconds * 1000)))
+
+
+def probe_silence(sock: socket.socket, seconds: float) -> None:
+    """Has the system ask the other host of a connection over TCP, several times within so long, if
+    it is there, while nothing else is on its way; likewise."""
     part = max(1, round(seconds / 5))
     with contextlib.suppress(OSError):  # it has been closed
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in {
-            "TCP_KEEPIDLE": part,
-            "TCP_KEEPINTVL": part,
-            "TCP_USER_TIMEOUT": max(1, round(seconds * 1000)),
-        }.items():
+    _set_tcp(sock, TCP_KEEPIDLE=part, TCP_KEEPINTVL=part)
+
+
+def _set_tcp(sock: socket.socket, **options: int) -> None:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with contextlib.suppress(OSError):
+        for name, value in options.items():
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def seconds_unacknowledged(sock: socket.socket) -> float:
+    """Returns for how long nothing has come from the other host of a connection over TCP, no
+    acknowledgement either; 0 where the system does not tell."""
+    try:
+        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        return float(_TCP_INFO.unpack(told)[-1]) / 1000
+    except (AttributeError, OSError, struct.error):  # another system, or another kind of socket
+        return 0.0
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.forks import abandon_in_child
-from lockstitch.link.sockets import bound_silence
+from lockstitch.link.sockets import bound_silence, probe_silence, seconds_unacknowledged
 from lockstitch.transport.base import SendTimeoutError
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ class StreamConnection(SocketEnd):
         self._receiving = False
         self._sending = False
         self._timeout_in_force: float | None = None
+        self._low_water = 1
         self._recv_into = sock.recv_into
         self._send = sock.send
         self._sendmsg = sock.sendmsg
@@ -217,6 +218,19 @@ class StreamConnection(SocketEnd):
             self._sending = False
             if self._closed:
                 self._leave()
+
+    def send_some(self, buffers: Sequence[Buffer]) -> int:
+        """Sends as much of `buffers` as there is room for, and returns how many bytes; it never
+        waits. For a thread that no interrupt reaches, and that keeps the descriptor (`watch`).
+        Raises `ConnectionError`."""
+        if self._closed:
+            raise BrokenPipeError(f"the connection to {self.peer} is closed")
+        try:
+            return self._sendmsg(buffers, (), *AT_ONCE)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise as_connection_error(error, self.peer) from error
 
     def _send_rest(
         self,
@@ -326,6 +340,23 @@ class StreamConnection(SocketEnd):
     def bound_silence(self, seconds: float) -> None:
         """See `Connection.bound_silence`."""
         bound_silence(self._socket, seconds)
+
+    def await_bytes(self, count: int) -> None:
+        """Has the system tell a poller that there is something to receive only when so many bytes
+        are there, or the end: waking up for each packet costs more than the packet."""
+        if count != self._low_water:
+            self._low_water = count
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+
+    def watch_silence(self, seconds: float) -> None:
+        """Has the system see to it that `seconds_unacknowledged` tells of an end that is gone after
+        so long."""
+        probe_silence(self._socket, seconds)
+
+    def seconds_unacknowledged(self) -> float:
+        """Returns for how long the other end's host has said nothing at all; 0 where the system
+        does not tell."""
+        return seconds_unacknowledged(self._socket)
 
     def lend(self, nbytes: int, filled: Filled | None = None) -> Loan | None:  # noqa: ARG002
         """None: a stream is all there is between the two ends."""

@@ -48,6 +48,11 @@ class TcpTransport:
         sock = listen(host, ports, _BACKLOG)
         return StreamListener(sock, self._address(host, sock.getsockname()[1]), self._accepted)
 
+    def listen_anywhere(self) -> StreamListener:
+        """Listens at any free port of the transport's host, also one that is none of its ports.
+        Raises `OSError`."""
+        return TcpTransport(self._host).listen()
+
     def connect(self, address: str, timeout_seconds: float) -> StreamConnection:
         """Connects to the listener at `address`.
 

@@ -9,6 +9,9 @@ import torch
 from torch.distributed import HashStore
 
 from lockstitch.collectives import LocalSessions, Session, SessionOptions, open_session
+from lockstitch.collectives.c10d.coordinator_link import LinkOptions
+from lockstitch.collectives.c10d.peer_connections import PeerConnections
+from lockstitch.transport import TcpTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +70,11 @@ class Ranks:
         host = f"host {rank * 2 // self.size}" if self.backend == "hierarchical" else None
         options = SessionOptions(backend=self.backend, host=host, **self._options)  # type: ignore[arg-type]
         return open_session(rank, self.size, self.store, options)
+
+
+def peers_of(rank: int, store: Any) -> PeerConnections:
+    """The connections of a rank that meets the others in a store."""
+    return PeerConnections(rank, store, TcpTransport(), LinkOptions.of("a word", None, 60.0))
 
 
 def in_threads(size: int, function: Callable[[int], T]) -> list[T]:

@@ -13,7 +13,7 @@ from lockstitch.collectives.c10d.group_operations import GroupOperations, Proces
 from lockstitch.collectives.nccl_bootstrap import NcclBootstrap
 from lockstitch.collectives.placement import Placement
 from lockstitch.errors import CollectiveError, MismatchError, RankLostError
-from tests.cluster.collectives.ranks import Ranks
+from tests.cluster.collectives.ranks import Ranks, peers_of
 
 if TYPE_CHECKING:
     from lockstitch.collectives.requests import Request
@@ -33,7 +33,8 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
         return Placement(gpus[bootstrap._rank], True, bootstrap._options.device_operations)
 
     def groups(bootstrap: NcclBootstrap, store: Any, _device: object) -> GroupOperations:
-        return ProcessGroupOperations(bootstrap._rank, store, "cpu")
+        rank = bootstrap._rank
+        return ProcessGroupOperations(rank, store, "cpu", peers=peers_of(rank, store))
 
     monkeypatch.setattr(Session, "_is_on_host", staticmethod(is_on_host))
     monkeypatch.setattr(NcclBootstrap, "_placed", placement)

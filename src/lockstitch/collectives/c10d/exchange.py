@@ -11,139 +11,208 @@ but a chunk crosses the network twice, and not 2 (W-1) times. The next chunks ar
 one is folded: the wire does not stand idle.
 
 The parts are folded by `collectives.arithmetic`, in one place each, so all ranks get the same bits.
+Here is decided what leaves and where to put what comes; `chunk_transfer` moves it. No I/O.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
 from lockstitch.collectives.arithmetic import FOLDS, fold, row_ranges
+from lockstitch.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from datetime import timedelta
+    from collections.abc import Iterator, Sequence
 
     from lockstitch.collectives.arithmetic import Scale
     from lockstitch.collectives.requests import ReduceOp
 
-_CHUNK_BYTES: Final = 512 << 10
+_LEAST_CHUNK_BYTES: Final = 64 << 10
+MOST_CHUNK_BYTES: Final = 512 << 10
+_CHUNKS: Final = 8
+"""Into so many chunks is a vector cut, where they get neither smaller nor larger than that."""
 _AT_ONCE: Final = 4
 """So many chunks are on their way before the first is folded, and as many results."""
-MOST_BYTES_UNDER_WAY: Final = 2 * _AT_ONCE * _CHUNK_BYTES
-_PARTS, _RESULTS = 1, 2
-"""What messages are about, as tags of the process group."""
+PART, RESULT = 1, 2
+"""What a frame carries: the sender's numbers of the receiver's part of a chunk, or what the
+sender's part of it comes to."""
 
 
-def chunks_of(flat: torch.Tensor) -> list[torch.Tensor]:
-    """Returns a vector in pieces, which share its memory; of an empty one, itself."""
-    return list(torch.split(flat, max(1, _CHUNK_BYTES // flat.itemsize)))
+def chunks_of(flat: torch.Tensor, least_bytes: int = _LEAST_CHUNK_BYTES) -> list[torch.Tensor]:
+    """Returns a vector in pieces, which share its memory; of an empty one, none."""
+    if not len(flat):
+        return []
+    nbytes = min(max(flat.nbytes // _CHUNKS, least_bytes), MOST_CHUNK_BYTES)
+    return list(torch.split(flat, max(1, nbytes // flat.itemsize)))
 
 
-class PeerFailedError(RuntimeError):
-    """What was to go to the rank at a position, or to come from there, did not."""
+class Frame(NamedTuple):
+    """Numbers that go from one rank to another: of which kind, and of which chunk."""
 
-    def __init__(self, position: int, why: object) -> None:
-        super().__init__(str(why))
-        self.position = position
+    kind: int
+    chunk: int
+    content: torch.Tensor
 
 
 class Exchange:
-    """The reduction of a vector by the ranks of a process group."""
+    """What the rank at `position` among `size` does in the reduction of a vector of that `dtype`,
+    whose chunks have so many elements (`counts`)."""
 
     def __init__(
         self,
-        group: Any,
         position: int,
         size: int,
+        counts: Sequence[int],
+        dtype: torch.dtype,
         op: ReduceOp,
         scale: Scale,
-        timeout: timedelta,
     ) -> None:
-        self._group = group
         self._position = position
         self._others = [other for other in range(size) if other != position]
         self._size = size
+        self._counts = counts
+        self._dtype = dtype
         self._fold = FOLDS[op]
         self._scale = scale
-        self._timeout = timeout
-        self._spare: list[list[torch.Tensor]] = []
+        self.outgoing: dict[int, deque[Frame]] = {other: deque() for other in self._others}
+        """What leaves next, by position: see `has_left`."""
+        with_part = [[n for n, count in enumerate(counts) if count > p] for p in range(size)]
+        self._to_come = {
+            other: {PART: deque(with_part[position]), RESULT: deque(with_part[other])}
+            for other in self._others
+        }
+        """Of which chunks frames are still to come, by position and kind."""
+        self._begun: dict[int, _Chunk] = {}
+        """The chunks on their way, in order."""
+        self._received: dict[int, dict[int, torch.Tensor]] = {}
+        """What has come of this rank's part, by chunk and position."""
+        self._spare: list[torch.Tensor] = []
         """Memory in which parts have come."""
+        self._next = 0
+        self._folded = 0
+        """So many chunks have been begun, and folded."""
 
-    def run(self, chunks: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Reduces each of the chunks in place, and yields it when that is done."""
-        begun: list[_Chunk] = []
-        folded: list[_Chunk] = []
-        for flat in chunks:
-            begun.append(self._begin(flat))
-            if len(begun) == _AT_ONCE:
-                folded.append(self._end_parts(begun.pop(0)))
-            if len(folded) == _AT_ONCE:
-                yield self._end(folded.pop(0))
-        folded += [self._end_parts(chunk) for chunk in begun]
-        for chunk in folded:
-            yield self._end(chunk)
+    def __repr__(self) -> str:
+        return f"<Exchange · {self._folded} of {len(self._counts)} chunks folded>"
 
-    def _begin(self, flat: torch.Tensor) -> _Chunk:
-        """Sends the others their parts, and gets ready for what they will send."""
-        chunk = _Chunk(flat, [flat[slice(*rows)] for rows in row_ranges(len(flat), self._size)])
-        mine = chunk.parts[self._position]
-        spare = self._spare.pop() if self._spare else [torch.empty_like(mine) for _ in self._others]
-        chunk.received = [space[: len(mine)] for space in spare]  # the last one may be shorter
-        group = self._group
-        if len(mine):
-            for other, space in zip(self._others, chunk.received, strict=True):
-                chunk.parts_to_come.append((other, group.recv([space], other, _PARTS)))
+    @property
+    def is_over(self) -> bool:
+        """Whether all chunks have been reduced and taken out."""
+        return self._next == len(self._counts) and not self._begun
+
+    @property
+    def wants_chunk(self) -> bool:
+        """Whether the next chunk may begin."""
+        return (
+            self._next < len(self._counts)
+            and self._next - self._folded < _AT_ONCE
+            and len(self._begun) < 2 * _AT_ONCE
+        )
+
+    def expects(self, other: int) -> bool:
+        """Whether more is to come from a position."""
+        return any(self._to_come[other].values())
+
+    def begin(self, flat: torch.Tensor) -> None:
+        """Takes the next chunk, which is reduced in place."""
+        number = self._next
+        self._next += 1
+        ranges = row_ranges(len(flat), self._size)
+        chunk = self._begun[number] = _Chunk(flat, [flat[slice(*rows)] for rows in ranges])
         wanted = [other for other in self._others if len(chunk.parts[other])]
+        chunk.results_to_come = len(wanted)
         for other in wanted:
-            # Nothing comes before all of the part that is there now has been taken.
-            work = group.recv([chunk.parts[other]], other, _RESULTS)
-            chunk.results_to_come.append((other, work))
-        for other in wanted:
-            chunk.sent.append((other, group.send([chunk.parts[other]], other, _PARTS)))
-        return chunk
+            self._send(other, Frame(PART, number, chunk.parts[other]))
+        self._fold_ready()
 
-    def _end_parts(self, chunk: _Chunk) -> _Chunk:
-        """Folds what all have sent of this rank's part, and sends them the result."""
-        self._wait_for(chunk.parts_to_come)
-        mine = chunk.parts[self._position]
-        if not len(mine):
-            return chunk
-        parts = list(chunk.received)
+    def space(self, other: int, kind: int, number: int, nbytes: int) -> torch.Tensor:
+        """Returns where the next frame from a position goes. Raises `ProtocolError` where nothing
+        such can come."""
+        to_come = self._to_come[other].get(kind)
+        if not to_come or to_come[0] != number:
+            raise ProtocolError(f"a frame of kind {kind} of chunk {number}, which is not its turn")
+        if kind == PART:
+            space = self._new_space(number)
+        elif number in self._begun:
+            # All of the part that is there now has been taken, or no result could come.
+            space = self._begun[number].parts[other]
+        else:
+            raise ProtocolError(f"a result of chunk {number}, which has not begun")
+        if space.nbytes != nbytes:
+            raise ProtocolError(f"{nbytes} bytes of chunk {number}, and not {space.nbytes}")
+        return space
+
+    def has_come(self, other: int, frame: Frame) -> None:
+        """A frame from a position is where `space` has said."""
+        self._to_come[other][frame.kind].popleft()
+        if frame.kind == PART:
+            self._received.setdefault(frame.chunk, {})[other] = frame.content
+            self._fold_ready()
+        else:
+            self._begun[frame.chunk].results_to_come -= 1
+
+    def has_left(self, other: int) -> None:
+        """The first of the frames that go to a position is on its way, and its memory free."""
+        self._begun[self.outgoing[other].popleft().chunk].to_send -= 1
+
+    def finished(self) -> Iterator[torch.Tensor]:
+        """Takes out the chunks that are reduced by now, in order."""
+        for number, chunk in list(self._begun.items()):
+            if number >= self._folded or chunk.results_to_come or chunk.to_send:
+                break
+            del self._begun[number]
+            yield chunk.flat
+
+    # ------------------------------------------------------------ inside
+
+    def _send(self, other: int, frame: Frame) -> None:
+        self.outgoing[other].append(frame)
+        self._begun[frame.chunk].to_send += 1
+
+    def _fold_ready(self) -> None:
+        """Folds what all have sent of this rank's part, and sends them the result. What one rank
+        sends comes in order, so the chunks are complete in order, too."""
+        while self._folded < self._next:
+            number = self._folded
+            mine = self._begun[number].parts[self._position]
+            received = self._received.get(number, {})
+            if len(mine) and len(received) < len(self._others):
+                return
+            self._folded += 1
+            if len(mine):
+                self._reduce(mine, [received[other] for other in self._others])
+                self._received.pop(number, None)
+                for other in self._others:
+                    self._send(other, Frame(RESULT, number, mine))
+
+    def _reduce(self, mine: torch.Tensor, received: list[torch.Tensor]) -> None:
+        parts = received.copy()
         parts.insert(self._position, mine)
         # The second may be written while it is read, the third no more.
         out = mine if self._position < 2 else parts[0]
         self._scale.apply_(fold(self._fold, parts, out))
         if out is not mine:
             mine.copy_(out)
-        self._spare.append(chunk.received)
-        for other in self._others:
-            chunk.sent.append((other, self._group.send([mine], other, _RESULTS)))
-        return chunk
+        self._spare += received
 
-    def _end(self, chunk: _Chunk) -> torch.Tensor:
-        self._wait_for([*chunk.results_to_come, *chunk.sent])
-        return chunk.flat
-
-    def _wait_for(self, works: Iterable[tuple[int, Any]]) -> None:
-        for other, work in works:
-            try:
-                work.wait(self._timeout)
-            except RuntimeError as error:
-                raise PeerFailedError(other, error) from error
+    def _new_space(self, number: int) -> torch.Tensor:
+        begin, end = row_ranges(self._counts[number], self._size)[self._position]
+        space = self._spare.pop() if self._spare else torch.empty(end - begin, dtype=self._dtype)
+        if len(space) != end - begin:  # the last one is shorter
+            space = torch.empty(end - begin, dtype=self._dtype)
+        return space
 
 
 class _Chunk:
-    """A chunk on its way, and the operations of the process group for it."""
+    """A chunk on its way."""
 
     def __init__(self, flat: torch.Tensor, parts: list[torch.Tensor]) -> None:
         self.flat = flat
         self.parts = parts
         """By position."""
-        self.received: list[torch.Tensor] = []
-        """This rank's part, from each of the others."""
-        self.parts_to_come: list[tuple[int, Any]] = []
-        """With the position from which they come."""
-        self.results_to_come: list[tuple[int, Any]] = []
-        self.sent: list[tuple[int, Any]] = []
+        self.results_to_come = 0
+        self.to_send = 0
+        """So many frames of it have not left yet."""

@@ -1,14 +1,16 @@
 """What a process group of torch.distributed does for us: a few operations, in an agreed order.
 
-The groups are our own, made from the store; torch's default group is neither used nor needed. Of
-Gloo we use what moves bytes, and reduce ourselves (`exchange`). What NCCL cannot reduce is gathered
-as bytes and reduced by each rank.
+The groups are our own, made from the store; torch's default group is neither used nor needed. Gloo
+moves bytes. What is reduced in host memory goes by chunks over connections of the ranks' own
+(`exchange`, `peer_connections`). What NCCL cannot reduce is gathered as bytes and reduced by each
+rank.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,12 +19,8 @@ from torch import distributed
 from torch.distributed import ReduceOp as TorchOp
 from torch.distributed.distributed_c10d import PrefixStore
 
-from lockstitch.collectives.c10d.exchange import (
-    MOST_BYTES_UNDER_WAY,
-    Exchange,
-    PeerFailedError,
-    chunks_of,
-)
+from lockstitch.collectives.c10d.chunk_transfer import PeerFailedError, transfer
+from lockstitch.collectives.c10d.exchange import Exchange, chunks_of
 from lockstitch.collectives.rank_names import RankNames
 from lockstitch.collectives.requests import ReduceOp
 from lockstitch.devices.kinds import gpu, is_gpu
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from lockstitch.collectives.arithmetic import Scale
+    from lockstitch.collectives.c10d.peer_connections import PeerConnections
     from lockstitch.collectives.process_sets import ProcessSet
 
 _OPS: dict[ReduceOp, Any] = {
@@ -120,12 +119,15 @@ class GroupOperations(Protocol):
 
 
 class ProcessGroupOperations:
-    """The operations over process groups, one for each process set. `seconds`: how long an
-    operation may take beside the time that the bytes take, and `connect_seconds`, by default as
-    long, the ranks of a set to connect to each other when it is opened, which all do at the same
-    time. `silence_seconds`: after how long a rank that acknowledges nothing to Gloo is given up, 0
-    for never; `names`: what it is called then. `address`: at which Gloo awaits the others; by
-    default, and where GLOO_SOCKET_IFNAME says something, it finds one by itself."""
+    """The operations over process groups, one for each process set.
+
+    `seconds`: how long an operation may take beside the time that the bytes take, and
+    `connect_seconds`, by default as long, the ranks of a set to connect to each other when it is
+    opened, which all do at the same time. `address`: at which Gloo awaits the others; by default,
+    and where GLOO_SOCKET_IFNAME says something, it finds one by itself. `silence_seconds`: after
+    how long a rank that acknowledges nothing is given up, 0 for never; `names`: what it is called
+    then. `peers`: the connections for reductions in host memory; without them there are none among
+    several ranks."""
 
     def __init__(  # noqa: PLR0913 - all that it works with
         self,
@@ -138,8 +140,12 @@ class ProcessGroupOperations:
         *,
         silence_seconds: float = 0.0,
         names: RankNames | None = None,
+        peers: PeerConnections | None = None,
     ) -> None:
         self._silence_seconds = silence_seconds
+        self._peers = peers
+        self._exchanges: Counter[int] = Counter()
+        """How many reductions there have been in each process set."""
         self._names = names or RankNames()
         self._address = None if "GLOO_SOCKET_IFNAME" in os.environ else address
         self._seconds = seconds
@@ -152,8 +158,12 @@ class ProcessGroupOperations:
         self._groups: dict[int, Any] = {}  # torch's own stubs do not agree about them
 
     def open_set(self, process_set: ProcessSet) -> None:
-        if process_set.includes(self._rank):
-            self._groups[process_set.id] = self._new_group(process_set)
+        if not process_set.includes(self._rank):
+            return
+        self._groups[process_set.id] = self._new_group(process_set)
+        reducing = self._reducing(process_set)
+        if self._peers is not None and self._rank in reducing and len(reducing) <= MOST_CONNECTED:
+            self._peers.connect(reducing, self._connect_seconds)
 
     def close_set(self, process_set: ProcessSet) -> None:
         group = self._groups.pop(process_set.id, None)
@@ -171,7 +181,8 @@ class ProcessGroupOperations:
         self, flat: torch.Tensor, op: ReduceOp, scale: Scale, process_set: ProcessSet
     ) -> None:
         if not is_gpu(self.device):
-            for _ in self.reduced_chunks(chunks_of(flat), op, scale, process_set):
+            chunks = chunks_of(flat)
+            for _ in self._reduced(chunks, chunks, op, scale, process_set):
                 pass
             return
         options = distributed.AllreduceOptions()
@@ -180,18 +191,42 @@ class ProcessGroupOperations:
         self._groups[process_set.id].allreduce([flat], options).wait()
         scale.apply_(flat)
 
-    def reduced_chunks(
-        self, chunks: Iterable[torch.Tensor], op: ReduceOp, scale: Scale, process_set: ProcessSet
+    def _reducing(self, process_set: ProcessSet) -> tuple[int, ...]:
+        """The ranks of a process set that exchange chunks, in order."""
+        return process_set.ranks
+
+    def _reduced(
+        self,
+        chunks: Iterable[torch.Tensor],
+        like: Sequence[torch.Tensor],
+        op: ReduceOp,
+        scale: Scale,
+        process_set: ProcessSet,
     ) -> Iterator[torch.Tensor]:
-        """Reduces a vector of the CPU chunk by chunk, in place; returns each when it is done."""
-        seconds = self._connect_seconds + MOST_BYTES_UNDER_WAY / _BYTES_PER_SECOND
-        timeout = timedelta(seconds=seconds)
-        group, position = self._groups[process_set.id], process_set.position(self._rank)
-        exchange = Exchange(group, position, process_set.size, op, scale, timeout)
+        """Reduces a vector of the CPU chunk by chunk, in place; returns each when it is done. The
+        chunks have the sizes of those in `like`."""
+        ranks = self._reducing(process_set)
+        number = self._exchanges[process_set.id]
+        self._exchanges[process_set.id] += 1
+        if len(ranks) == 1 or not like:
+            yield from map(scale.apply_, chunks)
+            return
+        assert self._peers is not None
+        streams = self._peers.connect(ranks, self._connect_seconds)
+        position = ranks.index(self._rank)
+        exchange = Exchange(position, len(ranks), list(map(len, like)), like[0].dtype, op, scale)
         try:
-            yield from exchange.run(chunks)
+            yield from transfer(
+                exchange,
+                (process_set.id, number),
+                chunks,
+                {ranks.index(rank): stream for rank, stream in streams.items()},
+                self._peers.clock,
+                timeout_seconds=self._seconds,
+                silence_seconds=self._silence_seconds,
+            )
         except PeerFailedError as error:
-            rank = process_set.ranks[error.position]
+            rank = ranks[error.position]
             who, place = self._names.one(rank), self._names.place(rank)
             raise CollectiveError(
                 f"nothing goes to or comes from {who}{f', on {place}' if place else ''}, any more "
@@ -235,10 +270,14 @@ class ProcessGroupOperations:
         return received
 
     def abort(self) -> None:
+        if self._peers is not None:
+            self._peers.abort()
         for group in list(self._groups.values()):
             group.abort()
 
     def close(self) -> None:
+        if self._peers is not None:
+            self._peers.close()
         groups, self._groups = self._groups, {}
         if is_gpu(self.device):
             for group in groups.values():

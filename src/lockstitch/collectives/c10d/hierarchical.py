@@ -18,9 +18,8 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING
 
-from lockstitch.collectives.c10d.exchange import chunks_of
+from lockstitch.collectives.c10d.exchange import MOST_CHUNK_BYTES, chunks_of
 from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
-from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.requests import GLOBAL_SET, ReduceOp, Reduction
 
 if TYPE_CHECKING:
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from lockstitch.collectives.arithmetic import Scale
+    from lockstitch.collectives.c10d.peer_connections import PeerConnections
     from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.process_sets import ProcessSet
     from lockstitch.collectives.rank_names import RankNames
     from lockstitch.collectives.session import Session
     from lockstitch.collectives.topology import Topology
 
-# Process groups of leaders are told from those of all ranks of a set by their ids.
-_LEADERS = 1 << 20
 # So many chunks are being reduced on a host before the first of them goes over the network.
 _AHEAD = 2
 
@@ -55,9 +54,10 @@ class HierarchicalOperations(ProcessGroupOperations):
         *,
         silence_seconds: float = 0.0,
         names: RankNames | None = None,
+        peers: PeerConnections | None = None,
     ) -> None:
         places = (topology.rank, store, "cpu", seconds, address, connect_seconds)
-        super().__init__(*places, silence_seconds=silence_seconds, names=names)
+        super().__init__(*places, silence_seconds=silence_seconds, names=names, peers=peers)
         self._topology = topology
         self._local = local
         self._local_sets: dict[tuple[int, ...], int] = {topology.local_ranks: GLOBAL_SET}
@@ -70,25 +70,20 @@ class HierarchicalOperations(ProcessGroupOperations):
             local_ranks = self._topology.local_ranks
             added = self._local.add_process_set(local_ranks.index(rank) for rank in members)
             self._local_sets[members] = added.id
-        leaders = self._leaders(process_set)
-        if len(leaders) > 1:
-            super().open_set(ProcessSet(process_set.id + _LEADERS, leaders))
-
-    def close_set(self, process_set: ProcessSet) -> None:
-        super().close_set(process_set)
-        super().close_set(ProcessSet(process_set.id + _LEADERS, ()))
 
     def reduce(
         self, flat: torch.Tensor, op: ReduceOp, scale: Scale, process_set: ProcessSet
     ) -> None:
-        members, leaders = self._members_here(process_set), self._leaders(process_set)
-        sums = self._host_sums(chunks_of(flat), op, process_set, members)
+        members, leaders = self._members_here(process_set), self._reducing(process_set)
+        # Of smaller ones the ranks of a host would have to tell each other more often.
+        chunks = chunks_of(flat, MOST_CHUNK_BYTES)
+        sums = self._host_sums(chunks, op, process_set, members)
         if len(leaders) == 1:
             for chunk in sums:
                 scale.apply_(chunk)
         elif self._rank == members[0]:
-            between = ProcessSet(process_set.id + _LEADERS, leaders)
-            self._hand_round(self.reduced_chunks(sums, op, scale, between), process_set, members)
+            reduced = self._reduced(sums, chunks, op, scale, process_set)
+            self._hand_round(reduced, process_set, members)
         else:
             self._hand_round(sums, process_set, members)
 
@@ -152,8 +147,8 @@ class HierarchicalOperations(ProcessGroupOperations):
         """The set's ranks on this host."""
         return tuple(rank for rank in self._topology.local_ranks if process_set.includes(rank))
 
-    def _leaders(self, process_set: ProcessSet) -> tuple[int, ...]:
-        """The first of the set's ranks on each host that has any."""
+    def _reducing(self, process_set: ProcessSet) -> tuple[int, ...]:
+        """The leaders: the first of the set's ranks on each host that has any."""
         first: dict[int, int] = {}
         for rank in process_set.ranks:
             first.setdefault(self._topology.hosts[rank], rank)

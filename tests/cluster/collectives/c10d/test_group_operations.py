@@ -12,7 +12,7 @@ from lockstitch.collectives.c10d import group_operations
 from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.errors import CollectiveError
-from tests.cluster.collectives.ranks import in_threads
+from tests.cluster.collectives.ranks import in_threads, peers_of
 
 
 def test_ranks_that_do_not_connect_are_told_after_the_time_for_it() -> None:
@@ -30,13 +30,14 @@ def test_ranks_of_a_large_set_connect_when_they_have_something_for_each_other(
 ) -> None:
     monkeypatch.setattr(group_operations, "MOST_CONNECTED", 2)
     store, everybody = HashStore(), ProcessSet(0, (0, 1, 2))
-    alone = ProcessGroupOperations(0, store, "cpu", address="127.0.0.1")
+    alone = ProcessGroupOperations(0, store, "cpu", address="127.0.0.1", peers=peers_of(0, store))
     alone.open_set(everybody)  # nobody else is there yet
 
     def work(rank: int) -> tuple[list[float], ...]:
         groups = alone
         if rank:
-            groups = ProcessGroupOperations(rank, store, "cpu", address="127.0.0.1")
+            peers = peers_of(rank, store)
+            groups = ProcessGroupOperations(rank, store, "cpu", address="127.0.0.1", peers=peers)
             groups.open_set(everybody)
         vector, mine = torch.arange(5.0) + rank, torch.full((1 + rank,), rank, dtype=torch.uint8)
         groups.reduce(vector, SUM.op, UNSCALED, everybody)

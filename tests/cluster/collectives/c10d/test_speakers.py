@@ -51,6 +51,13 @@ def table_of(session: Session) -> Any:
     return session._backend._link._coordinator  # type: ignore[attr-defined]
 
 
+def test_speakers_are_found_where_the_job_has_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTITCH_SECRET", "5a" * 32)
+    opened = in_threads(len(HOSTS), open_one(HashStore()))
+    assert in_threads(len(HOSTS), lambda rank: ones(opened[rank], "x")) == [9.0] * 9
+    in_threads(len(HOSTS), lambda rank: opened[rank].shutdown())
+
+
 def test_results_are_those_of_one_process(sessions: list[Session]) -> None:
     assert isinstance(table_of(sessions[0]), TreeCoordinator)
     links = [session._backend._link for session in sessions]  # type: ignore[attr-defined]

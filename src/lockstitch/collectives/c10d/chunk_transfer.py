@@ -1,0 +1,207 @@
+"""Moving the frames of an exchange over the connections to its other ranks, in one thread.
+
+    ┌ i64 process set ┬ u32 exchange of the set ┬ u8 kind ┬ u32 chunk ┬ u32 bytes ┬ content ┐
+
+Nothing here waits for one connection alone: what can leave leaves, what has come is taken in, each
+into the memory where it is wanted, and only where nothing moves the thread sleeps, until a
+connection can go on. Who sends ahead for the next exchange is not read before that has begun.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from lockstitch.collectives.c10d.exchange import Frame
+from lockstitch.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from lockstitch.clock import Clock
+    from lockstitch.collectives.c10d.exchange import Exchange
+    from lockstitch.transport.stream import StreamConnection
+
+_HEADER: Final = struct.Struct("<qIBII")
+_LOOK_SECONDS: Final = 0.5
+_MOST_AWAITED_BYTES: Final = 128 << 10
+
+
+class PeerFailedError(RuntimeError):
+    """What was to go to the rank at a position, or to come from there, did not."""
+
+    def __init__(self, position: int, why: object) -> None:
+        super().__init__(str(why))
+        self.position = position
+
+
+def transfer(  # noqa: PLR0913 - all that it works with
+    exchange: Exchange,
+    name: tuple[int, int],
+    chunks: Iterable[torch.Tensor],
+    streams: Mapping[int, StreamConnection],
+    clock: Clock,
+    *,
+    timeout_seconds: float,
+    silence_seconds: float,
+) -> Iterator[torch.Tensor]:
+    """Reduces each of the chunks in place, and yields it when that is done.
+
+    `name`: of the exchange, a process set and a number in it. `streams`: the connections, by
+    position. Raises `PeerFailedError` where one has ended, nothing at all moves for
+    `timeout_seconds`, or a host has acknowledged nothing for `silence_seconds` (0: however long).
+    """
+    with ExitStack() as stack:
+        ends = []
+        for other, stream in streams.items():
+            stack.callback(stream.unwatch)
+            ends.append(_End(other, stream, stream.watch(), exchange, name))
+        waiting = _Waiting(ends, clock, timeout_seconds, silence_seconds)
+        remaining = iter(chunks)
+        while not exchange.is_over:
+            has_moved = exchange.wants_chunk
+            if has_moved:
+                exchange.begin(next(remaining))
+            for end in ends:
+                has_moved |= end.move()
+            yield from exchange.finished()
+            if has_moved:
+                waiting.note_progress()
+            else:
+                waiting.wait()
+
+
+class _End:
+    """This rank's end of one connection, in one exchange."""
+
+    def __init__(
+        self,
+        other: int,
+        stream: StreamConnection,
+        descriptor: int,
+        exchange: Exchange,
+        name: tuple[int, int],
+    ) -> None:
+        self.other = other
+        self.stream = stream
+        self.descriptor = descriptor
+        self._exchange = exchange
+        self._name = name
+        self._outgoing = exchange.outgoing[other]
+        self._unsent: list[memoryview] = []
+        """Of the first of the frames that leave."""
+        self._header = memoryview(bytearray(_HEADER.size))
+        self._frame: Frame | None = None
+        """What is coming."""
+        self._space = self._header
+        """What of its header, or of its content, is missing."""
+
+    def events(self) -> int:
+        """Returns what it waits for, in the words of `select.poll`."""
+        events = select.POLLOUT if self._outgoing else 0
+        if self._exchange.expects(self.other):
+            self.stream.await_bytes(min(len(self._space), _MOST_AWAITED_BYTES))
+            events |= select.POLLIN
+        return events
+
+    def move(self) -> bool:
+        """Sends and takes in what it can without waiting; returns whether that was anything."""
+        try:
+            has_sent = self._send()
+            return self._receive() or has_sent
+        except (ConnectionError, ProtocolError) as error:
+            raise PeerFailedError(self.other, error) from error
+
+    def _send(self) -> bool:
+        has_sent = False
+        while self._outgoing:
+            if not self._unsent:
+                kind, chunk, content = self._outgoing[0]
+                header = _HEADER.pack(*self._name, kind, chunk, content.nbytes)
+                self._unsent = [memoryview(header), _bytes_of(content)]
+            count = self.stream.send_some(self._unsent)
+            if not count:
+                break
+            has_sent = True
+            while self._unsent and count >= len(self._unsent[0]):
+                count -= len(self._unsent.pop(0))
+            if self._unsent:
+                self._unsent[0] = self._unsent[0][count:]
+            else:
+                self._exchange.has_left(self.other)
+        return has_sent
+
+    def _receive(self) -> bool:
+        has_received = False
+        while self._exchange.expects(self.other):
+            counts: list[int] = []
+            try:
+                self.stream.receive_into(self._space, counts, 0)
+            except BlockingIOError:
+                break
+            if not counts[0]:
+                raise ConnectionError("it has closed the connection")
+            has_received = True
+            self._space = self._space[counts[0] :]
+            if not len(self._space):
+                self._go_on()
+        return has_received
+
+    def _go_on(self) -> None:
+        """A header, or the content behind it, is complete."""
+        if self._frame is None:
+            *name, kind, chunk, nbytes = _HEADER.unpack(self._header)
+            if tuple(name) != self._name:
+                raise ProtocolError(f"something of exchange {name} in exchange {self._name}")
+            content = self._exchange.space(self.other, kind, chunk, nbytes)
+            self._frame = Frame(kind, chunk, content)
+            self._space = _bytes_of(content)
+        else:
+            self._exchange.has_come(self.other, self._frame)
+            self._frame, self._space = None, self._header
+
+
+class _Waiting:
+    """Sleeps until one of the ends can go on, but not for ever."""
+
+    def __init__(
+        self, ends: list[_End], clock: Clock, timeout_seconds: float, silence_seconds: float
+    ) -> None:
+        self._ends = ends
+        self._clock = clock
+        self._timeout_seconds = timeout_seconds
+        self._silence_seconds = silence_seconds
+        self._since: float | None = None
+        """When something has moved last."""
+
+    def note_progress(self) -> None:
+        """Something has moved."""
+        self._since = None
+
+    def wait(self) -> None:
+        """Returns when an end can go on, or after a short while. Raises `PeerFailedError`."""
+        poll = select.poll()
+        waited_for = []
+        for end in self._ends:
+            events = end.events()
+            if events:
+                poll.register(end.descriptor, events)
+                waited_for.append(end)
+        if poll.poll(_LOOK_SECONDS * 1000):
+            return
+        now = self._clock.now()
+        self._since = self._since or now
+        for end in waited_for:
+            silent = end.stream.seconds_unacknowledged() if self._silence_seconds else 0.0
+            if silent > self._silence_seconds:
+                raise PeerFailedError(end.other, f"its host has been silent for {silent:.1f} s")
+        if now - self._since >= self._timeout_seconds:
+            raise PeerFailedError(waited_for[0].other, f"nothing moved for {now - self._since:g} s")
+
+
+def _bytes_of(content: torch.Tensor) -> memoryview:
+    return memoryview(content.view(torch.uint8).numpy().data)

@@ -1,0 +1,265 @@
+"""The connections over which ranks of different hosts exchange chunks: one between two of them.
+
+Of two ranks the higher one calls the lower, which says in the store where it listens. Both prove
+with the first words that they belong to the job, as towards rank 0 (`link.handshake`); what follows
+is raw, for `chunk_transfer`. A thread lets in whoever comes, whatever this rank waits for itself,
+so ranks that open several process sets at once do not wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.errors import CollectiveError, HandshakeError
+from lockstitch.ids import WorkerInfo
+from lockstitch.link.door import Door, Guest
+from lockstitch.link.handshake import ListenerHandshake, why_other_version
+from lockstitch.link.line import call
+from lockstitch.rendezvous import missing_keys
+from lockstitch.transport.stream import StreamConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch.distributed.distributed_c10d import Store
+
+    from lockstitch.clock import Clock
+    from lockstitch.collectives.c10d.coordinator_link import LinkOptions
+    from lockstitch.link.greetings import Hello
+    from lockstitch.transport import Listener, Pollable, TcpTransport
+
+_MOST_STRANGERS: Final = 128
+_GUEST_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.5
+_NO_RECORDS: Final = 0
+
+
+class PeerConnections:
+    """Those of one rank, from any thread. `transport` listens at this host's address; `store` is
+    where the ranks say where they listen. `link_options` have the secret and the heartbeat."""
+
+    def __init__(
+        self,
+        rank: int,
+        store: Store,
+        transport: TcpTransport,
+        link_options: LinkOptions,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._rank = rank
+        self._store = store
+        self._transport = transport
+        self._names = link_options.names
+        self._secret = link_options.secret.of("chunks")
+        self._silence_seconds = link_options.heartbeat
+        self.clock = clock
+        self._streams: dict[int, StreamConnection] = {}
+        self._changed = threading.Condition()
+        """Guards the connections, and tells of each that comes."""
+        self._calling = threading.Lock()
+        self._is_closed = False
+        self._entrance: _Entrance | None = None
+
+    def __repr__(self) -> str:
+        return f"<PeerConnections of rank {self._rank} · {len(self._streams)}>"
+
+    def connect(self, ranks: Iterable[int], seconds: float) -> dict[int, StreamConnection]:
+        """Returns the connections to these ranks, without this one itself; makes those that there
+        are not. All of the ranks do so at about the same time. Raises `CollectiveError` where one
+        does not come, or cannot be reached, within so many seconds."""
+        others = [rank for rank in ranks if rank != self._rank]
+        deadline = self.clock.now() + seconds
+        with self._calling:
+            if self._entrance is None and not self._is_closed:
+                self._entrance = self._listen()
+            for other in others:
+                if other < self._rank and other not in self._streams:
+                    self._call(other, deadline)
+        self._await(others, deadline, seconds)
+        return {other: self._streams[other] for other in others}
+
+    def abort(self) -> None:
+        """Ends them: whoever waits for one of them sees it end. Harmless when repeated."""
+        with self._changed:
+            self._is_closed = True
+            streams = list(self._streams.values())
+            self._changed.notify_all()
+        for stream in streams:
+            stream.close()
+
+    def close(self) -> None:
+        """Ends them, and lets nobody in any more; harmless when repeated."""
+        self.abort()
+        if self._entrance is not None:
+            self._entrance.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _listen(self) -> _Entrance:
+        try:
+            listener = self._transport.listen()
+        except OSError:  # all of the ports that may be used are taken
+            listener = self._transport.listen_anywhere()
+        entrance = _Entrance(self, listener, self._transport, self.clock)
+        self._store.set(_key(self._rank), listener.address)
+        return entrance
+
+    def _call(self, other: int, deadline: float) -> None:
+        def seconds_left() -> float:
+            return max(0.1, deadline - self.clock.now())
+
+        who = f"{self._names.one(other)}{self._place(other)}"
+        if missing_keys(self._store, [_key(other)], seconds_left()):
+            raise CollectiveError(f"{who} has not said in time where it can be reached for chunks")
+        address = self._store.get(_key(other)).decode()
+        try:
+            stream = self._transport.connect(address, seconds_left())
+            me, peer = _info(self._rank), _info(other).worker
+            call(
+                stream,
+                *(me, peer, self._secret, _NO_RECORDS),
+                timeout_seconds=seconds_left(),
+                look=self._check,
+                clock=self.clock,
+            )
+        except (OSError, HandshakeError) as error:
+            raise CollectiveError(
+                f"{self._names.one(self._rank)} could not connect to {who} at {address}: {error}"
+            ) from error
+        self.add(other, stream)
+
+    def _await(self, others: list[int], deadline: float, seconds: float) -> None:
+        with self._changed:
+            while missing := [other for other in others if other not in self._streams]:
+                self._check()
+                left = deadline - self.clock.now()
+                if left <= 0:
+                    break
+                self._changed.wait(min(left, _LOOK_SECONDS))
+        if missing:
+            raise CollectiveError(
+                f"{self._names.in_words(missing)}{self._place(missing[0])} did not connect to "
+                f"{self._names.one(self._rank)} within {seconds:g} s, to exchange chunks with it"
+            )
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise CollectiveError(f"{self._names.one(self._rank)} connects to nobody any more")
+
+    def _place(self, rank: int) -> str:
+        place = self._names.place(rank)
+        return f", on {place}" if place else ""
+
+    # ------------------------------------------------------------ for the entrance
+
+    def handshake(self) -> ListenerHandshake:
+        """Returns how somebody is greeted who comes."""
+        return ListenerHandshake(_info(self._rank), self._secret, self._why_not)
+
+    def add(self, rank: int, stream: StreamConnection) -> None:
+        """Takes in the connection to a rank."""
+        with self._changed:
+            if self._is_closed:
+                stream.close()
+                return
+            if self._silence_seconds:
+                stream.watch_silence(self._silence_seconds)
+            self._streams[rank] = stream
+            self._changed.notify_all()
+
+    def _why_not(self, hello: Hello) -> str:
+        """Why one that has proved itself does not come in."""
+        rank = hello.worker.rank
+        return f"rank {rank} is here already" if rank in self._streams else why_other_version(hello)
+
+
+class _Entrance:
+    """Where others connect to a rank; a thread of its own lets them in."""
+
+    def __init__(
+        self, peers: PeerConnections, listener: Listener, transport: TcpTransport, clock: Clock
+    ) -> None:
+        self._peers = peers
+        self._listener = listener
+        self._poller = transport.poller()
+        self._door: Door[Guest[StreamConnection]] = Door(
+            clock, _MOST_STRANGERS, _GUEST_SECONDS, self._turn_away
+        )
+        self._guests: dict[int, Guest[StreamConnection]] = {}
+        """By what the poller knows of them: the connection."""
+        self._is_closed = False
+        name = f"{peers!r} entrance"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Lets nobody in any more."""
+        self._is_closed = True
+        self._poller.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._poller.add(self._listener)
+        self._poller.arm(self._listener)
+        while not self._is_closed:
+            for pollable in self._poller.wait(self._door.seconds_to_next()):
+                self._look_at(pollable)
+            self._door.pass_time()
+        self._door.close()
+        self._listener.close()
+        self._poller.close()
+
+    def _look_at(self, pollable: Pollable) -> None:
+        if pollable is self._listener:
+            self._let_in()
+            return
+        guest = self._guests.get(id(pollable))
+        if guest is None:
+            return
+        refusal = guest.listen()
+        if refusal:
+            self._door.turn_away(guest, refusal)
+        elif refusal is None:
+            self._poller.arm(pollable)
+        elif self._door.let_in(guest):
+            self._welcome(guest)
+
+    def _let_in(self) -> None:
+        try:
+            connection = self._listener.accept()
+        except OSError:  # this process can open no more files
+            self._door.make_room()
+            connection = None
+        if isinstance(connection, StreamConnection):
+            guest = self._guests[id(connection)] = Guest(connection, self._peers.handshake())
+            self._poller.add(connection)
+            self._poller.arm(connection)
+            self._door.admit(guest)
+        self._poller.arm(self._listener)
+
+    def _welcome(self, guest: Guest[StreamConnection]) -> None:
+        assert guest.handshake.caller is not None
+        self._poller.remove(guest.stream)
+        del self._guests[id(guest.stream)]
+        try:
+            guest.stream.send([guest.welcome])
+        except OSError:
+            guest.stream.close()
+            return
+        self._peers.add(guest.handshake.caller.id, guest.stream)
+
+    def _turn_away(self, guest: Guest[StreamConnection]) -> None:
+        self._poller.remove(guest.stream)
+        self._guests.pop(id(guest.stream), None)
+        guest.stream.close()
+
+
+def _key(rank: int) -> str:
+    return f"chunks/{rank}"
+
+
+def _info(rank: int) -> WorkerInfo:
+    """Returns the name and rank by which a rank greets."""
+    return WorkerInfo(f"rank{rank}", rank)
