@@ -6,12 +6,14 @@
 
 A coroutine that awaits another call holds no thread. What it must not do is to block: then no
 other could go on, and a call that needs one of them would never end. So waits of ours are refused
-there (`refuse_to_block`). The thread starts with the first coroutine.
+there (`refuse_to_block`). The thread starts with the first coroutine. A coroutine that raises
+`SystemExit`, or a `KeyboardInterrupt`, fails as it would with any other error; the loop goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 from collections.abc import Coroutine
@@ -42,6 +44,7 @@ class Stepped(Coroutine[Any, Any, Any]):
         self._coroutine = coroutine
         self._deadline = deadline
         self._modes = OwnModes() if modes is None else modes
+        self.__qualname__ = getattr(coroutine, "__qualname__", repr(coroutine))  # asyncio tells it
 
     def __repr__(self) -> str:
         return repr(self._coroutine)
@@ -110,7 +113,8 @@ class Running(Outcome):
 
     def cancel(self) -> None:
         """Asks the coroutine to end: it gets a `CancelledError` where it waits."""
-        self._loop.call_soon_threadsafe(self._cancel)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: all were cancelled
+            self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
         self._is_cancelled = True
@@ -127,11 +131,13 @@ class EventLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._closing: asyncio.Future[None] | None = None
+        """Done when the loop is to end."""
         self._is_closed = False
-        self._running: set[Running] = set()
 
     def __repr__(self) -> str:
-        return f"<EventLoop of {self._name!r} · {len(self._running)} coroutines>"
+        state = "closed" if self._is_closed else "not begun" if self._loop is None else "runs"
+        return f"<EventLoop of {self._name!r} · {state}>"
 
     def run(
         self,
@@ -141,47 +147,44 @@ class EventLoop:
         modes: OwnModes | None = None,
     ) -> Running:
         """Has a coroutine run, in a copy of the caller's context variables, or in `context` itself.
-        `deadline`: that of the call which it serves, of the worker's clock."""
-        try:
-            loop = self._started()
-        except RpcError:
-            coroutine.close()  # nobody will run it
-            raise
-        running = Running(loop)
-        self._running.add(running)
-        running.add_done_callback(lambda _running: self._running.discard(running))
+        `deadline`: that of the call which it serves, of the worker's clock. Raises `RpcError` when
+        the worker has shut down."""
         stepped = Stepped(coroutine, deadline, modes)
         context = copy_context() if context is None else context
-        try:
-            loop.call_soon_threadsafe(running.begin, stepped, context, context=context)
-        except RuntimeError:  # it was closed just now
-            coroutine.close()
-            running.end(None, RpcError(_CLOSED))
-        return running
+        with self._lock:
+            if not self._is_closed:
+                loop = self._started()
+                running = Running(loop)
+                # Under the lock, so that it comes before what `close` has the loop do.
+                loop.call_soon_threadsafe(running.begin, stepped, context, context=context)
+                return running
+        coroutine.close()  # nobody will run it
+        raise RpcError(_CLOSED)
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._is_closed:
-                raise RpcError(_CLOSED)
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._serve, args=(self._loop,), name=f"{self._name}-loop", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._closing = self._loop.create_future()
+            self._thread = threading.Thread(
+                target=self._serve,
+                args=(self._loop, self._closing),
+                name=f"{self._name}-loop",
+                daemon=True,
+            )
+            self._thread.start()
+        return self._loop
 
-    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop, closing: asyncio.Future[None]) -> None:
         self._enter()
         INHERITED.loop_of = self._name
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            _run_until(loop, closing)
             left = asyncio.all_tasks(loop)
             for task in left:
                 task.cancel()
             if left:
-                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+                _run_until(loop, asyncio.gather(*left, return_exceptions=True))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
         finally:
@@ -193,17 +196,23 @@ class EventLoop:
         return [] if self._thread is None or not self._thread.is_alive() else [self._thread]
 
     def close(self, timeout_seconds: float) -> list[threading.Thread]:
-        """Cancels all coroutines and ends the thread; returns it where it has not ended in time."""
+        """Cancels all coroutines and ends the thread; returns it where it has not ended in time.
+        Harmless when repeated."""
         with self._lock:
-            self._is_closed = True
-            loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
+            is_first, self._is_closed = not self._is_closed, True
+            loop, thread, closing = self._loop, self._thread, self._closing
+        if loop is None or thread is None or closing is None:
             return []
-        if thread.is_alive() and not loop.is_closed():
-            loop.call_soon_threadsafe(loop.stop)
+        if is_first:
+            loop.call_soon_threadsafe(closing.set_result, None)
         if thread is not threading.current_thread():
             thread.join(timeout_seconds)
-        for each in self._running.copy():  # those that have never begun
-            if not thread.is_alive():
-                each.end(None, RpcError(_CLOSED))
         return self.living()
+
+
+def _run_until(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> None:
+    """Runs the loop until `future` is done. asyncio leaves the loop with an error that is to end
+    the program; the coroutine's task has it as well, and hands it to who waits."""
+    while not future.done():
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            loop.run_until_complete(future)

@@ -12,6 +12,7 @@ import pickle
 import sys
 import threading
 import time
+from asyncio import CancelledError
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -305,7 +306,7 @@ class Invocation:
             value, error = None, raised.__cause__ or raised
         except BaseException as raised:  # noqa: BLE001 - raised where the caller waits
             value, error = None, raised
-            if self._coroutine is not None and isinstance(raised, Exception):
+            if self._coroutine is not None and not isinstance(raised, CancelledError):
                 self._print(raised)
         if isinstance(value, BaseException):
             value, error = None, value

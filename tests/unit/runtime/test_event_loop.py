@@ -123,16 +123,65 @@ def test_cancelled_one_can_clean_up(loop) -> None:
     assert log == ["cleaned up"]
 
 
+@pytest.mark.parametrize("ends", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_one_that_would_end_the_program_fails_alone(loop, ends) -> None:
+    """asyncio leaves its loop for these; who waited for another coroutine would wait for ever."""
+
+    async def leave() -> None:
+        await asyncio.sleep(0)
+        raise ends
+
+    async def leave_in_a_task() -> None:
+        await asyncio.create_task(leave())
+
+    async def wait_for(event: asyncio.Event) -> bool:
+        return await event.wait()
+
+    async def make() -> asyncio.Event:
+        return asyncio.Event()
+
+    event = result_of(loop.run(make()))
+    waiting = loop.run(wait_for(event))
+    for each in (leave, leave_in_a_task):
+        with pytest.raises(type(ends)):
+            result_of(loop.run(each()))
+
+    async def let_go() -> None:
+        event.set()
+
+    result_of(loop.run(let_go()))
+    assert result_of(waiting) is True
+
+
 def test_close_cancels_all_and_refuses_more() -> None:
     loop = EventLoop("here", lambda: None)
     running = loop.run(asyncio.sleep(1000))
     assert loop.close(10) == []
-    with pytest.raises((asyncio.CancelledError, RpcError)):
+    assert loop.close(10) == []
+    with pytest.raises(asyncio.CancelledError):
         result_of(running)
+    running.cancel()  # harmless
     late = asyncio.sleep(0)
     with pytest.raises(RpcError, match="has shut down"):
         loop.run(late)
     late.close()
+
+
+@pytest.mark.parametrize("last", [SystemExit(3), ValueError("mine")], ids=["exit", "error"])
+def test_close_ends_those_that_fail_while_they_are_cancelled(last) -> None:
+    async def fail_late() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            raise last
+
+    loop = EventLoop("here", lambda: None)
+    running = [loop.run(fail_late()) for _ in range(3)]
+    assert result_of(loop.run(asyncio.sleep(0))) is None
+    assert loop.close(10) == []
+    for each in running:
+        with pytest.raises(type(last)):
+            result_of(each)
 
 
 def test_waits_are_refused_on_the_loop(loop) -> None:
