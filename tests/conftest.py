@@ -30,6 +30,7 @@ from torch.distributed import TCPStore
 from torch.utils import _python_dispatch
 
 from lockstitch.testing.leaks import Inventory
+from tests.warm import WarmInterpreter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +67,12 @@ def nothing_is_left_behind() -> Iterator[None]:
     left = before.wait_until_nothing_new(timeout_seconds=20)
     if left:
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmInterpreter]:
+    with WarmInterpreter() as interpreter:
+        yield interpreter
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

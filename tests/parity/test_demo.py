@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,40 +10,54 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.warm import Done
+
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "examples" / "digits"
 PNG = b"\x89PNG"
 
 
-def run_demo(picture: Path, *arguments: str, launcher=()) -> subprocess.CompletedProcess[str]:
-    command = [*launcher, str(DEMO / "train.py"), "--picture", str(picture), *arguments]
-    return subprocess.run(
+def test_demo_learns_and_equals_one_process(warm_python, tmp_path):
+    picture = tmp_path / "new folder" / "curve.png"
+    arguments = ["--picture", str(picture), "--epochs", "5"]
+
+    ranks = warm_python.run_ranks(DEMO / "train.py", tmp_path, 3, arguments, is_strict=False)
+
+    assert_promises_kept(ranks[0], picture)
+    assert [(each.status, each.errors) for each in ranks[1:]] == [(0, "")] * 2
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """The path of the picture, which is long, stays in one line."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher", [[], ["-m", "lockstitch", "run", "-n", "3"]], ids=["alone", "launched"]
+)
+def test_demo_as_its_docstring_says(tmp_path, launcher):
+    picture = tmp_path / "new folder" / "curve.png"
+    command = [*launcher, str(DEMO / "train.py"), "--picture", str(picture), "--epochs", "5"]
+
+    demo = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
-        env={**os.environ, "COLUMNS": "200"},  # a long path of the picture stays in one line
     )
 
+    assert_promises_kept(Done(demo.returncode, demo.stdout, demo.stderr), picture)
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param([], id="alone"),
-        pytest.param(["-m", "lockstitch", "run", "-n", "3"], id="launched", marks=pytest.mark.slow),
-    ],
-)
-def test_demo_learns_and_equals_one_process(tmp_path, launcher):
-    picture = tmp_path / "new folder" / "curve.png"
 
-    demo = run_demo(picture, "--epochs", "5", launcher=launcher)
-
-    assert demo.returncode == 0, demo.stdout + demo.stderr
-    assert demo.stdout.count("✓") >= 2  # losses and parameters
-    assert "Warning" not in demo.stderr
-    assert str(picture) in demo.stdout
+def assert_promises_kept(demo: Done, picture: Path) -> None:
+    assert demo.status == 0, demo.output + demo.errors
+    assert demo.output.count("✓") >= 2  # losses and parameters
+    assert "Warning" not in demo.errors
+    assert str(picture) in demo.output
     assert picture.read_bytes().startswith(PNG)
 
 

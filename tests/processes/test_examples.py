@@ -1,24 +1,26 @@
-"""Every example runs as its docstring says, and what it prints is what it promises."""
+"""Every example runs, and what it prints is what it promises. The first is started as its docstring
+says, by the command; others as that would, from an interpreter that has imported torch already."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.warm import WarmInterpreter
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 LOCKSTITCH_RUN = ["lockstitch", "run", "-n"]
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
-def run_example(name: str, workers: int, *arguments: str, launcher=LOCKSTITCH_RUN) -> str:
+def launch_example(name: str, workers: int, *arguments: str, launcher=LOCKSTITCH_RUN) -> str:
     """What the workers say, all together; they must end well and complain of nothing."""
     command = [sys.executable, "-m", *launcher, str(workers), f"examples/{name}.py", *arguments]
     job = subprocess.run(
@@ -29,19 +31,33 @@ def run_example(name: str, workers: int, *arguments: str, launcher=LOCKSTITCH_RU
     return job.stdout
 
 
+@pytest.fixture
+def run_example(warm_python, tmp_path) -> Callable[..., str]:
+    """The same without a launcher: torch is there already."""
+
+    def run(name: str, workers: int, *arguments: str) -> str:
+        script = ROOT / "examples" / f"{name}.py"
+        ranks = warm_python.run_ranks(script, tmp_path, workers, arguments)
+        assert [each.status for each in ranks] == [0] * workers, ranks
+        assert "Warning" not in "".join(each.errors for each in ranks)
+        return "".join(each.output for each in ranks)
+
+    return run
+
+
 def numbers(pattern: str, output: str) -> list[float]:
     return [float(number) for number in re.findall(pattern + r"\s+([\d.e+-]+)", output)]
 
 
 @pytest.mark.parametrize("launcher", [LOCKSTITCH_RUN, TORCHRUN], ids=["lockstitch", "torchrun"])
 def test_two_tensors_take_a_step_where_they_live(launcher):
-    output = run_example("two_tensors", 2, launcher=launcher)
+    output = launch_example("two_tensors", 2, launcher=launcher)
 
     assert output.count("all ones: True") == 2
     assert numbers("a fall of", output) == [0.9, 0.9]
 
 
-def test_two_trainers_train_one_parameter_server_at_once():
+def test_two_trainers_train_one_parameter_server_at_once(run_example):
     output = run_example("parameter_server", 3, "4")
 
     for trainer in ("trainer1", "trainer2"):
@@ -52,7 +68,7 @@ def test_two_trainers_train_one_parameter_server_at_once():
 
 
 @pytest.mark.slow
-def test_learning_to_learn_over_workers_equals_one_process():
+def test_learning_to_learn_over_workers_equals_one_process(run_example):
     output = run_example("maml", 3, "30")
 
     (first,), (last,) = numbers("first rounds:", output), numbers("last rounds:", output)
@@ -74,7 +90,7 @@ def test_training_goes_on_while_trainers_are_killed_and_replaced():
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_language_model_learns_while_its_halves_live_apart():
+def test_language_model_learns_while_its_halves_live_apart(run_example):
     output = run_example("rnn_language_model", 2, "60")
 
     perplexities = numbers("perplexity", output)
@@ -83,7 +99,7 @@ def test_language_model_learns_while_its_halves_live_apart():
     assert "it says: the " in output
 
 
-def test_learner_answers_all_actors_at_once_and_learns_from_them():
+def test_learner_answers_all_actors_at_once_and_learns_from_them(run_example):
     output = run_example("actor_learner", 3, "8")
 
     rewards = numbers("reward", output)
@@ -92,7 +108,7 @@ def test_learner_answers_all_actors_at_once_and_learns_from_them():
     assert numbers("policy of one process:", output) == [0.0]
 
 
-def test_pipeline_of_three_stages_equals_the_model_in_one_process():
+def test_pipeline_of_three_stages_equals_the_model_in_one_process(run_example):
     output = run_example("pipeline", 3, "8")
 
     losses = numbers(r"step\s+\d+\s+loss", output)
@@ -103,7 +119,7 @@ def test_pipeline_of_three_stages_equals_the_model_in_one_process():
 
 
 @pytest.mark.slow
-def test_transformer_in_stages_learns_what_it_learns_in_one_process():
+def test_transformer_in_stages_learns_what_it_learns_in_one_process(run_example):
     output = run_example("transformer_pipeline", 3, "30")
 
     losses = numbers(r"step\s+\d+\s+loss", output)
@@ -114,13 +130,14 @@ def test_transformer_in_stages_learns_what_it_learns_in_one_process():
 
 @pytest.mark.parametrize(
     "launcher",
-    [
-        pytest.param(LOCKSTITCH_RUN, id="lockstitch"),
-        pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.slow),
-    ],
+    [None, pytest.param(TORCHRUN, marks=pytest.mark.slow)],
+    ids=["lockstitch", "torchrun"],
 )
-def test_ranks_in_the_manner_of_horovod_equal_one_process(launcher):
-    output = run_example("hvd_digits", 2, "3", launcher=launcher)
+def test_ranks_in_the_manner_of_horovod_equal_one_process(launcher, run_example):
+    if launcher is None:
+        output = run_example("hvd_digits", 2, "3")
+    else:
+        output = launch_example("hvd_digits", 2, "3", launcher=launcher)
 
     losses = numbers(r"epoch \d+\s+loss", output)
     assert len(losses) == 6
@@ -131,7 +148,7 @@ def test_ranks_in_the_manner_of_horovod_equal_one_process(launcher):
     assert numbers("from one process", output)[0] < 1e-9
 
 
-def test_replicas_with_a_table_elsewhere_equal_one_process():
+def test_replicas_with_a_table_elsewhere_equal_one_process(run_example):
     output = run_example("hybrid_ddp", 3, "60")
 
     losses = numbers(r"step\s+\d+\s+loss", output)
@@ -142,7 +159,7 @@ def test_replicas_with_a_table_elsewhere_equal_one_process():
 
 def test_elastic_training_goes_on_when_a_worker_has_died():
     launcher = ["lockstitch", "run", "--min-np", "1", "-np"]
-    output = run_example("hvd_elastic", 2, "3", "--crash", launcher=launcher)
+    output = launch_example("hvd_elastic", 2, "3", "--crash", launcher=launcher)
 
     assert "epoch 0 was finished by 2 ranks" in output
     assert len(re.findall(r"epoch 2 was finished by \d ranks", output)) == 1
@@ -150,7 +167,7 @@ def test_elastic_training_goes_on_when_a_worker_has_died():
     assert numbers("between ranks", output) == [0.0]
 
 
-def test_accumulated_scaled_and_clipped_gradients():
+def test_accumulated_scaled_and_clipped_gradients(run_example):
     output = run_example("hvd_accumulation", 2, "4")
 
     assert "all ranks clipped alike: True" in output
@@ -159,7 +176,7 @@ def test_accumulated_scaled_and_clipped_gradients():
 
 
 @pytest.mark.slow
-def test_sparse_embeddings_travel_by_rows():
+def test_sparse_embeddings_travel_by_rows(run_example):
     output = run_example("hvd_embeddings", 2)
 
     assert numbers("right:", output)[0] > 70  # per cent; guessing gives 25
@@ -168,7 +185,7 @@ def test_sparse_embeddings_travel_by_rows():
 
 
 @pytest.mark.slow
-def test_replicas_share_an_embedding_on_a_parameter_server():
+def test_replicas_share_an_embedding_on_a_parameter_server(run_example):
     output = run_example("hvd_parameter_server", 3)
 
     assert numbers("loss at last", output)[0] < 0.8 * numbers("loss at first", output)[0]
@@ -176,7 +193,7 @@ def test_replicas_share_an_embedding_on_a_parameter_server():
 
 
 @pytest.mark.slow
-def test_slots_on_two_workers_train_as_one_process():
+def test_slots_on_two_workers_train_as_one_process(run_example):
     output = run_example("remote_slots", 3, "2")
 
     losses = numbers(r"epoch\s+\d+\s+loss", output)
@@ -185,18 +202,19 @@ def test_slots_on_two_workers_train_as_one_process():
     assert numbers("from one process", output)[0] < 1e-9
 
 
-def run_plainly(name: str, *arguments: str) -> str:
+@pytest.fixture
+def run_plainly(warm_python, tmp_path) -> Callable[..., str]:
     """What the script says that is started without a launcher; it must complain of nothing."""
-    command = [sys.executable, f"examples/{name}.py", *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    return done.stdout
+
+    def run(name: str, *arguments: str) -> str:
+        done = warm_python.run(ROOT / "examples" / f"{name}.py", tmp_path, arguments)
+        assert (done.status, done.errors) == (0, "")
+        return done.output
+
+    return run
 
 
-def test_digits_are_read_by_two_processes_as_by_one():
+def test_digits_are_read_by_two_processes_as_by_one(run_plainly):
     output = run_plainly("data_parallel_digits", "4")
 
     losses = numbers(r"epoch\s+\d+\s+loss", output)
@@ -208,7 +226,7 @@ def test_digits_are_read_by_two_processes_as_by_one():
 
 
 @pytest.mark.slow
-def test_recommender_with_tables_on_two_servers_equals_one_process():
+def test_recommender_with_tables_on_two_servers_equals_one_process(run_example):
     output = run_example("recommender", 4, "200")
 
     losses = numbers(r"step\s+\d+\s+loss", output)
@@ -219,7 +237,7 @@ def test_recommender_with_tables_on_two_servers_equals_one_process():
 
 
 @pytest.mark.slow
-def test_graph_in_parts_on_three_workers_is_learned_as_in_one_process():
+def test_graph_in_parts_on_three_workers_is_learned_as_in_one_process(run_example):
     output = run_example("graph_sage", 3, "60")
 
     losses = numbers(r"step\s+\d+\s+loss", output)
@@ -236,7 +254,7 @@ def test_graph_in_parts_on_three_workers_is_learned_as_in_one_process():
 )
 @pytest.mark.parametrize("launcher", [LOCKSTITCH_RUN, TORCHRUN], ids=["lockstitch", "torchrun"])
 def test_lightning_trains_over_our_backend_as_over_gloo_and_alone(launcher):
-    output = run_example("lightning_digits", 2, "3", launcher=launcher)
+    output = launch_example("lightning_digits", 2, "3", launcher=launcher)
 
     losses = numbers(r"epoch \d+\s+loss", output)
     assert len(losses) == 3
@@ -247,7 +265,7 @@ def test_lightning_trains_over_our_backend_as_over_gloo_and_alone(launcher):
 
 
 @pytest.mark.slow
-def test_a_model_with_dicts_batch_statistics_dropout_and_tied_weights_learns():
+def test_a_model_with_dicts_batch_statistics_dropout_and_tied_weights_learns(run_plainly):
     output = run_plainly("data_parallel_model")
 
     assert "batches in the running mean: 150" in output
@@ -256,15 +274,14 @@ def test_a_model_with_dicts_batch_statistics_dropout_and_tied_weights_learns():
     assert numbers("from the plain module", output)[0] < 1e-4
 
 
-def test_programs_of_several_workers_say_how_to_start_them(tmp_path):
+def test_programs_of_several_workers_say_how_to_start_them(warm_python, tmp_path):
     """Plain `python` would give a KeyError, another number of workers silence or a hang."""
     told = {}
-    with WarmInterpreter() as python:
-        for path in sorted((ROOT / "examples").glob("*.py")):
-            if "rpc.init_rpc" in path.read_text() and path.stem != "elastic_parameter_server":
-                done = python.run(Path(shutil.copy(path, tmp_path)))
-                assert (done.status, done.output) == (1, ""), path
-                told[path.stem] = done.errors
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        if "rpc.init_rpc" in path.read_text() and path.stem != "elastic_parameter_server":
+            done = warm_python.run(path, tmp_path)
+            assert (done.status, done.output) == (1, ""), path
+            told[path.stem] = done.errors
     assert len(told) == 12
     for name, text in told.items():
         (workers,) = re.findall(rf"start it so: lockstitch run -n (\d) examples/{name}.py\n", text)

@@ -60,7 +60,7 @@ def error_of_use() -> str:
 
 
 def test_whoever_waits_for_one_who_is_stopped_or_killed_hears_so() -> None:
-    with ProcessCluster(3, heartbeat_timeout=HEARTBEAT_SECONDS) as cluster:
+    with ProcessCluster(3, start_method="fork", heartbeat_timeout=HEARTBEAT_SECONDS) as cluster:
         cluster.run(2, hold_value_of, "worker1")
         waiting = [cluster.start(rank, error_of, "worker1") for rank in (0, 2)]
         cluster.stop(1)

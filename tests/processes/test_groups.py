@@ -80,7 +80,7 @@ def a_member_is_dead() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ProcessCluster]:
-    with ProcessCluster(4) as cluster:
+    with ProcessCluster(4, start_method="fork") as cluster:
         yield cluster
 
 
@@ -90,7 +90,7 @@ def test_program_on_four_workers(cluster, program) -> None:
 
 
 def test_member_that_is_killed_fails_by_its_name() -> None:
-    with ProcessCluster(3) as cluster:
+    with ProcessCluster(3, start_method="fork") as cluster:
         cluster.run("worker0", large_streams)
         cluster.kill("worker2")
         cluster.run("worker0", a_member_is_dead)

@@ -81,34 +81,23 @@ def test_a_program_under_a_launcher(launcher, tmp_path):
     assert "rank 1 is done" in output
 
 
-def test_a_program_in_the_environment_of_horovodrun(tmp_path):
+def test_a_program_in_the_environment_of_horovodrun(warm_python, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = []
-    for rank in range(2):
-        environment = {
-            **os.environ,
+    environments = [
+        {
             "HOROVOD_RANK": str(rank),
             "HOROVOD_SIZE": "2",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         }
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True
-            )
-        )
-    try:
-        outputs = [process.communicate(timeout=200)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in ranks] == [0, 0]
-    assert outputs == ["rank 0 is done\n", "rank 1 is done\n"]
+        for rank in range(2)
+    ]
+    ranks = warm_python.run_all(script, tmp_path, environments)
+    assert ranks == [(0, f"rank {rank} is done\n", "") for rank in range(2)]
 
 
 def test_a_plain_process_needs_no_launcher():

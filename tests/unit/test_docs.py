@@ -1,9 +1,9 @@
 """Every Python block in the README and in docs/ is a program that runs; every link leads somewhere.
 
 A block is run as `python` would, or, below a line `<!-- workers: 2 -->`, as `lockstitch run -n 2`
-would. What is no whole program stands in a block of another kind (diff, text). Where a block of
-text follows that begins with such a command, what stands below it is what the program prints, to
-the letter.
+would; that of the README by this command itself. What is no whole program stands in a block of
+another kind (diff, text). Where a block of text follows that begins with such a command, what
+stands below it is what the program prints, to the letter.
 
 The site itself is built by `make docs`, which continuous integration runs; the slow test here also
 looks at what its reference shows.
@@ -27,10 +27,10 @@ import pytest
 
 import lockstitch
 from tests.unit.test_public_api import public_values
-from tests.warm import Done, WarmInterpreter
+from tests.warm import Done
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.warm import WarmInterpreter
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -80,14 +80,8 @@ def snippets() -> list[Snippet]:
     return found
 
 
-@pytest.fixture(scope="module")
-def python() -> Iterator[WarmInterpreter]:
-    with WarmInterpreter() as interpreter:
-        yield interpreter
-
-
 def launch(script: Path, workers: int) -> Done:
-    """Runs the script as `lockstitch run` does."""
+    """Runs the script by `lockstitch run`."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "lockstitch", "run", "-n", str(workers), str(script)],
         cwd=script.parent,
@@ -100,11 +94,28 @@ def launch(script: Path, workers: int) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def run_ranks(python: WarmInterpreter, script: Path, workers: int) -> Done:
+    """The same in processes that have imported torch already."""
+    ranks = python.run_ranks(script, script.parent, workers)
+    lines = [
+        f"[w{rank}] {line}"
+        for rank, each in enumerate(ranks)
+        for line in each.output.splitlines(keepends=True)
+    ]
+    errors = "".join(each.errors for each in ranks)
+    return Done(max(abs(each.status) for each in ranks), "".join(lines), errors)
+
+
 @pytest.mark.parametrize("snippet", snippets(), ids=lambda snippet: snippet.place)
-def test_snippet_runs(snippet: Snippet, python: WarmInterpreter, tmp_path: Path) -> None:
+def test_snippet_runs(snippet: Snippet, warm_python: WarmInterpreter, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(snippet.code)
-    done = launch(script, snippet.workers) if snippet.workers else python.run(script)
+    if not snippet.workers:
+        done = warm_python.run(script, tmp_path)
+    elif snippet.place.startswith("README"):
+        done = launch(script, snippet.workers)
+    else:
+        done = run_ranks(warm_python, script, snippet.workers)
     assert done.status == 0, f"{snippet.place}\n{done.output}\n{done.errors}"
     if snippet.output is not None:
         how = f"lockstitch run -n {snippet.workers}" if snippet.workers else "python"

@@ -115,7 +115,8 @@ def test_ranks_of_mpi_on_several_hosts_meet_at_the_first_where_that_is_told(told
 
 def test_ports_are_those_that_a_firewall_leaves_open():
     for job in range(50):
-        place = {**SLURM, "SLURM_JOB_ID": str(job), "LOCKSTITCH_PORT_RANGE": "20000-20009"}
+        name = {"PMIX_NAMESPACE": f"prterun-host-{job}@1"}
+        place = {**OPEN_MPI, **name, "LOCKSTITCH_PORT_RANGE": "20000-20009"}
         assert meeting_place(place)[1] in range(20_000, 20_010)
 
 
