@@ -32,7 +32,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 AXE = Path(__file__).parents[2] / "packaging/dashboard/node_modules/axe-core/axe.min.js"
 PATIENCE_SECONDS = 60
 SEEN_WITHIN_SECONDS = 2.0
-VIEWS = ("workers", "calls", "time", "waits", "graph")
+VIEWS = ("workers", "calls", "time", "waits", "graph", "trace")
 
 pytestmark = [
     pytest.mark.slow,
@@ -191,8 +191,17 @@ def test_it_shows_a_job_under_load_and_asks_nobody_else(dashboard: Any, page: An
     page.get_by_role("link", name="Time").click()
     page.locator("figcaption", has_text="loss").wait_for()
     when(lambda: page.locator("figure canvas").count() >= 4)
+    page.get_by_role("link", name="Who calls whom").click()
+    page.get_by_role("row", name=re.compile("^double ")).wait_for()
+    when(lambda: re.search(r"[1-9][\d.]*/s", page.locator("table.matrix").inner_text()))
     page.get_by_role("link", name="Waits").click()
     page.get_by_text("worker0 (rank 0").wait_for()
+    page.get_by_role("link", name="Trace").click()
+    page.get_by_label("Record for").select_option("1")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Record a trace").click()
+    told = json.loads(Path(download.value.path()).read_text())
+    assert any(each.get("ph") == "X" for each in told["traceEvents"])
     # Its first paint, and how large it is.
     script = "() => performance.getEntriesByName('first-contentful-paint')[0].startTime"
     print(f"first paint after {page.evaluate(script):.0f} ms")

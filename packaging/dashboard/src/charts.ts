@@ -4,7 +4,7 @@
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { Keyed, make, setChildren, setText } from "./dom";
-import { brief, bytes, clock, number, percent, significant } from "./format";
+import { brief, bytes, clock, number, percent, shortName, significant } from "./format";
 import { VALUE, type Point, type State, type View } from "./state";
 
 interface Chart {
@@ -15,6 +15,8 @@ interface Chart {
 const CHARTS: Record<string, Chart> = {
   calls: { title: "Calls made per second", show: number },
   served: { title: "Calls served per second", show: number },
+  p50: { title: "Latency of calls, median", show: brief },
+  p99: { title: "Latency of calls, 99th percentile", show: brief },
   step_seconds: { title: "Time of a step", show: brief },
   reduced_bytes: { title: "Reduced bytes per second", show: bytes },
   cpu: { title: "Processor time, of one core", show: percent },
@@ -110,7 +112,7 @@ class Figure {
       const item = this.items.get(name);
       const [mark, label, value] = [...item.children] as [HTMLElement, Element, Element];
       mark.style.background = colour(place);
-      setText(label, name);
+      setText(label, shortName(name));
       const told = data[place + 1]?.[at];
       setText(value, told === null || told === undefined ? "–" : this.chart.show(told));
       return item;

@@ -1,10 +1,12 @@
 // Numbers and times as people read them.
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const SHORTER = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
 const SHORT = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
 export function number(value: number): string {
-  return Math.abs(value) < 100 && !Number.isInteger(value) ? SHORT.format(value) : WHOLE.format(value);
+  if (Math.abs(value) < 10) return SHORTER.format(value);
+  return Math.abs(value) < 100 ? SHORT.format(value) : WHOLE.format(value);
 }
 
 export function bytes(count: number): string {
@@ -40,6 +42,11 @@ export function span(seconds: number): string {
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+}
+
+/** A function without its module's name, where that says nothing. */
+export function shortName(name: string): string {
+  return name.replace(/^__main__:/, "");
 }
 
 export function clock(at: number): string {

@@ -8,6 +8,7 @@ import { clock, plural, span } from "./format";
 import { Graph } from "./graph";
 import { follow, takeToken, type Link } from "./link";
 import type { Point, State, Told, View } from "./state";
+import { Trace } from "./trace";
 import { Waits } from "./waits";
 import { Workers } from "./workers";
 
@@ -27,6 +28,7 @@ class Page {
     time: { label: "Time", view: new Time() },
     waits: { label: "Waits", view: new Waits() },
     graph: { label: "Graph", view: new Graph() },
+    trace: { label: "Trace", view: new Trace() },
   };
   private readonly tabs = new Map<string, HTMLAnchorElement>();
   private readonly main = at("main");
@@ -94,7 +96,8 @@ class Page {
     const ended = state.ended_at === null ? state.job_state : `has ended at ${clock(state.ended_at)}`;
     document.title = `${state.name} · Lockstitch`;
     setText(at("name"), state.name);
-    setText(at("about"), `${plural(living, "worker")} · ${ended} · ${span(until - state.started_at)}`);
+    const count = state.ended_at === null ? living : state.rows.length;
+    setText(at("about"), `${plural(count, "worker")} · ${ended} · ${span(until - state.started_at)}`);
     this.mark("workers", lost);
     this.mark("waits", state.waits.filter((each) => each.kind === "cycle" || each.kind === "culprit").length);
     this.views[this.current]!.view.update(state, this.points);

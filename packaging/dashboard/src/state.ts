@@ -16,9 +16,19 @@ export interface Row {
 export interface Edge {
   caller: string;
   callee: string;
+  calls: number;
+  bytes: number;
   pending: number;
-  calls: number | null;
-  bytes: number | null;
+}
+
+export interface FunctionCalls {
+  function: string;
+  calls: number;
+  failed: number;
+  calls_per_second: number;
+  bytes_per_second: number;
+  p50_seconds: number;
+  p99_seconds: number;
 }
 
 export interface Paragraph {
@@ -42,6 +52,7 @@ export interface State {
   job_state: string;
   rows: Row[];
   edges: Edge[];
+  functions: FunctionCalls[];
   waits: Paragraph[];
   contexts: number[];
   ended_at: number | null;

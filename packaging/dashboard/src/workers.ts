@@ -1,7 +1,7 @@
 // The table of workers: sortable, without the columns that nobody tells anything for.
 
 import { Keyed, make, setAttribute, setChildren, setText } from "./dom";
-import { bytes, number, percent, significant, span } from "./format";
+import { bytes, clock, number, percent, significant, span } from "./format";
 import { VALUE, type Point, type Row, type State, type View } from "./state";
 
 interface Column {
@@ -28,7 +28,7 @@ const COLUMNS: Column[] = [
   { id: "step", label: "Step", title: "The last step that the program has told of", show: number },
 ];
 
-const SUMMED = new Set(["calls", "reductions", "reduced_bytes"]);
+const OF_THE_JOB = new Set(["calls", "reductions", "reduced_bytes", "step"]);
 const ALWAYS = new Set(["cpu", "memory", "threads", "step"]);
 const MOST_FACTS = 6;
 const DOTS = { ok: "ok", silent: "bad", starting: "new", ended: "over", gone: "bad" } as const;
@@ -65,10 +65,9 @@ export class Workers implements View {
     const facts: [string, string][] = [];
     for (const { id, label, show } of COLUMNS) {
       const values = state.rows.flatMap((row) => row.numbers[id] ?? []);
-      if (SUMMED.has(id) && values.some((value) => value > 0)) {
-        facts.push([label, show(values.reduce((sum, value) => sum + value, 0))]);
-      }
-      if (id === "step" && values.length > 0) facts.push([label, show(Math.max(...values))]);
+      // A call is made by one worker; a reduction is one of all ranks together.
+      const total = id === "calls" ? values.reduce((sum, value) => sum + value, 0) : Math.max(0, ...values);
+      if (OF_THE_JOB.has(id) && total > 0) facts.push([label, show(total)]);
     }
     for (const [id, lines] of Object.entries(points.at(-1)?.values ?? {})) {
       const [first] = Object.values(lines);
@@ -100,11 +99,11 @@ export class Workers implements View {
       const isSorted = head.getAttribute("data-column") === this.sortedBy;
       setAttribute(head, "aria-sort", isSorted ? (this.isRising ? "ascending" : "descending") : null);
     }
-    setChildren(this.body, this.sorted(state.rows).map((row) => this.show(row, told, state.at)));
+    setChildren(this.body, this.sorted(state.rows).map((row) => this.show(row, told, state)));
     this.rows.rest();
   }
 
-  private show(row: Row, told: Column[], now: number): HTMLTableRowElement {
+  private show(row: Row, told: Column[], state: State): HTMLTableRowElement {
     const line = this.rows.get(row.key);
     setAttribute(line, "data-state", row.state);
     if (line.children.length === 0) line.append(makeName(), makeWhat());
@@ -116,8 +115,7 @@ export class Workers implements View {
     setText(name!, row.name);
     setText(about!, identity(row));
     const [why, main] = what!.children;
-    const ago = row.since === null || row.state === "silent" ? "" : `, ${span(now - row.since)} ago`;
-    setText(why!, row.why + ago);
+    setText(why!, row.why + (row.state === "silent" ? "" : when(row.since, state)));
     setText(main!, shorter(row.main));
     setAttribute(main!, "title", row.main || null);
     told.forEach(({ id, show }, place) => {
@@ -156,6 +154,11 @@ export class Workers implements View {
     const value = (row: Row): number => row.numbers[id] ?? sign * Number.MAX_VALUE;
     return rows.toSorted((a, b) => sign * (value(a) - value(b)));
   }
+}
+
+function when(since: number | null, state: State): string {
+  if (since === null) return "";
+  return state.ended_at === null ? `, ${span(state.at - since)} ago` : ` at ${clock(since)}`;
 }
 
 function makeName(): HTMLElement {

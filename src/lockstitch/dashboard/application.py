@@ -17,6 +17,7 @@ from lockstitch.attach.values import Question
 from lockstitch.dashboard.access import Access
 from lockstitch.observe.context_graph import ContextNotFoundError, graph_of
 from lockstitch.observe.grouping import JobNotFoundError
+from lockstitch.observe.tracing import trace_of, trace_question
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from lockstitch.dashboard.watching import Looks, Watcher
 
+_LONGEST_TRACE: Final = 60.0
 _CONTEXTS: Final = Question(contexts=True, seconds=1.0)
 STATIC: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -41,6 +43,7 @@ def make_application(watcher: Watcher, watch: Looks, token: str) -> Access:
     pages = _Pages(watcher, watch)
     routes = [Route(path, _static(name, kind)) for path, (name, kind) in STATIC.items()]
     routes += [Route("/api/events", pages.events), Route("/api/graph", pages.graph)]
+    routes.append(Route("/api/trace", pages.trace))
     return Access(Starlette(routes=routes), token)
 
 
@@ -80,3 +83,16 @@ class _Pages:
         except (ContextNotFoundError, JobNotFoundError) as error:
             return JSONResponse({"error": str(error)}, status_code=404)
         return Response(picture, media_type="image/svg+xml")
+
+    async def trace(self, request: Request) -> Response:
+        """What all workers do for some seconds, as a file for Perfetto."""
+        try:
+            seconds = float(request.query_params.get("seconds", "nan"))
+            if not seconds <= _LONGEST_TRACE:
+                raise ValueError(f"a trace takes at most {_LONGEST_TRACE:g} s here")
+            question = trace_question(seconds)
+            job = await asyncio.to_thread(self._watch.look, question)
+        except (ValueError, JobNotFoundError) as error:
+            return JSONResponse({"error": str(error)}, status_code=404)
+        recorded = await asyncio.to_thread(trace_of, job, seconds)
+        return StreamingResponse(recorded.text(), media_type="application/json")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.dashboard.rows import Rates, row_of, row_of_launched
 from lockstitch.dashboard.values import Edge, Point, Row, State
+from lockstitch.observe.call_rates import Calls, calls
 from lockstitch.observe.explanation import explain, participants_of
 from lockstitch.observe.text import paragraphs
 
@@ -30,6 +31,8 @@ _MOST_GONE: Final = 64
 """So many workers that are gone are kept, the latest."""
 _VALUE: Final = "value: "
 """What a chart of a value of `observe.step` is called, before its name."""
+_MOST_FUNCTIONS: Final = 40
+"""So many functions are told, those that took most time."""
 _FROM_ROWS: Final = ("calls", "served", "cpu", "memory", "rrefs_owned", "reduced_bytes")
 
 
@@ -40,6 +43,7 @@ class History:
         self.points: deque[Point] = deque(maxlen=POINTS)
         self._state: State | None = None
         self._rates = Rates()
+        self._job: Job | None = None
         self._seen: dict[str, Row] = {}
         self._gone: dict[str, Row] = {}
 
@@ -57,7 +61,11 @@ class History:
         rows = [row_of(each, self._rates, now) for each in participants]
         launched = () if job.launcher is None else job.launcher.launched
         self._note_gone(rows, launched, now)
-        self.points.append(Point(now, _values(participants, rows, now)))
+        ended = calls(job, self._job or job)
+        self._job = job
+        values = _values(participants, rows, now)
+        values |= _latencies(ended)
+        self.points.append(Point(now, values))
         self._state = State(
             name=job.name,
             pid=job.pid,
@@ -65,7 +73,8 @@ class History:
             started_at=now - job.age_seconds,
             job_state=job.state,
             rows=(*self._seen.values(), *self._unseen(launched), *self._gone.values()),
-            edges=_edges(participants),
+            edges=_edges(participants, ended),
+            functions=ended.functions[:_MOST_FUNCTIONS],
             waits=tuple(paragraphs(explain(job))),
             contexts=tuple(sorted(_contexts(participants))),
         )
@@ -124,14 +133,30 @@ def _is_of(launched: LaunchedWorker, row: Row) -> bool:
     return launched.pid == row.pid or (bool(launched.host) and str(launched.rank) == row.rank)
 
 
-def _edges(participants: Sequence[Participant]) -> tuple[Edge, ...]:
-    pending: dict[tuple[str, str], int] = {}
+def _edges(participants: Sequence[Participant], ended: Calls) -> tuple[Edge, ...]:
     names = {each.worker.name: each.name for each in participants if each.worker is not None}
+    known: dict[tuple[str, str], Edge] = {}
+    for each in ended.edges:
+        caller, callee = names.get(each.caller, each.caller), names.get(each.callee, each.callee)
+        moved = each.sent_bytes_per_second + each.received_bytes_per_second
+        known[caller, callee] = Edge(caller, callee, each.calls_per_second, moved, 0)
     for one in participants:
         for call in () if one.worker is None else one.worker.calls:
-            edge = one.name, names.get(call.to, call.to)
-            pending[edge] = pending.get(edge, 0) + 1
-    return tuple(Edge(caller, callee, count) for (caller, callee), count in pending.items())
+            callee = names.get(call.to, call.to)
+            edge = known.get((one.name, callee)) or Edge(one.name, callee, 0.0, 0.0, 0)
+            known[one.name, callee] = replace(edge, pending=edge.pending + 1)
+    return tuple(known.values())
+
+
+def _latencies(ended: Calls) -> dict[str, dict[str, float]]:
+    """How long calls took, by the functions that took most time."""
+    shown = [each for each in ended.functions if each.calls][:_MOST_LINES]
+    if not shown:
+        return {}
+    return {
+        "p50": {each.function: each.p50_seconds for each in shown},
+        "p99": {each.function: each.p99_seconds for each in shown},
+    }
 
 
 def _contexts(participants: Sequence[Participant]) -> set[int]:

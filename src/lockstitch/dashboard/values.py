@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from lockstitch.observe.call_rates import FunctionCalls
     from lockstitch.observe.text import Paragraph
 
 
@@ -36,14 +37,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Who calls whom, by name. A rate is None where nothing counts it; `pending`: the calls that
-    have no answer yet."""
+    """Who calls whom, by name: calls and bytes per second since the look before, there and back,
+    and how many calls have no answer yet."""
 
     caller: str
     callee: str
-    pending: int = 0
-    calls: float | None = None
-    bytes: float | None = None
+    calls: float
+    bytes: float
+    pending: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class State:
     job_state: str
     rows: tuple[Row, ...]
     edges: tuple[Edge, ...]
+    functions: tuple[FunctionCalls, ...]
     waits: tuple[Paragraph, ...]
     contexts: tuple[int, ...]
     ended_at: float | None = None

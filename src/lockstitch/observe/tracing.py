@@ -81,16 +81,18 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a file for Perfetto (ui.perfetto.dev) or chrome://tracing. Raises `OSError`."""
-        encode = json.JSONEncoder(separators=(",", ":")).encode
         with Path(path).open("w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit":"ms","otherData":')
-            file.write(encode(self.metadata()))
-            file.write(',"traceEvents":[')
-            separator = "\n"
-            for event in self.events():
-                file.write(separator + encode(event))
-                separator = ",\n"
-            file.write("\n]}\n")
+            file.writelines(self.text())
+
+    def text(self) -> Iterator[str]:
+        """Yields what `save` writes, in parts."""
+        encode = json.JSONEncoder(separators=(",", ":")).encode
+        yield f'{{"displayTimeUnit":"ms","otherData":{encode(self.metadata())},"traceEvents":['
+        separator = "\n"
+        for event in self.events():
+            yield separator + encode(event)
+            separator = ",\n"
+        yield "\n]}\n"
 
 
 def trace(
@@ -107,20 +109,26 @@ def trace(
     `ValueError` for seconds or a number that is not positive, and `OSError` where the file cannot
     be written.
     """
-    if not 0 < seconds < float("inf") or most_spans < 1:
-        raise ValueError(f"a trace of {seconds} s, or of {most_spans} spans, cannot be recorded")
+    question = trace_question(seconds, most_spans)
     if path is not None and not Path(path).absolute().parent.is_dir():  # rather than afterwards
         raise FileNotFoundError(f"there is no folder {Path(path).absolute().parent}")
-    question = Question(
+    recorded = trace_of(looking.ask_job(job, question), seconds)
+    if path is not None:
+        recorded.save(path)
+    return recorded
+
+
+def trace_question(seconds: float, most_spans: int = MOST_SPANS) -> Question:
+    """Returns what the processes of a job are asked for a trace. Raises `ValueError` as `trace`
+    does."""
+    if not 0 < seconds < float("inf") or most_spans < 1:
+        raise ValueError(f"a trace of {seconds} s, or of {most_spans} spans, cannot be recorded")
+    return Question(
         threads=True,
         seconds=seconds + _ANSWER_SECONDS,
         record_seconds=seconds,
         most_spans=most_spans,
     )
-    recorded = trace_of(looking.ask_job(job, question), seconds)
-    if path is not None:
-        recorded.save(path)
-    return recorded
 
 
 def trace_of(job: Job, seconds: float) -> Trace:

@@ -63,3 +63,15 @@ def test_the_picture_of_a_context(application: Access) -> None:
     )  # fmt: skip
     answer = get(application, "/api/graph?context=x", BEARER)
     assert (answer.status, answer.json()["error"]) == (404, "it has ended")
+
+
+def test_a_trace_is_a_file_for_perfetto() -> None:
+    looks = Looks(job(WITH_CONTEXT))
+    application = make_application(Watcher(Looks()), looks, "right")
+    told = get(application, "/api/trace?seconds=2.5", BEARER).json()
+    assert told["otherData"]["seconds"] == 2.5
+    assert looks.questions[0].record_seconds == 2.5
+    for seconds in ("", "0", "-1", "61", "nan", "inf", "x"):
+        answer = get(application, f"/api/trace?seconds={seconds}", BEARER)
+        assert (answer.status, list(answer.json())) == (404, ["error"])
+    assert get(application, "/api/trace?seconds=1").status == 403

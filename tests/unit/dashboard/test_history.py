@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 
 from lockstitch.attach.values import (
+    CallTraffic,
     ContextReport,
     Counter,
     LaunchedWorker,
@@ -14,6 +15,7 @@ from lockstitch.attach.values import (
     WorkerReport,
 )
 from lockstitch.dashboard.history import POINTS, History
+from lockstitch.dashboard.values import Edge
 from lockstitch.observe.grouping import Job
 from tests.unit.attach.cards import process
 from tests.unit.observe.jobs import caller, idle, job
@@ -90,9 +92,28 @@ def test_who_waits_for_whom_and_which_contexts_are_open() -> None:
     assert {(each.caller, each.callee, each.pending) for each in state.edges} == {
         ("worker0", "worker1", 1), ("worker1", "worker0", 1),
     }  # fmt: skip
+    assert {each.calls for each in state.edges} == {0.0}
     assert [each.kind for each in state.waits] == ["cycle", "worker", "worker"]
     assert state.contexts == (3, 7)
     json.dumps(dataclasses.asdict(state))
+
+
+def test_calls_by_pair_and_by_function_are_those_since_the_look_before() -> None:
+    history = History()
+
+    def told(at: float, count: int) -> Job:
+        traffic = CallTraffic("made", "m:ask", "worker1", count, 0, 1.0, 10 * count, 0, (0, count))
+        worker = WorkerReport("worker0", 0, traffic=(traffic,))
+        return job(replace(idle(0), workers=(worker,), told_at=at), replace(idle(1), told_at=at))
+
+    assert history.note(told(1.0, 3), 1.0).functions == ()
+    state = history.note(told(3.0, 7), 3.0)
+    assert state.edges == (Edge("worker0", "worker1", 2.0, 20.0, 0),)
+    assert [(each.function, each.calls) for each in state.functions] == [("m:ask", 4)]
+    assert set(history.points[-1].values["p99"]) == {"m:ask"}
+    # A look in which nothing has ended has no latency.
+    history.note(told(4.0, 7), 4.0)
+    assert "p99" not in history.points[-1].values
 
 
 def test_charts_have_a_line_for_each_worker_or_three_for_many() -> None:
