@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
+import threading
 import time
 
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -253,6 +256,13 @@ def with_a_hook(rank: int) -> torch.Tensor:
     return trained(module, rank, 5)
 
 
+def with_power_sgd(rank: int) -> torch.Tensor:
+    module = DistributedDataParallel(layers())
+    state = powerSGD_hook.PowerSGDState(process_group=None, start_powerSGD_iter=2)
+    module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return trained(module, rank, 5)
+
+
 def with_a_join(rank: int) -> torch.Tensor:
     module = DistributedDataParallel(layers())
     with Join([module]):
@@ -268,12 +278,78 @@ TRAININGS = [
     with_static_graph,
     with_accumulation,
     with_a_hook,
+    with_power_sgd,
     with_a_join,
 ]
 
 
 def test_parameters_are_those_of_gloo_to_the_bit() -> None:
     compare([with_many_buckets, with_large_buckets, with_unused_parameters])
+
+
+def submit_in_callbacks(rank: int, size: int, file: str) -> str:
+    """Each callback waits for collectives of its own, while the program submits others of the same
+    shape: at another moment on each rank."""
+    begin(rank, size, file)
+    pauses = random.Random(rank)
+
+    def pause() -> None:
+        threading.Event().wait(pauses.random() * 2e-3)
+
+    def reduced(value: float) -> torch.Tensor:
+        pause()
+        distributed.all_reduce(mine := torch.tensor([value + rank]))
+        return mine
+
+    def chain(number: int) -> torch.futures.Future[list[float]]:
+        def first(_done: torch.futures.Future[list[torch.Tensor]]) -> list[float]:
+            work = distributed.all_reduce(mine := torch.tensor([10.0 * number]), async_op=True)
+            work.get_future().wait()
+            return [mine.item(), reduced(20.0 * number).item()]
+
+        def second(done: torch.futures.Future[list[float]]) -> list[float]:
+            return [*done.value(), reduced(30.0 * number).item()]
+
+        future = distributed.all_reduce(torch.zeros(1), async_op=True).get_future()
+        pause()
+        chained: torch.futures.Future[list[float]] = future.then(first).then(second)
+        return chained
+
+    for _ in range(5):
+        begun = []
+        for number in range(5):
+            begun.append(chain(number))
+            assert reduced(40.0 * number).item() == 80.0 * number + 1
+        for number, future in enumerate(begun):
+            assert future.wait() == [20.0 * number, 40.0 * number + 1, 60.0 * number + 1]
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return "done"
+
+
+def test_collectives_in_callbacks_of_futures_meet_those_of_the_same_callback() -> None:
+    with RankProcesses(2) as ranks:
+        assert ranks.run(submit_in_callbacks) == ["done"] * 2
+
+
+def compress_many_buckets(rank: int, size: int, file: str) -> list[float]:
+    """Each bucket waits in callbacks; over Gloo that ends in a deadlock."""
+    begin(rank, size, file)
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Linear(6, 64), *(nn.Linear(64, 64) for _ in range(4)))
+    module = DistributedDataParallel(wide, bucket_cap_mb=0.02)
+    state = powerSGD_hook.PowerSGDState(process_group=None, start_powerSGD_iter=2)
+    module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    vector = trained(module, rank, 5)
+    distributed.destroy_process_group()
+    return vector.tolist()
+
+
+@pytest.mark.slow
+def test_power_sgd_of_many_buckets_gives_all_ranks_the_same() -> None:
+    with RankProcesses(2) as ranks:
+        one, other = ranks.run(compress_many_buckets)
+    assert one == other
 
 
 @pytest.mark.slow
@@ -313,6 +389,19 @@ def distribute(rank: int) -> torch.Tensor:
     return torch.cat([columns.full_tensor().flatten(), product.to_local().flatten()])
 
 
+def pass_on(rank: int) -> torch.Tensor:
+    """Results of functional collectives, given to others before anybody has waited for them."""
+    from torch.distributed import _functional_collectives as functional  # noqa: PLC0415 - as above
+
+    group = distributed.group.WORLD
+    mine = functional.all_reduce(torch.ones(3) * (rank + 1), "sum", group)
+    distributed.all_reduce(mine)
+    gathered = [torch.zeros(4) for _ in range(distributed.get_world_size())]
+    part = functional.all_gather_tensor(torch.ones(2) * rank, 0, group)
+    distributed.all_gather(gathered, part)
+    return torch.cat([mine + 0, *gathered])
+
+
 @pytest.mark.slow
 def test_what_stands_on_the_collectives_gives_what_it_gives_over_gloo() -> None:
-    compare([shard, distribute])
+    compare([shard, distribute, pass_on])

@@ -15,7 +15,7 @@ reductions of `lockstitch.collectives`, those of `hvd`.
     buckets          gradient buckets of DistributedDataParallel, reduced where they lie
     messages         send and recv; between hosts: gloo_messages
     works            operations under way, as torch has them
-    completions      the thread that completes their futures
+    completions      the threads that complete their futures; futures: what their callbacks submit
     membership       what all operations of a group have in common
     flight_recorder  the last operations of this process, for people; for torch's tools: trace
     reports          what ranks do instead of coming

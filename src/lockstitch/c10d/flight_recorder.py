@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _SIZE: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DEFAULT_SIZE: Final = 2000
 _MOST_LOGGED: Final = 8
+_FUTURES: Final = 1024
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +81,9 @@ class Entry:
     """How long it may take by its own options; 0: as long as its group allows."""
     has_failed: bool = False
     """Whether somebody has been told that it has."""
+    callback: str = ""
+    """The callback of a future that has submitted it (`futures`), among whose operations it has its
+    place; empty: the program."""
 
     @property
     def is_under_way(self) -> bool:
@@ -100,7 +104,14 @@ class Entry:
         rest = f" and {len(self.shapes) - 3} more" if len(self.shapes) > 3 else ""
         of = f" of {'/'.join(sorted(dtypes))} {shapes}{rest}" if self.shapes else ""
         kind = "message" if self.is_message else "operation"
-        return f"{self.name}{of}, {kind} {self.number} of {self.group}"
+        by = f" in callback {self.callback!r}" if self.callback else ""
+        return f"{self.name}{of}, {kind} {self.number}{by} of {self.group}"
+
+    @property
+    def future_name(self) -> str:
+        """What all ranks call the future of this operation. Numbers come around again, so that the
+        ranks need not tell each other new names for ever."""
+        return f"{self.callback or self.group.name}:{self.number % _FUTURES}"
 
 
 class FlightRecorder:

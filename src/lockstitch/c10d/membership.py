@@ -4,6 +4,7 @@ its futures, and what is told when something goes wrong."""
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ class Membership:
         self.submitted = 0
         """How many collectives this rank has submitted."""
         self._messages = 0
+        self._in_callbacks: Counter[str] = Counter()
+        """How many collectives each callback of a future has submitted (`futures`)."""
         self._is_wanted = False
         """Whether other ranks waited for this one at the last look."""
         self._reports = reports
@@ -57,10 +60,13 @@ class Membership:
         limit_seconds: float,
         *,
         is_message: bool = False,
+        callback: str = "",
     ) -> Entry:
         """Notes an operation in the flight recorder."""
         if is_message:
             self._messages = number = self._messages + 1
+        elif callback:
+            self._in_callbacks[callback] = number = self._in_callbacks[callback] + 1
         else:
             self.submitted = number = self.submitted + 1
         cached = handle.cached
@@ -75,6 +81,7 @@ class Membership:
             handle.key,
             handle.submitted_at,
             limit_seconds,
+            callback=callback,
         )
         if RECORDER.is_on:
             RECORDER.record(entry)

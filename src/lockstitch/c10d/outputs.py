@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lockstitch.collectives.mappings import check_writable
+from lockstitch.collectives.mappings import check_outputs
 from lockstitch.collectives.operations import plain
 from lockstitch.modes import in_plain_modes
 
@@ -34,7 +34,7 @@ class Outputs:
         target = plain(wanted)
         if target.is_contiguous() and not target.is_conj() and not target.is_neg():
             return target.view(-1)
-        check_writable("this operation", [target])
+        check_outputs("this operation", [target])
         vector = torch.empty(target.numel(), dtype=target.dtype, device=target.device)
         self._copies.append((target, vector))
         return vector
@@ -45,10 +45,11 @@ class Outputs:
 
     @in_plain_modes
     def copy_back(self, _handle: Handle[Any]) -> None:
-        """The operation is done: copies what the program wants elsewhere; once."""
-        copies, self._copies = self._copies, []
-        for target, vector in copies:
+        """The operation is done: copies what the program wants elsewhere; once. Not for several
+        threads at a time."""
+        for target, vector in self._copies:
             target.copy_(vector.view(target.shape))
+        self._copies = []  # only now: who finds nothing to be copied goes on
 
 
 def flat_input(tensor: torch.Tensor) -> torch.Tensor:

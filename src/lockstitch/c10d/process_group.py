@@ -2,8 +2,9 @@
 
 Each group has a session of its own, opened over the store that torch gives it, so groups may
 overlap, be made in any order, and end in any order; groups and `hvd` never wait for each other.
-Collectives are matched by the order in which each rank submits them, as torch has it. The ranks of
-the session are those of the group; errors call them by their global ranks.
+Collectives are matched by the order in which each rank submits them, as torch has it; what the
+callbacks of futures submit has an order of its own (`futures`). The ranks of the session are those
+of the group; errors call them by their global ranks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lockstitch.c10d import requests, sparse
 from lockstitch.c10d.buckets import Buckets
 from lockstitch.c10d.completions import Completions
 from lockstitch.c10d.flight_recorder import GroupLabel
+from lockstitch.c10d.futures import queue_of_callback
 from lockstitch.c10d.gloo_messages import GlooMessages
 from lockstitch.c10d.membership import Membership
 from lockstitch.c10d.messages import Messages, only
@@ -439,12 +441,15 @@ class ProcessGroup(_TorchGroup):
     ) -> SessionWork:
         # What is not asynchronous is waited for by the caller.
         request.is_awaited = not getattr(opts, "asyncOp", True)
+        callback = queue_of_callback()
+        if callback:
+            request.queue = callback
         try:
             handle = self._session.submit(request)
         except CollectiveError as error:
             raise self._group.explained(error, f"{name}, in {self._label}") from error
         limit = getattr(opts, "timeout", NO_TIMEOUT).total_seconds()
-        entry = self._group.recorded(handle, name, results, limit)
+        entry = self._group.recorded(handle, name, results, limit, callback=callback)
         return SessionWork(self._group, handle, entry, results, outputs or Outputs())
 
     def _check_count(self, tensors: Sequence[torch.Tensor], what: str) -> None:

@@ -73,7 +73,7 @@ def _traced(entry: Entry, record: int, group: int, since_epoch: float) -> dict[s
         "record_id": record,
         "pg_id": group,
         "process_group": (entry.group.name, entry.group.description),
-        "collective_seq_id": 0 if entry.is_message else entry.number,
+        "collective_seq_id": 0 if entry.is_message or entry.callback else entry.number,
         "p2p_seq_id": entry.number if entry.is_message else 0,
         "op_id": entry.number,
         "profiling_name": f"gloo:{_NAMES.get(name, name)}{between and ' '}{between}",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import distributed
 
+from lockstitch.c10d.futures import WorkFuture
 from lockstitch.errors import CollectiveError, StalledError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class SessionWork(distributed.Work):
         self._results = results
         self._outputs = outputs
         self._finishing = threading.Lock()
-        self._future: torch.futures.Future[Any] | None = None
+        self._future: WorkFuture | None = None
 
     def __repr__(self) -> str:
         return f"<Work · {self._entry} · {self._handle!r}>"
@@ -78,8 +79,9 @@ class SessionWork(distributed.Work):
         except CollectiveError as error:
             raise self._group.explained(error, self._entry) from error
         if self._outputs.are_copied:
-            with self._finishing:
-                self._outputs.copy_back(self._handle)
+            with self._finishing:  # who comes meanwhile waits until they are there
+                if self._outputs.are_copied:
+                    self._outputs.copy_back(self._handle)
 
     def wait_for(self, seconds: float) -> None:
         """Returns when it is done, or raises `StalledError` after so long. Polls: a program that
@@ -106,13 +108,7 @@ class SessionWork(distributed.Work):
 
     def exception(self) -> BaseException | None:
         """Returns what went wrong; None while it is under way."""
-        if not self._handle.is_done:
-            return None
-        try:
-            self.finish()
-        except Exception as error:  # noqa: BLE001 - that is the answer
-            return error
-        return None
+        return self.outcome() if self._handle.is_done else None
 
     def synchronize(self) -> None:
         """The same as `wait`."""
@@ -131,8 +127,8 @@ class SessionWork(distributed.Work):
         with self._finishing:
             future = self._future
             if future is None:
-                future = self._future = torch.futures.Future()
-                self._group.completions.add(self, future)
+                future = self._future = WorkFuture(self._entry.future_name)
+                self._group.completions.add(self, future, self._entry.callback)
         return future
 
     def missing(self) -> tuple[int, ...] | None:
@@ -141,14 +137,20 @@ class SessionWork(distributed.Work):
 
     # ------------------------------------------------------------ for the thread
 
-    def complete(self, future: torch.futures.Future[Any]) -> None:
-        """Waits, and completes the future."""
+    def outcome(self) -> BaseException | None:
+        """Waits, and returns what went wrong."""
         try:
             self.finish()
         except Exception as error:  # noqa: BLE001 - raised where the future is waited for
-            future.set_exception(error)
-        else:
+            return error
+        return None
+
+    def complete(self, future: torch.futures.Future[Any], error: BaseException | None) -> None:
+        """Completes the future, which runs what was attached to it."""
+        if error is None:
             future.set_result(list(self._results))
+        else:
+            future.set_exception(error)
 
 
 class MessageWork(SessionWork):

@@ -17,7 +17,8 @@ A session's route: `session` → negotiation → a backend.
 - `outcomes`: how an operation ends for a rank
 - `fusion`: how tensors are put together and cut apart; no I/O
 - `options`: what can be chosen
-- `mappings`: memory that other processes may see or write, too
+- `mappings`: memory that other processes may see or write, too;
+  `aliasing`: tensors of one request in the same memory
 - `device_routes`: which route tensors of a device take, as `placement` decides;
   `nccl_bootstrap`: how the ranks find each other for NCCL
 - `staging`, `host_memory`: how tensors of a device pass through host memory

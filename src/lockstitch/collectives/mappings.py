@@ -14,12 +14,14 @@ storage is enough nearly always. For the rest /proc/self/maps is read, once for 
 from __future__ import annotations
 
 import enum
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lockstitch.collectives.aliasing import are_entangled, check_distinct
 from lockstitch.collectives.copying import copy
 from lockstitch.collectives.requests import Kind
 
@@ -87,21 +89,37 @@ def _is_of_object_store(path: Sequence[str]) -> bool:
     return bool(path) and Path(path[0].removesuffix(" (deleted)")).name.startswith("plasma")
 
 
-def must_be_copied(request: Request) -> bool:
-    """Returns whether a request may not be performed on its own tensors. Raises `ValueError` where
-    a result cannot be written where it is wanted."""
+def must_be_copied(request: Request, rank: int) -> bool:
+    """Returns whether a request may not be performed on its own tensors: they are shared with other
+    processes, or have memory in common. Raises `ValueError` where a result cannot be written where
+    it is wanted."""
     tensors, outputs = request.tensors, request.outputs or ()
+    if outputs is tensors and len(tensors) == 1:  # the usual case
+        (tensor,) = tensors
+        if tensor.is_contiguous() and is_ours(tensor):
+            return False
+    if outputs and not _keeps_its_own(request, rank):
+        check_outputs(
+            repr(request.name) if request.name else f"a nameless {request.kind.value}", outputs
+        )
     if outputs is not tensors:
         tensors += outputs
-    for tensor in tensors:
-        if not is_ours(tensor) and tensor.is_cpu:
-            break
-    else:
-        return False
-    check_writable(
-        repr(request.name) if request.name else f"a nameless {request.kind.value}", outputs
+    return any(map(is_shared, tensors)) or are_entangled(request)
+
+
+def _keeps_its_own(request: Request, rank: int) -> bool:
+    """Whether it is the sender's part of a broadcast in place: nothing is written there."""
+    return (
+        request.kind is Kind.BROADCAST
+        and request.root == rank
+        and request.outputs is request.tensors
     )
-    return any(map(is_shared, tensors))
+
+
+def check_outputs(what: str, outputs: Iterable[torch.Tensor]) -> None:
+    """Raises `ValueError` where a result cannot be written."""
+    check_distinct(what, outputs)
+    check_writable(what, outputs)
 
 
 def check_writable(what: str, outputs: Iterable[torch.Tensor]) -> None:
@@ -130,11 +148,12 @@ def is_shared(tensor: torch.Tensor) -> bool:
 
 class OperationOnCopies:
     """An operation that is performed on copies of its tensors; called with the result, it copies
-    that back."""
+    that to where it is wanted."""
 
     def __init__(self, request: Request, rank: int) -> None:
         self._request = request
-        self._is_copied_back = False
+        self._is_written = _keeps_its_own(request, rank)
+        self._writing = threading.Lock()
         tensors = tuple(
             torch.empty_like(tensor, memory_format=torch.contiguous_format)
             for tensor in request.tensors
@@ -150,10 +169,11 @@ class OperationOnCopies:
         outputs: Sequence[torch.Tensor] | None = self._request.outputs
         if outputs is None:
             return value
-        if not self._is_copied_back:
-            self._is_copied_back = True
-            for output, mine in zip(outputs, self.request.tensors, strict=True):
-                copy(output, mine)
+        with self._writing:  # who asks meanwhile waits until it is there
+            if not self._is_written:
+                for output, mine in zip(outputs, self.request.tensors, strict=True):
+                    copy(output, mine)
+                self._is_written = True
         return list(outputs) if self._request.is_group else outputs[0]
 
     def abandon(self) -> None:

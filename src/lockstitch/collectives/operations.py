@@ -10,7 +10,7 @@ from lockstitch.collectives.requests import AVERAGE, GLOBAL_SET, Kind, Reduction
 from lockstitch.modes import are_plain, has_memory, writable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lockstitch.collectives.handles import Handle
 
@@ -119,12 +119,16 @@ class Operations:
         output: torch.Tensor | None = None,
     ) -> Handle[torch.Tensor]:
         """The tensor of rank `root`, a global rank also in a process set."""
+        tensors = (plain(tensor),)
+        outputs: tuple[torch.Tensor, ...] | None = tensors
+        if output is not tensor:
+            outputs = None if output is None else (plain(output),)
         return self.submit(
             Request(
                 Kind.BROADCAST,
                 name or "",
-                (plain(tensor),),
-                outputs=None if output is None else (plain(output),),
+                tensors,
+                outputs=outputs,
                 root=root,
                 process_set=process_set,
             )
@@ -223,25 +227,30 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, with nothing of autograd or of inference mode. Raises `TypeError` for anything
     else, `ValueError` where it stands for numbers that are not there."""
     if type(tensor) is not torch.Tensor or not are_plain():
-        _check(tensor)
+        tensor = _with_memory(tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
     return writable(tensor) if tensor.is_inference() else tensor
 
 
-def _check(tensor: torch.Tensor) -> None:
+def _with_memory(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"a tensor is needed, not {type(tensor).__name__} ({tensor!r:.40}): "
             "torch.as_tensor makes one of numbers and arrays; objects have allgather_object and "
             "broadcast_object"
         )
-    if not has_memory(tensor):
-        raise ValueError(
-            f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} without data cannot be "
-            "sent: operations between ranks are for real tensors, outside of fake-tensor modes, of "
-            "the meta device and of the transforms of torch.func"
-        )
+    if has_memory(tensor):
+        return tensor
+    # A result of torch's functional collectives stands for a tensor that may still be under way.
+    wait: Callable[[], torch.Tensor] | None = getattr(tensor, "wait", None)
+    if wait is not None and has_memory(inner := wait()):
+        return inner
+    raise ValueError(
+        f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} without data cannot be sent: "
+        "operations between ranks are for real tensors, outside of fake-tensor modes, of the meta "
+        "device and of the transforms of torch.func"
+    )
 
 
 def _all_plain(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -33,7 +33,7 @@ from lockstitch.attach.values import CollectiveWait, Counter, GroupReport, in_wo
 from lockstitch.collectives import checks
 from lockstitch.collectives.device_routes import DeviceRoutes
 from lockstitch.collectives.events import Observers, Statistics
-from lockstitch.collectives.mappings import OperationOnCopies, check_writable, must_be_copied
+from lockstitch.collectives.mappings import OperationOnCopies, check_outputs, must_be_copied
 from lockstitch.collectives.operations import Deferred, Operations
 from lockstitch.collectives.process_sets import ProcessSet, pair_id
 from lockstitch.collectives.request_cache import RequestCache
@@ -232,12 +232,12 @@ class Session(Operations):
         if not is_for_backend:
             checks.check_devices(request)
         on_copies: OperationOnCopies | None = None
-        if request.kind in _MAY_OVERLAP and must_be_copied(request):
+        if request.kind in _MAY_OVERLAP and must_be_copied(request, self.rank):
             checks.check_outputs(request)
             on_copies = OperationOnCopies(request, self.rank)
             request = on_copies.request
         elif request.kind not in _MAY_OVERLAP and request.outputs:
-            check_writable(request.kind.value, request.outputs)
+            check_outputs(request.kind.value, request.outputs)
         if not request.name and not request.queue:
             # Only now, so that a request that is refused here is not missed in the counting.
             checks.check(request, process_set, self.rank)

@@ -136,6 +136,16 @@ def all_reduce_together(draw: Draw, group: Any, rank: int) -> Begun:
     return group.allreduce_coalesced(mine, draw.options()), mine, expected
 
 
+def all_reduce_entangled(draw: Draw, group: Any, rank: int) -> Begun:
+    """One tensor twice, and others that overlap it."""
+    rows = draw.rows + 2
+    mine = laid_out(draw.values(rank, rows), draw.layout)
+    half = rows // 2
+    together = [mine, mine, mine[:half], mine[half - 1 :], mine[:0]]
+    expected = draw.folded([in_numpy(draw.values(each, rows)) for each in range(draw.size)])
+    return group.allreduce_coalesced(together, draw.options()), [mine], [expected]
+
+
 def broadcast(draw: Draw, group: Any, rank: int) -> Begun:
     mine = laid_out(draw.values(rank, draw.rows), draw.layout)
     expected = in_numpy(draw.values(draw.root, draw.rows))
@@ -216,6 +226,7 @@ def all_to_all_in_place(draw: Draw, group: Any, rank: int) -> Begun:
 KINDS: list[Callable[[Draw, Any, int], Begun]] = [
     all_reduce,
     all_reduce_together,
+    all_reduce_entangled,
     broadcast,
     reduce,
     all_gather_unevenly,

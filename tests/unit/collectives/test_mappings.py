@@ -90,17 +90,30 @@ def test_declared_memory_stays_what_it_was_declared_for_all_views() -> None:
     view = tensor[7:9].view(1, 2)
     del tensor
     assert sharing_of(view) is Sharing.PRIVATE
-    assert not must_be_copied(Request(Kind.ALLREDUCE, "x", (view,), (view,), SUM))
+    assert not must_be_copied(Request(Kind.ALLREDUCE, "x", (view,), (view,), SUM), 1)
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_memory_that_cannot_be_written_is_refused_as_an_output_only(tmp_path: Path) -> None:
     tensor = of_file(tmp_path / "pages", "r")
-    assert must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor,), None, SUM))
+    assert must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor,), None, SUM), 1)
     with pytest.raises(ValueError, match="'x': its result cannot be written where .* read-only"):
-        must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor,), (tensor,), SUM))
+        must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor,), (tensor,), SUM), 1)
     with pytest.raises(ValueError, match="nameless broadcast"):
-        must_be_copied(Request(Kind.BROADCAST, "", (tensor,), (tensor,), root=0))
+        must_be_copied(Request(Kind.BROADCAST, "", (tensor,), (tensor,), root=0), 1)
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_sender_of_a_broadcast_may_read_what_cannot_be_written(tmp_path: Path) -> None:
+    tensors = (of_file(tmp_path / "pages", "r"),)
+    request = Request(Kind.BROADCAST, "x", tensors, tensors, root=1, is_group=True)
+    assert must_be_copied(request, 1)
+    on_copies = OperationOnCopies(request, 1)
+    on_copies.request.tensors[0].fill_(3.0)
+    assert on_copies(None)[0] is tensors[0]
+    assert not tensors[0].any()
+    with pytest.raises(ValueError, match="cannot be written"):
+        must_be_copied(request, 0)
 
 
 def test_detour_works_on_copies_and_writes_the_result_once() -> None:
@@ -120,6 +133,6 @@ def test_detour_works_on_copies_and_writes_the_result_once() -> None:
 
 def test_memory_of_torch_needs_no_detour() -> None:
     tensor = torch.ones(2, 3)
-    assert not must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor,), (tensor,), SUM))
-    assert not must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor.to_sparse(),), None, SUM))
+    assert not must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor,), (tensor,), SUM), 1)
+    assert not must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor.to_sparse(),), None, SUM), 1)
     assert os.path.exists("/proc/self/maps")
