@@ -9,16 +9,17 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from lockstitch import observe
 from lockstitch.attach.asking import all_entries
+from tests.chrome_format import ReadTrace, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 Start = "Callable[..., subprocess.Popen[bytes]]"
 PATIENCE_SECONDS = 120
@@ -77,6 +78,40 @@ DEADLOCK = """
         calls = [rpc.rpc_async("worker1", each, timeout=0) for each in (first, second)]
         [each.wait() for each in calls]
     threading.Event().wait()
+"""
+
+
+MIXED = """
+    import os, torch
+    import lockstitch.hvd as hvd
+    from lockstitch import autograd, observe, rpc
+    from lockstitch.nn import DataParallel, Pipeline
+    rank = int(os.environ["RANK"])
+    def make(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Linear(16, 16)
+    def double(x):
+        with torch.profiler.record_function("my range"):
+            return 2 * x
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    hvd.init()
+    if rank == 0:
+        pipeline = Pipeline([rpc.remote(f"worker{i}", make, (i,)) for i in range(2)], chunks=2)
+        parallel = DataParallel(torch.nn.Linear(256, 256), device_ids=["fork", "fork"])
+    weight = torch.ones(4, 16, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    while True:
+        if rank == 0:
+            with autograd.context() as context_id:
+                loss = rpc.rpc_sync("worker1", double, (weight,)).sum()
+                autograd.backward(context_id, [loss])
+                pipeline.step(context_id, torch.ones(4, 16), torch.ones(4, 16),
+                              torch.nn.functional.mse_loss)
+            rpc.rpc_async("worker1", double, (1,)).wait()
+            parallel(torch.ones(64, 256)).sum().backward()
+            optimizer.step()
+        hvd.allreduce(torch.ones(4), name="sum")
+        observe.step()
 """
 
 
@@ -205,3 +240,68 @@ def test_a_job_is_seen_before_its_program_begins_anything(start: Start) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "lockstitch", "ps"]
     imported = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert not re.search(r"\| +torch$", imported, re.MULTILINE)
+
+
+def recorded(name: str, path: Path, seconds: float = 1.0) -> ReadTrace:
+    command = [sys.executable, "-m", "lockstitch", "trace", name, "--seconds", str(seconds)]
+    subprocess.run([*command, "-o", str(path)], check=True, stdout=subprocess.DEVNULL)
+    return read_trace(path)
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "#", text)
+
+
+@pytest.mark.slow
+def test_a_trace_of_a_job_of_every_kind(start: Start, tmp_path: Path) -> None:
+    start(MIXED, 2, "mixed")
+    when(lambda: len([each for each in observe.status("mixed").processes if each.step]) == 2)
+    found = recorded("mixed", tmp_path / "trace.json", 3.0)
+    arrows = {
+        (each.name, without_numbers(each.begin["name"]), without_numbers(each.end["name"]))
+        for each in found.arrows
+    }
+    assert arrows >= {
+        ("call", "call __main__:double", "serve __main__:double"),
+        ("reply", "serve __main__:double", "call __main__:double"),
+        ("call", "send __main__:double", "serve __main__:double"),
+        ("reply", "serve __main__:double", "answer of __main__:double"),
+        ("stitch", "stitch of float#[#, #]", "gradient received"),
+        ("gradient", "gradient sent", "gradient received"),
+        ("handover", "to stage #", "forward of stage #, micro-batch #"),
+        ("handover", "to stage #", "backward of stage #, micro-batch #"),
+        ("slot", "to slot # (process #)", "forward in slot # (process #)"),
+        ("slot", "to slot # (process #)", "backward in slot # (process #)"),
+    }
+    names = {without_numbers(each["name"]) for each in found.slices}
+    assert {"my range", "Optimizer.step#SGD.step", "DataParallel.forward"} <= names
+    assert {"backward pass of #", "backward of a component of # nodes"} <= names
+    reductions = {begin["name"] for begin, _ in found.asynchronous}
+    assert {"allreduce allreduce.sum", "negotiate allreduce allreduce.sum"} <= reductions
+    # Calls there and back are whole, but for those at both edges of the window.
+    assert found.about["cut_flow_ends"] <= 16
+    (head, *_rest) = (name.partition(" (")[0] for name in found.names.values())
+    assert head == "worker0"
+
+
+@pytest.mark.slow
+def test_a_trace_of_the_demo_has_the_gradient_of_each_stitch(start: Start, tmp_path: Path) -> None:
+    demo = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
+    command = [sys.executable, "-m", "lockstitch", "run", "--name", "demo", "-n", "3"]
+    process = subprocess.Popen(
+        [*command, str(demo), "--epochs", "1000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        when(lambda: any(each.step for each in observe.status("demo").processes))
+        found = recorded("demo", tmp_path / "trace.json")
+    finally:
+        process.terminate()
+        process.wait()
+    kinds = {each.name for each in found.arrows}
+    assert {"call", "reply", "stitch", "gradient"} <= kinds
+    assert any(each["name"].startswith("Optimizer.step") for each in found.slices)
+    calls = [each for each in found.slices if each["name"].startswith("call ")]
+    served = [each for each in found.arrows if each.name == "call"]
+    assert len(served) >= len(calls) - found.about["cut_flow_ends"] > 0

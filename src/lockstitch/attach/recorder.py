@@ -79,6 +79,27 @@ class Recorder:
             threading.Event().wait(seconds)
             return recorded()
 
+    def begin(self) -> float:
+        """Returns when a span begins, for `end`; 0 while nobody records."""
+        return 0.0 if self.spans is None else time.monotonic()
+
+    def end(  # noqa: PLR0913, PLR0917 - flat, as a span is
+        self,
+        begun: float,
+        kind: str,
+        name: str,
+        worker: str = "",
+        peer: str = "",
+        number: int = 0,
+        sent: int = 0,
+        received: int = 0,
+    ) -> None:
+        """Notes a span of this thread that has lasted since `begun`."""
+        spans = self.spans
+        if begun and spans is not None:
+            now = time.monotonic()
+            spans.add(kind, name, worker, begun, now, peer, number, 0.0, sent, received)
+
     def note_call(  # noqa: PLR0913, PLR0917 - flat, since it is called for each call
         self,
         worker: str,

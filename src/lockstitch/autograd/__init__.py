@@ -28,6 +28,7 @@ How it works, in the order in which one reads it:
     listening.py    how its threads wait, and what they read meanwhile
     discovery.py    SMART: which stitches take part
     reports.py      a context as others see it
+    observing.py    what a pass notes of itself while somebody records
     termination.py  is the pass finished, is it stuck
     messaging.py    what all this asks of the rest of Lockstitch
 """

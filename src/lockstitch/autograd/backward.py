@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.autograd.conductor import NOBODY
 from lockstitch.autograd.decisions import Decision, decide
 from lockstitch.autograd.discovery import find_reach
@@ -26,6 +27,7 @@ from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import find_components
 from lockstitch.autograd.listening import Sleeper
 from lockstitch.autograd.narrowing import find_ends
+from lockstitch.autograd.observing import note_gradients
 from lockstitch.autograd.progress import Phase, Progress
 from lockstitch.autograd.stitch import RECEIVE_NODE, received_message
 from lockstitch.autograd.termination import PassStatus
@@ -298,6 +300,7 @@ class BackwardPass:
         options = self.options
         emission = Emission(component, self._post_now, is_distant and not blocking)
         outer, _running.context = _running.context, context
+        begun = RECORDER.begin()
         try:
             try:
                 run = ComponentRun(
@@ -322,6 +325,9 @@ class BackwardPass:
                 for task in context.runs.leave():
                     self._messaging.spawn(task)
             self._conclude(progress, emission)
+            if begun:
+                size = f"component of {component.size} nodes"
+                RECORDER.end(begun, "backward", f"backward of a {size}", self._worker.name)
         except BaseException as error:  # noqa: BLE001 - raised by `backward`, on the initiator
             self.abandon(error)
         finally:
@@ -431,6 +437,7 @@ class BackwardPass:
         emitted: tuple[GlobalId, ...] = (),
         consumed: tuple[GlobalId, ...] = (),
     ) -> None:
+        begun = RECORDER.begin()
         options, message, conductor = self.options, receive.message, self._conductor
         worker, stitch = message.worker, None
         if gradients is not None and options.create_graph:
@@ -453,3 +460,5 @@ class BackwardPass:
                 Payload(NOTHING, b"", gradients or ()),
             ),
         )
+        if begun:
+            note_gradients(begun, "gradient sent", self._worker.name, message, gradients or ())

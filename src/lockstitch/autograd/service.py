@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.attach.values import Counter, OtherWait
 from lockstitch.autograd import replicas
 from lockstitch.autograd.backward import BackwardPass, is_run_by_this_thread
@@ -25,6 +26,7 @@ from lockstitch.autograd.context import (
 from lockstitch.autograd.contexts import Contexts, not_found
 from lockstitch.autograd.discovery import Reach
 from lockstitch.autograd.initiator import Initiator
+from lockstitch.autograd.observing import note_gradients
 from lockstitch.autograd.releases import Releases
 from lockstitch.autograd.reports import report_context
 from lockstitch.autograd.roots import enter_at
@@ -278,9 +280,11 @@ class AutogradService:
     ) -> None:
         initiator = Initiator(self._worker, context, options, self._stitcher.sew)
         self._register(context, initiator)
+        begun = RECORDER.begin()
         try:
             initiator.run(roots, gradients)
         finally:
+            RECORDER.end(begun, "backward", f"backward pass of {context.id}", self._worker.name)
             with self._lock:
                 del self._initiators[options.id]
 
@@ -321,6 +325,14 @@ class AutogradService:
     # ------------------------------------------------------------ messages of a pass
 
     def _on_gradient(self, sender: WorkerId, message: messages.Gradient) -> None:
+        begun = RECORDER.begin()
+        self._take_gradient(sender, message)
+        if begun:
+            gradients = message.body.items
+            me = self._worker.name
+            note_gradients(begun, "gradient received", me, message.message, gradients)
+
+    def _take_gradient(self, sender: WorkerId, message: messages.Gradient) -> None:
         if message.stitch is not None:
             message = self._with_history(sender, message.stitch, message)
         initiator = self._initiators.get(message.backward_pass)

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.autograd.graph import GradientEdge
 
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.autograd.context import CURRENT, current_context, set_current_context
+from lockstitch.autograd.observing import note_stitch
 from lockstitch.autograd.outside import OutsideTensors
 from lockstitch.devices.kinds import is_on_host
 from lockstitch.modes import plain_modes
@@ -211,6 +213,7 @@ class Stitcher:
             if isinstance(item, torch.Tensor) and item.requires_grad
         )
         if indices:
+            begun = RECORDER.begin()
             message = self._next_message()
             tensors: Any = [items[index] for index in indices]
             for tensor in tensors:
@@ -219,6 +222,8 @@ class Stitcher:
             if not all(map(is_on_host, tensors)):
                 devices = tuple([tensor.device for tensor in tensors])
             context.add_send(message, to, stitch_send(tensors), devices)
+            if begun:
+                note_stitch(begun, message, tensors)
         return Stitch(context.id, message, indices, context.involve(to, self._worker))
 
     def incoming(

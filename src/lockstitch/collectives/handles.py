@@ -48,6 +48,7 @@ class Handle(Generic[T]):
         "copy_back",
         "is_done",
         "key",
+        "ready_at",
         "request",
         "route",
         "rows",
@@ -59,6 +60,8 @@ class Handle(Generic[T]):
         self.key = (request.process_set, request.name)
         self.cached = cached
         self.submitted_at = submitted_at
+        self.ready_at = 0.0
+        """When all ranks had submitted it, where somebody records."""
         self.rows: tuple[tuple[int, ...], ...] = ()
         """Of an allgather: for each tensor, how many rows came from each rank of the set."""
         self.is_done = False

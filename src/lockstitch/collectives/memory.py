@@ -18,7 +18,6 @@ import torch
 
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.collectives.arithmetic import combine, rows_gathered, scaled_copy
-from lockstitch.collectives.events import Step
 from lockstitch.collectives.negotiation import (
     AllJoined,
     Instruction,
@@ -296,7 +295,7 @@ class _Meeting:
         handles = {rank: part.note for rank, part in instruction.parts.items()}
         if isinstance(instruction, Perform):
             for rank, handle in handles.items():
-                self.pending[rank].tell(handle, Step.READY)
+                self.pending[rank].note_ready(handle)
             try:
                 self._perform(self._sets[set_id], instruction, handles)
             except Exception as error:  # noqa: BLE001 - everybody who waits gets it

@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.collectives.events import Observers, Progress, Stall, Step
 from lockstitch.collectives.handles import Handle
 from lockstitch.collectives.rank_names import RankNames
@@ -99,6 +100,13 @@ class PendingOperations:
         """Returns whether there is one, by process set and name."""
         return key in self._handles
 
+    def note_ready(self, handle: Handle[Any]) -> None:
+        """All ranks have submitted the operation: its work begins."""
+        if RECORDER.spans is not None:
+            handle.ready_at = self._now()
+        if self.observers.progress is not None:
+            self.tell(handle, Step.READY)
+
     def complete(self, handle: Handle[Any], value: object) -> None:
         """The operation is done, its name free."""
         try:
@@ -106,6 +114,8 @@ class PendingOperations:
             self.completed += 1
             if self.observers.progress is not None:
                 self.tell(handle, Step.DONE)
+            if RECORDER.spans is not None:
+                self._record(handle)
             handle.complete(value)
         except BaseException:  # an interrupt: nobody else knows of it any more
             handle.complete(value)
@@ -118,6 +128,7 @@ class PendingOperations:
             if not handle.is_done:
                 self.failed += 1
                 self.tell(handle, Step.FAILED)
+                self._record(handle, has_failed=True)
             handle.fail(error)
         except BaseException:  # as above
             handle.fail(error)
@@ -147,6 +158,16 @@ class PendingOperations:
             request = handle.request
             at = self.clock.now()
             observer(Progress(request.name, request.kind, step, at, request.process_set))
+
+    def _record(self, handle: Handle[Any], *, has_failed: bool = False) -> None:
+        """Notes an operation that is over for who records, if anybody does."""
+        spans = RECORDER.spans
+        if spans is not None:
+            request, begun = handle.request, handle.submitted_at
+            name = f"{request.kind.value} {handle.name}"
+            whose = f"set {request.process_set}" if request.process_set else ""
+            about = (whose, 0, handle.ready_at, handle.cached.tensor_bytes, 0, has_failed)
+            spans.add("collective", name, "", begun, self._now(), *about)
 
     def look_for_stalls(
         self,

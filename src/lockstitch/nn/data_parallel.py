@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.devices import accelerators
 from lockstitch.devices.kinds import HOST, is_host
 from lockstitch.nn import parallel
@@ -142,7 +143,7 @@ class DataParallel(nn.DataParallel[M]):
             return automatic.call(self.module, inputs, kwargs)
         if not is_host(self.src_device_obj):
             check_devices(self.module, self.src_device_obj)
-        if not is_profiling():
+        if RECORDER.spans is None and not is_profiling():
             return self._run(inputs, kwargs)
         with torch.autograd.profiler.record_function("DataParallel.forward"):
             return self._run(inputs, kwargs)

@@ -46,7 +46,7 @@ def events_of(
 ) -> Iterator[Event]:
     """Yields the events of a trace: who is who first, then all that has a time, in its order."""
     offsets = {each.host: each.offset_nanoseconds for each in clocks}
-    origin = min((each.began_at + offsets[each.host] for each in tracks), default=0)
+    origin = min((_first_moment(each) + offsets[each.host] for each in tracks), default=0)
     numbers = _process_numbers(tracks)
     places = [
         _Process(track, number, offsets[track.host] - origin, order)
@@ -61,6 +61,12 @@ def events_of(
     for at, _, event in timed:
         event["ts"] = at / 1e3
         yield event
+
+
+def _first_moment(track: Track) -> int:
+    """When the recording began, or the first of its spans, which may be earlier."""
+    starts = (each.at if each.kind == "answer" and each.at else each.start for each in track.spans)
+    return min((track.began_at, *starts))
 
 
 def _process_numbers(tracks: Sequence[Track]) -> list[int]:
@@ -99,7 +105,8 @@ class _Process:
 
     def names(self) -> Iterator[Event]:
         track = self._track
-        who = ", ".join([*([f"rank {track.rank}"] if track.rank else []), f"pid {track.pid}"])
+        rank = f"rank {track.rank}" if track.rank else ""
+        who = ", ".join(each for each in (rank, f"pid {track.pid}") if each and each != track.name)
         yield self._named("process_name", 0, name=f"{track.name} ({who})")
         yield self._named("process_labels", 0, labels=track.host)
         yield self._named("process_sort_index", 0, sort_index=self._order)

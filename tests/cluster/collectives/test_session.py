@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from lockstitch.attach.recorder import RECORDER
+from lockstitch.attach.spans import spans_of
 from lockstitch.collectives import AVERAGE, SUM, Kind, ReduceOp, Reduction, Step, open_session
 from lockstitch.collectives.arithmetic import adasum
 from lockstitch.errors import CollectiveError, MismatchError, RankLostError
@@ -472,6 +474,21 @@ def test_observer_is_told_of_each_step(ranks: Ranks) -> None:
     ranks.run(lambda s: s.wait(s.allreduce(torch.ones(1), SUM, name="seen")))
     ranks[0].observers.progress = None
     assert seen == [Step.SUBMITTED, Step.READY, Step.DONE]
+
+
+def test_who_records_gets_each_collective_of_each_rank_with_its_negotiation(ranks: Ranks) -> None:
+    before = ranks[0].statistics()
+    with RECORDER.recording() as recorded:
+        ranks.run(lambda s: s.wait(s.allreduce(torch.ones(3), SUM, name="traced")))
+        # A backend of several levels has sessions of its own within.
+        spans = [each for each in spans_of(recorded()) if each.name == "allreduce traced"]
+    assert [each.kind for each in spans] == ["collective"] * SIZE
+    assert all(each.start <= each.at <= each.end for each in spans)
+    # No rank begins before the last one has submitted.
+    assert max(each.start for each in spans) <= min(each.at for each in spans)
+    after = ranks[0].statistics()
+    assert after.completed - before.completed == len(spans) / SIZE
+    assert after.tensor_bytes - before.tensor_bytes == sum(each.sent for each in spans) / SIZE
 
 
 def test_statistics_count(ranks: Ranks) -> None:

@@ -14,7 +14,6 @@ from lockstitch.collectives.c10d.performing import (
     take_part_in_gather,
 )
 from lockstitch.collectives.c10d.riding import unpacked
-from lockstitch.collectives.events import Step
 from lockstitch.collectives.outcomes import value_of
 from lockstitch.collectives.requests import Description, Kind
 from lockstitch.devices.kinds import is_gpu
@@ -63,7 +62,7 @@ class OrderPerformer:
     def hand_out(self, message: Done) -> None:
         """Completes an operation whose results rank 0 has sent."""
         handle = self.take(message.number)
-        self._pending.tell(handle, Step.READY)
+        self._pending.note_ready(handle)
         outputs = outputs_of(handle.request)
         results = unpacked(message.content, handle.cached.description)
         for out, result in zip(outputs, results, strict=True):
@@ -74,7 +73,7 @@ class OrderPerformer:
         """Performs the operations with these numbers, as one where that is possible."""
         handles = [self.take(number) for number in numbers]
         for handle in handles:
-            self._pending.tell(handle, Step.READY)
+            self._pending.note_ready(handle)
         request = handles[0].request
         process_set = self._sets[request.process_set]
         if is_reducible(handles[0].cached.description, self._groups):
@@ -104,7 +103,7 @@ class OrderPerformer:
                 take_part_in_gather(described, self._groups, process_set)
             return
         handle = self.take(message.number)
-        self._pending.tell(handle, Step.READY)
+        self._pending.note_ready(handle)
         if is_reducible(present, self._groups):
             self._let_begin([handle])
             (results,) = perform_bucket([handle.request], self._groups, process_set)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockstitch.collectives.events import Step
 from lockstitch.collectives.shared_memory import log
 from lockstitch.collectives.shared_memory.definitions import chunk_bytes_for
 from lockstitch.collectives.shared_memory.in_place import InPlace
@@ -74,8 +73,7 @@ class Performer:
         if self.rank not in ready.parts:  # it has joined, and the others go on without it
             return
         operation: Operation = ready.parts[self.rank].note.operation
-        if self._pending.observers.progress is not None:
-            self._pending.tell(operation.handle, Step.READY)
+        self._pending.note_ready(operation.handle)
         present: list[Part] = [each.note for each in ready.parts.values()]
         operation = agreed(operation, present)
         unread = 0

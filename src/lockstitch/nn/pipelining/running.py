@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.autograd.context import context_of_this_thread, set_current_context
 from lockstitch.autograd.emission import compact
 from lockstitch.errors import PeerDiedError, RpcError, add_note
@@ -39,6 +40,7 @@ from lockstitch.wire.pickling import pack_flat
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lockstitch.attach.spans import SpanRing
     from lockstitch.nn.pipelining.graphs import InputGradients
     from lockstitch.nn.pipelining.schedules import Action
     from lockstitch.nn.pipelining.skips import SkipReference
@@ -206,7 +208,10 @@ class _Runner:
         for action in self._order.row:
             self._inbox.check()
             begun = self._works[action.work](action)
-            times.append((begun, now()))
+            ended = now()
+            times.append((begun, ended))
+            if RECORDER.spans is not None:
+                self._record(RECORDER.spans, action, begun, ended)
         self._inbox.check()
         stages = self._stages
         return Report(
@@ -216,6 +221,16 @@ class _Runner:
             self._results,
             any(stage.stash for stage in stages.values()),
         )
+
+    def _record(self, spans: SpanRing, action: Action, begun: float, ended: float) -> None:
+        order, (work, stage, number) = self._order, action
+        name = f"{_WORKS[work]} of stage {stage}, micro-batch {number}"
+        source = stage - 1 if work == "F" else stage + 1
+        key: tuple[str, int] = "", 0
+        has_source = work != "W" and 0 <= source < len(order.workers)
+        if has_source and order.workers[source] != self._worker.id:
+            key = _key_of_handover("F" if work == "F" else "B", order.step, stage, number)
+        spans.add("stage", name, self._worker.name, begun, ended, *key)
 
     # ------------------------------------------------------------ the actions
 
@@ -307,14 +322,23 @@ class _Runner:
         if to == self._worker.id:
             self._inbox.put((kind, stage, number, skip, origin), values)
             return
+        begun = RECORDER.begin()
+        self._send_to(to, (kind, stage, number, skip, origin), values)
+        if begun and kind != "S":
+            key = _key_of_handover(kind, self._order.step, stage, number)
+            sent = _bytes_of(values)
+            RECORDER.end(begun, "handover", f"to stage {stage}", self._worker.name, *key, sent)
+
+    def _send_to(
+        self, to: WorkerId, place: tuple[str, int, int, int, int], values: tuple[Any, ...]
+    ) -> None:
         flat = pack_flat(values) if _bytes_of(values) <= _ONE_WAY_BYTES else None
         if flat is not None:
-            place = kind, stage, number, skip, origin
             self._worker.agent.send(to, HandOver(self._order.step, *place, flat))
             return
         # What is pickled may hold references, which their sender keeps until it is answered; and
         # how much is under way of what is large is limited for calls only.
-        args = (*self._order.step, kind, stage, number, skip, origin, *values)
+        args = (*self._order.step, *place, *values)
         receipt = _Receipt(self._worker, self._inbox, self._order.step, to)
         self._worker.agent.outgoing.call_into(receipt, to, (deliver, args, None), NO_LIMIT)
 
@@ -371,6 +395,20 @@ class _Receipt:
                     f"{type(error).__name__} on the way from worker {self._worker.name!r}: {error}"
                 )
                 self._worker.agent.spawn(lambda: tell_end(self._worker, self._to, self._step, why))
+
+
+_WORKS: Final = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward for inputs",
+    "W": "backward for weights",
+}
+
+
+def _key_of_handover(kind: str, step: GlobalId, stage: int, number: int) -> tuple[str, int]:
+    """By what both ends of a message between two stages know it, for who records."""
+    rank, generation, counter = step
+    return f"step {rank}.{generation}.{counter} {kind} {stage}", number + 1
 
 
 def tell_end(worker: Worker, to: WorkerId, step: GlobalId, why: str) -> None:

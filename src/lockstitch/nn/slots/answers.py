@@ -20,6 +20,20 @@ Key = tuple[int, int]
 """What is answered: one of the kinds above, and a number."""
 
 
+_WORK: Final = {FORWARD: "forward", BACKWARD: "backward", COLLECT: "collect gradients"}
+
+
+def record_key(slot: str, key: Key) -> tuple[str, int]:
+    """Returns by what both sides of a slot know a request, for who records."""
+    kind, number = key
+    return slot, (number << 2) + kind + 1
+
+
+def work_in_words(key: Key, slot: str) -> str:
+    """Returns what a slot does, for who records."""
+    return f"{_WORK[key[0]]} in {slot}"
+
+
 class Answers:
     """Keeps order among the answers that `receive` brings: pairs of a key and an answer. It is told
     for an answer of which kind somebody waits."""

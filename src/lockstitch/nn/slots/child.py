@@ -18,9 +18,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstitch.attach.presence import PRESENCE
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.inquiry import INQUIRY
 from lockstitch.memory.waiting import WorkEstimate
-from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
+from lockstitch.nn.slots.answers import (
+    BACKWARD,
+    COLLECT,
+    FORWARD,
+    record_key,
+    work_in_words,
+)
 from lockstitch.nn.slots.base import BackwardRequest
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import describe
@@ -95,9 +102,13 @@ class _Server:
             sys.stdout.flush()
 
     def _answer(self, message: bytes) -> bytes:
-        key = self._codec.key(message)
+        key, begun = self._codec.key(message), RECORDER.begin()
         try:
-            return self._work(key, message)
+            answer = self._work(key, message)
+            if begun:
+                name = work_in_words(key, self._name)
+                RECORDER.end(begun, "slot", name, "", *record_key(self._name, key))
+            return answer
         except BaseException as error:  # noqa: BLE001 - whatever it is, the parent waits for it
             return self._codec.encode(key, describe(error, self._name, crosses=True))
 

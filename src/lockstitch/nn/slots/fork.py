@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.attach.presence import PRESENCE
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.errors import SlotDiedError
 from lockstitch.forks import abandon_in_child
 from lockstitch.memory.mailbox import Mailbox, create_memory, spin_seconds_for
 from lockstitch.memory.mapping import create_file
 from lockstitch.memory.waiting import WorkEstimate
-from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
+from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers, record_key
 from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics, is_short
 from lockstitch.nn.slots.child import run_child
 from lockstitch.nn.slots.failures import Failure
@@ -166,10 +167,13 @@ class ForkSlot(Slot):
         released = []
         while self._released:
             released.append(self._released.popleft())
+        begun = RECORDER.begin()
         message = self._codec.encode(key, (released, content), tensors)
         self._answers.expect(key)
         if not self._mailbox.send(message, self._drain):
             raise self._died()
+        if begun:
+            RECORDER.end(begun, "request", f"to {self.name}", "", *record_key(self.name, key))
 
     def _drain(self) -> None:
         self._answers.drain(self._mailbox.has_message)

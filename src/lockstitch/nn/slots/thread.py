@@ -23,10 +23,11 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.devices.kinds import is_host
 from lockstitch.memory.waiting import WorkEstimate
 from lockstitch.nn.slots import generators
-from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers
+from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers, work_in_words
 from lockstitch.nn.slots.base import Slot, SlotStatistics, is_short
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.failures import Failure
@@ -171,6 +172,8 @@ class ThreadSlot(Slot):
     ) -> None:
         self._thread.check_alive()
         self._run_own()  # in their order
+        if RECORDER.spans is not None:
+            work = partial(_recorded, work_in_words(key, self.name), work)
         attempted = partial(
             contextvars.copy_context().run, attempt, partial(estimate.measure, work), self.name
         )
@@ -227,3 +230,10 @@ class _HandedOver:
         answer = self._done.get()
         self.under_way -= 1
         return answer
+
+
+def _recorded(name: str, work: Callable[[], Any]) -> Any:
+    begun = RECORDER.begin()
+    result = work()
+    RECORDER.end(begun, "slot", name)
+    return result
