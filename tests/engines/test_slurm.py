@@ -209,7 +209,8 @@ def test_the_secret_is_in_no_command_no_variable_and_no_log(cluster, tmp_path):
     path, seen, said = tmp_path / "secret.py", tmp_path / "seen", tmp_path / "said"
     path.write_text(
         "import os, pathlib, sys, time\n"
-        "pathlib.Path(sys.argv[1]).write_text(os.environ['LOCKSTITCH_SECRET'])\n"
+        "secret = pathlib.Path(os.environ['LOCKSTITCH_SECRET_FILE']).read_text()\n"
+        "pathlib.Path(sys.argv[1]).write_text(secret.strip())\n"
         "time.sleep(600)\n"
     )
     job = cluster.start(["salloc", "-N1", "-n1", *RUN, str(path), str(seen)], said)

@@ -22,7 +22,8 @@ PROGRAM = """
 import json, os
 names = "RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR OMP_NUM_THREADS SLURMD_NODENAME SLURM_PROCID"
 told = {name: os.environ.get(name) for name in [*names.split(), "HOROVOD_ELASTIC"]}
-print(json.dumps({**told, "has_secret": len(os.environ["LOCKSTITCH_SECRET"]) > 20}), flush=True)
+told["has_secret"] = os.path.exists(os.environ["LOCKSTITCH_SECRET_FILE"])
+print(json.dumps(told), flush=True)
 """
 TOGETHER = f"""{PROGRAM}
 import pathlib, threading
@@ -89,7 +90,8 @@ def test_workers_are_steps_on_all_nodes_and_know_their_ranks(environment, tmp_pa
         assert (each["OMP_NUM_THREADS"], each["SLURM_PROCID"]) == ("3", None)
         assert each["has_secret"]
     log = (tmp_path / "log").read_text()
-    assert log.count("--nodelist node-of-slurm08 /bin/sh") == 2
+    assert log.count("--nodelist node-of-slurm08 /bin/sh") == 1  # for both workers
+    assert log.count("--nodelist node-of-slurm09 /bin/sh") == 1
     assert "LOCKSTITCH_SECRET=" not in log
     assert "SLURM_NTASKS" not in log
 
@@ -124,7 +126,7 @@ def test_hosts_that_are_named_come_before_the_allocation(environment, tmp_path):
     assert not (tmp_path / "log").exists()
 
 
-def test_a_signal_to_all_of_a_step_reaches_the_worker_once_and_its_shell_waits(
+def test_a_signal_to_all_of_a_step_reaches_the_worker_once_and_its_agent_waits(
     environment, tmp_path
 ):
     """As `scancel` sends it: SIGTERM to each process of the step."""

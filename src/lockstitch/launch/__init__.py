@@ -7,14 +7,16 @@
     kubernetes     what it writes for Kubernetes
     config.py      what a file may say instead
     tuning.py      the variables that the options set in the workers' environment
-    job.py         a job: processes that are started, followed and ended
+    process_loop.py  starting, following and ending processes of this machine
+    job.py         a job: workers that are started, followed, shown and ended
     local.py       a job whose workers stand and fall together
     multi_host.py  a job on several hosts
     elastic.py     a job whose workers come and go
     hosts.py       hosts and their slots, as people write them
     discovery.py   which hosts there are now, asked of a script
     starting.py    starting the workers of an elastic job, wherever they are
-    remote.py      starting a worker on another host
+    remote.py      starting something on another host
+    agent          what is started there, one for each host, to start its workers
     slurm.py       the allocation of Slurm that this is in, and `srun` for its nodes
     outputs.py     what the workers say, also in files
     meeting.py     the file and the port at which the workers meet

@@ -425,11 +425,11 @@ def _number(
 
 def _remote_shell(given: Mapping[str, Any], allocation: Allocation | None) -> RemoteShell:
     if given["shell"] is not None:
-        return RemoteShell(tuple(shlex.split(given["shell"])), given["grace_seconds"])
+        return RemoteShell(tuple(shlex.split(given["shell"])))
     if allocation is not None:
-        return StepShell(grace_seconds=given["grace_seconds"])
+        return StepShell()
     words = list(RemoteShell().program)
     for option, name in (("-p", "ssh_port"), ("-i", "ssh_identity")):
         if given[name] is not None:
             words += [option, str(given[name])]
-    return RemoteShell(tuple(words), given["grace_seconds"])
+    return RemoteShell(tuple(words))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import IO, TYPE_CHECKING
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Protocol
 
 from lockstitch.launch.hosts import Slots, parse_discovered
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable
 
     from lockstitch.clock import Clock
@@ -16,11 +18,26 @@ if TYPE_CHECKING:
 _PERIOD_SECONDS = 1.0
 
 
+class Loop(Protocol):
+    """The loop that a discovery is part of (`process_loop`)."""
+
+    def call_when_readable(self, source: IO[bytes], callback: Callable[[], object]) -> None:
+        """Has `callback` called whenever there is something to read."""
+        ...
+
+    def forget(self, source: IO[bytes]) -> None:
+        """Ends that."""
+        ...
+
+    def call_at_end(self, pid: int, callback: Callable[[int], None]) -> None:
+        """Has `callback` called with the wait status of a child that has ended."""
+        ...
+
+
 class Discovery:
     """Runs `script`, which prints one host a line, a second after it has answered last.
 
-    `watch(pipe, callback)` has the callback called when the pipe is readable, `forget(pipe)` ends
-    that. `tell(slots)` is called when the answer is another one. A script that fails changes
+    `tell(slots)` is called when the answer is another one. A script that fails changes
     nothing; `complain` is told why, once for each reason. What the script writes to stderr is shown
     until it has failed once, and again when it has answered.
     """
@@ -30,14 +47,12 @@ class Discovery:
         script: str,
         default_slots: int,
         clock: Clock,
-        watch: Callable[[IO[bytes], Callable[[], None]], None],
-        forget: Callable[[IO[bytes]], None],
+        loop: Loop,
     ) -> None:
         self._script = script
         self._default_slots = default_slots
         self._clock = clock
-        self._watch = watch
-        self._forget = forget
+        self._loop = loop
         self.tell: Callable[[Slots], None] = lambda _slots: None
         self.complain: Callable[[str], None] = lambda _text: None
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,15 +88,21 @@ class Discovery:
         assert self._process.stdout is not None
         self._said.clear()
         os.set_blocking(self._process.stdout.fileno(), False)
-        self._watch(self._process.stdout, self._read)
+        self._loop.call_when_readable(self._process.stdout, self._read)
+        self._loop.call_at_end(self._process.pid, self._note_end)
 
-    def note_end(self, pid: int, code: int) -> None:
-        """Takes in that a child that is no worker has ended: perhaps the script."""
-        process = self._process
-        if process is None or process.pid != pid:
-            return
-        process.returncode = code
-        self._process = None
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the script, if it runs, and to what it has started."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    # ------------------------------------------------------------ inside
+
+    def _note_end(self, wait_status: int) -> None:
+        process, self._process = self._process, None
+        assert process is not None
+        process.returncode = code = os.waitstatus_to_exitcode(wait_status)
         self._next_at = self._clock.now() + _PERIOD_SECONDS
         assert process.stdout is not None
         while not process.stdout.closed and self._take(process.stdout):
@@ -100,8 +121,6 @@ class Discovery:
             self._known = found
             self.tell(found)
 
-    # ------------------------------------------------------------ inside
-
     def _read(self) -> None:
         process = self._process
         if process is not None and process.stdout is not None:
@@ -119,7 +138,7 @@ class Discovery:
 
     def _end_of(self, pipe: IO[bytes]) -> None:
         if not pipe.closed:
-            self._forget(pipe)
+            self._loop.forget(pipe)
             pipe.close()
 
     def _complain(self, text: str) -> None:

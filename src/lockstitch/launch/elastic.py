@@ -1,6 +1,6 @@
 """A job whose workers come and go, as processes under this one: the `Conductor` decides and talks
-to the workers, the `ProcessStarter` starts them here or by a remote shell, and this job follows
-their processes and shows what they say.
+to the workers, the `ProcessStarter` starts them here or by the agent of another host, and this job
+follows them and shows what they say.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from lockstitch.launch.discovery import Discovery
 from lockstitch.launch.handover import secret_for
 from lockstitch.launch.hosts import Slots, is_here, own_address
 from lockstitch.launch.job import Job, TrackedWorker
+from lockstitch.launch.process import without_ranks
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.starting import ProcessStarter, WorkerCommand
 from lockstitch.launcher_link.conductor import Conductor, NewWorld, Surroundings
@@ -23,6 +24,7 @@ from lockstitch.link.pulse import heartbeat_seconds
 from lockstitch.trust import find_secret
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -75,17 +77,17 @@ class ElasticJob(Job):
         self._begun: _Parts | None = None
 
     def begin(self) -> None:
-        inherited = {**os.environ, **self.resources.enter_context(secret_for(os.environ))}
+        told = self.resources.enter_context(secret_for(os.environ))
+        inherited = without_ranks({**os.environ, **told})
         secret = find_secret(None, None, inherited)
         assert secret is not None
         elasticity = self._elasticity
         # Only this user may enter: who reaches the store could mislead the ranks.
         folder = self.resources.enter_context(Folder())
         starter = ProcessStarter(
-            WorkerCommand(
-                self._command, inherited, secret, elasticity.shell, elasticity.may_be_far
-            ),
-            self.start,
+            WorkerCommand(self._command, inherited, elasticity.shell, elasticity.may_be_far),
+            self.reach_hosts(elasticity.shell, self._command, secret, inherited),
+            self,
             self._note_not_started,
             lambda: self._parts.conductor.server.listen(f"tcp:{own_address()}:0"),
         )
@@ -108,13 +110,7 @@ class ElasticJob(Job):
             discovery.ask()
 
     def _discovery(self, script: str) -> Discovery:
-        discovery = Discovery(
-            script,
-            self._elasticity.slots_per_host,
-            SYSTEM_CLOCK,
-            self.call_when_readable,
-            self.forget,
-        )
+        discovery = Discovery(script, self._elasticity.slots_per_host, SYSTEM_CLOCK, self)
         discovery.tell = lambda slots: self._parts.conductor.post(HostsFound(slots))
         discovery.complain = self.screen.note
         return discovery
@@ -125,15 +121,24 @@ class ElasticJob(Job):
         return not self._parts.conductor.is_over
 
     def seconds_to_next(self) -> float | None:
-        parts = self._parts
-        others = (parts.conductor, parts.discovery) if parts.discovery else (parts.conductor,)
-        waits = [wait for each in others if (wait := each.seconds_to_next()) is not None]
-        return min(waits, default=None)
+        waits = [super().seconds_to_next()]
+        if not self.escalation.is_begun:
+            waits.append(self._parts.conductor.seconds_to_next())
+            if self._parts.discovery is not None:
+                waits.append(self._parts.discovery.seconds_to_next())
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def pass_time(self) -> None:
-        self._parts.conductor.pass_time()
+        super().pass_time()
+        if not self.escalation.is_begun:
+            self._parts.conductor.pass_time()
+            if self._parts.discovery is not None:
+                self._parts.discovery.ask()
+
+    def signal_all(self, number: signal.Signals) -> None:
+        super().signal_all(number)
         if self._parts.discovery is not None:
-            self._parts.discovery.ask()
+            self._parts.discovery.signal(number)
 
     def note_end(self, tracked: TrackedWorker, code: int) -> None:
         worker, conductor = tracked.process.rank, self._parts.conductor
@@ -144,10 +149,6 @@ class ElasticJob(Job):
             if self.escalation.is_begun:
                 self.plan_end(after_seconds=0)
         conductor.post(Ended(worker, is_well=code == 0))
-
-    def note_other_end(self, pid: int, code: int) -> None:
-        if self._parts.discovery is not None:
-            self._parts.discovery.note_end(pid, code)
 
     def conclude(self) -> int:
         reason = self._parts.conductor.reason

@@ -28,13 +28,3 @@ def secret_for(inherited: Mapping[str, str]) -> Iterator[dict[str, str]]:
         path = folder / "secret"
         Secret.make().write(path)
         yield {FILE_VARIABLE: str(path)}
-
-
-def with_text_of_secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns `environment` with the secret itself in place of the name of its file. Raises what
-    `Secret.from_file` raises."""
-    path = environment.get(FILE_VARIABLE)
-    if not path:
-        return dict(environment)
-    others = {name: value for name, value in environment.items() if name != FILE_VARIABLE}
-    return {**others, VARIABLE: Secret.from_file(path).text()}

@@ -1,12 +1,9 @@
-"""A job: processes of this machine, followed from one thread until the last has ended.
-
-The loop sleeps in a selector that knows every pipe of the workers and one socket on which Python
-announces signals: SIGCHLD when a process ended, SIGINT, SIGTERM or SIGHUP when we are to stop,
-SIGUSR1 when the workers shall say what they wait for. So nothing is polled, no thread is needed,
-and whatever happens is handled in order. What the selector knows has as data what is to be called.
+"""A job: workers that are started, followed, shown and ended, in the loop of a launcher
+(`process_loop`).
 
 Which workers there are, and what follows from the end of one, say the kinds of jobs: `local`, whose
-workers stand and fall together, and `elastic`, whose workers come and go.
+workers stand and fall together, and `elastic`, whose workers come and go. Those of other hosts are
+followed there by agents (`agent`), which tell of them.
 """
 
 from __future__ import annotations
@@ -16,33 +13,35 @@ import os
 import selectors
 import signal
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from lockstitch.attach.presence import PRESENCE
 from lockstitch.attach.sources import SOURCES
 from lockstitch.attach.values import LaunchedWorker
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.endings import Mark, take_mark, take_step
+from lockstitch.launch.agent.messages import Begin
+from lockstitch.launch.agent.remote_hosts import PATIENCE, RemoteHosts
 from lockstitch.launch.memory_kills import MemoryKills
-from lockstitch.launch.process import (
-    WorkerProcess,
-    adopt_orphans,
-    child_pids,
-    exit_status,
-)
+from lockstitch.launch.process import exit_status
+from lockstitch.launch.process_loop import ProcessLoop
 from lockstitch.launch.progress import Progress
 from lockstitch.launch.screen import LineBuffer
 from lockstitch.launch.stderr_tail import StderrTail
-from lockstitch.launch.stopping import STOP_SIGNALS, SignalEscalation, announced_signals
+from lockstitch.launch.stopping import STOP_SIGNALS
+from lockstitch.link.pulse import heartbeat_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping, Sequence
 
+    from lockstitch.launch.agent.remote_host import RemoteWorker
     from lockstitch.launch.outputs import Outputs
+    from lockstitch.launch.process import Worker, WorkerProcess
+    from lockstitch.launch.process_loop import StreamName
+    from lockstitch.launch.remote import RemoteShell
     from lockstitch.launch.screen import Screen
+    from lockstitch.trust import Secret
 
 _OF_SSH = 255
 # How long a worker whose program fails without a mark may take to end after its last word.
@@ -54,21 +53,17 @@ _OF_EXCEPTIONS = 1
 
 
 @dataclass
-class OutputPipe:
-    """The pipe of one of a worker's two streams, and what is not yet a whole line of it."""
-
-    pipe: IO[bytes]
-    name: str
-    lines: LineBuffer = field(default_factory=LineBuffer)
-
-
-@dataclass
 class TrackedWorker:
-    """A worker that the job follows: its process, what it has said, and how it has ended."""
+    """A worker that the job follows, what it has said, and how it has ended. `lines`: what is not
+    yet a whole line, of each of its two streams."""
 
-    process: WorkerProcess
-    output_pipes: list[OutputPipe]
+    process: Worker
+    lines: dict[StreamName, LineBuffer] = field(
+        default_factory=lambda: {"stdout": LineBuffer(), "stderr": LineBuffer()}
+    )
     stderr_tail: StderrTail = field(default_factory=StderrTail)
+    unreached_host: str = ""
+    """Where it should have run, if no agent has begun there."""
     spoke_last_at: float | None = None
     mark: Mark | None = None
     """How its program ended, as it has said itself, and when that was."""
@@ -89,7 +84,7 @@ class Failure:
     """
 
     worker: int
-    host: str
+    unreached_host: str
     code: int
     how: str
     order: float
@@ -104,7 +99,7 @@ class Failure:
         return self.is_of_lost_peer, self.order
 
 
-class Job:
+class Job(ProcessLoop):
     """A job that is run from one thread. A kind of job defines `begin` and `note_end`, and what
     else differs.
 
@@ -114,13 +109,15 @@ class Job:
     def __init__(
         self, screen: Screen, grace_seconds: float, outputs: Outputs | None = None
     ) -> None:
+        super().__init__(grace_seconds)
         self.screen = screen
-        self.selector = selectors.DefaultSelector()
-        self.resources = ExitStack()
-        self.escalation = SignalEscalation(grace_seconds, SYSTEM_CLOCK)
         self.tracked_workers: dict[int, TrackedWorker] = {}
+        """By rank; in an elastic job by number."""
         self.failures: list[Failure] = []
         self.stopped_by: signal.Signals | None = None
+        self.hosts: RemoteHosts | None = None
+        """The other hosts of a job that has any."""
+        self._running = 0
         self._outputs = outputs
         self._memory_kills = MemoryKills()
         self._progress = Progress(SYSTEM_CLOCK)
@@ -130,56 +127,24 @@ class Job:
 
     # ------------------------------------------------------------ what kinds of jobs define
 
-    def begin(self) -> None:
-        """Starts the workers. What is to be closed in the end goes to `resources`."""
-        raise NotImplementedError
-
     def note_end(self, tracked: TrackedWorker, code: int) -> None:
         """Called when a worker has ended by itself, not because it was told to stop."""
         raise NotImplementedError
-
-    def note_other_end(self, pid: int, code: int) -> None:
-        """Called when a child that is no worker has ended."""
-
-    def goes_on(self) -> bool:
-        """Whether workers may still be started when none is left."""
-        return False
-
-    def seconds_to_next(self) -> float | None:
-        """How long until `pass_time` wants to be called; None for never."""
-        return None
-
-    def pass_time(self) -> None:
-        """Does what is due; called after each turn of the loop."""
 
     # ------------------------------------------------------------ the loop
 
     def run(self) -> int:
         """Runs the job; returns its exit status (see `run_local`)."""
-        adopt_orphans()
-        with self.resources as resources:
-            resources.enter_context(self.selector)
-            signals = resources.enter_context(announced_signals())
-            resources.callback(self._kill_all)  # whatever goes wrong in here
-            self.selector.register(
-                signals, selectors.EVENT_READ, lambda: self._obey(signals.recv(64))
-            )
-            self._let_others_look(resources)
-            self.begin()
-            while self._reap() or (self.goes_on() and not self.escalation.is_begun):
-                for key, _ in self.selector.select(self._timeout()):
-                    key.data()
-                self._send_due_signal()
-                if not self.escalation.is_begun:
-                    self.pass_time()
+        self._let_others_look()
+        self.run_loop()
         return self.conclude()
 
-    def _let_others_look(self, resources: ExitStack) -> None:
+    def _let_others_look(self) -> None:
         """Has commands such as `lockstitch status` find this job, and answers them in the loop."""
         SOURCES.launched = self._launched
         endpoint = PRESENCE.show_launcher()
         if endpoint is not None:
-            resources.callback(PRESENCE.close)
+            self.resources.callback(PRESENCE.close)
             self.selector.register(endpoint, selectors.EVENT_READ, endpoint.take)
 
     def _launched(self) -> list[LaunchedWorker]:
@@ -197,47 +162,58 @@ class Job:
             for each in list(self.tracked_workers.values())
         ]
 
-    def _timeout(self) -> float | None:
-        waits = [self.escalation.seconds_to_next()]
-        if not self.escalation.is_begun:
-            waits.append(self.seconds_to_next())
-        return min((wait for wait in waits if wait is not None), default=None)
+    def seconds_to_next(self) -> float | None:
+        return None if self.hosts is None else self.hosts.seconds_to_next()
+
+    def pass_time(self) -> None:
+        if self.hosts is not None:
+            self.hosts.pass_time()
 
     def start(self, process: WorkerProcess) -> None:
         """Follows a process from now on."""
-        output_pipes = [OutputPipe(process.stdout, "stdout"), OutputPipe(process.stderr, "stderr")]
-        tracked = self.tracked_workers[process.pid] = TrackedWorker(process, output_pipes)
-        for output in output_pipes:
-            os.set_blocking(output.pipe.fileno(), False)
-            self.selector.register(
-                output.pipe, selectors.EVENT_READ, partial(self._read, tracked, output)
-            )
+        self.track(process)
+        self.follow(process)
 
-    def call_when_readable(self, source: IO[bytes], callback: Callable[[], None]) -> None:
-        """Has the loop call `callback` whenever there is something to read."""
-        self.selector.register(source, selectors.EVENT_READ, callback)
+    def track(self, worker: Worker) -> None:
+        """Expects something of a worker from now on."""
+        self.tracked_workers[worker.rank] = TrackedWorker(worker)
+        self._running += 1
 
-    def forget(self, source: IO[bytes]) -> None:
-        """Ends `call_when_readable`."""
-        self.selector.unregister(source)
+    def is_busy(self) -> bool:
+        return self._running > 0
+
+    def note(self, text: str) -> None:
+        """Shows a remark."""
+        self.screen.note(text)
+
+    def reach_hosts(
+        self,
+        shell: RemoteShell,
+        command: Sequence[str],
+        secret: Secret,
+        inherited: Mapping[str, str],
+    ) -> RemoteHosts:
+        """Returns the other hosts, each of which is reached with its first worker. `inherited`:
+        variables of this host, of which the workers there get those that matter."""
+        heartbeat = heartbeat_seconds(None, os.environ)
+        patience = PATIENCE * heartbeat
+        grace = self.escalation.grace_seconds
+        setup = Begin(tuple(command), secret.text(), grace, patience)
+        self.hosts = RemoteHosts(shell, inherited, setup, self, self, heartbeat)
+        self.resources.callback(self.hosts.close)
+        return self.hosts
 
     # ------------------------------------------------------------ what workers say
 
-    def _read(self, tracked: TrackedWorker, output: OutputPipe) -> bool:
-        """Shows what waits in a pipe; False when nothing does, or nothing will any more."""
-        try:
-            chunk = os.read(output.pipe.fileno(), 1 << 16)
-        except BlockingIOError:
-            return False
-        for line in output.lines.feed(chunk):
-            self._take(tracked, output, line)
-        self.screen.passing(tracked.process.rank, output.name, output.lines.passing)
-        if not chunk:
-            self._close(output)
-        return bool(chunk)
+    def take_output(self, worker: int, stream: StreamName, chunk: bytes) -> None:
+        tracked = self.tracked_workers[worker]
+        lines = tracked.lines[stream]
+        for line in lines.feed(chunk):
+            self._take(tracked, stream, line)
+        self.screen.passing(worker, stream, lines.passing)
 
-    def _take(self, tracked: TrackedWorker, output: OutputPipe, line: bytes) -> None:
-        if output.name == "stderr":
+    def _take(self, tracked: TrackedWorker, stream: StreamName, line: bytes) -> None:
+        if stream == "stderr":
             line, step = take_step(line)
             if step is not None:
                 self.screen.progress(self._progress.note(tracked.process.rank, step))
@@ -246,7 +222,7 @@ class Job:
                 self._note_mark(tracked, mark)
             if (mark or step) and not line:
                 return
-        self._show(tracked, output, line)
+        self._show(tracked, stream, line)
 
     def _note_mark(self, tracked: TrackedWorker, mark: Mark) -> None:
         """Keeps how a program has ended: a worker's own mark says more than that of a process that
@@ -254,50 +230,33 @@ class Job:
         if tracked.mark is None or mark.is_of_worker or not tracked.mark.is_of_worker:
             tracked.mark, tracked.marked_at = mark, SYSTEM_CLOCK.now()
 
-    def _show(self, tracked: TrackedWorker, output: OutputPipe, line: bytes) -> None:
-        self.screen.line(tracked.process.rank, output.name, line)
+    def _show(self, tracked: TrackedWorker, stream: StreamName, line: bytes) -> None:
+        self.screen.line(tracked.process.rank, stream, line)
         if self._outputs is not None:
-            self._outputs.line(tracked.process.rank, output.name, line)
-        if output.name == "stderr":
+            self._outputs.line(tracked.process.rank, stream, line)
+        if stream == "stderr":
             tracked.stderr_tail.add(line)
             tracked.spoke_last_at = SYSTEM_CLOCK.now()
 
-    def _close(self, output: OutputPipe) -> None:
-        if not output.pipe.closed:
-            self.selector.unregister(output.pipe)
-            output.pipe.close()
-
     # ------------------------------------------------------------ who ended
 
-    def _reap(self) -> bool:
-        """Takes note of all that ended; False when no process is left."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                break
-            if pid in self.tracked_workers:
-                self._note_end(self.tracked_workers[pid], status)
-            else:
-                self.note_other_end(pid, os.waitstatus_to_exitcode(status))
-        if not self.goes_on() and not self.running():
-            # What is left are orphans, perhaps just tidying up.
-            self.escalation.begin(signal.SIGTERM, self.escalation.grace_seconds)
-        return True
+    def take_end(self, process: WorkerProcess) -> None:
+        PRESENCE.forget_child(process.pid)
+        self._take_end(self.tracked_workers[process.rank], process.exit_code or 0)
 
-    def _note_end(self, tracked: TrackedWorker, wait_status: int) -> None:
-        code = tracked.process.note_end(wait_status)
-        for output in tracked.output_pipes:
-            # An orphan may hold the pipe open for ever: take what is there, await no end.
-            while not output.pipe.closed and self._read(tracked, output):
-                pass
-            if rest := output.lines.flush():
-                self._take(tracked, output, rest)
-            self._close(output)
+    def take_end_elsewhere(self, worker: RemoteWorker) -> None:
+        """Called when a worker of another host has ended, after the last of its output."""
+        tracked = self.tracked_workers[worker.rank]
+        if worker.instead is not None:
+            tracked.stderr_tail, tracked.unreached_host = worker.instead, worker.host
+        self._take_end(tracked, worker.exit_code or 0)
+
+    def _take_end(self, tracked: TrackedWorker, code: int) -> None:
+        self._running -= 1
+        for stream, lines in tracked.lines.items():
+            if rest := lines.flush():
+                self._take(tracked, stream, rest)
         tracked.ended_at = SYSTEM_CLOCK.now()
-        PRESENCE.forget_child(tracked.process.pid)
         if not self._signalled_since:
             self.note_end(tracked, code)
         elif tracked.mark and tracked.marked_at < self._signalled_since:
@@ -319,7 +278,7 @@ class Job:
         self.failures.append(
             Failure(
                 process.rank,
-                process.host,
+                tracked.unreached_host,
                 code,
                 how or process.describe_end(),
                 tracked.marked_at if mark else order,
@@ -329,10 +288,10 @@ class Job:
             )
         )
 
-    def _why_killed(self, process: WorkerProcess, code: int) -> str:
-        if code != -signal.SIGKILL or process.host:
+    def _why_killed(self, process: Worker, code: int) -> str:
+        if code != -signal.SIGKILL:
             return ""
-        return self._memory_kills.describe(process.pid)
+        return process.why or ("" if process.host else self._memory_kills.describe(process.pid))
 
     def plan_end(self, after_seconds: float) -> None:
         """Has all workers that are left told to stop; later where nobody has failed yet but because
@@ -341,42 +300,37 @@ class Job:
         if not self.failures or not all(each.is_of_lost_peer for each in self.failures):
             self.escalation.within(after_seconds)
 
-    def running(self) -> list[WorkerProcess]:
-        """Returns the processes of the workers that have not ended."""
+    def running(self) -> list[Worker]:
+        """Returns the workers that have not ended."""
         processes = (tracked.process for tracked in self.tracked_workers.values())
         return [process for process in processes if process.exit_code is None]
 
     # ------------------------------------------------------------ how it is ended
 
-    def _obey(self, announced: bytes) -> None:
-        for number in announced:
-            if number in STOP_SIGNALS:
-                self.stopped_by = self.stopped_by or signal.Signals(number)
-                first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-                self.screen.note(f"{signal.Signals(number).name}: ending all workers")
-                self.escalation.begin(first, after_seconds=0)
-                self.escalation.hurry()
-            elif number == signal.SIGUSR1:
-                for process in self.running():
-                    if not process.ask_what_it_waits_for():
-                        self.screen.note(f"worker {process.rank} has not begun to listen")
+    def obey(self, number: int) -> None:
+        if number in STOP_SIGNALS:
+            self.stopped_by = self.stopped_by or signal.Signals(number)
+            first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+            self.screen.note(f"{signal.Signals(number).name}: ending all workers")
+            self.escalation.begin(first, after_seconds=0)
+            self.escalation.hurry()
+        elif number == signal.SIGUSR1:
+            for process in self.running():
+                if not process.ask_what_it_waits_for():
+                    self.screen.note(f"worker {process.rank} has not begun to listen")
 
-    def _send_due_signal(self) -> None:
-        number = self.escalation.due()
-        if number is None:
-            return
+    def signal_all(self, number: signal.Signals) -> None:
         if self._signalled_since is None:
             self._signalled_since = SYSTEM_CLOCK.now()
             self._stopped = [each.rank for each in self.running() if each.is_stopped]
-        for process in self.running():
-            process.signal(number)
-        if number != signal.SIGINT:
-            for orphan in set(child_pids()) - set(self.tracked_workers):
-                os.kill(orphan, number)
+        super().signal_all(number)
+        if self.hosts is not None:
+            self.hosts.signal_all(number)
 
-    def _kill_all(self) -> None:
-        for process in self.running():
-            process.signal(signal.SIGKILL)
+    def wind_up(self) -> None:
+        super().wind_up()
+        if self.hosts is not None:
+            self.hosts.close()
 
     # ------------------------------------------------------------ how it ended
 
@@ -386,13 +340,17 @@ class Job:
             return 0 if self.stopped_by is None else 128 + self.stopped_by
         first, *others = sorted(self.failures, key=lambda failure: failure.blame)
         self.screen.failure(first.worker, first.how, first.stderr_tail.telling())
+        alike: dict[str, list[int]] = {}
         for failure in others:
-            self.screen.note(f"worker {failure.worker} failed too: {failure.how}")
+            alike.setdefault(failure.how, []).append(failure.worker)
+        for how, workers in alike.items():
+            self.screen.note(f"{_workers(workers)} failed too: {how}")
         if first.why:
             self.screen.note(f"worker {first.worker} was killed: {first.why}")
         if first.is_of_lost_peer:
             self._note_who_may_be_meant(first)
-        for host in {each.host: None for each in self.failures if each.code == _OF_SSH}:
+        unreached = {each.unreached_host: None for each in self.failures if each.code == _OF_SSH}
+        for host in unreached:
             if host:
                 self.screen.note(
                     f"{_OF_SSH} is also what ssh ends with where it cannot reach a host or log in "

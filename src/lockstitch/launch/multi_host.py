@@ -1,23 +1,28 @@
 """A job of N workers on several hosts that stand and fall together.
 
-Workers are numbered host by host. Those of other hosts are started there by a remote shell, and get
-the job's secret by its input. They all meet at the host of rank 0.
+Workers are numbered host by host. Those of other hosts are started there by an agent (`agent`), one
+for each host. They all meet at the host of rank 0.
 """
 
 from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from lockstitch.launch.handover import secret_for
 from lockstitch.launch.hosts import is_here, own_address
 from lockstitch.launch.local import LocalJob
-from lockstitch.launch.process import THREADS, WorkerProcess, WorkerRanks, environment_among_hosts
+from lockstitch.launch.process import (
+    WorkerProcess,
+    WorkerRanks,
+    variables_of_ranks,
+    with_defaults,
+)
 from lockstitch.link.ports import find_ports
 from lockstitch.link.sockets import HeldPort
 from lockstitch.trust import find_secret
-from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,10 +53,10 @@ class MultiHostJob(LocalJob):
         self._hosts, self._shell = where
 
     def begin(self) -> None:
-        secret = self.resources.enter_context(secret_for(os.environ))
-        inherited = {**os.environ, **secret}
-        text = find_secret(None, None, inherited)
-        assert text is not None
+        inherited = {**os.environ, **self.resources.enter_context(secret_for(os.environ))}
+        secret = find_secret(None, None, inherited)
+        assert secret is not None
+        hosts = self.reach_hosts(self._shell, self._command, secret, inherited)
         first, _ = self._hosts[0]
         ports = find_ports(None, os.environ)
         if is_here(first):
@@ -60,20 +65,13 @@ class MultiHostJob(LocalJob):
             port = random.choice(ports or _PORTS)
         master = (self._address(first), port)
         for ranks in assign_ranks(self._hosts, self._workers):
-            environment = environment_among_hosts(ranks, master, inherited)
-            environment["LOCKSTITCH_ADDRESS"] = self._address(ranks.host)
+            variables = variables_of_ranks(ranks, master)
+            variables["LOCKSTITCH_ADDRESS"] = self._address(ranks.host)
             if self._shell.starts_on(ranks.host):
-                environment.pop(FILE_VARIABLE, None)
-                environment[VARIABLE] = text.text()
-                sharing = None if THREADS in inherited else ranks.local_size
-                command, script = self._shell.command(
-                    ranks.host, self._command, environment, sharing
-                )
-                known = self._shell.environment()
-                process = WorkerProcess(ranks.rank, command, known, script, ranks.host)
+                self.track(hosts.start(ranks.rank, ranks.host, variables, ranks.local_size))
             else:
-                process = WorkerProcess(ranks.rank, self._command, environment)
-            self.start(process)
+                environment = with_defaults(variables, ranks.local_size, inherited)
+                self.start(WorkerProcess(ranks.rank, self._command, environment))
 
     def _address(self, host: str) -> str:
         """Returns where the others of these hosts reach one."""
@@ -85,13 +83,17 @@ class MultiHostJob(LocalJob):
 
 def assign_ranks(hosts: Slots, workers: int) -> list[WorkerRanks]:
     """Returns the ranks of each worker, numbered host by host."""
-    taken: list[tuple[int, int, int]] = []
-    for number, (_, count) in enumerate(hosts):
-        here = min(count, workers - len(taken))
-        taken += [(number, index, here) for index in range(here)]
-    made = []
-    for rank, (number, index, here) in enumerate(taken):
-        alike = [other for other, other_index, _ in taken if other_index == index]
-        name = hosts[number][0]
-        made.append(WorkerRanks(rank, workers, name, index, here, alike.index(number), len(alike)))
+    fill = []
+    left = workers
+    for name, count in hosts:
+        fill.append((name, min(count, left)))
+        left -= fill[-1][1]
+    alike = Counter(index for _, here in fill for index in range(here))
+    seen: Counter[int] = Counter()
+    made: list[WorkerRanks] = []
+    for name, here in fill:
+        for index in range(here):
+            cross_rank, cross_size = seen[index], alike[index]
+            made.append(WorkerRanks(len(made), workers, name, index, here, cross_rank, cross_size))
+            seen[index] += 1
     return made

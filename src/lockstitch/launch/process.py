@@ -17,7 +17,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol
 
 from lockstitch.inquiry import catches
 
@@ -31,8 +31,6 @@ GRACE_SECONDS = 5.0
 
 THREADS = "OMP_NUM_THREADS"
 """The variable for how many threads a worker's arithmetic takes."""
-_OF_SHELLS = 128
-"""Shells add the number of the signal that ended a process to this."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -62,26 +60,66 @@ class WorkerRanks:
     cross_size: int
 
 
-class WorkerProcess:
-    """The process of worker `rank`, started at once; its output waits in two pipes. `script` is
-    written to its standard input, which then stays open for signals to a worker elsewhere
-    (`remote`), on `host`; without one that is empty."""
+class Worker(Protocol):
+    """A worker as its job sees it: a process of this machine, or one elsewhere."""
 
-    def __init__(
-        self,
-        rank: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        script: bytes | None = None,
-        host: str = "",
-    ) -> None:
+    @property
+    def rank(self) -> int:
+        """Its rank; in an elastic job its number."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """Where it runs, if that is elsewhere; else empty."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """The number of its process on its host; 0 while that is not known."""
+        ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code; None while it runs, the negative number of a signal that ended it."""
+        ...
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is stopped (SIGSTOP, a debugger); False where the system does not tell."""
+        ...
+
+    @property
+    def why(self) -> str:
+        """What the kernel of its host says of it, where SIGKILL has ended it; empty if nothing."""
+        ...
+
+    def describe_end(self) -> str:
+        """Returns how it has ended, and on which host if that is another one; `runs` before."""
+        ...
+
+    def ask_what_it_waits_for(self) -> bool:
+        """Passes SIGUSR1 on, to the worker alone; False where it has no handler for it."""
+        ...
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the worker and what it started; harmless when it has ended."""
+        ...
+
+
+class WorkerProcess:
+    """The process of worker `rank`, started at once; its output waits in two pipes, its standard
+    input is empty."""
+
+    host: Final = ""
+    why: Final = ""  # this host's kernel is asked when a job has failed
+
+    def __init__(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.rank = rank
-        self.host = host
         launcher = os.getpid()
         self._popen = subprocess.Popen(
             command,
             env=environment,
-            stdin=subprocess.DEVNULL if script is None else subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
@@ -92,24 +130,13 @@ class WorkerProcess:
         assert self._popen.stderr is not None
         self.stdout = self._popen.stdout
         self.stderr = self._popen.stderr
-        if script is not None:
-            assert self._popen.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended already, which is seen elsewhere
-                self._popen.stdin.write(script)
 
     def __repr__(self) -> str:
         return f"<WorkerProcess {self.rank} · pid {self.pid} · {self.describe_end()}>"
 
     def describe_end(self) -> str:
-        """Returns how it has ended, and on which host if that is another one; `runs` before."""
-        if self.exit_code is None:
-            return "runs"
-        if not self.host:
-            return describe_exit(self.exit_code)
-        # A shell there tells of it as shells do.
-        is_signal = _OF_SHELLS < self.exit_code <= _OF_SHELLS + signal.NSIG
-        code = _OF_SHELLS - self.exit_code if is_signal else self.exit_code
-        return f"{describe_exit(code)} on host {self.host}"
+        """See `Worker`."""
+        return "runs" if self.exit_code is None else describe_exit(self.exit_code)
 
     @property
     def pid(self) -> int:
@@ -117,19 +144,17 @@ class WorkerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code; None while it runs, the negative number of a signal that ended it."""
+        """See `Worker`."""
         return self._popen.returncode
 
     def note_end(self, wait_status: int) -> int:
         """Takes in what `os.waitpid` said of this process; returns the exit code."""
         self._popen.returncode = code = os.waitstatus_to_exitcode(wait_status)
-        if self._popen.stdin is not None:
-            self._popen.stdin.close()
         return code
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is stopped (SIGSTOP, a debugger); False where the system does not tell."""
+        """See `Worker`."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -137,12 +162,7 @@ class WorkerProcess:
         return stat.rpartition(")")[2].split()[0] in "Tt"
 
     def ask_what_it_waits_for(self) -> bool:
-        """Passes SIGUSR1 on, to the worker alone; False where it has no handler for it. One
-        elsewhere ignores it then."""
-        if self._popen.stdin is not None:
-            with suppress(BrokenPipeError, ValueError):  # it has ended
-                self._popen.stdin.write(b"USR1\n")
-            return True
+        """See `Worker`."""
         if not catches(self.pid, signal.SIGUSR1):
             return False
         with suppress(ProcessLookupError):
@@ -150,12 +170,7 @@ class WorkerProcess:
         return True
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the worker and what it started. One elsewhere gets SIGTERM instead of
-        SIGINT, which is ignored in the background of a shell."""
-        if self._popen.stdin is not None and number != signal.SIGKILL:
-            with suppress(BrokenPipeError, ValueError):  # it has ended
-                self._popen.stdin.write(b"TERM\n")
-            return
+        """See `Worker`."""
         with suppress(ProcessLookupError):  # it ended by itself
             os.killpg(self.pid, number)
 
@@ -173,8 +188,13 @@ def worker_environment(
 def environment_among_hosts(
     ranks: WorkerRanks, master: tuple[str, int], inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the same where the workers meet at an address and a port only. Each number has two
-    names: that of `torchrun` and that of `horovodrun`."""
+    """Returns the same where the workers meet at an address and a port only."""
+    return with_defaults(variables_of_ranks(ranks, master), ranks.local_size, inherited)
+
+
+def variables_of_ranks(ranks: WorkerRanks, master: tuple[str, int]) -> dict[str, str]:
+    """Returns the variables that say who a worker is and where all meet. Each number has two names:
+    that of `torchrun` and that of `horovodrun`."""
     numbers = {
         "RANK": ranks.rank,
         "WORLD_SIZE": ranks.size,
@@ -190,8 +210,7 @@ def environment_among_hosts(
         "HOROVOD_CROSS_SIZE": ranks.cross_size,
         "HOROVOD_HOSTNAME": ranks.host,
     }
-    told = {name: str(value) for name, value in numbers.items()}
-    return {**_defaults(ranks.local_size), **inherited, **told, **_first_of_all(inherited)}
+    return {name: str(value) for name, value in numbers.items()}
 
 
 def elastic_environment(
@@ -199,8 +218,32 @@ def elastic_environment(
 ) -> dict[str, str]:
     """Returns the variables of a worker that will be told its rank later, and perhaps another after
     that. `told`: what it is told at the beginning; it says only where the worker runs."""
-    kept = {name: value for name, value in inherited.items() if name not in _OF_A_FIXED_WORLD}
-    return {**_defaults(workers_here), **kept, **told, **_first_of_all(inherited)}
+    return with_defaults(told, workers_here, without_ranks(inherited))
+
+
+def without_ranks(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Returns variables without those that speak of a world whose workers do not change."""
+    return {name: value for name, value in inherited.items() if name not in _OF_A_FIXED_WORLD}
+
+
+def with_defaults(
+    told: Mapping[str, str], workers_here: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the variables of a worker. `told`: its own; `inherited`: those of whoever starts it;
+    `workers_here`: how many share the cores of this machine, so that each gets its part of them for
+    arithmetic, unless it is told otherwise. What a worker prints is not held back, and one that
+    crashes says where."""
+    defaults = {
+        THREADS: str(max(1, _usable_cores() // max(1, workers_here))),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    return {**defaults, **inherited, **told, **_first_of_all(inherited)}
+
+
+def without_first_of_all(path: str) -> str:
+    """Returns a PYTHONPATH without the folder that only workers of this machine begin with."""
+    return os.pathsep.join(folder for folder in path.split(os.pathsep) if folder != _FIRST)
 
 
 def describe_exit(code: int) -> str:
@@ -240,18 +283,6 @@ def _die_with(launcher: int) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # it ended before we asked
             os._exit(1)
-
-
-def _defaults(workers: int) -> dict[str, str]:
-    """Returns variables that those of the launcher overrule. The workers share this machine's
-    cores, so each gets its part of them for arithmetic; what they print is not held back; and one
-    that crashes says where."""
-    threads = max(1, _usable_cores() // workers)
-    return {
-        THREADS: str(threads),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-    }
 
 
 def _first_of_all(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -118,7 +118,11 @@ class Screen:
             self._verdict.write_text(f"{rank} {how}")
         console = self._consoles["stderr"]
         console.print()
-        console.rule(Text(f"worker {rank} failed first: {how}", style="bold red"), style="red")
+        title = Text(f"worker {rank} failed first: {how}", style="bold red")
+        if len(title) + len("─  ─") > console.width:  # a rule would cut it off
+            console.print(title, soft_wrap=True)
+            title = Text()
+        console.rule(title, style="red")
         _write(console, b"".join(line + b"\n" for line in stderr_tail))
         console.rule(style="red")
 

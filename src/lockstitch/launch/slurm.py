@@ -1,9 +1,9 @@
 """An allocation of Slurm as the hosts of a job: read from its variables, and `srun` to start there.
 
-Each worker is a step of one task, which overlaps with the others: it may use all that the job has
-on that node, and takes its part by its local rank, as on any host. So each can be ended, and
-replaced, by itself. `srun` goes on as ssh would (`remote`): it hands the script to the worker's
-input, the job's secret in it, and what it says on.
+On each node an agent (`agent`) is a step of one task, which may use all that the job has on that
+node and overlaps with others. The workers that it starts take their part by their local rank, as on
+any host. `srun` goes on as ssh would (`remote`): it hands on what the launcher and the agent say to
+each other.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OF_OTHER_STEPS: Final = re.compile(
 )
 
 
-# What the script tells a worker, the secret and its ranks among it, it tells alone.
+# What a worker is told, the secret and its ranks among it, its agent tells alone.
 _OF_WORKERS: Final = re.compile(
     r"(LOCKSTITCH|HOROVOD)_\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_(ADDR|PORT)"
 )
@@ -122,10 +122,9 @@ class StepShell(RemoteShell):
     """`srun` in the place of ssh: it starts the workers of all nodes, this one included, so that
     each is a step that Slurm knows, limits and accounts for."""
 
-    def __init__(self, grace_seconds: float) -> None:
+    def __init__(self) -> None:
         # The variables of the step would tell each worker that it is the only one.
-        forgotten = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")
-        super().__init__(_SRUN, grace_seconds, forgotten)
+        super().__init__(_SRUN, ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"))
 
     def starts_on(self, host: str) -> bool:
         del host

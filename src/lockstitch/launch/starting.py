@@ -1,108 +1,123 @@
-"""Starting a job's workers: as processes of this machine, or on another by a remote shell or as a
-step of Slurm, whose process (`ssh`, `srun`) is then of this machine.
+"""Starting the workers of an elastic job: as processes of this machine, or on another host by its
+agent (`agent`).
 
-Both are starters (`launcher_link.conductor`): what cannot be started has ended at once.
+This is a starter (`launcher_link.conductor`): what cannot be started has ended at once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lockstitch.launch.hosts import own_address
-from lockstitch.launch.process import THREADS, WorkerProcess, elastic_environment
+from lockstitch.launch.process import WorkerProcess, with_defaults
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launcher_link.client import ADDRESS, REACHED_AT
-from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Mapping, Sequence
 
+    from lockstitch.launch.agent.remote_hosts import RemoteHosts
+    from lockstitch.launch.process import Worker
     from lockstitch.launcher_link.slots import Slot
-    from lockstitch.trust import Secret
 
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """What each worker runs, with which variables besides its own. `secret` is among them as a file
-    of this machine."""
+    """What each worker runs, with which variables besides its own; among them the file with the
+    job's secret."""
 
     command: Sequence[str]
     inherited: Mapping[str, str]
-    secret: Secret
     shell: RemoteShell = field(default_factory=RemoteShell)
     may_be_far: bool = False
     """Whether any worker may be on another host."""
 
 
+class Follower(Protocol):
+    """Who follows what was started."""
+
+    def start(self, process: WorkerProcess) -> None:
+        """Follows a process of this machine."""
+        ...
+
+    def track(self, worker: Worker) -> None:
+        """Expects something of a worker of another host, whose agent follows it."""
+        ...
+
+
 class ProcessStarter:
-    """Starts workers where their slots say. `follow(process)` is called for each process that was
-    started, and `fail(worker, reason)` for a worker that could not be; `listen()` returns where
-    workers of other hosts reach the launcher."""
+    """Starts workers where their slots say. `fail(worker, reason)` is called for a worker that
+    could not be started; `listen()` returns where workers of other hosts reach the launcher."""
 
     def __init__(
         self,
         worker_command: WorkerCommand,
-        follow: Callable[[WorkerProcess], None],
+        hosts: RemoteHosts,
+        follower: Follower,
         fail: Callable[[int, str], None],
         listen: Callable[[], str],
     ) -> None:
         self._worker_command = worker_command
-        self._follow = follow
+        self._hosts = hosts
+        self._follower = follower
         self._fail = fail
         self._listen = listen
         self._far_address: str | None = None
-        self._processes: dict[int, WorkerProcess] = {}
+        self._workers: dict[int, Worker] = {}
+        self._on_host: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<ProcessStarter · {len(self._processes)} workers>"
+        return f"<ProcessStarter · {len(self._workers)} workers>"
 
     def start(self, worker: int, slot: Slot, environment: Mapping[str, str]) -> None:
         """Starts a worker (`Starter.start`)."""
-        workers_here = max(1, len(self._processes))
-        known = elastic_environment(environment, workers_here, self._worker_command.inherited)
         try:
             if self._worker_command.shell.starts_on(slot.host):
-                process = self._elsewhere(worker, slot.host, known)
+                self._start_elsewhere(worker, slot.host, dict(environment))
             else:
-                process = self._here(worker, known)
+                self._start_here(worker, dict(environment))
         except OSError as error:
             self._fail(worker, f"it could not be started: {error}")
-            return
-        self._processes[worker] = process
-        self._follow(process)
 
     def stop(self, worker: int, number: signal.Signals) -> None:
         """Ends a worker (`Starter.stop`)."""
-        process = self._processes.get(worker)
-        if process is not None:
-            process.signal(number)
+        found = self._workers.get(worker)
+        if found is not None:
+            found.signal(number)
 
     def host_of(self, worker: int) -> str:
         """Returns the host of a worker that runs elsewhere, else an empty text."""
-        process = self._processes.get(worker)
-        return "" if process is None else process.host
+        found = self._workers.get(worker)
+        return "" if found is None else found.host
 
     def note_end(self, worker: int) -> None:
         """Takes in that a worker's process has ended."""
-        self._processes.pop(worker, None)
+        found = self._workers.pop(worker, None)
+        if found is not None:
+            self._on_host[found.host] -= 1
 
-    def _here(self, worker: int, environment: dict[str, str]) -> WorkerProcess:
+    def _start_here(self, worker: int, variables: dict[str, str]) -> None:
         if self._worker_command.may_be_far:
-            environment[REACHED_AT] = environment["LOCKSTITCH_ADDRESS"] = own_address()
-        return WorkerProcess(worker, self._worker_command.command, environment)
+            variables[REACHED_AT] = variables["LOCKSTITCH_ADDRESS"] = own_address()
+        inherited = self._worker_command.inherited
+        environment = with_defaults(variables, self._on_host[""] + 1, inherited)
+        process = WorkerProcess(worker, self._worker_command.command, environment)
+        self._note(process)
+        self._follower.start(process)
 
-    def _elsewhere(self, worker: int, host: str, environment: dict[str, str]) -> WorkerProcess:
+    def _start_elsewhere(self, worker: int, host: str, variables: dict[str, str]) -> None:
         if self._far_address is None:
             self._far_address = self._listen()
-        environment.pop(FILE_VARIABLE, None)
-        environment[VARIABLE] = self._worker_command.secret.text()
-        environment[ADDRESS] = self._far_address
-        shell = self._worker_command.shell
-        environment[REACHED_AT] = environment["LOCKSTITCH_ADDRESS"] = shell.address_of(host)
-        sharing = None
-        if THREADS not in self._worker_command.inherited:
-            sharing = 1 + sum(each.host == host for each in self._processes.values())
-        command, script = shell.command(host, self._worker_command.command, environment, sharing)
-        return WorkerProcess(worker, command, shell.environment(), script, host)
+        variables[ADDRESS] = self._far_address
+        address = self._worker_command.shell.address_of(host)
+        variables[REACHED_AT] = variables["LOCKSTITCH_ADDRESS"] = address
+        made = self._hosts.start(worker, host, variables, self._on_host[host] + 1)
+        self._note(made)
+        self._follower.track(made)
+
+    def _note(self, worker: Worker) -> None:
+        self._workers[worker.rank] = worker
+        self._on_host[worker.host] += 1

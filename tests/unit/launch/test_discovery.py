@@ -11,11 +11,11 @@ class Loop:
 
     def __init__(self, script):
         self.clock = ManualClock()
-        self.watched = {}
+        self.watched, self.at_end = {}, {}
         self.found, self.complaints = [], []
-        self.discovery = Discovery(
-            str(script), 4, self.clock, self.watched.__setitem__, self.watched.pop
-        )
+        self.call_when_readable, self.forget = self.watched.__setitem__, self.watched.pop
+        self.call_at_end = self.at_end.__setitem__
+        self.discovery = Discovery(str(script), 4, self.clock, self)
         self.discovery.tell = self.found.append
         self.discovery.complain = self.complaints.append
 
@@ -27,7 +27,7 @@ class Loop:
             _, status = os.waitpid(process.pid, 0)
             for callback in list(self.watched.values()):
                 callback()
-            self.discovery.note_end(process.pid, os.waitstatus_to_exitcode(status))
+            self.at_end.pop(process.pid)(status)
         assert self.watched == {}
 
 
@@ -79,13 +79,6 @@ def test_a_script_with_arguments_goes_by_the_shell(tmp_path):
     loop = Loop("echo h1:3")
     loop.turn()
     assert loop.found == [(("h1", 3),)]
-
-
-def test_ends_of_other_children_are_none_of_its_business(tmp_path):
-    loop = Loop("echo h1")
-    loop.discovery.note_end(1, 0)
-    loop.turn()
-    assert len(loop.found) == 1
 
 
 def test_a_script_that_fails_again_and_again_is_heard_once(tmp_path, capfd):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstitch.launch.handover import secret_for, with_text_of_secret
+from lockstitch.launch.handover import secret_for
 from lockstitch.trust.secret import Secret, find_secret
 
 
@@ -25,11 +25,3 @@ def test_secret_lies_in_a_file_of_its_user_while_the_job_runs() -> None:
 def test_secret_that_the_launcher_was_given_is_that_of_the_job(variable: str) -> None:
     with secret_for({variable: "given"}) as variables:
         assert variables == {}
-
-
-def test_secret_goes_to_other_hosts_as_text() -> None:
-    with secret_for({}) as variables:
-        elsewhere = with_text_of_secret({"HOME": "/", **variables})
-        assert set(elsewhere) == {"HOME", "LOCKSTITCH_SECRET"}
-        assert find_secret(None, None, elsewhere) == find_secret(None, None, variables)
-    assert with_text_of_secret({"HOME": "/"}) == {"HOME": "/"}
