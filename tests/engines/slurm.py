@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +83,11 @@ class SlurmCluster:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        # Daemons that end before the jobs would leave these behind.
+        with suppress(TimeoutError, subprocess.TimeoutExpired):
+            self.run(["scancel", "--signal=KILL", "--full", "--user=root"])
+            self.run(["scancel", "--user=root"])
+            wait_until(lambda: not self.run(["squeue", "--noheader"]).stdout.strip())
         self._stack.close()
 
     def _make(self) -> None:

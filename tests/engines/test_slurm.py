@@ -201,8 +201,11 @@ def test_a_fixed_job_ends_with_a_node_and_names_it(cluster):
         assert job.wait(40) == 1
     finally:
         cluster.heal()
-    lost = "RankLostError: rank 1 died, or its connection broke (it has been silent for 10 s, "
-    assert f"{lost}on host beta)" in said.read_text()
+    # The launcher may know it sooner than rank 0, or later.
+    lost = "its agent is lost: it", "rank 1 died, or its connection broke (it"
+    words = [f"{each} has been silent for 10 s" for each in lost]
+    assert any(each in said.read_text() for each in words), said.read_text()
+    assert re.search(r"silent for 10 s,? on host beta", said.read_text())
 
 
 def test_the_secret_is_in_no_command_no_variable_and_no_log(cluster, tmp_path):
@@ -269,7 +272,8 @@ def test_the_example_ends_in_a_checkpoint_is_requeued_and_goes_on_from_there(clu
     state = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
     wait_until(lambda: cluster.said(state).strip() == "PENDING")
     assert re.search(r"saved after step \d+, as told", said.read_text())
-    cluster.said(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+    # In the same second Slurm takes it for the one that has just ended ("credential revoked").
+    cluster.said(["scontrol", "update", f"JobId={job}", "StartTime=now+2"])
     wait_until(lambda: "norm" in said.read_text(), 100)
     assert re.search(r"goes on at step \d+ with 2 ranks", said.read_text())
     assert abs(float(re.search(r"norm (\S+)", said.read_text())[1]) - float(norm)) < 1e-3
