@@ -232,6 +232,21 @@ class StreamConnection(SocketEnd):
         except OSError as error:
             raise as_connection_error(error, self.peer) from error
 
+    def receive_some(self, buffers: Sequence[bytearray | memoryview]) -> int:
+        """Takes in what is there for `buffers`, one after the other, and returns how many bytes,
+        perhaps none; likewise. The end raises `ConnectionError`, too."""
+        if self._closed:
+            raise BrokenPipeError(f"the connection to {self.peer} is closed")
+        try:
+            count = self._socket.recvmsg_into(buffers, 0, socket.MSG_DONTWAIT)[0]
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise as_connection_error(error, self.peer) from error
+        if not count:
+            raise ConnectionResetError(f"{self.peer} has closed the connection")
+        return count
+
     def _send_rest(
         self,
         buffers: Sequence[Buffer],
@@ -343,7 +358,7 @@ class StreamConnection(SocketEnd):
 
     def await_bytes(self, count: int) -> None:
         """Has the system tell a poller that there is something to receive only when so many bytes
-        are there, or the end: waking up for each packet costs more than the packet."""
+        are there, or the end, over TCP: waking up for each packet costs more than the packet."""
         if count != self._low_water:
             self._low_water = count
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,8 @@ from lockstitch.link.sockets import (
     connect,
     peer_credentials,
     peer_process,
+    probe_silence,
+    seconds_unacknowledged,
     silence_bounded,
 )
 
@@ -142,3 +145,23 @@ def test_silence_is_bounded_on_connections_that_others_have_opened():
         for sock in (before, opened, *accepted, unwatched):
             sock.close()
     assert bounds == [0, 2500, 2500, 2500, 0]
+
+
+def test_system_tells_how_long_the_other_host_has_said_nothing():
+    near, far = socket.socketpair()
+    with near, far, socket.create_server(("127.0.0.1", 0)) as server:
+        assert seconds_unacknowledged(near) == 0.0
+        with socket.create_connection(server.getsockname()) as sock:
+            probe_silence(sock, 10.0)
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+            while seconds_unacknowledged(sock) < 0.03:
+                pass
+            accepted, _ = server.accept()
+            with accepted:
+                began_at = time.monotonic()
+                sock.sendall(b"x")
+                assert accepted.recv(1) == b"x"
+                silent = seconds_unacknowledged(sock)
+                assert silent <= time.monotonic() - began_at + 0.01

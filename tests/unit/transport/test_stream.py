@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import select
 import socket
 import threading
 from typing import TYPE_CHECKING
@@ -44,6 +45,46 @@ def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
 def pair(transport: Transport) -> Iterator[tuple[StreamConnection, StreamConnection]]:
     with connected(transport) as ends:
         yield ends
+
+
+def test_as_much_is_sent_and_taken_in_as_there_is_room_for_without_waiting(pair):
+    near, far = pair
+    content = memoryview(bytes(range(256)) * (BIG // 256))
+    sent = near.send_some([content[:3], content[3:]])
+    assert 0 < sent < BIG
+    near.send_some([content[sent:]])  # perhaps a little more, while the kernel moves it
+    first, rest = bytearray(5), bytearray(BIG)
+    count = far.receive_some([first, rest])
+    assert (first + rest)[:count] == content[:count]
+    while far.receive_some([rest]):
+        pass  # until there is nothing, which is told by none
+
+
+def test_poller_is_told_of_so_many_bytes_only_or_of_the_end():
+    with connected(TcpTransport()) as (near, far):
+        poll = select.poll()
+        poll.register(far.watch(), select.POLLIN)
+        far.await_bytes(1000)
+        near.send([bytes(999)])
+        assert poll.poll(0) == []
+        near.send([bytes(1)])
+        assert poll.poll(20_000)
+        assert far.receive_some([bytearray(1 << 12)]) == 1000
+        far.await_bytes(1000)
+        near.close()
+        assert poll.poll(20_000)
+        with pytest.raises(ConnectionResetError, match="has closed the connection"):
+            far.receive_some([bytearray(1)])
+        far.unwatch()
+
+
+def test_neither_sends_nor_takes_in_anything_once_it_is_closed(pair):
+    near, _ = pair
+    near.close()
+    with pytest.raises(BrokenPipeError, match="is closed"):
+        near.send_some([b"x"])
+    with pytest.raises(BrokenPipeError, match="is closed"):
+        near.receive_some([bytearray(1)])
 
 
 def test_what_one_sends_the_other_receives(pair):

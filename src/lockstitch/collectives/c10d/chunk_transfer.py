@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _HEADER: Final = struct.Struct("<qIBII")
 _LOOK_SECONDS: Final = 0.5
-_MOST_AWAITED_BYTES: Final = 128 << 10
+_MOST_AWAITED_BYTES: Final = 512 << 10
 
 
 class PeerFailedError(RuntimeError):
@@ -69,9 +69,7 @@ def transfer(  # noqa: PLR0913 - all that it works with
             for end in ends:
                 has_moved |= end.move()
             yield from exchange.finished()
-            if has_moved:
-                waiting.note_progress()
-            else:
+            if not has_moved:
                 waiting.wait()
 
 
@@ -94,75 +92,85 @@ class _End:
         self._outgoing = exchange.outgoing[other]
         self._unsent: list[memoryview] = []
         """Of the first of the frames that leave."""
+        self._has_room = True
+        self._has_more = False
+        """Whether there may be room to send, and something to receive, as far as it is known."""
         self._header = memoryview(bytearray(_HEADER.size))
+        self._head = self._header
+        """What is missing of the next header; empty, too, where none will follow."""
         self._frame: Frame | None = None
-        """What is coming."""
-        self._space = self._header
-        """What of its header, or of its content, is missing."""
+        """What is coming before that."""
+        self._content = self._header[:0]
+        """What is missing of its content."""
 
     def events(self) -> int:
         """Returns what it waits for, in the words of `select.poll`."""
         events = select.POLLOUT if self._outgoing else 0
-        if self._exchange.expects(self.other):
-            self.stream.await_bytes(min(len(self._space), _MOST_AWAITED_BYTES))
+        if self._exchange.frames_to_come(self.other):
+            self.stream.await_bytes(min(len(self._content or self._head), _MOST_AWAITED_BYTES))
             events |= select.POLLIN
         return events
 
+    def note(self, events: int) -> None:
+        """Takes in what `select.poll` has told; an error is found where it is acted on."""
+        self._has_room |= bool(events & ~select.POLLIN)
+        self._has_more |= bool(events & ~select.POLLOUT)
+
     def move(self) -> bool:
-        """Sends and takes in what it can without waiting; returns whether that was anything."""
+        """Sends and takes in what it can without waiting; returns whether that was anything. There
+        are few calls of the system: after each the thread may wait for the interpreter's lock."""
+        has_moved = False
         try:
-            has_sent = self._send()
-            return self._receive() or has_sent
+            while self._has_room and self._outgoing:
+                self._send()
+                has_moved = True
+            while self._has_more and self._exchange.frames_to_come(self.other):
+                self._receive()
+                has_moved = True
         except (ConnectionError, ProtocolError) as error:
             raise PeerFailedError(self.other, error) from error
+        return has_moved
 
-    def _send(self) -> bool:
-        has_sent = False
-        while self._outgoing:
-            if not self._unsent:
-                kind, chunk, content = self._outgoing[0]
-                header = _HEADER.pack(*self._name, kind, chunk, content.nbytes)
-                self._unsent = [memoryview(header), _bytes_of(content)]
-            count = self.stream.send_some(self._unsent)
-            if not count:
-                break
-            has_sent = True
-            while self._unsent and count >= len(self._unsent[0]):
-                count -= len(self._unsent.pop(0))
-            if self._unsent:
-                self._unsent[0] = self._unsent[0][count:]
-            else:
-                self._exchange.has_left(self.other)
-        return has_sent
-
-    def _receive(self) -> bool:
-        has_received = False
-        while self._exchange.expects(self.other):
-            counts: list[int] = []
-            try:
-                self.stream.receive_into(self._space, counts, 0)
-            except BlockingIOError:
-                break
-            if not counts[0]:
-                raise ConnectionError("it has closed the connection")
-            has_received = True
-            self._space = self._space[counts[0] :]
-            if not len(self._space):
-                self._go_on()
-        return has_received
-
-    def _go_on(self) -> None:
-        """A header, or the content behind it, is complete."""
-        if self._frame is None:
-            *name, kind, chunk, nbytes = _HEADER.unpack(self._header)
-            if tuple(name) != self._name:
-                raise ProtocolError(f"something of exchange {name} in exchange {self._name}")
-            content = self._exchange.space(self.other, kind, chunk, nbytes)
-            self._frame = Frame(kind, chunk, content)
-            self._space = _bytes_of(content)
+    def _send(self) -> None:
+        if not self._unsent:
+            kind, chunk, content = self._outgoing[0]
+            header = _HEADER.pack(*self._name, kind, chunk, content.nbytes)
+            self._unsent = [memoryview(header), _bytes_of(content)]
+        count = self.stream.send_some(self._unsent)
+        while self._unsent and count >= len(self._unsent[0]):
+            count -= len(self._unsent.pop(0))
+        if self._unsent:
+            self._unsent[0] = self._unsent[0][count:]
+            self._has_room = False
         else:
+            self._exchange.has_left(self.other)
+
+    def _receive(self) -> None:
+        """Takes in what is coming, and with the same call the header behind it."""
+        wanted = len(self._content) + len(self._head)
+        count = self.stream.receive_some([self._content, self._head])
+        self._has_more = count == wanted
+        of_content = min(count, len(self._content))
+        self._content = self._content[of_content:]
+        self._head = self._head[count - of_content :]
+        if self._frame is not None and not len(self._content):
             self._exchange.has_come(self.other, self._frame)
-            self._frame, self._space = None, self._header
+            self._frame = None
+        if self._frame is None and not len(self._head):
+            self._read_header()
+
+    def _read_header(self) -> None:
+        if not self._exchange.frames_to_come(self.other):
+            return
+        *name, kind, chunk, nbytes = _HEADER.unpack(self._header)
+        if tuple(name) != self._name:
+            raise ProtocolError(f"something of exchange {name} in exchange {self._name}")
+        content = self._exchange.space(self.other, kind, chunk, nbytes)
+        self._frame = Frame(kind, chunk, content)
+        self._content = _bytes_of(content)
+        # What follows the last one is of another exchange.
+        is_last = self._exchange.frames_to_come(self.other) == 1
+        self._head = self._header[:0] if is_last else self._header
 
 
 class _Waiting:
@@ -176,31 +184,30 @@ class _Waiting:
         self._timeout_seconds = timeout_seconds
         self._silence_seconds = silence_seconds
         self._since: float | None = None
-        """When something has moved last."""
-
-    def note_progress(self) -> None:
-        """Something has moved."""
-        self._since = None
+        """When there was nothing to do at first."""
 
     def wait(self) -> None:
         """Returns when an end can go on, or after a short while. Raises `PeerFailedError`."""
         poll = select.poll()
-        waited_for = []
+        waited_for = {}
         for end in self._ends:
-            events = end.events()
-            if events:
+            if events := end.events():
                 poll.register(end.descriptor, events)
-                waited_for.append(end)
-        if poll.poll(_LOOK_SECONDS * 1000):
+                waited_for[end.descriptor] = end
+        if ready := poll.poll(_LOOK_SECONDS * 1000):
+            self._since = None
+            for descriptor, events in ready:
+                waited_for[descriptor].note(events)
             return
         now = self._clock.now()
         self._since = self._since or now
-        for end in waited_for:
+        for end in waited_for.values():
             silent = end.stream.seconds_unacknowledged() if self._silence_seconds else 0.0
             if silent > self._silence_seconds:
                 raise PeerFailedError(end.other, f"its host has been silent for {silent:.1f} s")
         if now - self._since >= self._timeout_seconds:
-            raise PeerFailedError(waited_for[0].other, f"nothing moved for {now - self._since:g} s")
+            first = next(iter(waited_for.values()))
+            raise PeerFailedError(first.other, f"nothing moved for {now - self._since:g} s")
 
 
 def _bytes_of(content: torch.Tensor) -> memoryview:

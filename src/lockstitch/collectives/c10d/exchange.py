@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from lockstitch.collectives.requests import ReduceOp
 
 _LEAST_CHUNK_BYTES: Final = 64 << 10
-MOST_CHUNK_BYTES: Final = 512 << 10
-_CHUNKS: Final = 8
+_MOST_CHUNK_BYTES: Final = 1 << 20
+_CHUNKS: Final = 4
 """Into so many chunks is a vector cut, where they get neither smaller nor larger than that."""
 _AT_ONCE: Final = 4
 """So many chunks are on their way before the first is folded, and as many results."""
@@ -45,7 +45,7 @@ def chunks_of(flat: torch.Tensor, least_bytes: int = _LEAST_CHUNK_BYTES) -> list
     """Returns a vector in pieces, which share its memory; of an empty one, none."""
     if not len(flat):
         return []
-    nbytes = min(max(flat.nbytes // _CHUNKS, least_bytes), MOST_CHUNK_BYTES)
+    nbytes = min(max(flat.nbytes // _CHUNKS, least_bytes), _MOST_CHUNK_BYTES)
     return list(torch.split(flat, max(1, nbytes // flat.itemsize)))
 
 
@@ -112,9 +112,9 @@ class Exchange:
             and len(self._begun) < 2 * _AT_ONCE
         )
 
-    def expects(self, other: int) -> bool:
-        """Whether more is to come from a position."""
-        return any(self._to_come[other].values())
+    def frames_to_come(self, other: int) -> int:
+        """Returns how many frames are still to come from a position."""
+        return sum(map(len, self._to_come[other].values()))
 
     def begin(self, flat: torch.Tensor) -> None:
         """Takes the next chunk, which is reduced in place."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING
 
-from lockstitch.collectives.c10d.exchange import MOST_CHUNK_BYTES, chunks_of
+from lockstitch.collectives.c10d.exchange import chunks_of
 from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
 from lockstitch.collectives.requests import GLOBAL_SET, ReduceOp, Reduction
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from lockstitch.collectives.session import Session
     from lockstitch.collectives.topology import Topology
 
+# For each chunk the ranks of a host agree twice among themselves.
+_LEAST_CHUNK_BYTES = 512 << 10
 # So many chunks are being reduced on a host before the first of them goes over the network.
 _AHEAD = 2
 
@@ -75,8 +77,7 @@ class HierarchicalOperations(ProcessGroupOperations):
         self, flat: torch.Tensor, op: ReduceOp, scale: Scale, process_set: ProcessSet
     ) -> None:
         members, leaders = self._members_here(process_set), self._reducing(process_set)
-        # Of smaller ones the ranks of a host would have to tell each other more often.
-        chunks = chunks_of(flat, MOST_CHUNK_BYTES)
+        chunks = chunks_of(flat, _LEAST_CHUNK_BYTES)
         sums = self._host_sums(chunks, op, process_set, members)
         if len(leaders) == 1:
             for chunk in sums:

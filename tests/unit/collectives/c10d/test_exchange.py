@@ -58,7 +58,7 @@ class Network:
                 assert len(exchange._begun) <= 8
         assert all(exchange.is_over for exchange in self.ranks)
         assert not any(
-            exchange.expects(b)
+            exchange.frames_to_come(b)
             for a, exchange in enumerate(self.ranks)
             for b in range(len(self.ranks))
             if b != a
@@ -73,7 +73,7 @@ class Network:
 
     def _deliver(self, a: int, b: int) -> None:
         frame = self.wires[a, b].popleft()
-        assert self.ranks[b].expects(a)
+        assert self.ranks[b].frames_to_come(a)
         space = self.ranks[b].space(a, frame.kind, frame.chunk, frame.content.nbytes)
         space.copy_(frame.content)
         self.ranks[b].has_come(a, frame._replace(content=space))
@@ -129,8 +129,8 @@ def test_chunks_are_the_vector_in_pieces_of_a_size_that_suits_it(
     chunks = chunks_of(flat)
     assert sum(map(len, chunks)) == len(flat)
     assert [each.data_ptr() for each in chunks[:1]] == [flat.data_ptr()][: len(chunks)]
-    assert all(64 << 10 <= each.nbytes <= 512 << 10 for each in chunks[:-1])
-    assert all(each.nbytes <= 512 << 10 for each in chunks)
+    assert all(64 << 10 <= each.nbytes <= 1 << 20 for each in chunks[:-1])
+    assert all(each.nbytes <= 1 << 20 for each in chunks)
 
 
 def an_exchange() -> Exchange:
