@@ -50,6 +50,8 @@ ALL_OF_ANOTHER = "lockstitch.hvd.torch"
 """It has what `lockstitch.hvd` has, and spells nothing out."""
 
 USE = """
+from collections.abc import AsyncIterator, Iterator
+
 import torch
 
 import lockstitch
@@ -69,6 +71,35 @@ reveal_type(hvd.ProcessSet([0]).size())
 reveal_type(hvd.rank())
 reveal_type(lockstitch.explain_waits)
 reveal_type(rpc.remote("w", torch.nn.Linear, args=(1, 2)).owner_name())
+
+def count(n: int) -> int:
+    return n
+
+async def late(n: int) -> str:
+    return str(n)
+
+def several(n: int) -> Iterator[int]:
+    yield n
+
+async def several_late(n: int) -> AsyncIterator[str]:
+    yield str(n)
+
+group = rpc.group("w*")
+reveal_type(group.call(count, (1,)))
+reveal_type(group.call(late, (1,)))
+reveal_type(group.call_async(count, (1,)).wait())
+reveal_type(group.map(late, [1]))
+reveal_type(group.reduce(count, (1,)))
+reveal_type(group.reduce(count, (1,), op="mean"))
+reveal_type(group.remote(torch.nn.Linear, (1, 2)))
+reveal_type(group.remote(torch.nn.Linear, (1, 2))[0].to_here())
+reveal_type(group.broadcast(x).to_here())
+reveal_type(group.broadcast(x).call(count))
+reveal_type([future.wait() for _, future in group.as_completed(late, (1,))])
+reveal_type([item for _, item in group.stream(several, (1,))])
+reveal_type(list(rpc.stream("w", several, (1,))))
+reveal_type(rpc.stream("w", several_late, (1,)))
+group.call(count, (1,))[0].upper()
 hvd.allreduse(x)
 rpc.rpc_synk("w", hvd.rank)
 optim.DistributedOptimiser
@@ -87,6 +118,20 @@ REVEALED = [
     "int",
     None,
     "str",
+    "list[int]",
+    "list[str]",
+    "list[int]",
+    "list[str]",
+    "int",
+    "Any",
+    "lockstitch.rpc.worker_groups.references.RRefGroup[torch.nn.modules.linear.Linear]",
+    "torch.nn.modules.linear.Linear",
+    "list[torch._tensor.Tensor]",
+    "list[int]",
+    "list[str]",
+    "list[int]",
+    "list[int]",
+    "lockstitch.rpc.worker_groups.streams.Stream[str]",
 ]
 
 
@@ -189,5 +234,5 @@ def test_a_program_that_uses_every_public_name_passes_a_strict_type_checker(tmp_
     for found, expected in zip(revealed, REVEALED, strict=True):
         assert expected in (None, found)
     missing = re.findall(r'no attribute "(\w+)"', output)
-    assert missing == ["allreduse", "rpc_synk", "DistributedOptimiser", "explain_weights"]
+    assert missing == ["upper", "allreduse", "rpc_synk", "DistributedOptimiser", "explain_weights"]
     assert output.count("error:") == len(missing), output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from torch.autograd.profiler import record_function
 
@@ -22,7 +22,16 @@ from lockstitch.runtime.worker import current_worker
 from lockstitch.wire.messages import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Callable,
+        Coroutine,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
+
+    import torch
 
     from lockstitch.ids import WorkerInfo
     from lockstitch.rpc.worker_groups.reductions import Operation
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
 
     Function = Callable[..., Any]
 
-S = TypeVar("S")
+T = TypeVar("T")
 
 
 class OfOneWorker(ABC):
@@ -53,6 +62,30 @@ class Calls(ABC):
     ) -> list[WhatToCall]:
         """What is called on each of the workers."""
 
+    @overload
+    def call(
+        self,
+        func: Callable[..., torch.futures.Future[T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> list[T]: ...
+    @overload
+    def call(
+        self,
+        func: Callable[..., Coroutine[Any, Any, T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> list[T]: ...
+    @overload
+    def call(
+        self,
+        func: Callable[..., T],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> list[T]: ...
     def call(
         self,
         func: Function,
@@ -69,6 +102,30 @@ class Calls(ABC):
         """
         return self.call_async(func, args, kwargs, timeout).wait()
 
+    @overload
+    def call_async(
+        self,
+        func: Callable[..., torch.futures.Future[T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> GroupFuture[T]: ...
+    @overload
+    def call_async(
+        self,
+        func: Callable[..., Coroutine[Any, Any, T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> GroupFuture[T]: ...
+    @overload
+    def call_async(
+        self,
+        func: Callable[..., T],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> GroupFuture[T]: ...
     def call_async(
         self,
         func: Function,
@@ -86,6 +143,30 @@ class Calls(ABC):
                 futures.append(future)
         return GroupFuture(self.workers, futures)
 
+    @overload
+    def as_completed(
+        self,
+        func: Callable[..., torch.futures.Future[T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> Iterator[tuple[WorkerInfo, Future[T]]]: ...
+    @overload
+    def as_completed(
+        self,
+        func: Callable[..., Coroutine[Any, Any, T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> Iterator[tuple[WorkerInfo, Future[T]]]: ...
+    @overload
+    def as_completed(
+        self,
+        func: Callable[..., T],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> Iterator[tuple[WorkerInfo, Future[T]]]: ...
     def as_completed(
         self,
         func: Function,
@@ -97,6 +178,46 @@ class Calls(ABC):
         answered, or failed. All calls are made at once."""
         return self.call_async(func, args, kwargs, timeout).as_completed()
 
+    @overload
+    def reduce(
+        self,
+        func: Function,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        *,
+        op: Literal["mean"],
+    ) -> Any: ...
+    @overload
+    def reduce(
+        self,
+        func: Callable[..., torch.futures.Future[T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        *,
+        op: str | Operation = "sum",
+    ) -> T: ...
+    @overload
+    def reduce(
+        self,
+        func: Callable[..., Coroutine[Any, Any, T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        *,
+        op: str | Operation = "sum",
+    ) -> T: ...
+    @overload
+    def reduce(
+        self,
+        func: Callable[..., T],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        *,
+        op: str | Operation = "sum",
+    ) -> T: ...
     def reduce(
         self,
         func: Function,
@@ -117,6 +238,26 @@ class Calls(ABC):
         operation_of(op)
         return reduce(self.call(func, args, kwargs, timeout), op, self.workers)
 
+    @overload
+    def stream(
+        self,
+        func: Callable[..., AsyncIterator[T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        *,
+        window: int = DEFAULT_WINDOW,
+    ) -> GroupStream[T]: ...
+    @overload
+    def stream(
+        self,
+        func: Callable[..., Iterator[T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+        *,
+        window: int = DEFAULT_WINDOW,
+    ) -> GroupStream[T]: ...
     def stream(
         self,
         func: Function,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from lockstitch.ids import WorkerInfo
 from lockstitch.memory.host_copies import HostCopies
@@ -20,12 +20,17 @@ from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+
+    import torch
 
     from lockstitch.rpc.worker_groups.selection import Workers
     from lockstitch.runtime.packing import WhatToCall
 
     Function = Callable[..., Any]
+
+
+T = TypeVar("T")
 
 
 class Group(Calls, Sequence[WorkerInfo]):
@@ -106,6 +111,36 @@ class Group(Calls, Sequence[WorkerInfo]):
     ) -> list[WhatToCall]:
         return for_each(self.workers, func, args, kwargs)
 
+    @overload
+    def map(
+        self,
+        func: Callable[..., torch.futures.Future[T]],
+        items: Iterable[Any],
+        timeout: float = UNSET_RPC_TIMEOUT,
+        *,
+        in_flight: int = 1,
+        reassign: bool = False,
+    ) -> list[T]: ...
+    @overload
+    def map(
+        self,
+        func: Callable[..., Coroutine[Any, Any, T]],
+        items: Iterable[Any],
+        timeout: float = UNSET_RPC_TIMEOUT,
+        *,
+        in_flight: int = 1,
+        reassign: bool = False,
+    ) -> list[T]: ...
+    @overload
+    def map(
+        self,
+        func: Callable[..., T],
+        items: Iterable[Any],
+        timeout: float = UNSET_RPC_TIMEOUT,
+        *,
+        in_flight: int = 1,
+        reassign: bool = False,
+    ) -> list[T]: ...
     def map(
         self,
         func: Function,
@@ -134,13 +169,37 @@ class Group(Calls, Sequence[WorkerInfo]):
 
         return run_map(begin, items, self.workers, in_flight, reassigns=reassign)
 
+    @overload
+    def remote(
+        self,
+        func: Callable[..., torch.futures.Future[T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> RRefGroup[T]: ...
+    @overload
+    def remote(
+        self,
+        func: Callable[..., Coroutine[Any, Any, T]],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> RRefGroup[T]: ...
+    @overload
+    def remote(
+        self,
+        func: Callable[..., T],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> RRefGroup[T]: ...
     def remote(
         self,
         func: Function,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> RRefGroup:
+    ) -> RRefGroup[Any]:
         """Like `call`, but leaves each result where it is; returns references to them at once.
 
         As with `rpc.remote`, what goes wrong in making a value is raised where it is used.
@@ -155,7 +214,7 @@ class Group(Calls, Sequence[WorkerInfo]):
                 ]
             )
 
-    def broadcast(self, value: Any, timeout: float = UNSET_RPC_TIMEOUT) -> RRefGroup:
+    def broadcast(self, value: T, timeout: float = UNSET_RPC_TIMEOUT) -> RRefGroup[T]:
         """Gives each worker a copy of `value`; returns references to the copies at once.
 
         `value`: a tensor, or anything that can be sent. Inside an autograd context the copies of a

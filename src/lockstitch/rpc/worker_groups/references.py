@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
 from lockstitch.rpc.worker_groups.calls import Calls, OfOneWorker, for_each
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     Function = Callable[..., Any]
 
 
-class RRefGroup(Calls, OfOneWorker, Sequence[RRef[Any]]):
+T = TypeVar("T")
+
+
+class RRefGroup(Calls, OfOneWorker, Sequence[RRef[T]]):
     """References to a value on each worker of a group, in the order of their ranks, as
     `Group.remote` and `Group.broadcast` return them.
 
@@ -37,7 +40,7 @@ class RRefGroup(Calls, OfOneWorker, Sequence[RRef[Any]]):
     of the values by `call` and the like, whose `func` gets the value as its first argument.
     """
 
-    def __init__(self, rrefs: Sequence[RRef[Any]]) -> None:
+    def __init__(self, rrefs: Sequence[RRef[T]]) -> None:
         self._rrefs = tuple(sorted(rrefs, key=lambda rref: rref.owner().worker))
         self.workers = tuple(rref.owner() for rref in self._rrefs)
 
@@ -48,14 +51,14 @@ class RRefGroup(Calls, OfOneWorker, Sequence[RRef[Any]]):
     def __len__(self) -> int:
         return len(self._rrefs)
 
-    def __iter__(self) -> Iterator[RRef[Any]]:
+    def __iter__(self) -> Iterator[RRef[T]]:
         return iter(self._rrefs)
 
     @overload
-    def __getitem__(self, index: int) -> RRef[Any]: ...
+    def __getitem__(self, index: int) -> RRef[T]: ...
     @overload
-    def __getitem__(self, index: slice) -> RRefGroup: ...
-    def __getitem__(self, index: int | slice) -> RRef[Any] | RRefGroup:
+    def __getitem__(self, index: slice) -> RRefGroup[T]: ...
+    def __getitem__(self, index: int | slice) -> RRef[T] | RRefGroup[T]:
         """The reference at a place, or several of them. Raises `IndexError` where there is none."""
         chosen = self._rrefs[index]
         if isinstance(chosen, RRef):
@@ -75,7 +78,7 @@ class RRefGroup(Calls, OfOneWorker, Sequence[RRef[Any]]):
 
     # ------------------------------------------------------------ the values
 
-    def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> list[Any]:
+    def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> list[T]:
         """Copies of the values, by rank. Raises `GroupError` as `call` does."""
         return self.call(_value, timeout=timeout)
 
@@ -106,7 +109,7 @@ class RRefGroup(Calls, OfOneWorker, Sequence[RRef[Any]]):
 class GroupProxy:
     """Stands for the values of an `RRefGroup`: their methods can be called."""
 
-    def __init__(self, rrefs: RRefGroup, kind: CallKind, timeout: float) -> None:
+    def __init__(self, rrefs: RRefGroup[Any], kind: CallKind, timeout: float) -> None:
         self._rrefs = rrefs
         self._kind = kind
         self._timeout = timeout

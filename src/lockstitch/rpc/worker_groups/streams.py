@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import torch
 
@@ -234,6 +234,26 @@ def open_stream(
     return Stream(worker, source, callee, timeout, window)
 
 
+@overload
+def stream(
+    to: str | int | WorkerInfo,
+    func: Callable[..., AsyncIterator[T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    window: int = DEFAULT_WINDOW,
+) -> Stream[T]: ...
+@overload
+def stream(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Iterator[T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    window: int = DEFAULT_WINDOW,
+) -> Stream[T]: ...
 def stream(
     to: str | int | WorkerInfo,
     func: Callable[..., Any],
