@@ -105,7 +105,16 @@ class Settled:
 
 @record
 class Abandoned:
-    """The `RemoteCall` that claims `fork` failed or timed out: the owner may know of it or not."""
+    """The `RemoteCall` that claims `fork` timed out: the owner may know of it, now or later, or
+    not."""
+
+    fork: GlobalId
+
+
+@record
+class Failed:
+    """The `RemoteCall` that claims `fork` failed: nobody will make the value, and the objects that
+    stand for the fork cannot be used."""
 
     fork: GlobalId
 
@@ -206,6 +215,7 @@ UserEvent = (
     | Created
     | Settled
     | Abandoned
+    | Failed
     | Received
     | CameHome
     | Forked

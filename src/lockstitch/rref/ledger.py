@@ -149,7 +149,8 @@ class Ledger:
                 case Barren(reference):
                     why = RRefError(
                         f"a value that worker {self._worker.info.name!r} was to make was never "
-                        f"made: its maker died before it could ask ({reference})"
+                        "made: the call of rpc.remote that asks for it got lost, or its caller "
+                        f"died before ({reference})"
                     )
                     actions.calls.append(partial(self._shared[reference].fail, why))
         return actions

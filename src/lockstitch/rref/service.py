@@ -21,6 +21,7 @@ from lockstitch.rref.events import (
     Asked,
     CameHome,
     Dropped,
+    Failed,
     Forked,
     Received,
     Settled,
@@ -148,11 +149,13 @@ class ReferenceService(Home[RRef[Any]]):
             return
         if isinstance(error, RpcTimeoutError):
             fork.time_out()
-        elif isinstance(error, PeerDiedError) and self._agent.is_lost(fork.owner.worker):
+            self._ledger.tell_user_soon(Abandoned(fork.fork))
+            return
+        if isinstance(error, PeerDiedError) and self._agent.is_lost(fork.owner.worker):
             fork.orphan(error)
         else:
             fork.fail(error)
-        self._ledger.tell_user_soon(Abandoned(fork.fork))
+        self._ledger.tell_user_soon(Failed(fork.fork))
 
     # ------------------------------------------------------------ fetching them
 

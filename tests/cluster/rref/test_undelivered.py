@@ -8,10 +8,12 @@ import threading
 import pytest
 import torch
 
-from lockstitch.errors import LocalProtocolError, RpcTimeoutError, SerializationError
+from lockstitch.errors import LocalProtocolError, RpcTimeoutError, RRefError, SerializationError
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
+from lockstitch.testing.faults import Faults
 from lockstitch.wire.frames import DEFAULT_LIMITS
+from lockstitch.wire.messages import RemoteCall
 from tests.cluster.rref.programs import (
     Gate,
     add,
@@ -83,6 +85,40 @@ def test_a_value_is_made_although_its_user_has_given_up(cluster):
     assert eventually(lambda: references(cluster[1]).statistics().owned == 1)
     del rref
     assert eventually(lambda: nothing_is_held(cluster))
+
+
+class Held:
+    """What worker 2 was given, and does not let go of."""
+
+    rref = None
+
+
+def hold(rref) -> None:
+    Held.rref = rref
+
+
+def ask_without_limit(method: str):
+    rref = Held.rref
+    return rref.to_here(timeout=0) if method == "to_here" else rref.rpc_sync(timeout=0).bit_length()
+
+
+@pytest.mark.parametrize("method", ["to_here", "bit_length"])
+def test_who_waits_without_limit_for_a_value_whose_call_is_lost_gets_an_error(method):
+    faults = Faults()
+    with LocalCluster(3, faults=faults) as cluster, cluster[0].active():
+        faults.drop(RemoteCall)
+        rref = remote(cluster[1], add, 1, 2, timeout=0.5)
+        call = cluster[0].agent.outgoing.call_async
+        cluster[0].agent.outgoing.call(cluster[2].id, hold, (rref,))
+        asked = call(cluster[2].id, ask_without_limit, (method,), None, 0)
+        with pytest.raises(RpcTimeoutError):
+            rref._get_future().wait()
+        assert not asked.done()
+        del rref
+        with pytest.raises(RRefError, match=r"never made: the call of rpc.remote .* got lost"):
+            asked.wait()
+        Held.rref = None
+        assert eventually(lambda: nothing_is_held(cluster))
 
 
 def test_in_an_answer_that_comes_too_late(cluster):

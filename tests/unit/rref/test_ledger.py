@@ -91,7 +91,7 @@ def test_a_value_that_will_never_come_says_so(ledger):
     ledger.worker_lost(OTHER)
     ledger.tick(0.0)
     ledger.tick(100.0)
-    with pytest.raises(RRefError, match="its maker died before it could ask"):
+    with pytest.raises(RRefError, match="got lost, or its caller died"):
         fetched.get()
 
 

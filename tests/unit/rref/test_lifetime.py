@@ -16,6 +16,7 @@ from lockstitch.rref.events import (
     Confirm,
     Created,
     Dropped,
+    Failed,
     Forked,
     Free,
     Keep,
@@ -61,11 +62,12 @@ def confirmed_user() -> UserSide:
 
 def test_owner_keeps_a_shared_value_until_the_last_fork_is_deleted():
     owner = OwnerSide()
-    assert owner.handle(Shared(REFERENCE, FORK, USER)) == [Keep(REFERENCE)]
-    assert owner.handle(Shared(REFERENCE, CHILD, OTHER)) == []
-    assert owner.handle(Arrived(USER, deletion(0, 0, FORK))) == [Send(USER, DeletionsNoted(0))]
-    assert owner.handle(Arrived(OTHER, deletion(0, 0, CHILD))) == [
-        Free(REFERENCE),
+    assert owner.handle(Shared(HOMEMADE, FORK, USER)) == [Keep(HOMEMADE)]
+    assert owner.handle(Shared(HOMEMADE, CHILD, OTHER)) == []
+    first, second = (ForksDeleted(0, 0, ((HOMEMADE, fork),)) for fork in (FORK, CHILD))
+    assert owner.handle(Arrived(USER, first)) == [Send(USER, DeletionsNoted(0))]
+    assert owner.handle(Arrived(OTHER, second)) == [
+        Free(HOMEMADE),
         Send(OTHER, DeletionsNoted(0)),
     ]
     assert owner.forks == {}
@@ -133,6 +135,36 @@ def test_a_timed_out_call_that_came_first_is_counted_until_its_deletion():
     user.handle(Abandoned(FORK))
     (send,) = user.handle(Dropped((FORK,)))
     assert Free(REFERENCE) in owner.handle(Arrived(USER, send.message))
+
+
+def test_who_waits_for_a_value_whose_call_was_lost_is_told():
+    owner, user = OwnerSide(), UserSide()
+    user.handle(Created(REFERENCE, FORK, OWNER))
+    owner.handle(Asked(USER, REFERENCE, FORK, 0))
+    owner.handle(Arrived(OTHER, ForkRequest(REFERENCE, CHILD, 0)))
+    (send,) = user.handle(Failed(FORK))  # its objects may be held for long
+    assert user.handle(Dropped((FORK,))) == []
+    noted = Send(USER, DeletionsNoted(0))
+    assert owner.handle(Arrived(USER, send.message)) == [Barren(REFERENCE), noted]
+    assert owner.handle(Called(USER, REFERENCE, FORK, 0)) == []
+    assert owner.handle(Arrived(USER, send.message)) == [Barren(REFERENCE), noted]  # again
+
+
+def test_a_value_that_has_begun_is_not_given_up_with_its_caller():
+    owner, user = OwnerSide(), UserSide()
+    user.handle(Created(REFERENCE, FORK, OWNER))
+    owner.handle(Called(USER, REFERENCE, FORK, 0))
+    owner.handle(Arrived(OTHER, ForkRequest(REFERENCE, CHILD, 0)))
+    (send,) = user.handle(Failed(FORK))
+    assert owner.handle(Arrived(USER, send.message)) == [Send(USER, DeletionsNoted(0))]
+
+
+def test_a_fork_that_failed_leaves_when_its_child_is_accepted():
+    user = confirmed_user()
+    user.handle(Forked(FORK, CHILD, OTHER))
+    assert user.handle(Failed(FORK)) == []
+    first, second = user.handle(Arrived(OTHER, ChildAccept(CHILD)))
+    assert {first.message, second.message} == {deletion(0, 1, FORK), ChildNoted(CHILD)}
 
 
 # ---------------------------------------------------------------- user → user

@@ -27,6 +27,7 @@ from lockstitch.rref.events import (
     CameHome,
     Created,
     Dropped,
+    Failed,
     Forked,
     Free,
     Received,
@@ -138,6 +139,7 @@ class Workers:
         "fetch",
         "drop",
         "time_out",
+        "fail",
         "let_time_pass",
         "deliver",
         "deliver",
@@ -147,6 +149,8 @@ class Workers:
     )
 
     def __init__(self) -> None:
+        self.failed: set[GlobalId] = set()
+        """Forks whose call has failed."""
         self.nodes = {WorkerId(rank, 0): Node(WorkerId(rank, 0)) for rank in range(WORKERS)}
         self.network: list[Packet] = []
         self.handles: list[Handle] = []
@@ -191,7 +195,7 @@ class Workers:
 
     def is_usable(self, handle: Handle) -> bool:
         state = self.nodes[handle.at].user.state(handle.fork)
-        return state is not State.ABANDONED
+        return state is not State.ABANDONED and handle.fork not in self.failed
 
     def run(self, schedule: list[tuple[str, int, int]]) -> None:
         for step, first, second in schedule:
@@ -241,7 +245,7 @@ class Workers:
         if handle.fork is None:
             return True
         state = self.nodes[handle.at].user.state(handle.fork)
-        return state in (State.PENDING, State.CONFIRMED)
+        return state in (State.PENDING, State.CONFIRMED) and handle.fork not in self.failed
 
     def fetch(self, which: int, _: int) -> None:
         users = [each for each in self.handles if each.fork is not None and self.can_send(each)]
@@ -261,6 +265,15 @@ class Workers:
             self.tell_user(self.nodes[handle.at], Dropped((handle.fork,)))
 
     def time_out(self, which: int, _: int) -> None:
+        handle = self.one_created(which)
+        self.tell_user(self.nodes[handle.at], Abandoned(handle.fork))
+
+    def fail(self, which: int, _: int) -> None:
+        handle = self.one_created(which)
+        self.failed.add(handle.fork)
+        self.tell_user(self.nodes[handle.at], Failed(handle.fork))
+
+    def one_created(self, which: int) -> Handle:
         created = [
             handle
             for handle in self.handles
@@ -269,8 +282,7 @@ class Workers:
             and handle.owner != handle.at
             and handle.fork.counter == handle.reference.counter + 1
         ]
-        handle = self.pick(created, which)
-        self.tell_user(self.nodes[handle.at], Abandoned(handle.fork))
+        return self.pick(created, which)
 
     def let_time_pass(self, at: int, _: int) -> None:
         node = self.living(at)

@@ -40,6 +40,9 @@ each user numbers its claims (*serial*). A batch of deletions carries the *floor
 serial whose claim is unsettled, and a deletion waits until the floor has passed its own serial. So
 the owner can refuse every unknown fork below the floor, and remembers one number for each user.
 A `RemoteCall` that timed out counts as settled: if the call comes after a deletion it is refused.
+So whoever else waits for the value is told that it will not come (`Barren`) when its maker's forks
+are deleted before the call has come. They are as soon as the call fails, and with their objects
+where it timed out, since then it may still come.
 
 A death takes away what a worker held and what it answered for. Forks that it had passed on may
 still be under way, so the owner, and parents that wait for it, let `GRACE_SECONDS` go by first.

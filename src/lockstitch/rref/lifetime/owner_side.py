@@ -27,7 +27,7 @@ from lockstitch.rref.events import (
 from lockstitch.wire.messages import DeletionsNoted, ForkAccept, ForkRequest, ForksDeleted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from lockstitch.ids import GlobalId, WorkerId
 
@@ -70,7 +70,8 @@ class OwnerSide:
                     todo.append(Send(user, ForkAccept(fork)))
             case Arrived(user, ForksDeleted(batch, floor, forks)):
                 self._floors[user] = max(floor, self._floors.get(user, 0))
-                todo += [*self._remove(forks), Send(user, DeletionsNoted(batch))]
+                barren = self._given_up(user, forks)
+                todo += [*barren, *self._remove(forks), Send(user, DeletionsNoted(batch))]
             case Asked(user, reference, fork, serial):
                 todo += self._claim(user, reference, fork, serial)
             case Called(user, reference, fork, serial):
@@ -121,6 +122,23 @@ class OwnerSide:
                 self._begun.discard(reference)
                 freed.append(Free(reference))
         return freed
+
+    def _given_up(
+        self, user: WorkerId, deleted: Sequence[tuple[GlobalId, GlobalId]]
+    ) -> list[OwnerInstruction]:
+        """Values that `user` was to have made here, and is done with before its call has come: the
+        floor has passed the call, which would be refused."""
+        gone = frozenset(deleted)
+        return [
+            Barren(reference)
+            for reference in dict.fromkeys(reference for reference, _ in deleted)
+            if reference.worker == user and reference not in self._begun
+            if all(
+                holder != user or (reference, fork) in gone
+                for fork, holder in self.forks.get(reference, {}).items()
+            )
+            and reference in self.forks
+        ]
 
     def _reclaim(self, dead: WorkerId) -> list[OwnerInstruction]:
         """G3, once the forks that `dead` had passed on have had their time to report."""

@@ -18,6 +18,7 @@ from lockstitch.rref.events import (
     Confirm,
     Created,
     Dropped,
+    Failed,
     Forked,
     Orphan,
     Received,
@@ -153,10 +154,11 @@ class UserSide:
                 self._claim(reference, fork, owner, None)  # the RemoteCall itself claims it first
             case Received():
                 todo += self._received(event)
-            case Settled(fork):
-                todo += self._settle(fork, State.CONFIRMED)
-            case Abandoned(fork):
-                todo += self._settle(fork, State.ABANDONED)
+            case Settled(fork) | Abandoned(fork):
+                is_counted = isinstance(event, Settled)
+                todo += self._settle(fork, State.CONFIRMED if is_counted else State.ABANDONED)
+            case Failed(fork):
+                todo += self._give_up(fork)
             case CameHome(fork, parent):
                 todo += self._accept(fork, parent)
             case Forked(parent, child, to) if parent in self._forks and to not in self._dead:
@@ -226,6 +228,18 @@ class UserSide:
         accepted = self._accept(fork, entry.parent) if entry.parent is not None else []
         self._leave_if_done(fork, entry)
         return [*confirmed, *accepted, *self._delete(entry.owner)]
+
+    def _give_up(self, fork: GlobalId) -> list[UserInstruction]:
+        """No object can be used that stands for it: the owner hears of that now, since others may
+        wait for the value."""
+        entry = self._forks.get(fork)
+        if entry is None:
+            return []
+        entry.handles = 0
+        if entry.state is State.PENDING:
+            return self._settle(fork, State.ABANDONED)
+        self._leave_if_done(fork, entry)
+        return self._delete(entry.owner)
 
     def _accept(self, fork: GlobalId, parent: WorkerId) -> list[UserInstruction]:
         if parent in self._dead:
