@@ -6,7 +6,8 @@ A drop-in for `torch.distributed.autograd`, which has no `grad` and no higher de
 How it works, in the order in which one reads it:
 
     api.py          the face; compat.py has the underscore names of the original
-    service.py      a worker's passes, begun and ended; routes the messages between workers
+    service.py      what a worker does for them: contexts, and passes begun
+    passes.py       a worker's passes, and the messages between workers that belong to them
     contexts.py     its contexts, from the first message to the release
     releases.py     telling other workers that a context is over
     context.py      what one worker remembers of one forward, and its gradients
@@ -20,7 +21,7 @@ How it works, in the order in which one reads it:
     decisions.py    when a component runs
     engine.py       how it runs, in torch's own engine
     replicas.py     gradients that several ranks share: DistributedDataParallel in a context
-    progress.py     how far a component is
+    progress.py     how far components are
     emission.py     what a run sends
     backward.py     one worker's part of one pass
     conductor.py    who conducts the pass, as those see it who take part

@@ -110,6 +110,9 @@ def backward(
             f"tensors, retain_graph: bool = False), got ({context_id!r}, {roots!r}){advice}"
         )
     _check_mode(mode)
+    if not torch.is_inference_mode_enabled():
+        service().backward(context_id, roots, retain_graph, mode, create_graph)
+        return
     with _outside_inference_mode():
         service().backward(context_id, roots, retain_graph, mode, create_graph)
 

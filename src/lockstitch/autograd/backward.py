@@ -11,65 +11,44 @@ One lock guards the state; it is never held while something is sent, run or walk
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
-
-import torch
 
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.autograd.conductor import NOBODY
 from lockstitch.autograd.decisions import Decision, decide
 from lockstitch.autograd.discovery import find_reach
-from lockstitch.autograd.emission import Emission, compact
-from lockstitch.autograd.engine import ComponentRun
+from lockstitch.autograd.emission import Emission, GradientComposer
+from lockstitch.autograd.engine import RUNNING, ComponentRun
 from lockstitch.autograd.graph import find_components
 from lockstitch.autograd.listening import Sleeper
 from lockstitch.autograd.narrowing import find_ends
 from lockstitch.autograd.observing import note_gradients
-from lockstitch.autograd.progress import Phase, Progress
+from lockstitch.autograd.progress import Components, Phase
 from lockstitch.autograd.stitch import RECEIVE_NODE, received_message
 from lockstitch.autograd.termination import PassStatus
-from lockstitch.errors import DistAutogradError
-from lockstitch.wire.encodings import NOTHING
-from lockstitch.wire.messages import Gradient, Payload
+from lockstitch.errors import DistAutogradError, LockstitchError
+from lockstitch.wire.messages import Gradient
+from lockstitch.wire.messages import Reach as AskedReach
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from lockstitch.autograd.conductor import Conductor, PassOptions, Task
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.discovery import Parts, Reach
+    from lockstitch.autograd.emission import Sew
     from lockstitch.autograd.graph import Entry, Gradients
     from lockstitch.autograd.messaging import Participant
+    from lockstitch.autograd.progress import Progress
     from lockstitch.autograd.stitch import Receive
-    from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.ids import GlobalId
     from lockstitch.runtime.pending import Pending
-    from lockstitch.wire.messages import Stitch
-
-Sew = Callable[["DistAutogradContext", "WorkerId", "Gradients"], "Stitch"]
-"""Records that gradients with a history leave for a worker; `Stitcher.sew`."""
 
 _LONG_GRAPH: Final = 5_000
 """From so many nodes on, a component runs in a thread of its own. That takes a tenth less time than
 in the thread that made the graph: glibc gives each thread an arena of its own, and what the forward
 pass left in one stands in the way of the many small blocks of the backward pass."""
-
-
-class _Running(threading.local):
-    """The context that this thread runs a component of."""
-
-    context: DistAutogradContext | None = None
-
-
-_running = _Running()
-
-
-def is_run_by_this_thread(context: DistAutogradContext) -> bool:
-    """Returns whether the calling code is part of a backward pass of `context`: a hook, for
-    example."""
-    return _running.context is context
 
 
 class BackwardPass:
@@ -78,12 +57,10 @@ class BackwardPass:
 
     # Many passes never get other values, and then these cost nothing.
     _roots: Entry | None = None
-    _components: dict[GlobalId | None, Progress] | None = None
+    _components: Components | None = None
     _parts: Parts | None = None
     _has_asked = False
     _failure: BaseException | None = None
-    _settled: list[set[GlobalId | None]] = []  # noqa: RUF012 - never added to
-    """What `arrived` tells of when the pass is over."""
     _sent = 0
     received = 0
     """How many gradients have come so far."""
@@ -97,7 +74,7 @@ class BackwardPass:
         sew: Sew,
     ) -> None:
         self.options = options
-        self._sew = sew
+        self._composer = GradientComposer(context, options, sew)
         self._worker = worker
         self._messaging = worker.agent
         self._context = context
@@ -106,6 +83,8 @@ class BackwardPass:
         self._sleepers: list[Pending] = []
         self._walking = threading.Lock()
         self._entries: list[Entry] = []
+        self._settled: set[GlobalId | None] = set()
+        """The stitches for which gradients, or null tokens, have come."""
         self._inbox: list[Gradient] = []
         self._selection = context.selection_of(options.id) if options.selects else None
         """What the pass wants here; None: all leaves."""
@@ -124,7 +103,8 @@ class BackwardPass:
                 self._roots = None
                 return None
             assert self._components is not None
-            progress = self._components[None]
+            progress = self._components.get(None)
+            assert progress is not None
             progress.settle_roots(gradients)
             return self._decide(progress, is_callers_thread=True)
 
@@ -151,15 +131,19 @@ class BackwardPass:
                 return []
             self._parts = parts
             self._wanted = None if self._selection is None else wanted
-            self._narrow(self._components or {})
+            self._narrow(self._components)
             self._wake_waiting()
-            waiting = [
-                progress
-                for progress in dict.fromkeys((self._components or {}).values())
-                if progress.phase is Phase.WAITING and progress.settled
+            waiting = [] if self._components is None else self._components.waiting
+            decided = [
+                (each, self._decide(each)) for each in waiting if each.phase is Phase.WAITING
             ]
-            tasks = [self._decide(progress) for progress in waiting]
-        return [task for task in tasks if task is not None]
+        tasks = []
+        for progress, task in decided:
+            if task is not None and progress.has_roots:
+                task()  # which hands them over
+            elif task is not None:
+                tasks.append(task)
+        return tasks
 
     def find_reach(self) -> Reach:
         """The answer to the initiator's question. Walks the graph."""
@@ -169,10 +153,27 @@ class BackwardPass:
         chosen = {(edge.node, edge.output_nr) for edge in edges}
         return find_reach(self._entries, received_message, chosen)
 
+    def tell_reach(self) -> None:
+        """Sends that answer to the initiator."""
+        try:
+            reach = self.find_reach()
+        except Exception as error:  # noqa: BLE001 - raised by `backward`, on the initiator
+            self.abandon(error)
+            return
+        with contextlib.suppress(LockstitchError):  # if the initiator is gone, so is the pass
+            self._conductor.send(
+                self.options.initiator, AskedReach(self._context.id, self.options.id, *reach)
+            )
+
+    @property
+    def has_exchanged(self) -> bool:
+        """Whether this worker has sent or received gradients in this pass."""
+        return bool(self._sent or self.received)
+
     def status(self) -> PassStatus:
         """Where this worker stands; see `termination`."""
         with self._lock:
-            components = list(dict.fromkeys((self._components or {}).values()))
+            components = tuple(self._components or ())
             return PassStatus(
                 self._sent,
                 self.received,
@@ -183,22 +184,15 @@ class BackwardPass:
     def arrived(self) -> list[GlobalId]:
         """For which stitches gradients, or word that there are none, have come."""
         with self._lock:
-            settled = [each for part in self._settled_parts() for each in part]
-        return [each for each in settled if each is not None]
-
-    def _settled_parts(self) -> list[set[GlobalId | None]]:
-        if self._failure is not None:
-            return self._settled
-        return [progress.settled for progress in (self._components or {}).values()]
+            return [each for each in self._settled if each is not None]
 
     def fail(self, error: BaseException) -> bool:
         """Frees whatever waits; what comes from now on is ignored. False: it had ended before."""
         with self._lock:
             if self._failure is not None:
                 return False
-            self._settled = self._settled_parts()
             self._failure = error
-            self._components = {}
+            self._components = Components((), self._settled)
             self._inbox.clear()
             self._entries = []
             self._roots = None
@@ -227,11 +221,7 @@ class BackwardPass:
             sends = reversed(self._context.sends)
             entries = [] if self._roots is None else [self._roots]
             entries.extend(send.entry() for send in sends)
-            components: dict[GlobalId | None, Progress] = {}
-            for component in find_components(entries, RECEIVE_NODE):
-                progress = Progress(component)
-                for entry in component.entries:
-                    components[entry.message] = progress
+            components = Components(find_components(entries, RECEIVE_NODE), self._settled)
             with self._lock:
                 if self._failure is not None:
                     return []
@@ -243,11 +233,12 @@ class BackwardPass:
 
     # ------------------------------------------------------------ deciding (the lock is held)
 
-    def _narrow(self, components: Mapping[GlobalId | None, Progress]) -> None:
+    def _narrow(self, components: Components | None) -> None:
         """Once it is known what a pass that selects needs of them."""
-        if self._selection is not None and (self._parts is not None or self.options.fast):
-            for progress in dict.fromkeys(components.values()):
-                progress.narrow(self._selection, self._wanted)
+        if self._selection is None or components is None:
+            return
+        if self._parts is not None or self.options.fast:
+            components.narrow(self._selection, self._wanted)
 
     def _place(self, message: Gradient) -> Task | None:
         assert self._components is not None
@@ -257,7 +248,7 @@ class BackwardPass:
                 self.abandon,
                 DistAutogradError(f"a gradient came for {message.message}, which was never sent"),
             )
-        if message.message in progress.settled:
+        if message.message in self._settled:
             return None  # repeated
         progress.settle(message)
         if progress.phase is Phase.WAITING:
@@ -273,6 +264,9 @@ class BackwardPass:
             return None  # it has been asked for them
         decision = decide(progress.component, progress.arrived, self._parts, options.fast)
         if decision is Decision.RUN or decision is Decision.BLOCK:
+            if decision is Decision.BLOCK:
+                assert self._components is not None
+                self._components.join_to(progress, self._parts, options.fast)
             progress.phase = Phase.RUNNING
             task = progress.task = partial(self._run, progress, decision is Decision.BLOCK)
             if progress.has_roots:
@@ -299,7 +293,7 @@ class BackwardPass:
         is_distant = self._conductor.is_distant
         options = self.options
         emission = Emission(component, self._post_now, is_distant and not blocking)
-        outer, _running.context = _running.context, context
+        outer, RUNNING.context = RUNNING.context, context
         begun = RECORDER.begin()
         try:
             try:
@@ -331,7 +325,7 @@ class BackwardPass:
         except BaseException as error:  # noqa: BLE001 - raised by `backward`, on the initiator
             self.abandon(error)
         finally:
-            _running.context = outer
+            RUNNING.context = outer
 
     def _run_in_its_own_thread(self, task: Task) -> None:
         def run() -> None:
@@ -359,18 +353,18 @@ class BackwardPass:
     def _wait(self, progress: Progress, entry: Entry) -> Gradients | None:
         """Blocks until it is known what comes for `entry`: gradients, or none."""
         progress.waits_for = entry
-        while (sleeper := self._fall_asleep(progress, entry)) is not None:
-            if not self._conductor.sleep(sleeper):
+        while (sleeper := self._fall_asleep(entry)) is not None:
+            if not self._conductor.sleep(sleeper, knows_parts=self._parts is not None):
                 self._conductor.waited_too_long()
         progress.waits_for = None
         with self._lock:
             self._raise_failure()
             return progress.arrived.get(entry.message)
 
-    def _fall_asleep(self, progress: Progress, entry: Entry) -> Pending | None:
+    def _fall_asleep(self, entry: Entry) -> Pending | None:
         """Returns what will be finished when something changes; None once `entry` is settled."""
         with self._lock:
-            if self._failure is not None or entry.message in progress.settled:
+            if self._failure is not None or entry.message in self._settled:
                 return None
             if self._parts is not None and entry.message not in self._parts:
                 return None
@@ -438,27 +432,10 @@ class BackwardPass:
         consumed: tuple[GlobalId, ...] = (),
     ) -> None:
         begun = RECORDER.begin()
-        options, message, conductor = self.options, receive.message, self._conductor
-        worker, stitch = message.worker, None
-        if gradients is not None and options.create_graph:
-            with torch.enable_grad():
-                gradients = tuple([compact(gradient) for gradient in gradients])
-                stitch = self._sew(self._context, worker, gradients)
-        elif gradients is not None:
-            gradients = tuple([compact(gradient) for gradient in gradients])
-        conductor.send(
-            worker,
-            Gradient(
-                self._context.id,
-                options.id,
-                options.flags,
-                conductor.listens_to(worker),
-                message,
-                emitted,
-                consumed,
-                stitch,
-                Payload(NOTHING, b"", gradients or ()),
-            ),
-        )
+        conductor, worker = self._conductor, receive.message.worker
+        report = emitted, consumed
+        listens = conductor.listens_to(worker)
+        conductor.send(worker, self._composer.compose(receive, gradients, report, listens))
         if begun:
-            note_gradients(begun, "gradient sent", self._worker.name, message, gradients or ())
+            me = self._worker.name
+            note_gradients(begun, "gradient sent", me, receive.message, gradients or ())

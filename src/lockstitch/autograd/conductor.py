@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from lockstitch.autograd.listening import Listening
 from lockstitch.errors import ConnectionLostError, LockstitchError
@@ -32,37 +32,28 @@ LONG_WAIT_SECONDS: Final = 0.001
 nobody needs to know. The question costs little, but on machines that have nothing to spare."""
 
 
-class PassOptions(NamedTuple):
+class PassOptions:
     """What all workers must know of a pass: its name, and how it is run, as a sum of the flags in
-    `wire.messages.backward`."""
+    `wire.messages.backward`. Each worker makes one for each pass, and asks it often."""
 
-    id: GlobalId
-    flags: int
+    __slots__ = ("create_graph", "fast", "flags", "id", "initiator", "retain_graph", "selects")
 
-    @property
-    def retain_graph(self) -> bool:
-        """Whether the graph is kept for further passes."""
-        return bool(self.flags & RETAIN_GRAPH)
-
-    @property
-    def create_graph(self) -> bool:
-        """Whether the gradients have a history themselves."""
-        return bool(self.flags & CREATE_GRAPH)
-
-    @property
-    def fast(self) -> bool:
-        """Whether all that was sent is assumed to take part."""
-        return bool(self.flags & FAST)
-
-    @property
-    def selects(self) -> bool:
-        """Whether only the gradients of chosen tensors are wanted; see `narrowing`."""
-        return bool(self.flags & SELECTS)
-
-    @property
-    def initiator(self) -> WorkerId:
+    def __init__(self, identifier: GlobalId, flags: int) -> None:
+        self.id = identifier
+        self.flags = flags
+        self.initiator: WorkerId = identifier.worker
         """The worker that called `backward`."""
-        return self.id.worker
+        self.retain_graph = flags & RETAIN_GRAPH != 0
+        """Whether the graph is kept for further passes."""
+        self.create_graph = flags & CREATE_GRAPH != 0
+        """Whether the gradients have a history themselves."""
+        self.fast = flags & FAST != 0
+        """Whether all that was sent is assumed to take part."""
+        self.selects = flags & SELECTS != 0
+        """Whether only the gradients of chosen tensors are wanted; see `narrowing`."""
+
+    def __repr__(self) -> str:
+        return f"PassOptions({self.id!r}, {self.flags})"
 
 
 def flags_of(retain_graph: bool, create_graph: bool, mode: str) -> int:
@@ -91,9 +82,9 @@ class Conductor(Protocol):
         (`runtime.reply_side_push`)."""
         ...
 
-    def sleep(self, sleeper: Pending) -> bool:
-        """Blocks a run until `sleeper` is finished; returns False when `long_wait_seconds` are over
-        before."""
+    def sleep(self, sleeper: Pending, *, knows_parts: bool) -> bool:
+        """Blocks a run until `sleeper` is finished; returns False when it has waited for long
+        before, and may have to ask. It `knows_parts` where it has been told who takes part."""
         ...
 
     def waited_too_long(self) -> None:
@@ -135,7 +126,7 @@ class NoConductor:
         """Returns False: the pass has ended."""
         return False
 
-    def sleep(self, _sleeper: Pending) -> bool:
+    def sleep(self, _sleeper: Pending, *, knows_parts: bool) -> bool:  # noqa: ARG002
         """Returns at once: there is nothing to wait for."""
         return True
 
@@ -186,15 +177,17 @@ class RemoteInitiator:
         """Returns False: only the initiator reads what is pushed."""
         return False
 
-    def long_wait_seconds(self) -> float | None:
+    def long_wait_seconds(self, *, knows_parts: bool) -> float | None:
         """Returns how long a run waits before it asks; None: for ever. A fast pass needs no parts,
         and the initiator sees if it is stuck."""
-        return None if self._has_asked or self._options.fast else LONG_WAIT_SECONDS
+        never_asks = knows_parts or self._has_asked or self._options.fast
+        return None if never_asks else LONG_WAIT_SECONDS
 
-    def sleep(self, sleeper: Pending) -> bool:
+    def sleep(self, sleeper: Pending, *, knows_parts: bool) -> bool:
         """See `Conductor.sleep`."""
-        # To nobody: that is for the initiator.
-        return Listening(self._worker.agent).sleep(sleeper, self.long_wait_seconds())
+        # Listens to nobody: that is for the initiator.
+        seconds = self.long_wait_seconds(knows_parts=knows_parts)
+        return Listening(self._worker.agent).sleep(sleeper, seconds)
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """Sends a message of the pass; pushes it where the initiator listens."""

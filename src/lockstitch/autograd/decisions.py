@@ -39,25 +39,34 @@ def decide(
     `arrived` maps entries to their gradients (None: a null token); the roots arrive at the start.
     `parts` says which sends take part, once that is known; in `fast` mode all do.
     """
-    entries = component.entries
-    if len(entries) == 1:
+    if len(component.entries) == 1:
         return Decision.RUN if arrived else Decision.WAIT
-    if fast:
-        expected = entries
-    elif parts is not None:
-        expected = tuple(
-            entry for entry in entries if entry.message is None or entry.message in parts
-        )
-        if not expected:
-            return Decision.IDLE
-    else:
+    if parts is None and not fast:
         return _decide_unknowing(component, arrived)
+    expected = _expected(component, parts, fast)
+    if not expected:
+        return Decision.IDLE
     if all(entry.message in arrived for entry in expected):
         return Decision.RUN
     # What a receive of this component hands out may come back to it: then it must run to receive.
     if component.receives and any(entry.message in arrived for entry in expected):
         return Decision.BLOCK
     return Decision.WAIT
+
+
+def may_block(component: Component, parts: Parts | None, fast: bool) -> bool:
+    """Returns whether it is known that a component which nothing has reached yet will have to wait
+    for several entries, and may have to do so inside."""
+    if not component.receives or (parts is None and not fast):
+        return False
+    return len(_expected(component, parts, fast)) > 1
+
+
+def _expected(component: Component, parts: Parts | None, fast: bool) -> tuple[Entry, ...]:
+    entries = component.entries
+    if fast or parts is None:
+        return entries
+    return tuple([each for each in entries if each.message is None or each.message in parts])
 
 
 def _decide_unknowing(

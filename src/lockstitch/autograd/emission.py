@@ -7,20 +7,27 @@ run: then it can carry the run's report, and the initiator need not be told sepa
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from lockstitch.devices.kinds import is_on_host
 from lockstitch.devices.streams import wait_for_current
+from lockstitch.wire.encodings import NOTHING
+from lockstitch.wire.messages import Gradient, Payload
 from lockstitch.wire.subclasses import is_kept_in_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from lockstitch.autograd.conductor import PassOptions
+    from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.graph import Component, Gradients
     from lockstitch.autograd.stitch import Receive
-    from lockstitch.ids import GlobalId
+    from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.wire.messages import Stitch
+
+Sew = Callable[["DistAutogradContext", "WorkerId", "Gradients"], "Stitch"]
+"""Records that gradients with a history leave for a worker; `Stitcher.sew`."""
 
 _MOST_COMPACTED: Final = 1024
 
@@ -73,6 +80,44 @@ class Emission:
             (receive, None) for receive in self._receives if receive.message not in self._fired
         ]
         return nulls + self._held
+
+
+class GradientComposer:
+    """Makes the messages of gradients of one pass."""
+
+    __slots__ = ("_context", "_options", "_sew")
+
+    def __init__(self, context: DistAutogradContext, options: PassOptions, sew: Sew) -> None:
+        self._context = context
+        self._options = options
+        self._sew = sew
+
+    def compose(
+        self,
+        receive: Receive,
+        gradients: Gradients | None,
+        report: tuple[tuple[GlobalId, ...], tuple[GlobalId, ...]],
+        listens: bool,
+    ) -> Gradient:
+        """What is sent to where `receive` came from: gradients, stitched if the pass creates a
+        graph, or a null token; with a report, of what was emitted and what consumed."""
+        options, message, stitch = self._options, receive.message, None
+        if gradients is not None and options.create_graph:
+            with torch.enable_grad():
+                gradients = tuple([compact(gradient) for gradient in gradients])
+                stitch = self._sew(self._context, message.worker, gradients)
+        elif gradients is not None:
+            gradients = tuple([compact(gradient) for gradient in gradients])
+        return Gradient(
+            self._context.id,
+            options.id,
+            options.flags,
+            listens,
+            message,
+            *report,
+            stitch,
+            Payload(NOTHING, b"", gradients or ()),
+        )
 
 
 def compact(gradient: torch.Tensor | None) -> torch.Tensor | None:

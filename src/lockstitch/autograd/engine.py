@@ -28,6 +28,7 @@ numbers, in the order of their creation, and whatever has a number as small is l
 from __future__ import annotations
 
 import functools
+import threading
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -52,6 +53,7 @@ from lockstitch.wire.staging import arrive
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.graph import Component, Entry, Gradients
     from lockstitch.autograd.narrowing import End
     from lockstitch.autograd.stitch import GradientSink, Receive
@@ -71,6 +73,22 @@ class GradientStore(Protocol):
     ) -> None:
         """Adds what one run has captured at `leaves`, with its history if that is to be kept."""
         ...
+
+
+class _Running(threading.local):
+    """The context that this thread runs a component of."""
+
+    context: DistAutogradContext | None = None
+
+
+RUNNING = _Running()
+"""What this thread runs."""
+
+
+def is_run_by_this_thread(context: DistAutogradContext) -> bool:
+    """Returns whether the calling code is part of a backward pass of `context`: a hook, for
+    example."""
+    return RUNNING.context is context
 
 
 class _Nowhere:
@@ -198,13 +216,13 @@ class ComponentRun(NamedTuple):
             inputs = (*inputs, ANCHOR)
         for receive in receives:
             receive.sink = self.sink
-        unwanted = [node.receive for node in self.unwanted]
-        for receive in unwanted:
-            receive.sink = _NOWHERE
+        for node in self.unwanted:
+            node.receive.sink = _NOWHERE
+            receives.append(node.receive)
         try:
             captured = run_engine(edges, gradients, inputs, self.retain_graph, self.create_graph)
         finally:
-            for receive in (*receives, *unwanted):
+            for receive in receives:
                 receive.sink = None
         gradients.clear()
         if not component.hooked:

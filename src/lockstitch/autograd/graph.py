@@ -75,6 +75,24 @@ def find_components(entries: Sequence[Entry], receive_type: type) -> list[Compon
     return [walk.component(entries, areas, group) for group in walk.groups(len(entries))]
 
 
+def join(components: Sequence[Component]) -> Component:
+    """Several components as one, of whose entries none takes part in vain: it runs in one go."""
+    leaves = components[0].leaves
+    if any(each.leaves is not leaves for each in components):  # those of a selection are the same
+        leaves = tuple(dict.fromkeys([leaf for each in components for leaf in each.leaves]))
+    hooked = {each.leaves[place] for each in components for place in each.hooked}
+    entries = [entry for each in components for entry in each.entries]
+    entries.sort(key=lambda entry: (entry.message is not None, -entry.order))
+    return Component(
+        tuple(entries),
+        leaves,
+        tuple([place for place, leaf in enumerate(leaves) if leaf in hooked]),
+        tuple([receive for each in components for receive in each.receives]),
+        False,
+        sum([each.size for each in components]),
+    )
+
+
 class _Area:
     """The part of the graph that one entry reached first."""
 

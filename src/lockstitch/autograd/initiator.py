@@ -28,11 +28,11 @@ from lockstitch.wire.messages import Abort, AskPassStatus, AskReach, Parts
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lockstitch.autograd.backward import Sew
     from lockstitch.autograd.conductor import PassOptions, Task
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.discovery import Parts as TensorParts
     from lockstitch.autograd.discovery import Reach
+    from lockstitch.autograd.emission import Sew
     from lockstitch.autograd.graph import Entry, Gradients
     from lockstitch.autograd.messaging import Participant
     from lockstitch.autograd.termination import PassStatus
@@ -174,7 +174,9 @@ class Initiator:
 
     def need_parts(self) -> None:
         """Notes that a component here waits to know who takes part. The caller's thread asks when
-        no more gradients come in."""
+        no more gradients come in: at once, where none is under way."""
+        if not self.backward_pass.has_exchanged:
+            self._ask_reach()
         with self._lock:
             self._needs_parts = True
             self._progress += 1
@@ -187,7 +189,7 @@ class Initiator:
             return self._silence
         return LONG_WAIT_SECONDS if self._closure is None else None
 
-    def sleep(self, sleeper: Pending) -> bool:
+    def sleep(self, sleeper: Pending, *, knows_parts: bool) -> bool:  # noqa: ARG002
         """See `Conductor.sleep`."""
         return self._listening.sleep(sleeper, self.long_wait_seconds())
 
@@ -253,11 +255,22 @@ class Initiator:
             self._asked |= self.context.workers | {self._worker.id}
             asked = list(self._asked)
         self._ask(asked)
+        self._ask_own_part()
 
     def _ask(self, workers: Iterable[WorkerId]) -> None:
         options = self.options
-        self._tell(workers, AskReach(self.context.id, options.id, options.flags))
+        others = [worker for worker in workers if worker != self._worker.id]
+        listens = len(others) == 1 and self._listening.begin(others[0])
+        self._tell(others, AskReach(self.context.id, options.id, options.flags, listens))
         self._fail_if_unreachable()
+
+    def _ask_own_part(self) -> None:
+        try:
+            reach = self.backward_pass.find_reach()
+        except Exception as error:  # noqa: BLE001 - raised by `backward`
+            self.fail(error)
+        else:
+            self.take_reach(self._worker.id, reach)
 
     def take_reach(self, worker: WorkerId, reach: Reach) -> None:
         """A worker's answer. Closes the set as far as possible, and tells all when it is closed."""
@@ -281,10 +294,21 @@ class Initiator:
     def _send_parts(self, workers: Iterable[WorkerId]) -> None:
         options, closure = self.options, self._closure
         assert closure is not None
+        is_ours = False
         for worker in workers:
+            if worker == self._worker.id:
+                is_ours = True
+                continue
             sent = _as_fields(closure.parts_of(worker))
             received = _as_fields(closure.received_parts_of(worker)) if options.selects else ()
             self._tell([worker], Parts(self.context.id, options.id, options.flags, sent, received))
+        if is_ours:
+            own = self._worker.id
+            tasks = self.backward_pass.learn_parts(
+                closure.parts_of(own), closure.received_parts_of(own) if options.selects else None
+            )
+            for task in tasks:
+                self._messaging.spawn(task)
 
     def _fail_if_unreachable(self) -> None:
         """A dead worker matters if the set cannot be closed without it."""

@@ -30,6 +30,7 @@ class OutsideTensors:
         self._lock = threading.Lock()
         self._calls: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
         self._told: set[str] = set()
+        self._has_noted = False
 
     def __repr__(self) -> str:
         return f"<OutsideTensors · {len(self._calls)}>"
@@ -40,10 +41,11 @@ class OutsideTensors:
         if type(tensor) is not torch.nn.Parameter:
             with self._lock:
                 self._calls[tensor] = call
+                self._has_noted = True
 
     def warn_of(self, roots: Entry) -> None:
         """Warns, once for each call, where the graph below `roots` ends in what it has brought."""
-        if not self._calls:
+        if not self._has_noted or not self._calls:
             return
         for leaf in leaves_below(roots):
             with self._lock:

@@ -1,6 +1,7 @@
-"""How far one component is in one backward pass: what has arrived for it, what it has to report.
+"""How far the components of a worker's graph are in one backward pass: what has arrived for each,
+what it has to report.
 
-The pass guards it by its lock.
+The pass guards them by its lock.
 """
 
 from __future__ import annotations
@@ -8,10 +9,14 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+from lockstitch.autograd.decisions import may_block
+from lockstitch.autograd.graph import join
 from lockstitch.autograd.narrowing import narrowed
 from lockstitch.autograd.termination import cancel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from lockstitch.autograd.conductor import Task
     from lockstitch.autograd.discovery import Parts
     from lockstitch.autograd.graph import Component, Entry, Gradients
@@ -30,7 +35,8 @@ class Phase(enum.Enum):
 
 
 class Progress:
-    """`arrived` holds gradients until the run takes them, `settled` names all that ever came."""
+    """`arrived` holds gradients until the run takes them; `settled`, which all components of a pass
+    share, names all that ever came."""
 
     __slots__ = (
         "arrived",
@@ -45,12 +51,12 @@ class Progress:
         "waits_for",
     )
 
-    def __init__(self, component: Component) -> None:
+    def __init__(self, component: Component, settled: set[GlobalId | None]) -> None:
         self.component = component
         self.has_roots = component.entries[0].message is None
         self.phase = Phase.WAITING
         self.arrived: dict[GlobalId | None, Gradients | None] = {}
-        self.settled: set[GlobalId | None] = set()
+        self.settled = settled
         self.emitted: list[GlobalId] = []
         self.consumed: list[GlobalId] = []
         self.task: Task | None = None
@@ -64,6 +70,19 @@ class Progress:
         self.component = narrowed(before, selection, wanted)
         kept = set(self.component.receives)
         self.unwanted = tuple([node for node in before.receives if node not in kept])
+
+    def absorb(self, others: Sequence[Progress]) -> None:
+        """Joins components to this one that nothing has come for yet."""
+        self.component = join([self.component, *[each.component for each in others]])
+        for other in others:
+            self.has_roots = self.has_roots or other.has_roots
+            self.unwanted += other.unwanted
+            other.phase = Phase.DONE
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything has come for it."""
+        return bool(self.arrived) or self.phase is not Phase.WAITING
 
     @property
     def is_busy(self) -> bool:
@@ -110,10 +129,56 @@ class Progress:
 
     def missing(self) -> list[GlobalId]:
         """The stitches that it waits for, if it has begun to wait."""
-        if self.phase is Phase.DONE or not self.settled:
+        if self.phase is Phase.DONE or not self.has_begun:
             return []
         return [
             entry.message
             for entry in self.component.entries
             if entry.message is not None and entry.message not in self.settled
         ]
+
+
+class Components:
+    """All components that a worker's graph has in one pass; found by the stitch of an entry, or by
+    None for the loss's roots."""
+
+    def __init__(self, found: Iterable[Component], settled: set[GlobalId | None]) -> None:
+        self._of: dict[GlobalId | None, Progress] = {}
+        for component in found:
+            progress = Progress(component, settled)
+            for entry in component.entries:
+                self._of[entry.message] = progress
+
+    def __iter__(self) -> Iterator[Progress]:
+        return iter(dict.fromkeys(self._of.values()))
+
+    def get(self, message: GlobalId | None) -> Progress | None:
+        """The component that the entry belongs to; None where nothing was sent by that name."""
+        return self._of.get(message)
+
+    @property
+    def waiting(self) -> list[Progress]:
+        """Those that have not run, though something has come for them."""
+        return [each for each in self if each.phase is Phase.WAITING and each.has_begun]
+
+    def narrow(self, selection: Selection, wanted: Parts | None) -> None:
+        """See `Progress.narrow`."""
+        for progress in self:
+            progress.narrow(selection, wanted)
+
+    def join_to(self, progress: Progress, parts: Parts | None, fast: bool) -> None:
+        """Joins to a component that is about to wait inside what will have to do so, too, as far as
+        that is known. One thread then goes through all of it, which waits for one gradient after
+        the other, where each component would need a thread that is woken up for its own."""
+        others = [
+            other
+            for other in self
+            if other.phase is Phase.WAITING
+            and not other.has_begun
+            and other is not progress
+            and may_block(other.component, parts, fast)
+        ]
+        if others:
+            progress.absorb(others)
+            for entry in progress.component.entries:
+                self._of[entry.message] = progress

@@ -1,46 +1,37 @@
-"""Distributed autograd of one worker: its contexts and passes, and the messages between workers.
+"""Distributed autograd of one worker: its contexts, from their beginning to their end, and what
+programs ask of them.
 
 The service plugs into the worker's agent: as the interceptor that stitches messages, and as the
-handler of the messages of backward passes. Handlers only keep the books; what they cause to run,
-they hand to the agent's threads.
+handler of the messages by which contexts end. Backward passes are the business of `passes`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
-from lockstitch.attach.recorder import RECORDER
 from lockstitch.attach.values import Counter, OtherWait
 from lockstitch.autograd import replicas
-from lockstitch.autograd.backward import BackwardPass, is_run_by_this_thread
-from lockstitch.autograd.conductor import PassOptions, RemoteInitiator, flags_of
+from lockstitch.autograd.conductor import PassOptions, flags_of
 from lockstitch.autograd.context import (
     context_of_this_thread,
     current_context,
     set_current_context,
 )
-from lockstitch.autograd.contexts import Contexts, not_found
-from lockstitch.autograd.discovery import Reach
-from lockstitch.autograd.initiator import Initiator
-from lockstitch.autograd.observing import note_gradients
+from lockstitch.autograd.contexts import Contexts
+from lockstitch.autograd.engine import is_run_by_this_thread
+from lockstitch.autograd.passes import Passes
 from lockstitch.autograd.releases import Releases
 from lockstitch.autograd.reports import report_context
 from lockstitch.autograd.roots import enter_at
 from lockstitch.autograd.stitch import Stitcher
-from lockstitch.autograd.termination import PassStatus
-from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError, RpcError
+from lockstitch.errors import DistAutogradError, LockstitchError, PeerDiedError
 from lockstitch.ids import IdSource, WorkerId, context_owner
-from lockstitch.modes import in_plain_modes
-from lockstitch.runtime import remote_errors
 from lockstitch.runtime.inherited import refuse_to_block
 from lockstitch.wire import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import torch
     from torch.autograd.graph import GradientEdge
@@ -71,27 +62,16 @@ class AutogradService:
         self._worker = worker
         self._messaging = worker.agent
         self._contexts = Contexts(worker.id, self)
-        self._initiators: dict[GlobalId, Initiator] = {}
         self._releases = Releases(worker)
-        self._lock = threading.Lock()
         self._pass_ids = IdSource(worker.id)
         self._stitcher = Stitcher(worker.id, IdSource(worker.id), self._contexts.join, self)
         self._messaging.interceptor = self._stitcher
+        self._passes = Passes(worker, self._contexts, self._stitcher)
         handle = self._messaging.handle
         handle(messages.ReleaseContext, self._on_release)
         handle(messages.ContextReleased, self._on_released)
-        handle(messages.Gradient, self._on_gradient)
-        handle(messages.Report, self._on_report)
-        handle(messages.NeedParts, self._on_need_parts)
-        handle(messages.AskReach, self._on_ask_reach)
-        handle(messages.Reach, self._on_reach)
-        handle(messages.Parts, self._on_parts)
-        handle(messages.BackwardFailed, self._on_failed)
-        handle(messages.Abort, self._on_abort)
-        handle(messages.AskPassStatus, self._on_ask_status)
-        handle(messages.PassStatus, self._on_status)
         self._messaging.on_peer_lost(self._on_peer_lost)
-        self._messaging.on_connection_lost(self._fail_passes)
+        self._messaging.on_connection_lost(self._passes.fail_involving)
         self._messaging.add_concern(self._involved)
         self._messaging.on_close(self._on_close)
         replicas.observe(context_of_this_thread)
@@ -117,17 +97,14 @@ class AutogradService:
     @property
     def running_passes(self) -> int:
         """How many backward passes are conducted or being run by this worker now."""
-        with self._lock:
-            conducted = {initiator.context.id for initiator in self._initiators.values()}
+        conducted = {initiator.context.id for initiator in self._passes.conducted}
         return len(conducted | {each.id for each in self.contexts if each.runs.is_occupied})
 
     def waits(self) -> list[OtherWait]:
         """Each backward pass and each gradient that is waited for here."""
-        with self._lock:
-            initiators = list(self._initiators.values())
         waits = [
             OtherWait(f"backward of context {each.context.id}: {each.describe()}")
-            for each in initiators
+            for each in self._passes.conducted
         ]
         for context in self.contexts:
             missing = {
@@ -198,8 +175,7 @@ class AutogradService:
     def _release(self, context: DistAutogradContext, told_by: WorkerId | None) -> None:
         if not self._contexts.remove(context.id):
             return
-        with self._lock:
-            initiators = [each for each in self._initiators.values() if each.context is context]
+        initiators = [each for each in self._passes.conducted if each.context is context]
         error = DistAutogradError(
             f"Could not find autograd context with id: {context.id}: it was released during "
             "the backward pass"
@@ -224,11 +200,15 @@ class AutogradService:
         entry, gradients = enter_at(roots)
         self._stitcher.outside.warn_of(entry)
         flags = flags_of(retain_graph or create_graph, create_graph, mode)
-        with self._turn_in(context):
-            self._run_pass(context, PassOptions(self._pass_ids(), flags), entry, gradients)
+        self._take_turn(context)
+        try:
+            options = PassOptions(self._pass_ids(), flags)
+            self._passes.conduct(context, options, entry, gradients)
             if context.has_replicas:
                 with self._messaging.blocked():
                     context.reduce_replicas()
+        finally:
+            context.turn.release()
 
     def gradients_at(
         self,
@@ -242,13 +222,16 @@ class AutogradService:
         this worker. What arrives on other workers, `elsewhere` takes; see `api.grad`."""
         context = self._context_for_pass(identifier)
         self._stitcher.outside.warn_of(roots[0])
-        with self._turn_in(context):
+        self._take_turn(context)
+        try:
             options = PassOptions(self._pass_ids(), flags | messages.SELECTS)
             selection = context.select(options.id, edges)
             elsewhere.select(context, options.id)
-            self._run_pass(context, options, *roots)
+            self._passes.conduct(context, options, *roots)
             elsewhere.take(context, options.id)
             return selection.take()
+        finally:
+            context.turn.release()
 
     def _context_for_pass(self, identifier: int) -> DistAutogradContext:
         refuse_to_block("a backward pass")
@@ -260,174 +243,11 @@ class AutogradService:
             )
         return context
 
-    @contextlib.contextmanager
-    def _turn_in(self, context: DistAutogradContext) -> Iterator[None]:
-        """Within, no other pass of this worker runs in the context."""
+    def _take_turn(self, context: DistAutogradContext) -> None:
+        """Until its lock is released, no other pass of this worker runs in the context."""
         if not context.turn.acquire(blocking=False):
             with self._messaging.blocked():
                 context.turn.acquire()
-        try:
-            yield
-        finally:
-            context.turn.release()
-
-    def _run_pass(
-        self,
-        context: DistAutogradContext,
-        options: PassOptions,
-        roots: Entry,
-        gradients: Gradients,
-    ) -> None:
-        initiator = Initiator(self._worker, context, options, self._stitcher.sew)
-        self._register(context, initiator)
-        begun = RECORDER.begin()
-        try:
-            initiator.run(roots, gradients)
-        finally:
-            RECORDER.end(begun, "backward", f"backward pass of {context.id}", self._worker.name)
-            with self._lock:
-                del self._initiators[options.id]
-
-    def _register(self, context: DistAutogradContext, initiator: Initiator) -> None:
-        with self._lock:
-            if not context.add_pass(self._worker.id, initiator.backward_pass):
-                raise not_found(context.id)
-            self._initiators[initiator.options.id] = initiator
-
-    def _pass(self, identifier: int, options: PassOptions) -> BackwardPass | None:
-        """The local part of a pass, begun on first contact; None when the pass is over."""
-        context = self._contexts.get(identifier)
-        if context is None:
-            return None
-        initiator = options.initiator
-        with self._lock:
-            latest = context.passes.get(initiator)
-            if latest is not None and latest.options.id == options.id:
-                return cast("BackwardPass", latest)
-            if initiator == self._worker.id:
-                return None
-            if latest is not None and latest.options.id.counter > options.id.counter:
-                return None
-            conductor = RemoteInitiator(self._worker, identifier, options)
-            begun = BackwardPass(self._worker, context, options, conductor, self._stitcher.sew)
-            if not context.add_pass(initiator, begun):
-                return None
-        if latest is not None:
-            latest.fail(DistAutogradError("the next backward pass has begun"))
-        return begun
-
-    def _known_pass(self, identifier: int, backward_pass: GlobalId) -> BackwardPass | None:
-        context = self._contexts.get(identifier)
-        known = None if context is None else context.passes.get(backward_pass.worker)
-        is_it = known is not None and known.options.id == backward_pass
-        return cast("BackwardPass", known) if is_it else None
-
-    # ------------------------------------------------------------ messages of a pass
-
-    def _on_gradient(self, sender: WorkerId, message: messages.Gradient) -> None:
-        begun = RECORDER.begin()
-        self._take_gradient(sender, message)
-        if begun:
-            gradients = message.body.items
-            me = self._worker.name
-            note_gradients(begun, "gradient received", me, message.message, gradients)
-
-    def _take_gradient(self, sender: WorkerId, message: messages.Gradient) -> None:
-        if message.stitch is not None:
-            message = self._with_history(sender, message.stitch, message)
-        initiator = self._initiators.get(message.backward_pass)
-        if initiator is not None:
-            task = initiator.backward_pass.receive(message)
-            if task is not None:
-                initiator.offer(task)
-            return
-        options = PassOptions(message.backward_pass, message.flags)
-        backward_pass = self._pass(message.context, options)
-        if backward_pass is None:
-            return
-        if message.listens:
-            backward_pass.answer_by_reply_push()
-        task = backward_pass.receive(message)
-        if task is not None:
-            self._messaging.spawn(task)
-
-    @in_plain_modes
-    def _with_history(
-        self, sender: WorkerId, stitch: messages.Stitch, message: messages.Gradient
-    ) -> messages.Gradient:
-        """Gradients whose graph begins where they arrive."""
-        items = list(message.body.items)
-        self._stitcher.incoming(sender, stitch, items)
-        body = messages.Payload(message.body.encoding, message.body.stream, items)
-        return replace(message, body=body)
-
-    def _on_report(self, _sender: WorkerId, message: messages.Report) -> None:
-        initiator = self._initiators.get(message.backward_pass)
-        if initiator is not None:
-            initiator.report(message.emitted, message.consumed)
-
-    def _on_need_parts(self, sender: WorkerId, message: messages.NeedParts) -> None:
-        initiator = self._initiators.get(message.backward_pass)
-        if initiator is not None:
-            self._messaging.spawn(partial(initiator.serve_parts, sender))
-
-    def _on_ask_reach(self, sender: WorkerId, message: messages.AskReach) -> None:
-        options = PassOptions(message.backward_pass, message.flags)
-        backward_pass = self._pass(message.context, options)
-
-        def answer() -> None:
-            try:
-                reach = Reach((), ()) if backward_pass is None else backward_pass.find_reach()
-            except Exception as error:  # noqa: BLE001 - raised by `backward`, on the initiator
-                assert backward_pass is not None
-                backward_pass.abandon(error)
-            else:
-                self._tell(sender, messages.Reach(message.context, message.backward_pass, *reach))
-
-        self._messaging.spawn(answer)
-
-    def _on_reach(self, sender: WorkerId, message: messages.Reach) -> None:
-        initiator = self._initiators.get(message.backward_pass)
-        if initiator is not None:
-            reach = Reach(message.received, message.sent)
-            self._messaging.spawn(partial(initiator.take_reach, sender, reach))
-
-    def _on_parts(self, _sender: WorkerId, message: messages.Parts) -> None:
-        options = PassOptions(message.backward_pass, message.flags)
-        backward_pass = self._pass(message.context, options)
-        if backward_pass is not None:
-            parts = {stitch: frozenset(indices) for stitch, indices in message.parts}
-            wanted = {stitch: frozenset(indices) for stitch, indices in message.wanted}
-            for task in backward_pass.learn_parts(parts, wanted):
-                self._messaging.spawn(task)
-
-    def _on_failed(self, sender: WorkerId, message: messages.BackwardFailed) -> None:
-        initiator = self._initiators.get(message.backward_pass)
-        if initiator is not None:
-
-            def fail() -> None:
-                error = remote_errors.from_payload(message.body, self._messaging.allowed)
-                initiator.fail(error, sender, message.text)
-
-            self._messaging.spawn(fail)
-
-    def _on_abort(self, _sender: WorkerId, message: messages.Abort) -> None:
-        # Begins the pass if need be: what comes of it later must find it ended.
-        backward_pass = self._pass(message.context, PassOptions(message.backward_pass, 0))
-        if backward_pass is not None:
-            backward_pass.fail(DistAutogradError("the backward pass has failed on another worker"))
-
-    def _on_ask_status(self, sender: WorkerId, message: messages.AskPassStatus) -> None:
-        known = self._known_pass(message.context, message.backward_pass)
-        status = PassStatus(0, 0, False, ()) if known is None else known.status()
-        answer = messages.PassStatus(message.context, message.backward_pass, message.wave, *status)
-        self._messaging.spawn(partial(self._tell, sender, answer))
-
-    def _on_status(self, sender: WorkerId, message: messages.PassStatus) -> None:
-        initiator = self._initiators.get(message.backward_pass)
-        if initiator is not None:
-            status = PassStatus(message.sent, message.received, message.is_active, message.waiting)
-            self._messaging.spawn(partial(initiator.take_status, message.wave, sender, status))
 
     # ------------------------------------------------------------ the end of contexts and peers
 
@@ -457,31 +277,12 @@ class AutogradService:
         for context in self.contexts:
             if context_owner(context.id) == worker:
                 self._release(context, worker)
-        self._fail_passes(worker, error)
-
-    def _fail_passes(self, worker: WorkerId, error: RpcError) -> None:
-        """Fails all passes in which a worker takes part: what it had to say may never come."""
-        with self._lock:
-            initiators = list(self._initiators.values())
-        for initiator in initiators:
-            if initiator.involves(worker):
-                initiator.fail(error)
-        for context in self.contexts:
-            for initiator_id, backward_pass in context.passes.copy().items():
-                if initiator_id == worker:
-                    backward_pass.fail(error)
-                    # It may have seen the connection break before the pass began, and what was
-                    # lost may have been a failure of ours: so it is told in any case.
-                    conductor = RemoteInitiator(self._worker, context.id, backward_pass.options)
-                    conductor.note_lost(error)
-                elif worker in context.workers:
-                    backward_pass.abandon(error)
+        self._passes.fail_involving(worker, error)
 
     def _on_close(self) -> None:
         """This worker leaves: whoever waits for a pass of it must not wait for ever."""
         error = DistAutogradError(f"worker {self._worker.name!r} has shut down")
-        with self._lock:
-            initiators = list(self._initiators.values())
+        initiators = self._passes.conducted
         contexts = self._contexts.clear()
         for initiator in initiators:
             initiator.fail(error)

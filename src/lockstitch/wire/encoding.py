@@ -56,21 +56,6 @@ def encode(
     `device_map`: see `wire.tensors.describe`. Raises `LocalProtocolError` where the message
     exceeds `limits`, `SerializationError` where a tensor has no data.
     """
-    try:
-        return _encode(message, limits, lend, with_digests, device_map)
-    except RuntimeError:
-        for item in message.body.items if layout_of(type(message)).has_body else ():  # type: ignore[attr-defined]
-            refuse_transformed(item)
-        raise
-
-
-def _encode(
-    message: Message,
-    limits: FrameLimits,
-    lend: Lend | None,
-    with_digests: bool,
-    device_map: DeviceMap | None,
-) -> list[Any]:
     cls = type(message)
     layout = layout_of(cls)
     values = layout.values(message)
@@ -79,12 +64,17 @@ def _encode(
         items = values[-1]
         is_long = len(values[-2]) > INLINE_BYTES
         if items or is_long:
-            small = copy_small(items) if device_map is None and not is_long else None
-            if small is None:
-                body = message.body  # type: ignore[attr-defined]
-                if lend is not None and type(body) is SharedPayload:
-                    lend = _LendToSeveral(lend, body.copies)
-                return _encode_items(layout, values, limits, lend, with_digests, device_map)
+            try:
+                small = copy_small(items) if device_map is None and not is_long else None
+                if small is None:
+                    body = message.body  # type: ignore[attr-defined]
+                    if lend is not None and type(body) is SharedPayload:
+                        lend = _LendToSeveral(lend, body.copies)
+                    return _encode_items(layout, values, limits, lend, with_digests, device_map)
+            except RuntimeError:
+                for item in items:
+                    refuse_transformed(item)
+                raise
             headers, memory = small
             nbytes = len(memory)
             inline = marshal.dumps((*values[:-1], headers)) + memory

@@ -267,3 +267,14 @@ def gradients_on(worker, context_id):
     """The context's gradients on a worker that may not have heard of it."""
     known = {context.id: context for context in worker.autograd.contexts}
     return known[context_id].gradients if context_id in known else {}
+
+
+def double(tensor):
+    return tensor * 2
+
+
+def forward(office, x):
+    """A loss whose pass blocks at the initiator: h is used here and there."""
+    h = x.sin()
+    (y,) = call(office[0], office[1], double, h)
+    return (y * h).sum()

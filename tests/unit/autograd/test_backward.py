@@ -50,7 +50,7 @@ class Conductor:
     def need_parts(self):
         self.asked += 1
 
-    def sleep(self, sleeper):
+    def sleep(self, sleeper, *, knows_parts):
         return self.listening.sleep(sleeper, 0.001 if not self.waited.is_set() else None)
 
     def listens_to(self, worker):
@@ -312,6 +312,27 @@ def test_a_missing_participant_is_waited_for_inside_the_run():
     assert bench.context.gradients[x].tolist() == [43.0, 43.0]
     assert bench.gradients_sent() == [(5, [], [])]
     assert bench.conductor.reports == [([5], [1, 2], False)]
+
+
+def test_components_that_have_to_wait_do_so_in_one_run_of_one_thread():
+    bench = Bench()
+    x = leaf()
+    for first, message in ((1, 5), (3, 6)):
+        h = x * received(message)
+        bench.send(first, h * 3)
+        bench.send(first + 1, h * 4)
+    everything = {GlobalId(*ME, number): frozenset({0}) for number in (1, 2, 3, 4)}
+    assert bench.backward.learn_parts(everything) == []
+    bench.run(4)
+    for number in (1, 3, 2):
+        assert len(blocking_threads()) == 1
+        assert bench.arrive(number) is None
+    for thread in blocking_threads():
+        thread.join(10)
+    assert bench.context.gradients[x].tolist() == [14.0, 14.0]
+    assert bench.gradients_sent() == [(6, [], []), (5, [], [])]
+    ((emitted, consumed, _),) = bench.conductor.reports
+    assert (sorted(emitted), sorted(consumed)) == ([5, 6], [1, 2, 3, 4])
 
 
 def test_a_blocking_run_is_freed_by_a_failure():

@@ -41,15 +41,16 @@ def test_reports_go_to_the_initiator():
 
 def test_a_blocking_run_asks_once_who_takes_part():
     conductor, sent = distant()
-    assert conductor.long_wait_seconds() == LONG_WAIT_SECONDS
+    assert conductor.long_wait_seconds(knows_parts=False) == LONG_WAIT_SECONDS
+    assert conductor.long_wait_seconds(knows_parts=True) is None
     conductor.waited_too_long()
     assert sent == [(INITIATOR, NeedParts(5, PASS))]
-    assert conductor.long_wait_seconds() is None
+    assert conductor.long_wait_seconds(knows_parts=False) is None
 
 
 def test_a_fast_pass_never_asks():
     conductor, _ = distant(fast=True)
-    assert conductor.long_wait_seconds() is None
+    assert conductor.long_wait_seconds(knows_parts=False) is None
 
 
 def test_an_exception_crosses_with_its_type():

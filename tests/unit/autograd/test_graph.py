@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from lockstitch.autograd.graph import Entry, find_components, interior_nodes
+from lockstitch.autograd.graph import Entry, find_components, interior_nodes, join
 from lockstitch.autograd.stitch import RECEIVE_NODE, stitch_receive
 from lockstitch.ids import GlobalId
 
@@ -212,3 +212,18 @@ def test_a_chain_that_is_entered_all_along_is_not_walked_to_its_end_each_time():
     edges = tuple(GradientEdge(Counted(each.grad_fn), 0) for each in kept)
     find_components([Entry(message(1), edges)], RECEIVE_NODE)
     assert 6_000 <= seen < 6_000 * 12
+
+
+def test_joined_components_have_each_leaf_once_and_their_newest_entry_first():
+    shared, hooked = leaf(), leaf()
+    node = get_gradient_edge(hooked).node  # lives as long as it is held
+    node.register_prehook(lambda gradients: None)
+    first = received(1) * shared
+    second = received(2) * shared * hooked
+    apart = find(entry(4, first)._replace(order=4), entry(3, second)._replace(order=3))
+    joined = join(apart[::-1])
+    assert [each.message.counter for each in joined.entries] == [4, 3]
+    assert len(joined.leaves) == 2
+    assert [joined.leaves[place].node for place in joined.hooked] == [node]
+    assert len(joined.receives) == 2
+    assert joined.size == apart[0].size + apart[1].size

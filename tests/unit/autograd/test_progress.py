@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lockstitch.autograd.graph import Component, Entry
-from lockstitch.autograd.progress import Phase, Progress
+from lockstitch.autograd.progress import Components, Phase, Progress
 from lockstitch.ids import GlobalId
 from lockstitch.wire.messages import Gradient, Payload
 
@@ -20,7 +20,7 @@ def progress(*names):
     entries = tuple(
         Entry(None if name is None else stitch(name), EDGES, order=name or 0) for name in names
     )
-    return Progress(Component(entries, (), (), (), False))
+    return Progress(Component(entries, (), (), (), False), set())
 
 
 def gradient(number, *items, emitted=(), consumed=()):
@@ -83,3 +83,43 @@ def test_a_run_that_waits_is_not_busy_until_its_gradient_is_there():
     assert not one.is_busy
     one.settle(gradient(1))
     assert one.is_busy
+
+
+def components(*described):
+    """Each of entries by their numbers, and a receive."""
+    return Components(
+        [
+            Component(tuple(Entry(stitch(n), EDGES, order=n) for n in names), (), (), (at,), False)
+            for names, at in described
+        ],
+        set(),
+    )
+
+
+def test_components_that_will_have_to_wait_are_joined():
+    known = components(((6, 5), "a"), ((4, 3), "b"), ((2,), "c"), ((1, 0), "d"))
+    first, second, single, begun = known
+    begun.settle(gradient(1, torch.ones(1)))
+    known.join_to(first, {stitch(n): frozenset({0}) for n in range(7)}, False)
+    assert list(known) == [first, single, begun]
+    assert known.get(stitch(3)) is first
+    assert [each.message.counter for each in first.component.entries] == [6, 5, 4, 3]
+    assert first.component.receives == ("a", "b")
+    assert second.phase is Phase.DONE
+    assert known.waiting == [begun]
+
+
+def test_what_is_not_known_to_take_part_is_not_joined():
+    pairs = [
+        Component(
+            tuple(Entry(stitch(n), EDGES, order=n) for n in names), (), (), ("receive",), False
+        )
+        for names in ((4, 3), (2, 1))
+    ]
+    known = Components(pairs, set())
+    first, second = known
+    known.join_to(first, None, False)
+    known.join_to(first, {stitch(n): frozenset({0}) for n in (4, 3, 2)}, False)
+    assert list(known) == [first, second]
+    known.join_to(first, None, True)
+    assert list(known) == [first]

@@ -78,11 +78,12 @@ class NeedParts(Message):
 
 @kind(36)
 class AskReach(Message):
-    """Initiator → all: answer with your `Reach`."""
+    """Initiator → all others: answer with your `Reach`. `listens`: as in a `Gradient`."""
 
     context: int
     backward_pass: GlobalId
     flags: int
+    listens: bool
 
 
 @kind(37)
