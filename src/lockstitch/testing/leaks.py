@@ -132,8 +132,10 @@ def _segments() -> dict[object, str]:
     if living_workers():
         return {}
     file = f"/memfd:{mapping.NAME}"
-    lines = _read(Path("/proc/self/maps")).splitlines()
-    places = [line.split() for line in lines if file in line]  # few of thousands
+    text = _read(Path("/proc/self/maps"))
+    if file not in text:  # of thousands of lines few are about memory that is shared, or none
+        return {}
+    places = [line.split() for line in text.splitlines() if file in line]
     ranges = [place[0] for place in places if place[5] == file]
     return {("segment", each): f"shared memory at {each}" for each in ranges}
 
