@@ -460,7 +460,7 @@ def test_sigusr1_tells_of_calls_and_of_reductions(launch: Launch) -> None:
     assert process.stderr is not None
     while told != wanted:
         process.send_signal(signal.SIGUSR1)  # again: it may come just before somebody pauses
-        while select.select([process.stderr], [], [], 2)[0]:
+        while told != wanted and select.select([process.stderr], [], [], 2)[0]:
             found = os.read(process.stderr.fileno(), 1 << 16).decode()
             told |= {re.sub(r"\d+\.\d s ", "", line) for line in found.splitlines()}
     process.terminate()
@@ -637,36 +637,11 @@ def test_workers_that_come_and_go_and_fail_before_they_have_met_end_the_job(
 # ------------------------------------------------------------------ bad input
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "-n", "2"], "Missing argument"),
-        (["run", "-n", "0", __file__], "-n"),
-        (["run", "-n", "many", __file__], "-n"),
-        (["run", __file__], "-n"),
-        (["run", "-n", "2", "no_such_script.py"], "there is no file 'no_such_script.py'"),
-        (["run", "-n", "2", "--no-such-option", __file__], "--no-such-option"),
-        (["walk"], "walk"),
-        (["run", __file__, "-n", "2"], "before PROGRAM"),
-        (["run", "-n", "2", "/tmp"], "'/tmp' is a folder"),
-        (["run", "-n", "2", "--output-filename", __file__, __file__], "--output-filename"),
-        (["run", "-n", "2", "--min-np", "3", __file__], "--min-np: 3 workers are more than 2"),
-        (["run", "--min-np", "2", "--max-np", "1", __file__], "2 workers are more than 1"),
-        (["run", "-n", "2", "--host-discovery-script", "./none", __file__], "no such command"),
-        (["run", "-n", "2", "--host-discovery-script", __file__, __file__], "chmod +x"),
-        (["run", "--hostfile", "none", __file__], "none: No such file"),
-        (["run", "-H", "not a host", __file__], "is no host"),
-        (["run", "-n", "3", "-H", "localhost:2", __file__], "do not fit into 2 slots"),
-        (["run", "-n", "1", "-H", "localhost", "--hostfile", "h", __file__], "not both"),
-        (["run", "-H", "h:1", "--remote-shell", "no-such-shell", __file__], "no-such-shell"),
-        (["run", "-n", "1", "--config-file", "none.yaml", __file__], "none.yaml"),
-        (["run", "-n", "1", "--log-level", "loud", __file__], "--log-level"),
-    ],
-)
-def test_bad_input_is_refused_with_a_reason(arguments: list[str], message: str) -> None:
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+def test_bad_input_is_refused_with_a_reason() -> None:
+    """Which input is bad: `tests/unit/launch/test_cli.py`."""
+    done = subprocess.run([*COMMAND, "run", "-n", "2"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert "Missing argument" in done.stderr
     assert "Traceback" not in done.stderr
 
 

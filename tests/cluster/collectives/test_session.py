@@ -624,7 +624,11 @@ def test_some_ranks_of_a_job_have_a_session_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("backend", ["shared_memory", "c10d"])
-def test_a_patient_wait_ends_when_others_wait_for_this_rank(backend: str) -> None:
+def test_a_patient_wait_ends_when_others_wait_for_this_rank(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstitch.collectives.session._PATIENCE_SECONDS", 0.1)
+
     def program(session: Session) -> tuple[bool, float]:
         was_done = True
         if session.rank == 0:

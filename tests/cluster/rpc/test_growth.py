@@ -25,7 +25,7 @@ from lockstitch.testing import LocalCluster, Traffic
 from tests.cluster.rpc.groups import LocalGroup, wait_until_all_see
 from tests.unit.rpc.programs import on_all
 
-SIZES = [2, 9, 40]
+SIZES = [2, 9, 25]
 LARGE = [pytest.param(160, marks=pytest.mark.slow), pytest.param(512, marks=pytest.mark.slow)]
 
 

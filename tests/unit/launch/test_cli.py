@@ -1,11 +1,14 @@
-"""`lockstitch secret`: one to standard output, or to a file that only its user can read."""
+"""`lockstitch secret`: one to standard output, or to a file that only its user can read. And what
+the command refuses."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from typer.testing import CliRunner
 
 from lockstitch.launch.cli import app
@@ -60,3 +63,38 @@ def test_horovodrun_calls_itself_so() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "Usage: horovodrun [OPTIONS]" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "-n", "2"], "Missing argument"),
+        (["run", "-n", "0", __file__], "-n"),
+        (["run", "-n", "many", __file__], "-n"),
+        (["run", __file__], "-n"),
+        (["run", "-n", "2", "no_such_script.py"], "there is no file 'no_such_script.py'"),
+        (["run", "-n", "2", "--no-such-option", __file__], "--no-such-option"),
+        (["walk"], "walk"),
+        (["run", __file__, "-n", "2"], "before PROGRAM"),
+        (["run", "-n", "2", "/tmp"], "'/tmp' is a folder"),
+        (["run", "-n", "2", "--output-filename", __file__, __file__], "--output-filename"),
+        (["run", "-n", "2", "--min-np", "3", __file__], "--min-np: 3 workers are more than 2"),
+        (["run", "--min-np", "2", "--max-np", "1", __file__], "2 workers are more than 1"),
+        (["run", "-n", "2", "--host-discovery-script", "./none", __file__], "no such command"),
+        (["run", "-n", "2", "--host-discovery-script", __file__, __file__], "chmod +x"),
+        (["run", "--hostfile", "none", __file__], "none: No such file"),
+        (["run", "-H", "not a host", __file__], "is no host"),
+        (["run", "-n", "3", "-H", "localhost:2", __file__], "do not fit into 2 slots"),
+        (["run", "-n", "1", "-H", "localhost", "--hostfile", "h", __file__], "not both"),
+        (["run", "-H", "h:1", "--remote-shell", "no-such-shell", __file__], "no-such-shell"),
+        (["run", "-n", "1", "--config-file", "none.yaml", __file__], "none.yaml"),
+        (["run", "-n", "1", "--log-level", "loud", __file__], "--log-level"),
+    ],
+)
+def test_bad_input_is_refused_with_a_reason(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
