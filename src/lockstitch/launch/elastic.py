@@ -97,6 +97,7 @@ class ElasticJob(Job):
             self.selector,
             heartbeat=heartbeat_seconds(None, os.environ),
             tell_of_silence=self._note_silence,
+            tell_of_wait=self.screen.note,
             tell_of_world=self._note_world,
             give_up=lambda: self.plan_end(after_seconds=0),
         )

@@ -12,12 +12,13 @@ thread. It is driven by `run`, or by a loop of somebody else's that sleeps in th
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.launcher_link.client import ADDRESS, PURPOSE, WORKER
@@ -51,6 +52,10 @@ if TYPE_CHECKING:
     from lockstitch.clock import Clock
     from lockstitch.launcher_link.slots import Slot
     from lockstitch.trust import Secret
+
+
+# After so long it is told for whom the others wait.
+_NOTICE_SECONDS: Final = 3.0
 
 
 class Starter(Protocol):
@@ -93,6 +98,9 @@ class Surroundings:
     """After how many seconds of silence a worker passes for lost, and is stopped; 0: never."""
     tell_of_silence: Callable[[int, str], None] = lambda _worker, _why: None
     """Called with such a worker, and why."""
+    tell_of_wait: Callable[[str], None] = lambda _text: None
+    """Called once in each wait for workers that do not come, after a few seconds: who, and for how
+    long the others wait."""
     tell_of_world: Callable[[NewWorld], None] = lambda _world: None
     """Called when a world is about to meet."""
     give_up: Callable[[], None] | None = None
@@ -120,6 +128,8 @@ class Conductor:
         self._owns_selector = surroundings.selector is None
         self._selector = surroundings.selector or selectors.DefaultSelector()
         self._is_closed = False
+        self._tells_of_wait_at: float | None = None
+        """Of the present wait for workers, if there is one; infinite once it has been told."""
         self.reason: str | None = None
         """Why the job has failed; None while it has not."""
         self.last_world: tuple[int, ...] = ()
@@ -196,7 +206,9 @@ class Conductor:
         waits = [self.server.seconds_to_next()]
         if self._coordinator.deadline is not None:
             waits.append(max(0.0, self._coordinator.deadline - self._clock.now()))
-        return min((wait for wait in waits if wait is not None), default=None)
+        if self._tells_of_wait_at is not None:
+            waits.append(max(0.0, self._tells_of_wait_at - self._clock.now()))
+        return min((wait for wait in waits if wait not in (None, math.inf)), default=None)
 
     def pass_time(self) -> None:
         """Does what is due."""
@@ -204,6 +216,7 @@ class Conductor:
         if deadline is not None and self._clock.now() >= deadline:
             self._handle(TimePassed())
         self.server.pass_time()
+        self._tell_of_wait()
 
     def close(self) -> None:
         """Hangs up on all workers; harmless when repeated."""
@@ -233,6 +246,16 @@ class Conductor:
             self._handle(CameReady(worker))
         elif isinstance(message, StoreRequest):
             self.server.tell(worker, self._values.answer(message))
+
+    def _tell_of_wait(self) -> None:
+        now = self._clock.now()
+        if not self._coordinator.is_waiting_for_some:
+            self._tells_of_wait_at = None
+        elif self._tells_of_wait_at is None:
+            self._tells_of_wait_at = now + _NOTICE_SECONDS
+        elif now >= self._tells_of_wait_at:
+            self._tells_of_wait_at = math.inf
+            self._surroundings.tell_of_wait(self._coordinator.describe_wait(now))
 
     def _end_silent(self, worker: int, why: str) -> None:
         """A worker has stopped, or its host is cut off. Nobody waits until its end is confirmed,

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import Final
 
 from lockstitch.launcher_link.messages import (
     Message,
@@ -35,6 +36,8 @@ from lockstitch.launcher_link.messages import (
 )
 from lockstitch.launcher_link.slots import Slot, SlotBook
 from lockstitch.launcher_link.worker_book import KnownWorker, WorkerBook
+
+_MOST_NAMED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,22 @@ class RankCoordinator:
         if self._waits_since is not None:
             times.append(self._waits_since + self.options.elastic_seconds)
         return min(times, default=None)
+
+    @property
+    def is_waiting_for_some(self) -> bool:
+        """Whether there is no world, some workers have come, and others are being started."""
+        workers = self._workers
+        has_begun = not workers.in_world and 0 < len(workers.waiting) < workers.in_use
+        return has_begun and not self.is_given_up and not self.is_finishing
+
+    def describe_wait(self, now: float) -> str:
+        """Returns in words who has not come, and how long the others wait for them at most."""
+        until = self.began_at + self.options.start_seconds
+        if self.generation:
+            until = (self._waits_since or now) + self.options.elastic_seconds
+        came = len(self._workers.waiting)
+        others = f"{came} other{'s have' if came > 1 else ' has'}"
+        return f"{self._who_has_not_come()}; {others}, and will wait {until - now:.0f} s at most"
 
     @property
     def workers(self) -> list[int]:
@@ -350,9 +369,28 @@ class RankCoordinator:
         if self._is_hopeless():
             self._give_up(f"{too_few} are left, and there is no slot for another")
         elif self.generation == 0 and now >= self.began_at + options.start_seconds:
-            self._give_up(f"{too_few} have come within {options.start_seconds:g} s")
+            self._give_up_on_late(f"{too_few} have come within {options.start_seconds:g} s")
         elif self._waits_since is not None and now >= self._waits_since + options.elastic_seconds:
-            self._give_up(f"{too_few} for {options.elastic_seconds:g} s")
+            self._give_up_on_late(f"{too_few} for {options.elastic_seconds:g} s")
+
+    def _give_up_on_late(self, reason: str) -> None:
+        late = self._who_has_not_come()
+        self._give_up(f"{reason}: {late}" if late else reason)
+
+    def _who_has_not_come(self) -> str:
+        """Returns in words which workers have been started and are not ready; empty words where
+        there are none."""
+        late = [
+            worker
+            for worker in self._living()
+            if not (worker.is_ready or worker.is_in_world or worker.is_dismissed)
+        ]
+        if not late:
+            return ""
+        named = ", ".join(f"worker {w.number} on host {w.slot.host}" for w in late[:_MOST_NAMED])
+        more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
+        have = "has" if len(late) == 1 else "have"
+        return f"{named}{more} {have} been started and {have} not come"
 
     def _is_hopeless(self) -> bool:
         """Whether there will never be enough workers."""

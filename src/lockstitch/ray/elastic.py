@@ -262,6 +262,7 @@ class ElasticJob:
             f"tcp:{ray.util.get_node_ip_address()}:0",
             self._meeting,
             tell_of_world=_tell_of_world,
+            tell_of_wait=say,
         )
         seconds = max(self._settings.timeout_s, _LEAST_START_SECONDS)
         options = self._plan.options(self._wanted(ray, slots), seconds)

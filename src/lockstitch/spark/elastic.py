@@ -25,6 +25,7 @@ from lockstitch.launcher_link.client import ADDRESS, REACHED_AT
 from lockstitch.launcher_link.conductor import Conductor, NewWorld, Surroundings
 from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions, Ended, HostsFound
 from lockstitch.link.machine import host_identity
+from lockstitch.rendezvous.reaching import say
 from lockstitch.spark.context import (
     active_context,
     is_local,
@@ -266,7 +267,7 @@ class _ElasticRun:
                 )
 
             starter = TaskStarter(context, task_of, lambda ended: conductor.post(ended))
-            surroundings = Surroundings(address, meet_at, selector)
+            surroundings = Surroundings(address, meet_at, selector, tell_of_wait=say)
             conductor = Conductor(self._options, secret, starter, surroundings)
             resources.callback(conductor.close)
             resources.callback(starter.close)

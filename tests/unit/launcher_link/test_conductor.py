@@ -11,7 +11,12 @@ import pytest
 from lockstitch.launcher_link import LauncherClient, Over
 from lockstitch.launcher_link.client import ADDRESS, PURPOSE, WORKER
 from lockstitch.launcher_link.conductor import Conductor, Surroundings
-from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions, Ended, HostsFound
+from lockstitch.launcher_link.rank_coordinator import (
+    CameReady,
+    CoordinatorOptions,
+    Ended,
+    HostsFound,
+)
 from lockstitch.launcher_link.slots import Slot
 from lockstitch.testing import ManualClock
 from lockstitch.trust import Secret
@@ -44,6 +49,7 @@ class Job:
 
     def __init__(self, folder, *, clock=None, listen_at=None, **options) -> None:
         self.starter, self.worlds, self.clients, self.silent = Starter(), [], {}, []
+        self.waits = []
         self.clock = clock or ManualClock()
         options.setdefault("wanted", 2)
         self.conductor = self.starter.conductor = Conductor(
@@ -56,6 +62,7 @@ class Job:
                 clock=self.clock,
                 tell_of_silence=lambda *said: self.silent.append(said),
                 tell_of_world=self.worlds.append,
+                tell_of_wait=self.waits.append,
             ),
         )
 
@@ -278,3 +285,24 @@ def test_a_worker_that_falls_silent_is_stopped_and_replaced_without_waiting_for_
         assert sorted(job.starter.started) == [0, 1, 2]
     finally:
         job.close()
+
+
+def test_it_is_told_once_for_whom_the_others_wait(job):
+    job.post(HostsFound((("a", 1), ("b", 1))))
+    job.conductor._handle(CameReady(0))
+    job.conductor.pass_time()
+    assert job.conductor.seconds_to_next() == 3.0
+    for _ in range(3):
+        job.clock.advance(3.0)
+        job.conductor.pass_time()
+    assert job.waits == [
+        "worker 1 on host b has been started and has not come; 1 other has, and will wait 597 s "
+        "at most"
+    ]
+    job.post(Ended(0, is_well=False))
+    job.conductor._handle(CameReady(2))
+    for _ in range(2):  # another wait
+        job.conductor.pass_time()
+        job.clock.advance(3.0)
+    job.conductor.pass_time()
+    assert len(job.waits) == 2

@@ -400,3 +400,49 @@ def test_a_job_always_ends_and_every_world_is_complete(seed, slots, min_workers)
 def test_no_deadline_without_something_to_wait_for(options):
     job = in_world(**options)
     assert job.table.deadline is None
+
+
+# ------------------------------------------------------------------ who does not come
+
+
+def test_who_has_been_started_and_does_not_come_is_named():
+    job = Job(hosts=(("a", 2), ("b", 1)), min_workers=3, start_seconds=30.0)
+    assert not job.table.is_waiting_for_some  # as long as nobody has come
+    job.ready(0)
+    assert job.table.is_waiting_for_some
+    assert job.table.describe_wait(3.0) == (
+        "worker 1 on host a, worker 2 on host b have been started and have not come; 1 other has, "
+        "and will wait 27 s at most"
+    )
+    job.ready(1)
+    job.pass_to_deadline()
+    assert job.now == 30.0
+    assert job.reason == (
+        "fewer than 3 workers have come within 30 s: worker 2 on host b has been started and has "
+        "not come"
+    )
+    assert not job.table.is_waiting_for_some
+
+
+def test_later_worlds_wait_as_long_as_elastic_ones_may():
+    job = Job(hosts=(("a", 3),), min_workers=3, elastic_seconds=50.0)
+    job.ready(0, 1, 2)
+    assert not job.table.is_waiting_for_some
+    job.now = 100.0
+    job.fail(1)
+    job.ready(0, 2)
+    assert job.table.is_waiting_for_some
+    assert job.table.describe_wait(110.0) == (
+        "worker 3 on host a has been started and has not come; 2 others have, and will wait 40 s "
+        "at most"
+    )
+    job.pass_to_deadline()
+    assert job.reason == (
+        "fewer than 3 workers for 50 s: worker 3 on host a has been started and has not come"
+    )
+
+
+def test_of_many_who_do_not_come_some_are_named():
+    job = Job(hosts=(("a", 12),))
+    job.ready(0)
+    assert "worker 8 on host a and 3 more have been started" in job.table.describe_wait(0.0)
